@@ -1,0 +1,1 @@
+"""Gradient-leakage audits for Flower."""

@@ -1,0 +1,47 @@
+"""Make ``import torchvision`` work where its compiled operators do not match torch.
+
+Where pip finds a CPU build of torch, PyPI's torchvision is still the CUDA build. Its compiled
+library then does not load, its operators are never declared, and importing it fails with
+``operator torchvision::nms does not exist``, because ``torchvision._meta_registrations``
+registers shape functions for the box operators ``nms`` and ``qnms``. Declaring the two schemas
+before the first import is enough for models, transforms and datasets, which are pure Python.
+Where torchvision loads by itself, this module does nothing.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+_SCHEMAS = {
+    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+_libraries: list[torch.library.Library] = []
+
+
+def _compiled_library_loads(package: Path) -> bool:
+    for path in package.glob("_C*.so"):
+        try:
+            torch.ops.load_library(path)
+        except OSError:
+            return False
+        return True
+    return False
+
+
+def prepare_torchvision() -> None:
+    """Declare torchvision's missing operator schemas; call it before importing torchvision."""
+    spec = importlib.util.find_spec("torchvision")
+    if _libraries or spec is None or not spec.submodule_search_locations:
+        return
+    if _compiled_library_loads(Path(spec.submodule_search_locations[0])):
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name, schema in _SCHEMAS.items():
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(schema)
+    _libraries.append(library)  # the declarations live as long as this object
+
+
+prepare_torchvision()

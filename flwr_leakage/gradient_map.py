@@ -1,0 +1,164 @@
+"""The gradient map x ↦ ∇_θ L(x, y; θ), and local training as a differentiable function."""
+
+import copy
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flwr_leakage.normalization import (
+    BatchNormMode,
+    StatelessBatchNorm,
+    capture_batch_norm_inputs,
+    statistics_of,
+    without_side_effects,
+)
+from flwr_leakage.params import Params
+from flwr_leakage.records import Batch, LocalSchedule
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class GradientMap:
+    """x ↦ ∇_θ L(x, y; θ) of a model and a loss, without side effects.
+
+    Args:
+        model: any module; it is copied, with BatchNorm made free of side effects.
+        loss: (logits, targets) ↦ scalar; the mean cross-entropy by default, which takes class
+            indices (B,) and probabilities (B, K).
+        batch_norm: ``batch`` if the client trains in train mode, ``running`` in eval mode.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss = F.cross_entropy,
+        batch_norm: BatchNormMode = "running",
+    ) -> None:
+        self.model = without_side_effects(model, batch_norm).requires_grad_(False)
+        self.loss = loss
+        self.batch_norm: BatchNormMode = batch_norm
+
+    @property
+    def params(self) -> Params:
+        """The copied model's parameters, detached."""
+        return {name: value.detach() for name, value in self.model.named_parameters()}
+
+    @property
+    def buffers(self) -> Params:
+        """The copied model's buffers."""
+        return dict(self.model.named_buffers())
+
+    def with_batch_norm(self, mode: BatchNormMode) -> "GradientMap":
+        """Return the same map with another BatchNorm mode."""
+        if mode == self.batch_norm:
+            return self
+        other = object.__new__(GradientMap)
+        other.model = _switch_mode(self.model, mode)
+        other.loss = self.loss
+        other.batch_norm = mode
+        return other
+
+    def logits(
+        self,
+        params: Mapping[str, Tensor],
+        inputs: Tensor,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Logits (B, K) of inputs (B, C, H, W)."""
+        state = {**self._buffers_like(inputs, buffers), **params}
+        return torch.func.functional_call(self.model, state, (inputs,))
+
+    def loss_value(
+        self,
+        params: Mapping[str, Tensor],
+        batch: Batch,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """L(x, y; θ), a scalar."""
+        return self.loss(self.logits(params, batch.inputs, buffers), batch.targets)
+
+    def __call__(
+        self,
+        params: Mapping[str, Tensor],
+        batch: Batch,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Params:
+        """∇_θ L(x, y; θ), keyed as ``params``; differentiable in the inputs, targets and θ."""
+        return torch.func.grad(self.loss_value)(dict(params), batch, buffers)
+
+    def statistics(
+        self,
+        params: Mapping[str, Tensor],
+        inputs: Tensor,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Params:
+        """Mean and biased variance of every BatchNorm layer's input, keyed as its buffers."""
+        return statistics_of(self.batch_norm_inputs(params, inputs, buffers))
+
+    def batch_norm_inputs(
+        self,
+        params: Mapping[str, Tensor],
+        inputs: Tensor,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """The input of every BatchNorm layer, by the layer's name."""
+        with capture_batch_norm_inputs(self.model) as captured:
+            self.logits(params, inputs, buffers)
+        return dict(captured)
+
+    def _buffers_like(self, inputs: Tensor, buffers: Mapping[str, Tensor] | None) -> Params:
+        """Buffers in the dtype of the inputs: a float64 analysis needs float64 statistics."""
+        merged = {**self.model.state_dict(keep_vars=True), **(buffers or {})}
+        names = [name for name, _ in self.model.named_buffers()]
+        return {
+            name: merged[name].to(inputs.dtype)
+            if merged[name].is_floating_point()
+            else merged[name]
+            for name in names
+        }
+
+
+def _switch_mode(model: nn.Module, mode: BatchNormMode) -> nn.Module:
+    switched = copy.deepcopy(model)
+    for module in switched.modules():
+        if isinstance(module, StatelessBatchNorm):
+            module.mode = mode
+    return switched
+
+
+def local_update(
+    gradient_map: GradientMap,
+    params: Mapping[str, Tensor],
+    batch: Batch,
+    schedule: LocalSchedule,
+    buffers: Mapping[str, Tensor] | None = None,
+) -> Params:
+    """θ_local − θ_t after the schedule's SGD steps on ``batch``; differentiable throughout.
+
+    Follows ``torch.optim.SGD``: with v₀ = 0,
+    ``g = ∇L(θ) + weight_decay·θ``, ``v ← momentum·v + g``, ``θ ← θ − learning_rate·v``.
+
+    Args:
+        gradient_map: of the client's model and loss.
+        params: θ_t.
+        batch: all N samples of the round; the schedule says which are used at which step.
+        schedule: learning rate, steps, batch size, momentum, weight decay.
+        buffers: BatchNorm statistics, where the map uses running ones.
+
+    Returns:
+        θ_local − θ_t, keyed as ``params``.
+    """
+    current = dict(params)
+    velocity: Params | None = None
+    for window in schedule.slices(len(batch)):
+        gradient = gradient_map(current, batch[window], buffers)
+        if schedule.weight_decay:
+            gradient = {k: g + schedule.weight_decay * current[k] for k, g in gradient.items()}
+        if velocity is None or not schedule.momentum:
+            velocity = gradient
+        else:
+            velocity = {k: schedule.momentum * velocity[k] + g for k, g in gradient.items()}
+        current = {k: v - schedule.learning_rate * velocity[k] for k, v in current.items()}
+    return {k: value - params[k] for k, value in current.items()}

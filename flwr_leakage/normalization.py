@@ -1,0 +1,141 @@
+"""BatchNorm by batch, running or given statistics, free of side effects.
+
+``torch.func`` refuses a BatchNorm layer that updates its running statistics in place, and an
+audit must not change the model that it looks at. Here every BatchNorm layer of a copy of the
+model is replaced by one of equal parameters and buffers that only reads.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flwr_leakage.params import Params
+
+BatchNormMode = Literal["batch", "running"]
+
+
+class StatelessBatchNorm(nn.Module):
+    """BatchNorm that never writes to its buffers.
+
+    In mode ``batch`` it normalises by the mean and biased variance of its input (a client in
+    train mode); in mode ``running`` by its buffers, which may hold given statistics.
+    """
+
+    def __init__(self, source: _BatchNorm, mode: BatchNormMode) -> None:
+        super().__init__()
+        if mode == "running" and source.running_mean is None:
+            raise ValueError(
+                "batch_norm='running' needs running statistics, got a BatchNorm layer with "
+                "track_running_stats=False; use batch_norm='batch'."
+            )
+        self.mode = mode
+        self.eps = source.eps
+        self.momentum = source.momentum
+        self.register_parameter("weight", source.weight)
+        self.register_parameter("bias", source.bias)
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(source, name))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Normalise (B, C, ...) over all but the channel dimension."""
+        if self.mode == "batch":
+            return F.batch_norm(
+                inputs, None, None, self.weight, self.bias, training=True, eps=self.eps
+            )
+        return F.batch_norm(
+            inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
+
+
+def without_side_effects(model: nn.Module, mode: BatchNormMode) -> nn.Module:
+    """Copy ``model`` in eval mode, with every BatchNorm layer replaced by a stateless one.
+
+    Names of parameters and buffers stay as they are. Dropout is inactive in the copy: its
+    masks are unknown to every observer.
+    """
+    if mode not in ("batch", "running"):
+        raise ValueError(f"batch_norm must be 'batch' or 'running', got {mode!r}.")
+    stateless = copy.deepcopy(model).eval()
+    for parent in list(stateless.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, StatelessBatchNorm(child, mode))
+    if isinstance(stateless, _BatchNorm):
+        return StatelessBatchNorm(stateless, mode)
+    return stateless
+
+
+@contextmanager
+def capture_batch_norm_inputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Yield a dictionary that a forward pass inside fills with each BatchNorm layer's input."""
+    captured: dict[str, Tensor] = {}
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, StatelessBatchNorm | _BatchNorm):
+
+            def keep(_: nn.Module, inputs: tuple[Tensor, ...], key: str = name) -> None:
+                captured[key] = inputs[0]
+
+            handles.append(module.register_forward_pre_hook(keep))
+    try:
+        yield captured
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def statistics_of(layer_inputs: dict[str, Tensor]) -> Params:
+    """Mean and biased variance per channel of each layer's input, keyed as its buffers."""
+    statistics: Params = {}
+    for name, inputs in layer_inputs.items():
+        dims = [0, *range(2, inputs.ndim)]
+        prefix = f"{name}." if name else ""
+        statistics[f"{prefix}running_mean"] = inputs.mean(dims)
+        statistics[f"{prefix}running_var"] = inputs.var(dims, unbiased=False)
+    return statistics
+
+
+def derive_statistics(
+    model: nn.Module, before: Params, after: Params, num_steps: int, layer_inputs: dict[str, Tensor]
+) -> Params:
+    """Recover batch statistics from the running buffers before and after local training.
+
+    A BatchNorm layer with momentum m updates r ← (1 − m)·r + m·s at each step, with s the
+    batch mean or the *unbiased* batch variance. After n steps
+    ``s̄ = (r_after − (1 − m)ⁿ r_before) / (1 − (1 − m)ⁿ)`` is the exponentially weighted mean
+    of the steps' statistics: the batch's own for n = 1.
+
+    Args:
+        model: the model whose BatchNorm layers are read for their momentum.
+        before: the buffers that the server sent.
+        after: the buffers that the client returned.
+        num_steps: local steps n.
+        layer_inputs: an input of each layer of the client's batch shape; only the shapes
+            count, to undo the unbiased variance's factor N/(N − 1).
+
+    Raises:
+        ValueError: a layer averages cumulatively (``momentum=None``) or a buffer is missing.
+    """
+    statistics: Params = {}
+    layers = dict(model.named_modules())
+    for name, inputs in layer_inputs.items():
+        momentum = layers[name].momentum
+        if not isinstance(momentum, float):
+            raise ValueError(f"layer {name!r} must have a float momentum, got {momentum!r}.")
+        kept = (1 - momentum) ** num_steps
+        count = inputs.numel() // inputs.shape[1]
+        for suffix in ("running_mean", "running_var"):
+            key = f"{name}.{suffix}" if name else suffix
+            if key not in before or key not in after:
+                raise ValueError(f"buffer {key!r} must be sent and returned to derive statistics.")
+            value = (after[key].double() - kept * before[key].double()) / (1 - kept)
+            if suffix == "running_var":
+                value = (value * (count - 1) / count).clamp_min(0)
+            statistics[key] = value.to(torch.get_default_dtype())
+    return statistics

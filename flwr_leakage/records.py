@@ -1,0 +1,316 @@
+"""The records that travel between the parts of an audit. All of them are frozen.
+
+``Exposure`` exists on the client only; ``Observation``, ``InputSpec`` and ``ThreatModel`` are
+all that an attack is given. No field of those three holds the truth, except what the threat
+model grants by name, in ``Disclosure``.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.params import Params
+
+Direction = Literal["larger is safer", "smaller is safer", "larger leaks more", ""]
+BatchNormKnowledge = Literal["none", "running", "derived", "exact"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets of B samples.
+
+    Attributes:
+        inputs: (B, C, H, W) in the model's input space, that is, after normalisation.
+        targets: (B,) int64 class indices, or (B, K) class probabilities (soft labels).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        if self.inputs.shape[:1] != self.targets.shape[:1]:
+            raise ValueError(
+                f"inputs and targets must hold the same number of samples, got "
+                f"{tuple(self.inputs.shape)} and {tuple(self.targets.shape)}."
+            )
+
+    def __len__(self) -> int:
+        return self.inputs.shape[0]
+
+    def __getitem__(self, index: slice | Tensor | list[int]) -> "Batch":
+        return Batch(self.inputs[index], self.targets[index])
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What is public about the data: shapes, classes and the normalisation.
+
+    A model input is ``(pixel − mean) / std`` with pixels in [0, 1].
+
+    Attributes:
+        shape: (C, H, W) of one input.
+        num_classes: the number of classes K.
+        mean: per channel, in pixel units.
+        std: per channel, in pixel units; positive.
+    """
+
+    shape: tuple[int, int, int]
+    num_classes: int
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        channels = self.shape[0]
+        if len(self.mean) != channels or len(self.std) != channels:
+            raise ValueError(
+                f"mean and std must have one entry for each of {channels} channels, got "
+                f"{self.mean} and {self.std}."
+            )
+        if min(self.std) <= 0:
+            raise ValueError(f"std must be positive, got {self.std}.")
+
+    def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
+        return torch.tensor(values, dtype=like.dtype, device=like.device).reshape(-1, 1, 1)
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """Map pixels in [0, 1], (..., C, H, W), to model inputs."""
+        return (pixels - self._per_channel(self.mean, pixels)) / self._per_channel(self.std, pixels)
+
+    def denormalize(self, inputs: Tensor) -> Tensor:
+        """Map model inputs, (..., C, H, W), back to pixels; values are not clamped."""
+        return inputs * self._per_channel(self.std, inputs) + self._per_channel(self.mean, inputs)
+
+    def clamp(self, inputs: Tensor) -> Tensor:
+        """Project model inputs onto the box that pixels in [0, 1] span."""
+        zero = torch.zeros((), dtype=inputs.dtype, device=inputs.device)
+        lower = self.normalize(zero.expand(self.shape))
+        upper = self.normalize((zero + 1).expand(self.shape))
+        return torch.minimum(torch.maximum(inputs, lower), upper)
+
+
+@dataclass(frozen=True)
+class LocalSchedule:
+    """How a client trains in one round: SGD over its samples in order, cyclically.
+
+    Step t of an epoch uses samples ``t·batch_size … (t+1)·batch_size − 1``; the last
+    mini-batch of an epoch may be smaller, as in a ``DataLoader`` without shuffling.
+
+    Attributes:
+        learning_rate: of SGD, > 0.
+        num_steps: number of SGD steps in the round, ≥ 1.
+        batch_size: samples in a step, ≥ 1.
+        momentum: heavy-ball momentum of ``torch.optim.SGD`` in [0, 1).
+        weight_decay: L2 penalty of ``torch.optim.SGD``, ≥ 0.
+    """
+
+    learning_rate: float
+    num_steps: int = 1
+    batch_size: int = 1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
+        for name in ("num_steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}.")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay must be ≥ 0, got {self.weight_decay}.")
+
+    def slices(self, num_examples: int) -> list[slice]:
+        """Return the samples of each step, for a client with ``num_examples`` samples.
+
+        Example:
+            >>> LocalSchedule(0.1, num_steps=3, batch_size=2).slices(3)
+            [slice(0, 2, None), slice(2, 3, None), slice(0, 2, None)]
+        """
+        if num_examples < 1:
+            raise ValueError(f"num_examples must be at least 1, got {num_examples}.")
+        starts = range(0, num_examples, self.batch_size)
+        epoch = [slice(i, min(i + self.batch_size, num_examples)) for i in starts]
+        return [epoch[step % len(epoch)] for step in range(self.num_steps)]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client's round changed.
+
+    Attributes:
+        delta: θ_local − θ_t, keyed as the model's parameters.
+        buffers: the local buffers after training (BatchNorm statistics), or empty.
+        schedule: how it was trained.
+        num_examples: the number of samples that the client says it used.
+    """
+
+    delta: Params
+    buffers: Params
+    schedule: LocalSchedule
+    num_examples: int
+
+    def pseudo_gradient(self) -> Params:
+        """Return ``−delta / learning_rate``: the gradient itself for one plain SGD step."""
+        return {name: -value / self.schedule.learning_rate for name, value in self.delta.items()}
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """Everything about one client's round, known to that client only.
+
+    Attributes:
+        params: θ_t, the parameters received from the server.
+        buffers: the buffers received from the server.
+        private: the private samples that the client trained on.
+        defended: the samples as encoded by the defense (``private`` itself without one).
+        raw: the update before the defense.
+        released: the update that is sent; δ = released − raw.
+    """
+
+    params: Params
+    buffers: Params
+    private: Batch
+    defended: Batch
+    raw: Update
+    released: Update
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """What the honest-but-curious server knows besides the update; named in every result.
+
+    Attributes:
+        labels: ``known`` (given), or ``inferred`` from the update by the attack.
+        batch_norm: statistics the attacker normalises with where the client trained with
+            batch statistics: ``exact`` (given: those of the private batch), ``derived`` (from
+            the running buffers the client sent), ``running`` (those the server itself sent),
+            ``none`` (the statistics of the attacker's own candidate).
+        view: ``single`` client's updates, or only the ``aggregate`` of several.
+    """
+
+    labels: Literal["known", "inferred"] = "inferred"
+    batch_norm: BatchNormKnowledge = "none"
+    view: Literal["single", "aggregate"] = "single"
+
+    def __post_init__(self) -> None:
+        choices = {
+            "labels": ("known", "inferred"),
+            "batch_norm": ("none", "running", "derived", "exact"),
+            "view": ("single", "aggregate"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}.")
+
+    def describe(self) -> str:
+        """One line for tables and records."""
+        return (
+            f"labels {self.labels}, batch norm {self.batch_norm}, "
+            f"local schedule known, {self.view} view"
+        )
+
+
+@dataclass(frozen=True)
+class Disclosure:
+    """What the threat model grants the attacker by fiat; empty in a real deployment.
+
+    Attributes:
+        targets: the true targets, where ``ThreatModel.labels`` is ``known``.
+        statistics: mean and (biased) variance of every BatchNorm layer's input on the private
+            batch, keyed as the buffers (``….running_mean``, ``….running_var``), where
+            ``ThreatModel.batch_norm`` is ``exact``.
+    """
+
+    targets: Tensor | None = None
+    statistics: Params | None = None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All that the server sees of one client in one round.
+
+    Attributes:
+        server_round: counted from 1.
+        client_id: the partition id.
+        params: θ_t, the parameters that the server sent.
+        buffers: the buffers that the server sent.
+        update: what came back.
+        disclosed: what the threat model grants in addition.
+    """
+
+    server_round: int
+    client_id: int
+    params: Params
+    buffers: Params
+    update: Update
+    disclosed: Disclosure = field(default_factory=Disclosure)
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """An attack's answer for one observation.
+
+    Attributes:
+        batch: the reconstructed samples, in model space, in the attacker's own order; ``None``
+            where the attack failed.
+        objective: the attacker's own final objective; NaN where it failed.
+        stats: iterations, gradient evaluations, CPU seconds, the objective's history, …
+        error: why there is no batch, or empty.
+    """
+
+    batch: Batch | None
+    objective: float
+    stats: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class LeakageRecord:
+    """One number of an audit.
+
+    Attributes:
+        run: the run's name.
+        server_round: counted from 1; 0 for the whole run.
+        client_id: the partition id; −1 for the server.
+        sample: index in the client's batch; −1 for the whole client or round.
+        kind: the family of the number.
+        name: the field's name of the quantity.
+        value: finite, or ``None`` where it could not be computed (see ``note``).
+        unit: ``dB``, ``1``, ``pixel``, …
+        direction: what a larger value means.
+        note: why a value is missing or to be read with care; what the attacker was given.
+    """
+
+    run: str
+    server_round: int
+    client_id: int
+    sample: int
+    kind: Literal["score", "attack", "metric", "utility", "cost"]
+    name: str
+    value: float | None
+    unit: str = ""
+    direction: Direction = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """Something that happened in a run: a phase, a failure, a warning.
+
+    Attributes:
+        run: the run's name.
+        server_round: counted from 1; 0 for the whole run.
+        client_id: the partition id; −1 for the server.
+        level: severity.
+        message: what happened, in words.
+    """
+
+    run: str
+    server_round: int
+    client_id: int
+    level: Literal["info", "warning", "error"]
+    message: str
