@@ -34,6 +34,10 @@ class StatelessBatchNorm(nn.Module):
                 "batch_norm='running' needs running statistics, got a BatchNorm layer with "
                 "track_running_stats=False; use batch_norm='batch'."
             )
+        self.weight: Tensor | None
+        self.bias: Tensor | None
+        self.running_mean: Tensor | None
+        self.running_var: Tensor | None
         self.mode = mode
         self.eps = source.eps
         self.momentum = source.momentum

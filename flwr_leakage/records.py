@@ -269,6 +269,37 @@ class Reconstruction:
 
 
 @dataclass(frozen=True)
+class Measurement:
+    """One quantity of every sample of a batch: a risk score, or a metric against the truth.
+
+    Attributes:
+        name: the field's name of the quantity, e.g. ``lambda_max`` or ``psnr``.
+        values: one entry a sample, finite, or ``None`` where there is no number.
+        unit: ``dB``, ``1``, ``model input``, ``pixel``, …
+        direction: what a larger value means.
+        notes: one entry a sample: why there is no number, or how to read it; mostly empty.
+        products: Jacobian products (``matvec`` or ``rmatvec`` of one sample) that it took.
+    """
+
+    name: str
+    values: tuple[float | None, ...]
+    unit: str
+    direction: Direction
+    notes: tuple[str, ...] = ()
+    products: int = 0
+
+    def __post_init__(self) -> None:
+        if self.notes and len(self.notes) != len(self.values):
+            raise ValueError(
+                f"notes must have one entry for each of {len(self.values)} samples, "
+                f"got {len(self.notes)}."
+            )
+        for value in self.values:
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"values of {self.name} must be finite or None, got {value}.")
+
+
+@dataclass(frozen=True)
 class LeakageRecord:
     """One number of an audit.
 

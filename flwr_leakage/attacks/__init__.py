@@ -1,0 +1,1 @@
+"""Gradient inversion attacks made of parts."""

@@ -1,0 +1,1 @@
+"""Datasets, partitions and the private batch of a client and round."""

@@ -1,0 +1,1 @@
+"""Defenses of batches and updates, alone and chained."""

@@ -1,0 +1,1 @@
+"""The audit's place in Flower: client mod, server strategy, engines."""

@@ -1,0 +1,1 @@
+"""Distances between reconstructions and the truth."""

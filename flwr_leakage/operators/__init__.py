@@ -1,0 +1,1 @@
+"""Linear operators with exact products: the Jacobian of the gradient map."""

@@ -1,0 +1,1 @@
+"""Risk scores: how well a perfect attacker would do, without an attack."""

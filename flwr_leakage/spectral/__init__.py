@@ -1,0 +1,1 @@
+"""Estimators of spectra and damped solves, given products only."""

@@ -1,0 +1,1 @@
+"""Where the numbers and images of a run are kept."""

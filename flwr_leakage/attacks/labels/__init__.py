@@ -1,0 +1,1 @@
+"""Recovering labels from an update."""

@@ -1,0 +1,1 @@
+"""Distances between a candidate's update and the observed one."""

@@ -1,0 +1,1 @@
+"""What an attacker expects of an image."""

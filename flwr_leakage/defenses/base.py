@@ -1,0 +1,48 @@
+"""What every defense is: a transform of batches, of updates, or of both."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.params import Params
+from flwr_leakage.records import Batch, InputSpec, Update
+
+
+@dataclass(frozen=True)
+class LocalRound:
+    """What a client's defense may look at while it defends one update.
+
+    Attributes:
+        gradient_map: of the client's model and loss.
+        params: θ_t, the parameters received.
+        buffers: the buffers received.
+        private: the private samples of the round.
+        defended: the samples as encoded by ``on_batch``.
+    """
+
+    gradient_map: GradientMap
+    params: Params
+    buffers: Params
+    private: Batch
+    defended: Batch
+
+
+class Defense:
+    """The identity, and the base of all defenses: override what the defense does.
+
+    A defense is frozen: all of its randomness comes from the generator that it is given.
+    """
+
+    def validate(self, spec: InputSpec, num_examples: int) -> None:
+        """Raise ``ValueError`` where the defense cannot work on this data, before training."""
+
+    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
+        """Encode a mini-batch before a training step."""
+        return batch
+
+    def on_update(
+        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+    ) -> Update:
+        """Defend the update before it is released."""
+        return update
