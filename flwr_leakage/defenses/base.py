@@ -34,6 +34,11 @@ class Defense:
     A defense is frozen: all of its randomness comes from the generator that it is given.
     """
 
+    @property
+    def encodes_batches(self) -> bool:
+        """Whether the training loop must pass its mini-batches through ``on_batch``."""
+        return type(self).on_batch is not Defense.on_batch
+
     def validate(self, spec: InputSpec, num_examples: int) -> None:
         """Raise ``ValueError`` where the defense cannot work on this data, before training."""
 

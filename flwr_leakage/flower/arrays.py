@@ -1,0 +1,75 @@
+"""Between Flower's ``ArrayRecord`` and parameters and buffers, with every reply checked."""
+
+from collections.abc import Mapping
+
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.params import Params
+
+
+class MalformedArrays(ValueError):
+    """Arrays that do not fit the model: other names, other shapes, entries that are not finite."""
+
+
+def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple[Params, Params]:
+    """Split an ``ArrayRecord`` into the model's parameters and buffers, as copies.
+
+    Buffers are cast to the model's own dtype, as averaging turns integer counters into floats.
+
+    Raises:
+        MalformedArrays: naming the first entry that is missing, unknown, of another shape, not
+            a number, or not finite.
+    """
+    params, buffers = gradient_map.params, gradient_map.buffers
+    expected = {**params, **buffers}
+    _check_names(arrays, expected)
+    state = {name: _read(name, arrays[name], like) for name, like in expected.items()}
+    return (
+        {name: state[name] for name in params},
+        {name: state[name] for name in buffers},
+    )
+
+
+def write_arrays(like: Mapping[str, Array], params: Params, buffers: Params) -> ArrayRecord:
+    """Build an ``ArrayRecord`` with the names and the order of ``like``.
+
+    Entries of ``like`` that are in neither ``params`` nor ``buffers`` are kept: a defense that
+    withholds buffers sends back what the server sent.
+    """
+    state = {**params, **buffers}
+    return ArrayRecord(
+        {
+            name: Array(state[name].detach().cpu().numpy()) if name in state else array
+            for name, array in like.items()
+        }
+    )
+
+
+def _check_names(arrays: Mapping[str, Array], expected: Params) -> None:
+    missing = [name for name in expected if name not in arrays]
+    unknown = [name for name in arrays if name not in expected]
+    if missing or unknown:
+        raise MalformedArrays(
+            f"arrays must hold the model's {len(expected)} entries; "
+            f"missing: {missing[:3] or 'none'}, unknown: {unknown[:3] or 'none'}."
+        )
+
+
+def _read(name: str, array: Array, like: Tensor) -> Tensor:
+    if tuple(array.shape) != tuple(like.shape):
+        raise MalformedArrays(
+            f"{name!r} must have shape {tuple(like.shape)}, got {tuple(array.shape)}."
+        )
+    try:
+        value = torch.tensor(array.numpy())
+    except (TypeError, ValueError) as error:
+        raise MalformedArrays(f"{name!r} cannot be read as an array: {error}") from error
+    if value.is_complex() or value.dtype == torch.bool:
+        raise MalformedArrays(f"{name!r} must hold real numbers, got {value.dtype}.")
+    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        count = int((~torch.isfinite(value)).sum())
+        raise MalformedArrays(f"{name!r} holds {count} entries that are NaN or infinite.")
+    return value.to(like.dtype)

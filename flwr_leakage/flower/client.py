@@ -1,0 +1,288 @@
+"""The client's side: a mod that scores and defends the update, and one line for the batches.
+
+A mod sees messages only. What a defense of the inputs (MixUp, InstaHide) and the scores need,
+the mini-batches, comes through ``encode``, one line in the training loop::
+
+    @app.train(mods=[LeakageMod(audit)])
+    def train(message: Message, context: Context) -> Message:
+        ...
+        for images, labels in loader:
+            images, labels = encode(images, labels)
+            loss = criterion(model(images), labels)
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message
+from torch import Tensor
+
+from flwr_leakage.defenses.base import Defense, LocalRound
+from flwr_leakage.flower.arrays import read_arrays, write_arrays
+from flwr_leakage.flower.wire import RECORD_KEY, ClientNote
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.params import Params, subtract
+from flwr_leakage.randomness import make_generator
+from flwr_leakage.records import Batch, Exposure, InputSpec, LocalSchedule, Measurement, Update
+from flwr_leakage.scores import compute_scores
+from flwr_leakage.scores.base import Score
+
+AUDIT_ERROR_CODE = 1001
+"""Error code of replies that the mod refuses to send; Flower's own codes are below 1000."""
+
+
+@dataclass(frozen=True)
+class ClientAudit:
+    """What a client does with its update before it is sent. The server decides none of it.
+
+    Attributes:
+        gradient_map: of the client's model and loss, in the mode it trains in.
+        spec: shapes, classes and normalisation of the inputs.
+        schedule: the local training, as far as the scores and defenses need it.
+        defense: encodes batches and defends the update; the identity by default.
+        scores: risk scores by name; none by default.
+        seed: of the defense's and the scores' random draws.
+        score_every: rounds from one scoring to the next, ≥ 1.
+        max_samples: samples kept for the scores and the defense, from the first on, ≥ 1.
+        send_scores: whether the scores travel to the server, which they tell about private
+            data; they stay in ``context.state`` in any case.
+        num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
+    """
+
+    gradient_map: GradientMap
+    spec: InputSpec
+    schedule: LocalSchedule
+    defense: Defense = field(default_factory=Defense)
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    seed: int = 0
+    score_every: int = 1
+    max_samples: int = 1024
+    send_scores: bool = False
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("score_every", "max_samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
+
+class _Session:
+    """One round of one client: the mini-batches that pass through ``encode``."""
+
+    def __init__(self, audit: ClientAudit, server_round: int, client_id: int) -> None:
+        self.audit = audit
+        self.server_round = server_round
+        self.client_id = client_id
+        self.private: list[Batch] = []
+        self.defended: list[Batch] = []
+        self.kept = 0
+        self._generator = self.generator("encode")
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return make_generator(
+            self.audit.seed,
+            server_round=self.server_round,
+            client_id=self.client_id,
+            purpose=purpose,
+        )
+
+    def encode(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        private = Batch(inputs, targets)
+        spec = self.audit.spec
+        if inputs.shape[1:] != spec.shape:
+            raise ValueError(
+                f"inputs must have shape (B, {', '.join(map(str, spec.shape))}), "
+                f"got {tuple(inputs.shape)}."
+            )
+        if targets.ndim == 1 and len(targets):
+            low, high = int(targets.min()), int(targets.max())
+            if low < 0 or high >= spec.num_classes:
+                raise ValueError(
+                    f"labels must lie in 0 … {spec.num_classes - 1}, got {low} … {high}."
+                )
+        defended = self.audit.defense.on_batch(private, spec.num_classes, self._generator)
+        if self.kept < self.audit.max_samples:
+            self.private.append(Batch(inputs.detach(), targets.detach()))
+            self.defended.append(Batch(defended.inputs.detach(), defended.targets.detach()))
+            self.kept += len(private)
+        return defended.inputs, defended.targets
+
+    def samples(self, batches: Sequence[Batch], num_examples: int) -> Batch:
+        """The first ``num_examples`` samples: later epochs repeat them."""
+        whole = Batch(
+            torch.cat([batch.inputs for batch in batches]),
+            torch.cat([batch.targets for batch in batches]),
+        )
+        return whole[:num_examples]
+
+
+_SESSION: ContextVar[_Session | None] = ContextVar("flwr_leakage_session", default=None)
+
+
+def encode(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Let the client's defense encode a mini-batch, and the scores see it.
+
+    Call it once for every mini-batch of the training loop. Outside of a ``LeakageMod`` (a
+    notebook, an evaluation) it returns its arguments unchanged.
+
+    Args:
+        inputs: (B, C, H, W) in the model's input space.
+        targets: (B,) class indices.
+
+    Returns:
+        The inputs and targets to train on; targets are (B, K) probabilities after MixUp.
+    """
+    session = _SESSION.get()
+    return (inputs, targets) if session is None else session.encode(inputs, targets)
+
+
+class LeakageMod:
+    """A Flower mod that scores and defends what a client is about to send.
+
+    Put it on the train function, ``@app.train(mods=[LeakageMod(audit)])``, innermost if there
+    are others, so that Flower's own differential-privacy mods act on the defended update.
+
+    Args:
+        audit: the settings, or a function that makes them from the ``Context`` of a call
+            (mods are built at import, before a run's config exists).
+    """
+
+    def __init__(self, audit: ClientAudit | Callable[[Context], ClientAudit]) -> None:
+        self._audit = audit
+
+    def __call__(
+        self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+    ) -> Message:
+        """Run the training inside a session, then score and defend its reply."""
+        audit = self._audit if isinstance(self._audit, ClientAudit) else self._audit(context)
+        if len(message.content.array_records) != 1:
+            return _refuse(message, "expected one ArrayRecord from the server")
+        sent = next(iter(message.content.array_records.values()))
+        session = _Session(audit, _server_round(message), _client_id(context))
+        start = time.process_time()
+        with _threads(audit.num_threads):
+            token = _SESSION.set(session)
+            try:
+                reply = call_next(message, context)
+            finally:
+                _SESSION.reset(token)
+            if reply.has_error():
+                return reply
+            train_seconds = time.process_time() - start
+            try:
+                return self._finish(message, reply, context, session, sent, train_seconds)
+            except ValueError as error:
+                return _refuse(message, str(error))
+
+    def _finish(
+        self,
+        message: Message,
+        reply: Message,
+        context: Context,
+        session: _Session,
+        sent: ArrayRecord,
+        train_seconds: float,
+    ) -> Message:
+        audit = session.audit
+        if len(reply.content.array_records) != 1:
+            raise ValueError(
+                f"expected one ArrayRecord in the reply, got {len(reply.content.array_records)}"
+            )
+        key, returned = next(iter(reply.content.array_records.items()))
+        params, buffers = read_arrays(sent, audit.gradient_map)
+        local_params, local_buffers = read_arrays(returned, audit.gradient_map)
+        if not session.private and (audit.scores or audit.defense.encodes_batches):
+            raise ValueError(
+                "the training loop must pass each mini-batch through flwr_leakage.flower.encode, "
+                "as the scores or the defense need it; it passed none"
+            )
+        raw = Update(
+            delta=subtract(local_params, params),
+            buffers=local_buffers,
+            schedule=audit.schedule,
+            num_examples=_num_examples(reply, session),
+        )
+        released, exposure = _defend(session, params, buffers, raw)
+        if released is not raw:
+            reply.content[key] = write_arrays(
+                sent,
+                {name: params[name] + value for name, value in released.delta.items()},
+                released.buffers,
+            )
+        measurements: list[Measurement] = []
+        start = time.process_time()
+        if exposure and audit.scores and (session.server_round - 1) % audit.score_every == 0:
+            measurements = compute_scores(
+                audit.scores, audit.gradient_map, exposure, session.generator("score")
+            )
+        note = ClientNote(
+            client_id=session.client_id,
+            measurements=tuple(measurements),
+            train_cpu_seconds=train_seconds,
+            score_cpu_seconds=time.process_time() - start,
+        )
+        _remember(context, session.server_round, note)
+        reply.content[RECORD_KEY] = note.to_record(with_measurements=audit.send_scores)
+        return reply
+
+
+def _defend(
+    session: _Session, params: Params, buffers: Params, raw: Update
+) -> tuple[Update, Exposure | None]:
+    """Release the update; the exposure is known where mini-batches were seen."""
+    defense, generator = session.audit.defense, session.generator("defense")
+    if not session.private:
+        return defense.on_update(raw, generator, None), None
+    private = session.samples(session.private, raw.num_examples)
+    defended = session.samples(session.defended, raw.num_examples)
+    local_round = LocalRound(session.audit.gradient_map, params, buffers, private, defended)
+    released = defense.on_update(raw, generator, local_round)
+    return released, Exposure(params, buffers, private, defended, raw, released)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _refuse(message: Message, reason: str) -> Message:
+    return Message(Error(AUDIT_ERROR_CODE, f"flwr_leakage: {reason}"), reply_to=message)
+
+
+def _server_round(message: Message) -> int:
+    for config in message.content.config_records.values():
+        if "server-round" in config:
+            return int(cast(int, config["server-round"]))
+    return 0
+
+
+def _client_id(context: Context) -> int:
+    return int(cast(int, context.node_config.get("partition-id", context.node_id)))
+
+
+def _num_examples(reply: Message, session: _Session) -> int:
+    for metrics in reply.content.metric_records.values():
+        if "num-examples" in metrics:
+            return int(cast(int, metrics["num-examples"]))
+    if session.private:
+        return sum(len(batch) for batch in session.private)
+    raise ValueError("expected the metric 'num-examples' in the reply, got none")
+
+
+def _remember(context: Context, server_round: int, note: ClientNote) -> None:
+    """Keep the scores of every round in the client's own state."""
+    history = context.state.config_records.get(RECORD_KEY, ConfigRecord())
+    history[f"round-{server_round}"] = json.dumps(note.to_json())
+    context.state[RECORD_KEY] = history

@@ -1,0 +1,109 @@
+"""The record that a client's mod adds to its reply, and its reading on the server.
+
+It is a ``ConfigRecord``, which strategies and differential-privacy mods ignore. A client is
+free to write anything into it: what is read here is checked, and never executed.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord
+
+from flwr_leakage.records import Measurement
+
+RECORD_KEY = "flwr-leakage"
+_MAX_CHARACTERS = 4_000_000
+_DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
+
+
+@dataclass(frozen=True)
+class ClientNote:
+    """What a client tells of its round, beside the update.
+
+    Attributes:
+        client_id: the partition id.
+        measurements: scores per sample; empty unless the client sends its scores.
+        train_cpu_seconds: of the training loop.
+        score_cpu_seconds: of the scores.
+    """
+
+    client_id: int
+    measurements: tuple[Measurement, ...] = ()
+    train_cpu_seconds: float = 0.0
+    score_cpu_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values only, as JSON needs them."""
+        return {
+            "client-id": self.client_id,
+            "train-cpu-seconds": self.train_cpu_seconds,
+            "score-cpu-seconds": self.score_cpu_seconds,
+            "measurements": [
+                {
+                    "name": m.name,
+                    "values": list(m.values),
+                    "unit": m.unit,
+                    "direction": m.direction,
+                    "notes": list(m.notes),
+                    "products": m.products,
+                }
+                for m in self.measurements
+            ],
+        }
+
+    def to_record(self, *, with_measurements: bool) -> ConfigRecord:
+        """The ``ConfigRecord`` that travels; without the scores unless asked for."""
+        content = self.to_json()
+        if not with_measurements:
+            content["measurements"] = []
+        return ConfigRecord({"client-id": self.client_id, "note": json.dumps(content)})
+
+    @staticmethod
+    def from_record(record: ConfigRecord) -> "ClientNote":
+        """Read what a client sent.
+
+        Raises:
+            ValueError: the record is not one that ``to_record`` writes.
+        """
+        text = record.get("note")
+        if not isinstance(text, str) or len(text) > _MAX_CHARACTERS:
+            raise ValueError("the client's note must be a text of at most 4 million characters.")
+        try:
+            content = json.loads(text)
+            measurements = tuple(_measurement(entry) for entry in content["measurements"])
+            return ClientNote(
+                client_id=_integer(content["client-id"]),
+                measurements=measurements,
+                train_cpu_seconds=_number(content["train-cpu-seconds"]),
+                score_cpu_seconds=_number(content["score-cpu-seconds"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"the client's note cannot be read: {error!r}.") from error
+
+
+def _measurement(entry: dict[str, Any]) -> Measurement:
+    direction = entry["direction"]
+    if direction not in _DIRECTIONS:
+        raise ValueError(f"direction must be one of {_DIRECTIONS}, got {direction!r}.")
+    return Measurement(
+        name=str(entry["name"])[:100],
+        values=tuple(None if v is None else _number(v) for v in entry["values"]),
+        unit=str(entry["unit"])[:100],
+        direction=direction,
+        notes=tuple(str(note)[:500] for note in entry["notes"]),
+        products=_integer(entry["products"]),
+    )
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"expected a finite number, got {value!r}.")
+    return float(value)
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"expected an integer, got {value!r}.")
+    return value
