@@ -1,1 +1,18 @@
-"""Where the numbers and images of a run are kept."""
+"""Where the numbers of a run go: one crash-safe folder, and optional live views.
+
+``TensorBoardTracker`` and ``WandbTracker`` live in their modules, as they need extras.
+"""
+
+from flwr_leakage.tracking.jsonl import ImageRecord, JsonlTracker, RunData, read_run
+from flwr_leakage.tracking.metadata import write_metadata
+from flwr_leakage.tracking.tracker import CompositeTracker, Tracker
+
+__all__ = [
+    "CompositeTracker",
+    "ImageRecord",
+    "JsonlTracker",
+    "RunData",
+    "Tracker",
+    "read_run",
+    "write_metadata",
+]

@@ -1,0 +1,334 @@
+"""A run folder: ``records.jsonl``, ``images/*.png`` and ``run.json``.
+
+``records.jsonl`` is only ever appended to, one strict JSON object a line, each by a single
+``write`` on an ``O_APPEND`` descriptor: a killed process loses at most the line that it was
+writing. The folder holds private images, so what is created here is readable by its owner only.
+"""
+
+import io
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from PIL import Image
+from torch import Tensor
+
+from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.tracking.tracker import ROLES, checked_pixels
+
+RECORDS_FILE = "records.jsonl"
+METADATA_FILE = "run.json"
+_Row = TypeVar("_Row", LeakageRecord, RunEvent)
+_KINDS = get_args(LeakageRecord.__annotations__["kind"])
+_LEVELS = get_args(RunEvent.__annotations__["level"])
+
+
+def image_path(folder: Path, server_round: int, client_id: int, sample: int, role: str) -> Path:
+    """Return where an image lies; the name is made of integers and a role only.
+
+    Raises:
+        ValueError: if the role is unknown.
+    """
+    if role not in ROLES:
+        raise ValueError(f"role must be one of {ROLES}, got {role!r}.")
+    name = f"round{int(server_round):04d}_client{int(client_id):04d}_sample{int(sample):04d}"
+    return folder / "images" / f"{name}_{role}.png"
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file of mode 0600 atomically: readers see the old content or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create ``folder`` with mode 0700; one that exists keeps its mode."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+class JsonlTracker:
+    """Appends every number, event and image of a run to its folder.
+
+    Opening an existing run appends to it; a line torn by a crash is closed first, so that it
+    cannot swallow the next one. The file is synchronised with the disk whenever the round
+    changes, in ``flush`` and in ``close``.
+
+    Args:
+        folder: the run folder; created with mode 0700 where it does not exist.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        make_private_folder(self.folder)
+        make_private_folder(self.folder / "images")
+        path = self.folder / RECORDS_FILE
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        self._torn = _ends_without_newline(self._descriptor)
+        self._closed = False
+        self._server_round: int | None = None
+        self._append({"type": "run", "status": "open", "time": _now()})
+
+    def log(self, record: LeakageRecord) -> None:
+        """Append one number; one that is not finite is kept as missing, with a note."""
+        row = asdict(record)
+        if record.value is not None:
+            value = float(record.value)
+            row["value"] = value if math.isfinite(value) else None
+            if not math.isfinite(value):
+                row["note"] = f"value is {value}; {record.note}".rstrip("; ")
+        self._enter(record.server_round)
+        self._append({"type": "record", **row})
+
+    def event(self, event: RunEvent) -> None:
+        """Append one event."""
+        self._enter(event.server_round)
+        self._append({"type": "event", **asdict(event)})
+
+    def image(
+        self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
+    ) -> None:
+        """Write one image as a PNG file of 8 bits, then append the line that names it.
+
+        Raises:
+            ValueError: if ``pixels`` is not (1 or 3, H, W) or the role is unknown.
+        """
+        path = image_path(self.folder, server_round, client_id, sample, role)
+        write_private(path, _png(checked_pixels(pixels, role)))
+        self._enter(server_round)
+        self._append(
+            {
+                "type": "image",
+                "server_round": int(server_round),
+                "client_id": int(client_id),
+                "sample": int(sample),
+                "role": role,
+                "path": f"images/{path.name}",
+            }
+        )
+
+    def flush(self) -> None:
+        """Have the operating system put everything on the disk."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Mark the run as closed, synchronise and close the file; a second call does nothing."""
+        if self._closed:
+            return
+        self._append({"type": "run", "status": "closed", "time": _now()})
+        self.flush()
+        os.close(self._descriptor)
+        self._closed = True
+
+    def _enter(self, server_round: int) -> None:
+        if self._server_round is not None and server_round != self._server_round:
+            self.flush()
+        self._server_round = server_round
+
+    def _append(self, row: dict[str, Any]) -> None:
+        if self._closed:
+            raise ValueError(f"the tracker of {self.folder} is closed.")
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        if self._torn:
+            line = b"\n" + line
+        self._torn = True  # until the whole line is known to be written
+        written = os.write(self._descriptor, line)
+        if written != len(line):
+            raise OSError(f"{RECORDS_FILE} took {written} of {len(line)} bytes: disk full?")
+        self._torn = False
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """One image of a run.
+
+    Attributes:
+        server_round: counted from 1.
+        client_id: the partition id.
+        sample: index in the client's batch; reconstructions are numbered as their match.
+        role: ``original``, ``reconstruction`` or ``defended``.
+        path: the PNG file.
+    """
+
+    server_round: int
+    client_id: int
+    sample: int
+    role: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything that a run folder holds.
+
+    Attributes:
+        folder: the run folder.
+        metadata: the content of ``run.json``, or empty.
+        records: every number, in the order of writing.
+        events: every event, in the order of writing.
+        images: every image whose file exists; of several of one name the last.
+        closed: whether the run was closed by its program (else it was killed or still runs).
+        last_write: the time of the last change of ``records.jsonl``, ISO 8601, or empty.
+        problems: what could not be read, in words.
+    """
+
+    folder: Path
+    metadata: Mapping[str, Any]
+    records: tuple[LeakageRecord, ...]
+    events: tuple[RunEvent, ...]
+    images: tuple[ImageRecord, ...]
+    closed: bool
+    last_write: str
+    problems: tuple[str, ...]
+
+
+def read_run(folder: str | Path) -> RunData:
+    """Read a run folder; lines that cannot be read are left out with a warning.
+
+    Raises:
+        FileNotFoundError: if the folder holds neither ``records.jsonl`` nor ``run.json``.
+    """
+    folder = Path(folder)
+    path = folder / RECORDS_FILE
+    if not path.exists() and not (folder / METADATA_FILE).exists():
+        raise FileNotFoundError(
+            f"expected a run folder with {RECORDS_FILE} or {METADATA_FILE}, got {folder}."
+        )
+    problems: list[str] = []
+    records: list[LeakageRecord] = []
+    events: list[RunEvent] = []
+    images: dict[Path, ImageRecord] = {}
+    closed = False
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, parse_constant=_refuse_constant)
+            kind = row["type"]
+            if kind == "record":
+                records.append(_record(row))
+            elif kind == "event":
+                events.append(_event(row))
+            elif kind == "image":
+                image = _image(folder, row)
+                images[image.path] = image
+            elif kind == "run":
+                closed = row["status"] == "closed"
+            else:
+                raise ValueError(f"unknown type {kind!r}")
+        except (ValueError, KeyError, TypeError, ArithmeticError, OSError, RecursionError) as error:
+            problems.append(
+                f"line {number} of {RECORDS_FILE} cannot be read ({type(error).__name__}: "
+                f"{error}) and is left out."
+            )
+    metadata = _read_metadata(folder, problems)
+    for problem in problems:
+        warnings.warn(problem, stacklevel=2)
+    return RunData(
+        folder=folder,
+        metadata=metadata,
+        records=tuple(records),
+        events=tuple(events),
+        images=tuple(images.values()),
+        closed=closed,
+        last_write=_iso(path.stat().st_mtime) if path.exists() else "",
+        problems=tuple(problems),
+    )
+
+
+def _record(row: Mapping[str, Any]) -> LeakageRecord:
+    value = row["value"]
+    if value is not None:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"value must be a number or null, got {value!r}")
+        if not math.isfinite(value):
+            raise ValueError(f"value must be finite, got {value}")
+        value = float(value)
+    if row["kind"] not in _KINDS:
+        raise ValueError(f"kind must be one of {_KINDS}, got {row['kind']!r}")
+    return _row(LeakageRecord, {**row, "value": value})
+
+
+def _event(row: Mapping[str, Any]) -> RunEvent:
+    if row["level"] not in _LEVELS:
+        raise ValueError(f"level must be one of {_LEVELS}, got {row['level']!r}")
+    return _row(RunEvent, row)
+
+
+def _row(row_type: type[_Row], row: Mapping[str, Any]) -> _Row:
+    """Build a record of the known fields, with integers and text checked to be such."""
+    content = {field.name: row[field.name] for field in fields(row_type) if field.name in row}
+    for field in fields(row_type):
+        if field.name not in content or field.name == "value":
+            continue
+        expected = int if field.type is int else str
+        if type(content[field.name]) is not expected:
+            raise TypeError(
+                f"{field.name} must be of type {expected.__name__}, got {content[field.name]!r}"
+            )
+    return row_type(**content)
+
+
+def _image(folder: Path, row: Mapping[str, Any]) -> ImageRecord:
+    numbers = (row["server_round"], row["client_id"], row["sample"])
+    if any(type(number) is not int for number in numbers):
+        raise TypeError(f"round, client and sample must be integers, got {numbers}")
+    # The path is made anew: a path in the file could point anywhere.
+    path = image_path(folder, *numbers, row["role"])
+    if not path.is_file():
+        raise ValueError(f"images/{path.name} does not exist")
+    return ImageRecord(*numbers, row["role"], path)
+
+
+def _read_metadata(folder: Path, problems: list[str]) -> dict[str, Any]:
+    path = folder / METADATA_FILE
+    if not path.exists():
+        return {}
+    try:
+        metadata = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        if not isinstance(metadata, dict):
+            raise TypeError(f"expected an object, got {type(metadata).__name__}")
+    except (ValueError, TypeError, RecursionError) as error:
+        problems.append(f"{METADATA_FILE} cannot be read ({error}) and is left out.")
+        return {}
+    return metadata
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _ends_without_newline(descriptor: int) -> bool:
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+
+
+def _png(pixels: Tensor) -> bytes:
+    levels = (pixels * 255).round().byte().permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _now() -> str:
+    return _iso(time.time())
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,118 @@
+"""``run.json``: the configuration, seed, versions and commit that a result names."""
+
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from flwr_leakage.tracking.jsonl import METADATA_FILE, make_private_folder, write_private
+
+PACKAGES = (
+    "flwr-leakage",
+    "flwr",
+    "torch",
+    "torchvision",
+    "numpy",
+    "scipy",
+    "torchmetrics",
+    "lpips",
+    "hydra-core",
+    "ray",
+)
+
+
+def write_metadata(
+    folder: str | Path,
+    config: Mapping[str, Any],
+    seed: int,
+    extra: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write ``run.json`` atomically into a run folder.
+
+    Args:
+        folder: the run folder; created with mode 0700 where it does not exist.
+        config: the full, resolved configuration.
+        seed: the run's seed.
+        extra: what else the run is named by: ``run``, ``threat``, ``attack``, ``defense``, …
+
+    Returns:
+        The path of ``run.json``. Its keys: those of ``extra``, ``config``, ``seed``,
+        ``versions``, ``commit`` (``None`` outside a git checkout), ``dirty``, ``start_time``,
+        ``platform``, ``command``.
+
+    Raises:
+        ValueError: if ``extra`` has one of the keys that are written here.
+    """
+    commit, dirty = project_commit()
+    own = {
+        "config": config,
+        "seed": seed,
+        "versions": installed_versions(),
+        "commit": commit,
+        "dirty": dirty,
+        "start_time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "platform": f"{platform.platform()}, {os.cpu_count()} CPUs",
+        "command": shlex.join(sys.orig_argv),
+    }
+    taken = sorted(own.keys() & (extra or {}).keys())
+    if taken:
+        raise ValueError(f"extra must not have the keys {sorted(own)}, got {taken}.")
+    folder = Path(folder)
+    make_private_folder(folder)
+    path = folder / METADATA_FILE
+    content = json.dumps(as_json({**(extra or {}), **own}), allow_nan=False, indent=2)
+    write_private(path, content.encode() + b"\n")
+    return path
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that numbers depend on."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def project_commit() -> tuple[str | None, bool | None]:
+    """Return the commit of the checkout that this package is run from, and whether it is dirty.
+
+    An installed package is not part of the checkout that its environment may lie in: only a
+    file that git tracks counts.
+    """
+    source = Path(__file__).resolve()
+    try:
+        _git(source.parent, "ls-files", "--error-unmatch", source.name)
+        commit = _git(source.parent, "rev-parse", "HEAD").strip()
+        return commit, bool(_git(source.parent, "status", "--porcelain").strip())
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True, timeout=10
+    ).stdout
+
+
+def as_json(value: Any) -> Any:
+    """Return ``value`` as strict JSON can hold it; numbers that are not finite become text."""
+    if isinstance(value, Mapping):
+        return {str(key): as_json(entry) for key, entry in value.items()}
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Sequence | set | frozenset):
+        return [as_json(entry) for entry in value]
+    return str(value)

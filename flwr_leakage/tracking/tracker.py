@@ -1,0 +1,112 @@
+"""What every tracker is: a place where the numbers, events and images of a run go."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.records import LeakageRecord, RunEvent
+
+ROLES = ("original", "reconstruction", "defended")
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Receives what a run measures, in the order in which it happens."""
+
+    def log(self, record: LeakageRecord) -> None:
+        """Keep one number."""
+
+    def event(self, event: RunEvent) -> None:
+        """Keep one event."""
+
+    def image(
+        self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
+    ) -> None:
+        """Keep one image; ``pixels`` is (C, H, W) in [0, 1] with C 1 or 3."""
+
+    def close(self) -> None:
+        """Write what is still held back; nothing may be given to the tracker afterwards."""
+
+
+@dataclass(frozen=True)
+class CompositeTracker:
+    """Passes everything on to several trackers.
+
+    A tracker that raises does not keep the others from their share: all are served, and then
+    the first error is raised.
+
+    Attributes:
+        trackers: served in this order.
+    """
+
+    trackers: Sequence[Tracker]
+
+    def log(self, record: LeakageRecord) -> None:
+        """Log to each tracker."""
+        self._each(lambda tracker: tracker.log(record))
+
+    def event(self, event: RunEvent) -> None:
+        """Pass the event to each tracker."""
+        self._each(lambda tracker: tracker.event(event))
+
+    def image(
+        self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
+    ) -> None:
+        """Pass the image to each tracker."""
+        self._each(lambda tracker: tracker.image(server_round, client_id, sample, role, pixels))
+
+    def close(self) -> None:
+        """Close each tracker."""
+        self._each(lambda tracker: tracker.close())
+
+    def _each(self, action: Callable[[Tracker], None]) -> None:
+        first_error: Exception | None = None
+        for tracker in self.trackers:
+            try:
+                action(tracker)
+            except Exception as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+
+def checked_pixels(pixels: Tensor, role: str) -> Tensor:
+    """Return (C, H, W) pixels as finite float32 in [0, 1]; NaN becomes 0.
+
+    Raises:
+        ValueError: if the shape is not (1 or 3, H, W) or the role is unknown.
+    """
+    if role not in ROLES:
+        raise ValueError(f"role must be one of {ROLES}, got {role!r}.")
+    if pixels.ndim != 3 or pixels.shape[0] not in (1, 3) or pixels.numel() == 0:
+        raise ValueError(f"pixels must be (1 or 3, H, W), got {tuple(pixels.shape)}.")
+    finite = torch.nan_to_num(pixels.detach().to("cpu", torch.float32), nan=0.0)
+    return finite.clamp(0.0, 1.0)
+
+
+class RoundMedians:
+    """Collects a round's numbers and gives their median by ``kind/name``.
+
+    A live curve needs one number a round; the single values are in the JSONL file.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def add(self, record: LeakageRecord) -> None:
+        """Add one number; ``None`` and what is not finite are left out."""
+        if record.value is not None and math.isfinite(record.value):
+            self._values.setdefault(f"{record.kind}/{record.name}", []).append(record.value)
+
+    def take(self) -> dict[str, float]:
+        """Return the median of each quantity added since the last call, and forget them."""
+        medians = {
+            name: float(torch.tensor(values, dtype=torch.float64).quantile(0.5))
+            for name, values in self._values.items()
+        }
+        self._values.clear()
+        return medians
