@@ -1,6 +1,7 @@
 """What every defense is: a transform of batches, of updates, or of both."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -28,11 +29,36 @@ class LocalRound:
     defended: Batch
 
 
+def check_update(update: Update) -> None:
+    """Raise ``ValueError`` for an update that no defense can work on: empty, or of integers."""
+    if sum(value.numel() for value in update.delta.values()) == 0:
+        raise ValueError("update.delta must hold at least one entry, got none.")
+    for name, value in update.delta.items():
+        if not value.is_floating_point():
+            raise ValueError(f"update.delta[{name!r}] must be floating point, got {value.dtype}.")
+
+
+def require_local_round(defense: "Defense", local_round: LocalRound | None) -> LocalRound:
+    """Return ``local_round``, or raise ``ValueError`` where it is missing."""
+    if local_round is None:
+        raise ValueError(
+            f"{type(defense).__name__} needs local_round, the client's private view of its round, "
+            "got None."
+        )
+    return local_round
+
+
 class Defense:
     """The identity, and the base of all defenses: override what the defense does.
 
     A defense is frozen: all of its randomness comes from the generator that it is given.
+
+    Attributes:
+        replaces_update: whether ``on_update`` recomputes the update from the data, and so drops
+            what earlier defenses of a chain did to it.
     """
+
+    replaces_update: ClassVar[bool] = False
 
     @property
     def encodes_batches(self) -> bool:

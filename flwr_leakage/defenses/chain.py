@@ -1,0 +1,64 @@
+"""Several defenses, one after the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flwr_leakage.defenses.base import Defense, LocalRound
+from flwr_leakage.records import Batch, InputSpec, Update
+
+
+def _transforms_update(defense: Defense) -> bool:
+    if isinstance(defense, Chain):
+        return any(_transforms_update(inner) for inner in defense.defenses)
+    return type(defense).on_update is not Defense.on_update
+
+
+@dataclass(frozen=True)
+class Chain(Defense):
+    """Apply ``defenses`` in order, to batches and to the update.
+
+    Attributes:
+        defenses: at least one; one that recomputes the update from the data
+            (``replaces_update``) must come before those that change it.
+    """
+
+    defenses: Sequence[Defense]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "defenses", tuple(self.defenses))
+        if not self.defenses:
+            raise ValueError("defenses must hold at least one defense, got none.")
+        for index, defense in enumerate(self.defenses):
+            if not isinstance(defense, Defense):
+                raise ValueError(f"defenses[{index}] must be a Defense, got {defense!r}.")
+            if defense.replaces_update and any(map(_transforms_update, self.defenses[:index])):
+                raise ValueError(
+                    f"{type(defense).__name__} recomputes the update and would undo the defenses "
+                    f"before it: it must come first, got position {index}."
+                )
+
+    @property
+    def replaces_update(self) -> bool:  # type: ignore[override]
+        """Whether one of the chain recomputes the update."""
+        return any(defense.replaces_update for defense in self.defenses)
+
+    def validate(self, spec: InputSpec, num_examples: int) -> None:
+        """Validate each defense."""
+        for defense in self.defenses:
+            defense.validate(spec, num_examples)
+
+    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
+        """Encode by each defense in order."""
+        for defense in self.defenses:
+            batch = defense.on_batch(batch, num_classes, generator)
+        return batch
+
+    def on_update(
+        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+    ) -> Update:
+        """Defend by each defense in order."""
+        for defense in self.defenses:
+            update = defense.on_update(update, generator, local_round)
+        return update

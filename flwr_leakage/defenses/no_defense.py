@@ -1,0 +1,10 @@
+"""No defense: what every audit is compared with."""
+
+from dataclasses import dataclass
+
+from flwr_leakage.defenses.base import Defense
+
+
+@dataclass(frozen=True)
+class NoDefense(Defense):
+    """Release the update as it is."""

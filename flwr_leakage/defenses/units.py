@@ -1,0 +1,38 @@
+"""Units in which a defense's strength is given, and their conversion to those of the update.
+
+A client sends ``Δ = θ_local − θ_t``. Papers state noise and clipping for the gradient, which one
+plain SGD step scales by the learning rate: ``g = −Δ / learning_rate``.
+"""
+
+import math
+from typing import Literal, get_args
+
+from flwr_leakage.params import ravel
+from flwr_leakage.records import Update
+
+NoiseUnit = Literal["gradient", "update", "norm"]
+ClipUnit = Literal["gradient", "update"]
+
+
+def check_unit(relative_to: str, allowed: object) -> None:
+    """Raise ``ValueError`` where ``relative_to`` is none of the literal type's choices."""
+    if relative_to not in get_args(allowed):
+        raise ValueError(f"relative_to must be one of {get_args(allowed)}, got {relative_to!r}.")
+
+
+def update_units(strength: float, update: Update, relative_to: NoiseUnit) -> float:
+    """Convert a standard deviation (or a norm) to the units of ``update.delta``.
+
+    Args:
+        strength: a standard deviation, or a norm where the unit is not ``norm``.
+        update: the update that is defended.
+        relative_to: ``gradient``: ``strength`` is in units of the pseudo-gradient
+            ``−Δ / learning_rate``; ``update``: in those of Δ; ``norm``: in units of
+            ``‖Δ‖ / √P``, so that noise of strength 1 is expected to be as long as the update.
+    """
+    if relative_to == "gradient":
+        return strength * update.schedule.learning_rate
+    if relative_to == "norm":
+        flat = ravel(update.delta)
+        return strength * float(flat.double().norm()) / math.sqrt(flat.numel())
+    return strength

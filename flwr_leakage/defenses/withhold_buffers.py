@@ -1,0 +1,24 @@
+"""Withholding the BatchNorm buffers."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from flwr_leakage.defenses.base import Defense, LocalRound, check_update
+from flwr_leakage.records import Update
+
+
+@dataclass(frozen=True)
+class WithholdBuffers(Defense):
+    """Release no buffers, as FedBN does (Li et al. 2021).
+
+    The running statistics of BatchNorm before and after local training give away the batch's
+    own statistics, which the strongest attacks of Huang et al. (2021, section 3) need.
+    """
+
+    def on_update(
+        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+    ) -> Update:
+        """Drop ``update.buffers``."""
+        check_update(update)
+        return replace(update, buffers={})

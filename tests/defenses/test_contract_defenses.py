@@ -1,0 +1,192 @@
+"""One table of all defenses: what each of them must keep to."""
+
+import math
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from torch import nn
+
+from flwr_leakage import defenses as d
+from flwr_leakage.defenses.units import NoiseUnit, check_unit
+from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.params import ravel
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
+
+SPEC = InputSpec((1, 4, 4), 3)
+SCHEDULE = LocalSchedule(learning_rate=0.5, num_steps=3, batch_size=4)
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 12), nn.Sigmoid(), nn.BatchNorm1d(12), nn.Linear(12, 3)
+    ).double()
+
+
+def make_round() -> tuple[Update, d.LocalRound]:
+    generator = torch.Generator().manual_seed(5)
+    gradient_map = GradientMap(make_model())
+    batch = Batch(
+        torch.randn(8, 1, 4, 4, dtype=torch.float64, generator=generator),
+        torch.randint(3, (8,), generator=generator),
+    )
+    params, buffers = gradient_map.params, gradient_map.buffers
+    delta = local_update(gradient_map, params, batch, SCHEDULE, buffers)
+    return (
+        Update(delta, buffers, SCHEDULE, len(batch)),
+        d.LocalRound(gradient_map, params, buffers, batch, batch),
+    )
+
+
+DEFENSES = {
+    "none": d.NoDefense(),
+    "pruning": d.GradientPruning(0.8),
+    "pruning per layer": d.GradientPruning(0.8, per_layer=True),
+    "gaussian": d.GaussianNoise(0.1),
+    "laplacian": d.LaplacianNoise(0.1, relative_to="norm"),
+    "clipping": d.Clipping(0.01),
+    "withhold buffers": d.WithholdBuffers(),
+    "chain": d.Chain([d.GradientPruning(0.5), d.GaussianNoise(0.1, "update")]),
+}
+ZERO_STRENGTH = {
+    "none": d.NoDefense(),
+    "pruning": d.GradientPruning(0.0),
+    "gaussian": d.GaussianNoise(0.0),
+    "laplacian": d.LaplacianNoise(0.0),
+    "clipping": d.Clipping(math.inf),
+    "chain": d.Chain([d.GradientPruning(0.0), d.GaussianNoise(0.0)]),
+}
+CHANGES_BATCH: set[str] = set()
+CHANGES_DELTA = set(DEFENSES) - {"none", "withhold buffers"} - CHANGES_BATCH
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_same_seed_same_result(name: str) -> None:
+    update, local_round = make_round()
+    first, second = (DEFENSES[name].on_update(update, seeded(1), local_round) for _ in range(2))
+    assert torch.equal(ravel(first.delta), ravel(second.delta))
+    batches = [DEFENSES[name].on_batch(local_round.private, 3, seeded(1)) for _ in range(2)]
+    assert torch.equal(batches[0].inputs, batches[1].inputs)
+    assert torch.equal(batches[0].targets, batches[1].targets)
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_acts_where_it_says(name: str) -> None:
+    update, local_round = make_round()
+    released = DEFENSES[name].on_update(update, seeded(1), local_round)
+    assert torch.equal(ravel(released.delta), ravel(update.delta)) == (name not in CHANGES_DELTA)
+    encoded = DEFENSES[name].on_batch(local_round.private, 3, seeded(1))
+    same = torch.equal(encoded.inputs, local_round.private.inputs)
+    assert same == (name not in CHANGES_BATCH)
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_inputs_stay_as_they_are(name: str) -> None:
+    update, local_round = make_round()
+    fresh, fresh_round = make_round()
+    DEFENSES[name].on_batch(local_round.private, 3, seeded(1))
+    DEFENSES[name].on_update(update, seeded(1), local_round)
+    for value, expected in (
+        (update.delta, fresh.delta),
+        (update.buffers, fresh.buffers),
+        (local_round.params, fresh_round.params),
+    ):
+        assert all(torch.equal(value[key], expected[key]) for key in expected)
+    assert torch.equal(local_round.private.inputs, fresh_round.private.inputs)
+    assert torch.equal(local_round.private.targets, fresh_round.private.targets)
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shapes_dtypes_and_keys_are_kept(name: str, dtype: torch.dtype) -> None:
+    update, local_round = make_round()
+    update = Update(
+        {k: v.to(dtype) for k, v in update.delta.items()}, update.buffers, update.schedule, 8
+    )
+    released = DEFENSES[name].on_update(update, seeded(1), local_round)
+    assert list(released.delta) == list(update.delta)
+    for key, value in update.delta.items():
+        assert released.delta[key].shape == value.shape
+        assert released.delta[key].dtype == value.dtype
+        assert not released.delta[key].requires_grad
+    assert released.schedule == update.schedule
+    assert released.num_examples == update.num_examples
+    if name != "withhold buffers":
+        assert list(released.buffers) == list(update.buffers)
+    batch = DEFENSES[name].on_batch(local_round.private, 3, seeded(1))
+    assert batch.inputs.shape == local_round.private.inputs.shape
+    assert batch.inputs.dtype == local_round.private.inputs.dtype
+
+
+@pytest.mark.parametrize("name", ZERO_STRENGTH)
+def test_strength_zero_is_the_identity(name: str) -> None:
+    update, local_round = make_round()
+    released = ZERO_STRENGTH[name].on_update(update, seeded(1), local_round)
+    torch.testing.assert_close(released.delta, update.delta, rtol=1e-12, atol=1e-15)
+    encoded = ZERO_STRENGTH[name].on_batch(local_round.private, 3, seeded(1))
+    assert torch.equal(encoded.inputs, local_round.private.inputs)
+
+
+@pytest.mark.parametrize("name", set(DEFENSES) - {"none"})
+@pytest.mark.parametrize(
+    ("delta", "message"),
+    [
+        ({}, "at least one entry"),
+        ({"w": torch.zeros(0)}, "at least one entry"),
+        ({"w": torch.ones(3, dtype=torch.int64)}, "floating point"),
+    ],
+)
+def test_bad_updates_are_rejected(name: str, delta: dict, message: str) -> None:
+    _, local_round = make_round()
+    if name in CHANGES_BATCH:
+        pytest.skip("leaves updates alone")
+    with pytest.raises(ValueError, match=message):
+        DEFENSES[name].on_update(Update(delta, {}, SCHEDULE, 8), seeded(1), local_round)
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_validation_accepts_good_data(name: str) -> None:
+    DEFENSES[name].validate(SPEC, 8)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: d.GradientPruning(1.0), r"prune_ratio must lie in \[0, 1\), got 1.0"),
+        (lambda: d.GradientPruning(-0.1), "prune_ratio"),
+        (lambda: d.GradientPruning(math.nan), "prune_ratio"),
+        (lambda: d.GaussianNoise(-1.0), "noise_std"),
+        (lambda: d.GaussianNoise(math.inf), "noise_std"),
+        (lambda: d.LaplacianNoise(math.nan), "noise_std"),
+        (lambda: d.Clipping(0.0), "max_norm must be positive"),
+        (lambda: d.Chain([]), "at least one defense"),
+    ],
+)
+def test_settings_out_of_range_are_rejected(build, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+# The runtime type check of the tests refuses these first; without it, the code's own check does.
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: d.GaussianNoise(0.1, "gradients"), "relative_to"),
+        (lambda: d.LaplacianNoise(0.1, "x"), "relative_to"),
+        (lambda: d.Clipping(1.0, "norm"), "relative_to"),
+        (lambda: d.Chain(["pruning"]), "Defense"),
+    ],
+)
+def test_settings_of_a_wrong_kind_are_rejected(build, message: str) -> None:
+    with pytest.raises((ValueError, TypeCheckError), match=message):
+        build()
+
+
+def test_unknown_units_are_named() -> None:
+    with pytest.raises(ValueError, match=r"relative_to must be one of .*, got 'gradients'"):
+        check_unit("gradients", NoiseUnit)
