@@ -136,6 +136,10 @@ class LocalSchedule:
         epoch = [slice(i, min(i + self.batch_size, num_examples)) for i in starts]
         return [epoch[step % len(epoch)] for step in range(self.num_steps)]
 
+    def num_samples_used(self, num_examples: int) -> int:
+        """How many of ``num_examples`` samples the steps touch; the others leave no trace."""
+        return min(num_examples, self.num_steps * self.batch_size)
+
 
 @dataclass(frozen=True)
 class Update:

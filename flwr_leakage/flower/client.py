@@ -21,6 +21,7 @@ from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message
+from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from flwr_leakage.defenses.base import Defense, LocalRound
@@ -32,9 +33,6 @@ from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, Exposure, InputSpec, LocalSchedule, Measurement, Update
 from flwr_leakage.scores import compute_scores
 from flwr_leakage.scores.base import Score
-
-AUDIT_ERROR_CODE = 1001
-"""Error code of replies that the mod refuses to send; Flower's own codes are below 1000."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +256,9 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def _refuse(message: Message, reason: str) -> Message:
-    return Message(Error(AUDIT_ERROR_CODE, f"flwr_leakage: {reason}"), reply_to=message)
+    return Message(
+        Error(ErrorCode.MOD_FAILED_PRECONDITION, f"flwr_leakage: {reason}"), reply_to=message
+    )
 
 
 def _server_round(message: Message) -> int:

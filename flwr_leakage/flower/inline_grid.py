@@ -1,0 +1,112 @@
+"""Flower in one process: a ``Grid`` that calls the ``ClientApp`` directly, without Ray.
+
+Messages take the way through Flower's wire format, and every node keeps a ``Context`` of its
+own, so that an app behaves as it does on Flower's runtimes. ``TaskIdentity`` is internal to
+Flower 1.41; this is the only file that touches it.
+"""
+
+from collections.abc import Iterable
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.user_config import UserConfig
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+SERVER_NODE_ID = 1
+
+
+class InlineGrid(Grid):
+    """Serve ``num_clients`` nodes, one after the other, in the calling thread.
+
+    Node i + 2 holds partition i, so that node ids are the same in every run.
+
+    Args:
+        client_app: the app that every node runs.
+        num_clients: the number of nodes and of partitions, ≥ 1.
+        run_config: what the apps find in ``context.run_config``.
+    """
+
+    def __init__(
+        self, client_app: ClientApp, num_clients: int, run_config: UserConfig | None = None
+    ) -> None:
+        if num_clients < 1:
+            raise ValueError(f"num_clients must be at least 1, got {num_clients}.")
+        self._app = client_app
+        self._run = Run.create_empty(run_id=1)
+        self._replies: dict[str, Message] = {}
+        self._contexts = {
+            SERVER_NODE_ID + 1 + partition: Context(
+                run_id=1,
+                node_id=SERVER_NODE_ID + 1 + partition,
+                node_config={"partition-id": partition, "num-partitions": num_clients},
+                state=RecordDict(),
+                run_config=dict(run_config or {}),
+            )
+            for partition in range(num_clients)
+        }
+        TaskIdentity.task_id = 1
+        TaskIdentity.run_id = 1
+        TaskIdentity.node_id = SERVER_NODE_ID
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Build a message from the server."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes, in the order of their partitions."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Serve each message at once; its reply waits for ``pull_messages``."""
+        ids = []
+        for number, message in enumerate(messages, start=len(self._replies)):
+            identifier = f"{message.metadata.dst_node_id}-{number}"
+            self._replies[identifier] = self._serve(message)
+            ids.append(identifier)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Hand out replies, each once."""
+        return [self._replies.pop(key) for key in message_ids if key in self._replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Serve the messages and return the replies; there is nothing to time out."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _serve(self, message: Message) -> Message:
+        node_id = message.metadata.dst_node_id
+        TaskIdentity.node_id = node_id
+        try:
+            return _through_the_wire(self._app(_through_the_wire(message), self._contexts[node_id]))
+        except Exception as error:  # a node that fails answers so, as on Flower's runtimes
+            reason = f"{type(error).__name__}: {error}"
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        finally:
+            TaskIdentity.node_id = SERVER_NODE_ID
+
+
+def _through_the_wire(message: Message) -> Message:
+    """Serialize and read back, so that no object is shared between server and clients."""
+    return message_from_proto(message_to_proto(message))

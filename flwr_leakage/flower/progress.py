@@ -1,0 +1,76 @@
+"""What a person sees while an audit runs: which round, which attack, how far, how long."""
+
+import time
+from typing import Protocol
+
+from rich.console import Console
+from rich.status import Status
+
+
+class Progress(Protocol):
+    """Receives lines that stay and a status that changes."""
+
+    def line(self, text: str) -> None:
+        """Tell something that stays."""
+
+    def status(self, text: str) -> None:
+        """Tell what is going on; the next status replaces it."""
+
+    def close(self) -> None:
+        """Take the status away."""
+
+
+class SilentProgress:
+    """Tells nothing."""
+
+    def line(self, text: str) -> None:
+        """Ignore."""
+
+    def status(self, text: str) -> None:
+        """Ignore."""
+
+    def close(self) -> None:
+        """Ignore."""
+
+
+class ConsoleProgress:
+    """Lines and a spinner on a terminal; without one, a status line every few seconds.
+
+    Args:
+        console: where to write; standard output by default.
+        interval: seconds between two status lines where the console is no terminal.
+    """
+
+    def __init__(self, console: Console | None = None, interval: float = 15.0) -> None:
+        self.console = console or Console()
+        self.interval = interval
+        self._start = time.monotonic()
+        self._last_status = self._start
+        self._spinner: Status | None = None
+
+    def line(self, text: str) -> None:
+        """Print a line with the time since the start."""
+        self.console.print(f"{self._elapsed()}  {text}", markup=False, highlight=False)
+
+    def status(self, text: str) -> None:
+        """Update the spinner, or print now and then."""
+        if self.console.is_terminal:
+            if self._spinner is None:
+                self._spinner = self.console.status("")
+                self._spinner.start()
+            self._spinner.update(f"{self._elapsed()}  {text}".replace("[", "\\["))
+            return
+        now = time.monotonic()
+        if now - self._last_status >= self.interval:
+            self._last_status = now
+            self.line(f"… {text}")
+
+    def close(self) -> None:
+        """Stop the spinner."""
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
+
+    def _elapsed(self) -> str:
+        seconds = int(time.monotonic() - self._start)
+        return f"{seconds // 60:3d}:{seconds % 60:02d}"
