@@ -1,1 +1,28 @@
-"""Networks of the field's papers."""
+"""Networks of the field's papers, and their initial weights.
+
+Every network takes ``input_shape`` (C, H, W) and ``num_classes`` first, maps (B, C, H, W) to
+logits (B, K), and is twice differentiable almost everywhere.
+"""
+
+from flwr_leakage.models.alexnet import AlexNet
+from flwr_leakage.models.convnet import ConvNet
+from flwr_leakage.models.initialization import initialize
+from flwr_leakage.models.lenet import LeNet
+from flwr_leakage.models.linear import Linear
+from flwr_leakage.models.mlp import MLP
+from flwr_leakage.models.resnet import ResNet8, ResNet18
+from flwr_leakage.models.shufflenet import ShuffleNet
+from flwr_leakage.models.vgg import VGG9
+
+__all__ = [
+    "MLP",
+    "VGG9",
+    "AlexNet",
+    "ConvNet",
+    "LeNet",
+    "Linear",
+    "ResNet8",
+    "ResNet18",
+    "ShuffleNet",
+    "initialize",
+]

@@ -1,0 +1,66 @@
+"""AlexNet for 32×32 inputs."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from flwr_leakage.models.layers import (
+    check_positive,
+    check_sizes,
+    count_features,
+    make_activation,
+)
+
+
+class AlexNet(nn.Module):
+    """Five convolutions and three fully connected layers (Krizhevsky et al. 2012).
+
+    Channels 64, 192, 384, 256, 256 are those of the one-column version (Krizhevsky 2014),
+    which torchvision has too. The paper defines it for 224×224; chosen here for small inputs:
+    the first convolution is 3×3 with stride 2 in place of 11×11 with stride 4, the second 3×3
+    in place of 5×5, the three overlapping poolings are 2×2, and neither local response
+    normalisation nor dropout is used. At 32×32 the convolutions leave 256×2×2 values.
+
+    Args:
+        input_shape: (C, H, W), at least 16×16.
+        num_classes: K.
+        hidden_features: the width of the two hidden fully connected layers.
+        activation: see ``make_activation``.
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        num_classes: int,
+        hidden_features: int = 4096,
+        activation: str = "relu",
+    ) -> None:
+        super().__init__()
+        check_sizes(input_shape, num_classes)
+        check_positive(hidden_features=hidden_features)
+        self.features = nn.Sequential(
+            nn.Conv2d(input_shape[0], 64, 3, 2, 1),
+            make_activation(activation),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 192, 3, 1, 1),
+            make_activation(activation),
+            nn.MaxPool2d(2),
+            nn.Conv2d(192, 384, 3, 1, 1),
+            make_activation(activation),
+            nn.Conv2d(384, 256, 3, 1, 1),
+            make_activation(activation),
+            nn.Conv2d(256, 256, 3, 1, 1),
+            make_activation(activation),
+            nn.MaxPool2d(2),
+        )
+        self.classifier = nn.Sequential(
+            nn.Linear(count_features(self.features, input_shape), hidden_features),
+            make_activation(activation),
+            nn.Linear(hidden_features, hidden_features),
+            make_activation(activation),
+            nn.Linear(hidden_features, num_classes),
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (B, K) of inputs (B, C, H, W)."""
+        return self.classifier(self.features(inputs).flatten(1))

@@ -1,0 +1,89 @@
+"""Initial weights as a pure function of a generator."""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+Scheme = Literal["default", "uniform", "normal", "kaiming", "xavier"]
+
+_SCHEMES = ("default", "uniform", "normal", "kaiming", "xavier")
+
+
+def initialize(model: nn.Module, scheme: Scheme, generator: torch.Generator) -> nn.Module:
+    """Draw the parameters of ``model`` anew, in place, from ``generator`` alone.
+
+    ========  =================================================  ============
+    scheme    weights                                            biases
+    ========  =================================================  ============
+    default   each layer's own ``reset_parameters``              likewise
+    uniform   U(−0.5, 0.5) (Zhu et al. 2019)                     U(−0.5, 0.5)
+    normal    N(0, 0.5²) (Zhang et al. 2023's published code)    N(0, 0.5²)
+    kaiming   N(0, 2 / fan_in) (He et al. 2015)                  0
+    xavier    U(±√(6 / (fan_in + fan_out))) (Glorot 2010)        0
+    ========  =================================================  ============
+
+    Normalisation layers, whose weight is a vector, start as torch starts them in every scheme
+    (BatchNorm: weight 1, bias 0, running mean 0, running variance 1): the network of Zhu et
+    al., for which the random schemes were made, has none.
+
+    Args:
+        model: all of its parameters must belong to layers with ``reset_parameters``.
+        scheme: a row of the table.
+        generator: the only source of randomness; torch's global state is left alone.
+
+    Returns:
+        ``model`` itself.
+
+    Raises:
+        ValueError: an unknown scheme, or a parameter that it does not reach.
+    """
+    if scheme not in _SCHEMES:
+        raise ValueError(f"initialization must be one of {_SCHEMES}, got {scheme!r}.")
+    _check_all_reached(model)
+    layers = [layer for layer in model.modules() if hasattr(layer, "reset_parameters")]
+    seed = int(torch.randint(2**62, (), generator=generator))
+    # reset_parameters draws from torch's global generator, which is therefore seeded here.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for layer in layers:
+            layer.reset_parameters()  # type: ignore[operator]
+    if scheme == "default":
+        return model
+    for layer in layers:
+        own = _own_parameters(layer)
+        if own and own["weight"].ndim > 1:
+            _draw(own, scheme, generator)
+    return model
+
+
+def _own_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(layer.named_parameters(recurse=False))
+
+
+def _check_all_reached(model: nn.Module) -> None:
+    for name, layer in model.named_modules():
+        own = _own_parameters(layer)
+        if own and (not hasattr(layer, "reset_parameters") or not own.keys() <= {"weight", "bias"}):
+            raise ValueError(
+                f"every parameter must be the weight or bias of a layer with reset_parameters, "
+                f"got {sorted(own)} in {name or 'the model'} ({type(layer).__name__})."
+            )
+
+
+@torch.no_grad()
+def _draw(own: dict[str, nn.Parameter], scheme: Scheme, generator: torch.Generator) -> None:
+    weight, bias = own["weight"], own.get("bias")
+    match scheme:
+        case "uniform":
+            for value in own.values():
+                value.uniform_(-0.5, 0.5, generator=generator)
+        case "normal":
+            for value in own.values():
+                value.normal_(0, 0.5, generator=generator)
+        case "kaiming":
+            nn.init.kaiming_normal_(weight, nonlinearity="relu", generator=generator)
+        case "xavier":
+            nn.init.xavier_uniform_(weight, generator=generator)
+    if bias is not None and scheme in ("kaiming", "xavier"):
+        bias.zero_()

@@ -1,0 +1,65 @@
+"""What several networks share: activations by name, and checks of the input's shape."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "softplus": nn.Softplus,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+}
+
+
+def make_activation(name: str) -> nn.Module:
+    """Return a new activation layer, never in place: an attack differentiates twice through it.
+
+    Args:
+        name: relu, leaky_relu, elu, gelu, silu, softplus, sigmoid or tanh.
+
+    Raises:
+        ValueError: no activation has that name.
+    """
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"activation must be one of {sorted(_ACTIVATIONS)}, got {name!r}.")
+    return _ACTIVATIONS[name]()
+
+
+def check_sizes(input_shape: Sequence[int], num_classes: int) -> None:
+    """Raise ``ValueError`` unless the input is (C, H, W) and there are at least two classes."""
+    if len(input_shape) != 3 or min(input_shape) < 1:
+        raise ValueError(f"input_shape must be positive (C, H, W), got {tuple(input_shape)}.")
+    if num_classes < 2:
+        raise ValueError(f"num_classes must be at least 2, got {num_classes}.")
+
+
+def check_positive(**settings: int) -> None:
+    """Raise ``ValueError`` naming the first setting that is smaller than 1."""
+    for name, value in settings.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+
+
+def count_features(features: nn.Module, input_shape: Sequence[int]) -> int:
+    """Return the number of values that ``features`` makes of one input (C, H, W).
+
+    Raises:
+        ValueError: the input is too small for the strides and poolings of ``features``.
+    """
+    was_training = features.training
+    try:
+        # Eval mode: a probe in train mode would change BatchNorm's running statistics.
+        with torch.no_grad():
+            return features.eval()(torch.zeros(1, *input_shape)).numel()
+    except RuntimeError as error:
+        raise ValueError(
+            f"input_shape {tuple(input_shape)} is too small for this network: {error}"
+        ) from error
+    finally:
+        features.train(was_training)

@@ -1,0 +1,29 @@
+"""Multinomial logistic regression: the model that leaks in closed form."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from flwr_leakage.models.layers import check_sizes
+
+
+class Linear(nn.Module):
+    """Logits ``W x + b`` of the flattened input.
+
+    One sample's gradient holds it exactly: ∂L/∂W[k] = (p_k − y_k)·x and ∂L/∂b[k] = p_k − y_k
+    (Phong et al. 2018, Section 3).
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: K.
+    """
+
+    def __init__(self, input_shape: Sequence[int], num_classes: int) -> None:
+        super().__init__()
+        check_sizes(input_shape, num_classes)
+        self.fc = nn.Linear(math.prod(input_shape), num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (B, K) of inputs (B, C, H, W)."""
+        return self.fc(inputs.flatten(1))

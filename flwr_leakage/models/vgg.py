@@ -1,0 +1,64 @@
+"""VGG-9 of federated learning papers."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from flwr_leakage.models.layers import (
+    check_positive,
+    check_sizes,
+    count_features,
+    make_activation,
+)
+
+_STAGES = ((32, 64), (128, 128), (256, 256))
+
+
+class VGG9(nn.Module):
+    """Six 3×3 convolutions in three stages and three fully connected layers.
+
+    Simonyan and Zisserman 2015 define no nine-layer VGG; this is the one of Wang et al. 2020
+    (FedMA): 32, 64 | 128, 128 | 256, 256 channels, 2×2 max pooling after each stage, two
+    hidden layers of 512 units. Left out: its dropout, whose masks no observer knows.
+
+    Args:
+        input_shape: (C, H, W), at least 8×8.
+        num_classes: K.
+        hidden_features: the width of the two hidden fully connected layers.
+        use_batch_norm: BatchNorm after each convolution (not in FedMA).
+        activation: see ``make_activation``.
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        num_classes: int,
+        hidden_features: int = 512,
+        use_batch_norm: bool = False,
+        activation: str = "relu",
+    ) -> None:
+        super().__init__()
+        check_sizes(input_shape, num_classes)
+        check_positive(hidden_features=hidden_features)
+        layers: list[nn.Module] = []
+        width = input_shape[0]
+        for stage in _STAGES:
+            for channels in stage:
+                layers.append(nn.Conv2d(width, channels, 3, 1, 1))
+                if use_batch_norm:
+                    layers.append(nn.BatchNorm2d(channels))
+                layers.append(make_activation(activation))
+                width = channels
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(
+            nn.Linear(count_features(self.features, input_shape), hidden_features),
+            make_activation(activation),
+            nn.Linear(hidden_features, hidden_features),
+            make_activation(activation),
+            nn.Linear(hidden_features, num_classes),
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (B, K) of inputs (B, C, H, W)."""
+        return self.classifier(self.features(inputs).flatten(1))
