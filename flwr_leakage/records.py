@@ -6,6 +6,7 @@ model grants by name, in ``Disclosure``.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,6 +43,14 @@ class Batch:
 
     def __getitem__(self, index: slice | Tensor | list[int]) -> "Batch":
         return Batch(self.inputs[index], self.targets[index])
+
+    @staticmethod
+    def concatenate(batches: Sequence["Batch"]) -> "Batch":
+        """Join batches of equally shaped inputs and targets, in their order."""
+        return Batch(
+            torch.cat([batch.inputs for batch in batches]),
+            torch.cat([batch.targets for batch in batches]),
+        )
 
 
 @dataclass(frozen=True)

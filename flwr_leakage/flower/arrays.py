@@ -10,7 +10,7 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
 
 
-class MalformedArrays(ValueError):
+class MalformedArraysError(ValueError):
     """Arrays that do not fit the model: other names, other shapes, entries that are not finite."""
 
 
@@ -20,7 +20,7 @@ def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple
     Buffers are cast to the model's own dtype, as averaging turns integer counters into floats.
 
     Raises:
-        MalformedArrays: naming the first entry that is missing, unknown, of another shape, not
+        MalformedArraysError: naming the first entry that is missing, unknown, of another shape, not
             a number, or not finite.
     """
     params, buffers = gradient_map.params, gradient_map.buffers
@@ -52,7 +52,7 @@ def _check_names(arrays: Mapping[str, Array], expected: Params) -> None:
     missing = [name for name in expected if name not in arrays]
     unknown = [name for name in arrays if name not in expected]
     if missing or unknown:
-        raise MalformedArrays(
+        raise MalformedArraysError(
             f"arrays must hold the model's {len(expected)} entries; "
             f"missing: {missing[:3] or 'none'}, unknown: {unknown[:3] or 'none'}."
         )
@@ -60,16 +60,16 @@ def _check_names(arrays: Mapping[str, Array], expected: Params) -> None:
 
 def _read(name: str, array: Array, like: Tensor) -> Tensor:
     if tuple(array.shape) != tuple(like.shape):
-        raise MalformedArrays(
+        raise MalformedArraysError(
             f"{name!r} must have shape {tuple(like.shape)}, got {tuple(array.shape)}."
         )
     try:
         value = torch.tensor(array.numpy())
     except (TypeError, ValueError) as error:
-        raise MalformedArrays(f"{name!r} cannot be read as an array: {error}") from error
+        raise MalformedArraysError(f"{name!r} cannot be read as an array: {error}") from error
     if value.is_complex() or value.dtype == torch.bool:
-        raise MalformedArrays(f"{name!r} must hold real numbers, got {value.dtype}.")
+        raise MalformedArraysError(f"{name!r} must hold real numbers, got {value.dtype}.")
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
         count = int((~torch.isfinite(value)).sum())
-        raise MalformedArrays(f"{name!r} holds {count} entries that are NaN or infinite.")
+        raise MalformedArraysError(f"{name!r} holds {count} entries that are NaN or infinite.")
     return value.to(like.dtype)

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from flwr_leakage.attacks.base import Attack, AttackProgress
 from flwr_leakage.flower.progress import Progress, SilentProgress

@@ -13,7 +13,7 @@ the mini-batches, comes through ``encode``, one line in the training loop::
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -110,14 +110,6 @@ class _Session:
             self.defended.append(Batch(defended.inputs.detach(), defended.targets.detach()))
             self.kept += len(private)
         return defended.inputs, defended.targets
-
-    def samples(self, batches: Sequence[Batch], num_examples: int) -> Batch:
-        """The first ``num_examples`` samples: later epochs repeat them."""
-        whole = Batch(
-            torch.cat([batch.inputs for batch in batches]),
-            torch.cat([batch.targets for batch in batches]),
-        )
-        return whole[:num_examples]
 
 
 _SESSION: ContextVar[_Session | None] = ContextVar("flwr_leakage_session", default=None)
@@ -237,8 +229,9 @@ def _defend(
     defense, generator = session.audit.defense, session.generator("defense")
     if not session.private:
         return defense.on_update(raw, generator, None), None
-    private = session.samples(session.private, raw.num_examples)
-    defended = session.samples(session.defended, raw.num_examples)
+    # Later epochs repeat the samples of the first.
+    private = Batch.concatenate(session.private)[: raw.num_examples]
+    defended = Batch.concatenate(session.defended)[: raw.num_examples]
     local_round = LocalRound(session.audit.gradient_map, params, buffers, private, defended)
     released = defense.on_update(raw, generator, local_round)
     return released, Exposure(params, buffers, private, defended, raw, released)

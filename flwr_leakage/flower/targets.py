@@ -86,8 +86,8 @@ class Target:
             self.observation.update.num_examples
         )
         return Truth(
-            _concatenate([truth.private for truth in truths])[:used],
-            _concatenate([truth.defended for truth in truths])[:used],
+            Batch.concatenate([truth.private for truth in truths])[:used],
+            Batch.concatenate([truth.defended for truth in truths])[:used],
         )
 
 
@@ -124,9 +124,3 @@ def aggregate(observations: Sequence[Observation]) -> Target:
         tuple((o.client_id, count) for o, count in zip(observations, counts, strict=True)),
     )
 
-
-def _concatenate(batches: Sequence[Batch]) -> Batch:
-    return Batch(
-        torch.cat([batch.inputs for batch in batches]),
-        torch.cat([batch.targets for batch in batches]),
-    )

@@ -1,0 +1,1 @@
+"""From a Hydra config to a running audit: one command, two engines, the same apps."""

@@ -1,0 +1,117 @@
+"""The Flower apps of the audit: an ordinary training loop, and a strategy that is curious.
+
+The client is written as any Flower app is; what the audit adds to it are the mod and the line
+with ``encode``.
+"""
+
+import copy
+from functools import partial
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr_leakage.flower.audit import ServerAudit
+from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
+from flwr_leakage.flower.progress import Progress
+from flwr_leakage.flower.strategy import HonestButCurious
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from simulations.build import Config, Experiment, build
+
+
+def make_client_app(config: Config) -> ClientApp:
+    """The app that every client runs; the experiment is built once in each process."""
+
+    def audit(context: Context) -> ClientAudit:
+        return build(config).client_audit()
+
+    app = ClientApp()
+
+    @app.train(mods=[LeakageMod(audit)])
+    def train(message: Message, context: Context) -> Message:
+        experiment = build(config)
+        server_round = int(message.content["config"]["server-round"])
+        batch = experiment.client_batch(int(context.node_config["partition-id"]), server_round)
+        model = copy.deepcopy(experiment.network)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        set_training_mode(model, experiment.gradient_map.batch_norm)
+        schedule = experiment.schedule
+        optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr=schedule.learning_rate,
+            momentum=schedule.momentum,
+            weight_decay=schedule.weight_decay,
+        )
+        loss = torch.zeros(())
+        for window in schedule.slices(len(batch)):
+            inputs, targets = encode(batch.inputs[window], batch.targets[window])
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+        metrics = MetricRecord({"num-examples": len(batch), "train-loss": loss.item()})
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def make_server_app(config: Config, progress: Progress) -> ServerApp:
+    """The app of the server; it writes into the config's ``run_dir``."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        experiment = build(config)
+        settings = experiment.settings
+        if settings.server.num_threads is not None:
+            torch.set_num_threads(settings.server.num_threads)
+        tracker = experiment.tracker()
+        audit = experiment.server_audit(tracker, Path(settings.run_dir).name, progress)
+        strategy = HonestButCurious(experiment.strategy(), audit)
+        try:
+            strategy.start(
+                grid=grid,
+                initial_arrays=ArrayRecord(experiment.network.state_dict()),
+                num_rounds=settings.num_rounds,
+                train_config=ConfigRecord({"learning-rate": settings.client.learning_rate}),
+                evaluate_fn=partial(evaluate_global_model, experiment, audit),
+            )
+        finally:
+            progress.close()
+            tracker.close()
+
+    return app
+
+
+def set_training_mode(model: nn.Module, batch_norm: str) -> None:
+    """BatchNorm in the mode that the experiment says; dropout off, as its masks are unknown."""
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.train(batch_norm == "batch")
+
+
+@torch.no_grad()
+def evaluate_global_model(
+    experiment: Experiment, audit: ServerAudit, server_round: int, arrays: ArrayRecord
+) -> MetricRecord:
+    """Test accuracy and loss of the global model, recorded and returned."""
+    model = copy.deepcopy(experiment.network).eval()
+    state = arrays.to_torch_state_dict()
+    model.load_state_dict({k: v.to(model.state_dict()[k].dtype) for k, v in state.items()})
+    correct = count = 0
+    total_loss = 0.0
+    for batch in experiment.data.test_batches(500, experiment.settings.server.test_samples):
+        logits = model(batch.inputs)
+        total_loss += F.cross_entropy(logits, batch.targets, reduction="sum").item()
+        correct += int((logits.argmax(1) == batch.targets).sum())
+        count += len(batch)
+    accuracy, loss = correct / count, total_loss / count
+    audit.utility(server_round, "test_accuracy", accuracy)
+    audit.utility(server_round, "test_loss", loss, "nat")
+    return MetricRecord({"accuracy": accuracy, "loss": loss, "num-examples": count})

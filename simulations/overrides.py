@@ -1,0 +1,86 @@
+"""Say what exists where an override on the command line names something that does not."""
+
+import difflib
+
+import hydra
+from flwr_leakage._conf import conf_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+
+def check_overrides(arguments: list[str]) -> str:
+    """Return what is wrong with the overrides among ``arguments``, or an empty text.
+
+    Hydra names a mistyped key, but not the keys that exist.
+    """
+    texts = [a for a in arguments if not a.startswith("-") and "=" in a]
+    texts = [a for a in texts if not a.startswith(("hydra.", "hydra/", "+", "~"))]
+    try:
+        overrides = OverridesParser.create().parse_overrides(texts)
+    except HydraException as error:
+        return str(error)
+    with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
+        groups = [override for override in overrides if _is_group(override)]
+        for override in groups:
+            problem = _check_group(override)
+            if problem:
+                return problem
+        cfg = hydra.compose("config", [_first_choice(override) for override in groups])
+    for override in overrides:
+        if override not in groups:
+            problem = _check_key(cfg, override.key_or_group)
+            if problem:
+                return problem
+    return ""
+
+
+def _is_group(override: Override) -> bool:
+    return (conf_dir() / override.key_or_group).is_dir()
+
+
+def _options(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def _choices(override: Override) -> list[str]:
+    if override.is_sweep_override():
+        return [str(choice) for choice in override.sweep_string_iterator()]
+    return [str(override.value())]
+
+
+def _first_choice(override: Override) -> str:
+    choice = _choices(override)[0]
+    return f"{override.key_or_group}={'null' if choice == 'None' else choice}"
+
+
+def _check_group(override: Override) -> str:
+    options = _options(override.key_or_group)
+    for choice in _choices(override):
+        if choice not in [*options, "None"]:
+            return (
+                f"there is no {override.key_or_group} {choice!r}"
+                f"{_suggest(choice, options)}; options: {', '.join(options)}"
+            )
+    return ""
+
+
+def _check_key(cfg: DictConfig, key: str) -> str:
+    node: object = cfg
+    path: list[str] = []
+    for part in key.split("."):
+        if not isinstance(node, DictConfig) or part not in node:
+            known = [str(k) for k in node] if isinstance(node, DictConfig) else []
+            known = [k for k in known if k not in ("_target_", "hydra")]
+            where = f"in {'.'.join(path)!r}" if path else "at the top level"
+            listing = f"; keys: {', '.join(known)}" if known else ""
+            return f"there is no key {part!r} {where}{_suggest(part, known)}{listing}"
+        path.append(part)
+        node = OmegaConf.select(node, part, throw_on_missing=False) if part != "run_dir" else None
+    return ""
+
+
+def _suggest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,67 @@
+"""The table that ends a run on the terminal."""
+
+import statistics
+
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.tracking import RunData
+from rich.console import Console
+from rich.table import Table
+
+RECOVERED_DB = 25.0
+"""A digit or object of 28–32 pixels is plainly recognised from this PSNR on."""
+
+
+def print_summary(run: RunData, console: Console) -> None:
+    """Print leakage, utility and cost, a line a round."""
+    table = Table(title=f"Leakage by round · {run.metadata.get('threat', '')}", title_justify="left")
+    columns = ("round", "attacked", f"≥ {RECOVERED_DB:.0f} dB", "PSNR median", "best", "worst")
+    for column in (*columns, "SSIM median", "label acc.", "test acc.", "attack s"):
+        table.add_column(column, justify="right")
+    rounds = sorted({record.server_round for record in run.records if record.server_round > 0})
+    for server_round in rounds:
+        psnr = _values(run, server_round, "psnr")
+        table.add_row(
+            str(server_round),
+            str(_count(run, server_round, "psnr")),
+            str(sum(value >= RECOVERED_DB for value in psnr)) if psnr else "–",
+            _format(statistics.median(psnr) if psnr else None, "{:.1f}"),
+            _format(max(psnr, default=None), "{:.1f}"),
+            _format(min(psnr, default=None), "{:.1f}"),
+            _median(run, server_round, "ssim", "{:.3f}"),
+            _mean(run, server_round, "label_accuracy", "{:.0%}"),
+            _mean(run, server_round, "test_accuracy", "{:.1%}"),
+            _mean(run, server_round, "attack_wall_seconds", "{:.1f}"),
+        )
+    console.print(table)
+    failures = [event for event in run.events if event.level != "info"]
+    if failures:
+        console.print(f"{len(failures)} warnings and errors; the report lists them.")
+        for event in failures[:5]:
+            text = event.message.splitlines()[0][:160]
+            console.print(f"  round {event.server_round}: {text}", markup=False, highlight=False)
+
+
+def _records(run: RunData, server_round: int, name: str) -> list[LeakageRecord]:
+    return [r for r in run.records if r.server_round == server_round and r.name == name]
+
+
+def _values(run: RunData, server_round: int, name: str) -> list[float]:
+    return [r.value for r in _records(run, server_round, name) if r.value is not None]
+
+
+def _count(run: RunData, server_round: int, name: str) -> int:
+    return len(_records(run, server_round, name))
+
+
+def _median(run: RunData, server_round: int, name: str, style: str) -> str:
+    values = _values(run, server_round, name)
+    return _format(statistics.median(values) if values else None, style)
+
+
+def _mean(run: RunData, server_round: int, name: str, style: str) -> str:
+    values = _values(run, server_round, name)
+    return _format(statistics.fmean(values) if values else None, style)
+
+
+def _format(value: float | None, style: str) -> str:
+    return "–" if value is None else style.format(value)
