@@ -1,1 +1,25 @@
-"""Linear operators with exact products: the Jacobian of the gradient map."""
+"""Linear operators of the gradient map, with exact products both ways."""
+
+from flwr_leakage.operators.angular import AngularJacobian
+from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.operators.budget import Budget, BudgetExhausted, within
+from flwr_leakage.operators.jacobian import (
+    BatchJacobian,
+    FunctionJacobian,
+    SampleJacobian,
+    UpdateJacobian,
+    sample_gradients,
+)
+
+__all__ = [
+    "AngularJacobian",
+    "BatchJacobian",
+    "Budget",
+    "BudgetExhausted",
+    "FunctionJacobian",
+    "LinearOperator",
+    "SampleJacobian",
+    "UpdateJacobian",
+    "sample_gradients",
+    "within",
+]

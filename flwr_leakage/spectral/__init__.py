@@ -1,1 +1,27 @@
-"""Estimators of spectra and damped solves, given products only."""
+"""Estimators of spectral quantities; each says whether it converged and what it cost."""
+
+from flwr_leakage.spectral.conjugate_gradient import conjugate_gradient
+from flwr_leakage.spectral.estimate import Estimate
+from flwr_leakage.spectral.lanczos import (
+    EigenPairs,
+    Lanczos,
+    largest_eigenvalue,
+    random_start,
+    smallest_eigenvalue,
+)
+from flwr_leakage.spectral.lsqr import DampedSolution, solve_damped
+from flwr_leakage.spectral.quadrature import Trace, spectral_sum
+
+__all__ = [
+    "DampedSolution",
+    "EigenPairs",
+    "Estimate",
+    "Lanczos",
+    "Trace",
+    "conjugate_gradient",
+    "largest_eigenvalue",
+    "random_start",
+    "smallest_eigenvalue",
+    "solve_damped",
+    "spectral_sum",
+]

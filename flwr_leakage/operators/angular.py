@@ -1,0 +1,43 @@
+"""The Jacobian of the gradient's direction: the curvature of a cosine attack."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.operators.base import LinearOperator
+
+
+class AngularJacobian(LinearOperator):
+    """(I − ĝĝᵀ) A / ‖g‖, the Jacobian of x ↦ g/‖g‖.
+
+    Its Gram operator is (JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖² with J = Aᵀ: the Hessian of the cosine
+    loss at the truth (Hong et al. 2024, the angular variant of LAVP).
+
+    Args:
+        jacobian: A, S maps R^N → R^P.
+        gradients: g at the same points, (S, P).
+
+    Raises:
+        ValueError: a gradient is zero, so that it has no direction.
+    """
+
+    def __init__(self, jacobian: LinearOperator, gradients: Float[Tensor, "S P"]) -> None:
+        norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+        if bool((norms == 0).any()):
+            raise ValueError("gradients must not be zero: a zero gradient has no direction.")
+        super().__init__(
+            jacobian.num_blocks, jacobian.num_inputs, jacobian.num_outputs, like=gradients
+        )
+        self._jacobian = jacobian
+        self._norms = norms
+        self._directions = gradients / norms
+
+    def _project(self, vectors: Tensor) -> Tensor:
+        along = (self._directions * vectors).sum(1, keepdim=True)
+        return (vectors - along * self._directions) / self._norms
+
+    def _matvec(self, vectors: Tensor) -> Tensor:
+        return self._project(self._jacobian._matvec(vectors))
+
+    def _rmatvec(self, vectors: Tensor) -> Tensor:
+        return self._jacobian._rmatvec(self._project(vectors))

@@ -1,0 +1,92 @@
+"""What every operator is: S independent linear maps with exact products both ways."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
+from torch import Tensor
+
+from flwr_leakage.operators.budget import spend
+
+
+class LinearOperator(ABC):
+    """S independent linear maps A_s ∈ R^{P×N}, applied together.
+
+    The papers write J = A_sᵀ ∈ R^{N×P}, so that their JJᵀ is ``gram``. All S products of a
+    call cost about as much as one where the maps are small.
+
+    Args:
+        num_blocks: S.
+        num_inputs: N.
+        num_outputs: P.
+        like: a tensor whose dtype and device the operator works in.
+    """
+
+    def __init__(self, num_blocks: int, num_inputs: int, num_outputs: int, like: Tensor) -> None:
+        self.num_blocks = num_blocks
+        self.num_inputs = num_inputs
+        self.num_outputs = num_outputs
+        self.dtype = like.dtype
+        self.device = like.device
+        self.products = 0
+        """Products (``matvec`` or ``rmatvec``) spent so far, counted for each of the S maps."""
+
+    @abstractmethod
+    def _matvec(self, vectors: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _rmatvec(self, vectors: Tensor) -> Tensor: ...
+
+    def matvec(self, vectors: Float[Tensor, "S N"]) -> Float[Tensor, "S P"]:
+        """A_s v_s for every s."""
+        self._count(vectors, self.num_inputs)
+        return self._matvec(vectors)
+
+    def rmatvec(self, vectors: Float[Tensor, "S P"]) -> Float[Tensor, "S N"]:
+        """A_sᵀ u_s for every s."""
+        self._count(vectors, self.num_outputs)
+        return self._rmatvec(vectors)
+
+    def gram(self, vectors: Float[Tensor, "S N"]) -> Float[Tensor, "S N"]:
+        """A_sᵀ A_s v_s for every s: the papers' JJᵀ; two products."""
+        return self.rmatvec(self.matvec(vectors))
+
+    def to_dense(self) -> Float[Tensor, "S P N"]:
+        """Every A_s as a matrix, from N products."""
+        dense = torch.empty(
+            self.num_blocks, self.num_outputs, self.num_inputs, dtype=self.dtype, device=self.device
+        )
+        for column in range(self.num_inputs):
+            dense[:, :, column] = self.matvec(self._unit(column))
+        return dense
+
+    def to_scipy(self, block: int = 0) -> ScipyLinearOperator:
+        """One A_s as a SciPy operator of shape (P, N)."""
+
+        def embed(vector: np.ndarray, length: int) -> Tensor:
+            full = torch.zeros(self.num_blocks, length, dtype=self.dtype, device=self.device)
+            full[block] = torch.as_tensor(vector.reshape(-1), dtype=self.dtype)
+            return full
+
+        return ScipyLinearOperator(
+            shape=(self.num_outputs, self.num_inputs),
+            matvec=lambda v: self.matvec(embed(v, self.num_inputs))[block].cpu().numpy(),
+            rmatvec=lambda u: self.rmatvec(embed(u, self.num_outputs))[block].cpu().numpy(),
+            dtype=np.float64 if self.dtype == torch.float64 else np.float32,
+        )
+
+    def _unit(self, column: int) -> Tensor:
+        unit = torch.zeros(self.num_blocks, self.num_inputs, dtype=self.dtype, device=self.device)
+        unit[:, column] = 1
+        return unit
+
+    def _count(self, vectors: Tensor, length: int) -> None:
+        if vectors.shape != (self.num_blocks, length):
+            raise ValueError(
+                f"vectors must have shape ({self.num_blocks}, {length}), got "
+                f"{tuple(vectors.shape)}."
+            )
+        spend(self.num_blocks)
+        self.products += 1

@@ -1,0 +1,74 @@
+"""A limit on Jacobian products or CPU seconds, for everything that runs inside it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+class BudgetExhausted(RuntimeError):  # noqa: N818 - an outcome, not a mistake
+    """The next product would exceed the budget."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent; ``None`` is no limit.
+
+    Attributes:
+        products: Jacobian products of one sample.
+        seconds: CPU seconds of this process.
+    """
+
+    products: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("products", "seconds"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must be ≥ 0 or None, got {value}.")
+
+
+class Meter:
+    """What has been spent under a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.products = 0
+        self.start = time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        """CPU seconds since the meter started."""
+        return time.process_time() - self.start
+
+    def spend(self, products: int) -> None:
+        """Count ``products``; raise ``BudgetExhausted`` where that is too many."""
+        limit = self.budget.products
+        if limit is not None and self.products + products > limit:
+            raise BudgetExhausted(f"the budget of {limit} products is spent")
+        if self.budget.seconds is not None and self.seconds > self.budget.seconds:
+            raise BudgetExhausted(f"the budget of {self.budget.seconds:g} CPU seconds is spent")
+        self.products += products
+
+
+_meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
+
+
+def spend(products: int) -> None:
+    """Count products under the innermost open budget, if there is one."""
+    meter = _meter.get()
+    if meter is not None:
+        meter.spend(products)
+
+
+@contextmanager
+def within(budget: Budget) -> Iterator[Meter]:
+    """Limit all products inside the ``with`` block."""
+    meter = Meter(budget)
+    token = _meter.set(meter)
+    try:
+        yield meter
+    finally:
+        _meter.reset(token)

@@ -1,0 +1,250 @@
+"""The problem of every sample on its own: its Jacobian, its gradient and its share of δ.
+
+Convention. The released pseudo-gradient is, to first order in the learning rate,
+Σᵢ wᵢ gᵢ + δ with gᵢ the gradient of sample i alone at θ_t and wᵢ its weight in the schedule: 1/B
+for one step over B samples. An attacker who knows everything but sample i therefore solves
+wᵢ Jᵢᵀ Δxᵢ = δ, and the sample's own perturbation is **δᵢ = δ/wᵢ**: B·δ for one step. A sample on
+its own has no batch statistics, so BatchNorm keeps those of the whole batch, as constants.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.operators import SampleJacobian
+from flwr_leakage.params import Params, ravel, subtract
+from flwr_leakage.records import Batch, Direction, Exposure, LocalSchedule, Measurement
+from flwr_leakage.spectral import EigenPairs, Estimate, largest_eigenvalue
+from flwr_leakage.spectral.estimate import normalize_rows
+
+Point = Literal["defended", "private"]
+Precision = Literal["float32", "float64"]
+DEFAULT_MEMORY_BYTES = 2 * 1024**3
+_GRAPH_COPIES = 12
+"""Tensors of the size of a sample's gradient that the two graphs and a product hold, roughly."""
+
+
+@dataclass(frozen=True)
+class SampleProblem:
+    """Some samples of a client's round, ready to be scored.
+
+    Attributes:
+        operator: A = Jᵀ of each of S samples.
+        gradients: g of each sample, (S, P).
+        deltas: δᵢ of each sample, (S, P); all zero where nothing was done to the update.
+        sound: (S,) whether the sample's gradient is finite and the sample is in the schedule.
+        notes: one for each sample, empty where it is sound.
+        memory: what scores of the same problem share, by name.
+    """
+
+    operator: SampleJacobian
+    gradients: Float[Tensor, "S P"]
+    deltas: Float[Tensor, "S P"]
+    sound: tuple[bool, ...]
+    notes: tuple[str, ...]
+    memory: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def start(self, generator: torch.Generator) -> Float[Tensor, "S N"]:
+        """A start for Krylov methods: Jg, which leans to the top, and a tenth of noise."""
+        toward, length = normalize_rows(self.operator.rmatvec(self.gradients))
+        draw = torch.randn(toward.shape, generator=generator, dtype=torch.float64).to(toward)
+        noise, _ = normalize_rows(draw)
+        return torch.where(length[:, None] > 0, toward + 0.1 * noise, noise)
+
+    def largest(self, generator: torch.Generator, tolerance: float, max_steps: int) -> EigenPairs:
+        """λmax of JJᵀ; computed once for all scores that ask for no smaller tolerance."""
+        known: tuple[float, EigenPairs] | None = self.memory.get("largest")
+        if known is None or known[0] > tolerance:
+            start = self.start(generator)
+            pairs = largest_eigenvalue(self.operator, start, tolerance, max_steps)
+            known = self.memory["largest"] = (tolerance, pairs)
+        return known[1]
+
+
+def schedule_weights(schedule: LocalSchedule, num_examples: int) -> Tensor:
+    """wᵢ: the factor of gᵢ in the pseudo-gradient, to first order in the learning rate.
+
+    Step t of T contributes (1 − μᵀ⁻ᵗ)/(1 − μ) times the mean gradient of its mini-batch, with μ
+    the momentum and t counted from 0.
+
+    Example:
+        >>> schedule_weights(LocalSchedule(0.1, num_steps=3, batch_size=2), 3)
+        tensor([1.0000, 1.0000, 1.0000], dtype=torch.float64)
+    """
+    weights = torch.zeros(num_examples, dtype=torch.float64)
+    momentum, total = schedule.momentum, schedule.num_steps
+    for step, window in enumerate(schedule.slices(num_examples)):
+        factor = (1 - momentum ** (total - step)) / (1 - momentum)
+        weights[window] += factor / (window.stop - window.start)
+    return weights
+
+
+def validate_batch(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> None:
+    """Raise ``ValueError`` where the batch is none that the model can be scored on."""
+    inputs, targets = batch.inputs, batch.targets
+    if not inputs.is_floating_point():
+        raise ValueError(
+            f"inputs must be floating-point to be differentiated, got {inputs.dtype}; convert "
+            f"images to floats, and score the embeddings of tokens."
+        )
+    if not len(batch):
+        raise ValueError("a client must have at least one sample to be scored, got none.")
+    logits = gradient_map.logits(exposure.params, inputs[:2], exposure.buffers)
+    num_classes = logits.shape[1] if logits.ndim > 1 else 0
+    if targets.ndim == 1 and not targets.is_floating_point() and num_classes:
+        lowest, highest = int(targets.min()), int(targets.max())
+        if lowest < 0 or highest >= num_classes:
+            raise ValueError(
+                f"targets must lie in 0 … {num_classes - 1}, got {lowest} … {highest}."
+            )
+
+
+_shared: ContextVar[dict[Any, list[SampleProblem]] | None] = ContextVar("shared", default=None)
+
+
+@contextmanager
+def shared_work() -> Iterator[None]:
+    """Let the scores inside the ``with`` block share one problem of the same samples."""
+    token = _shared.set({})
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def sample_problems(
+    gradient_map: GradientMap,
+    exposure: Exposure,
+    point: Point = "defended",
+    precision: Precision = "float32",
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+) -> Iterator[SampleProblem]:
+    """Yield the client's samples, as many at a time as fit into memory.
+
+    Args:
+        gradient_map: of the client's model and loss.
+        exposure: the client's round.
+        point: ``defended``: the samples as they entered training, and δ = released − raw;
+            ``private``: the samples before the defense, and δ = released − the update that
+            undefended training on them would have given, replayed here. The second counts
+            what an encoding of the batch hides.
+        precision: of all computations.
+        memory_bytes: for the graphs of the samples treated together.
+    """
+    if point not in ("defended", "private"):
+        raise ValueError(f"point must be 'defended' or 'private', got {point!r}.")
+    if precision not in ("float32", "float64"):
+        raise ValueError(f"precision must be 'float32' or 'float64', got {precision!r}.")
+    shared = _shared.get()
+    key = (id(gradient_map), id(exposure), point, precision, memory_bytes)
+    if shared is not None and key in shared:
+        yield from shared[key]
+        return
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    batch = exposure.defended if point == "defended" else exposure.private
+    validate_batch(gradient_map, exposure, batch)
+    params = {name: value.to(dtype) for name, value in exposure.params.items()}
+    batch = _cast(batch, dtype)
+    sample_map, buffers = fixed_statistics(gradient_map, params, batch, exposure.buffers)
+    delta = update_perturbation(gradient_map, exposure, point).to(dtype)
+    weights = schedule_weights(exposure.raw.schedule, len(batch))
+    per_sample = _GRAPH_COPIES * delta.numel() * delta.element_size()
+    size = max(1, min(len(batch), memory_bytes // max(1, per_sample)))
+    for start in range(0, len(batch), size):
+        window = slice(start, min(start + size, len(batch)))
+        operator = SampleJacobian(sample_map, params, batch[window], buffers)
+        finite = operator.value.isfinite().all(1)
+        notes = []
+        for usable, weight in zip(finite.tolist(), weights[window].tolist(), strict=True):
+            reason = "" if weight > 0 else "the local schedule never uses this sample"
+            notes.append(reason if usable else "the gradient of this sample is not finite")
+        safe = torch.where(weights[window] > 0, weights[window], 1.0).to(delta)
+        problem = SampleProblem(
+            operator,
+            operator.value.detach(),
+            delta[None] / safe[:, None],
+            tuple(not note for note in notes),
+            tuple(notes),
+        )
+        # Several windows mean that memory is short: each is dropped before the next.
+        if shared is not None and size == len(batch):
+            shared[key] = [problem]
+        yield problem
+
+
+def fixed_statistics(
+    gradient_map: GradientMap, params: Params, batch: Batch, buffers: Params
+) -> tuple[GradientMap, Params]:
+    """Return a map for single samples, with BatchNorm by the statistics of ``batch``."""
+    if gradient_map.batch_norm != "batch":
+        return gradient_map, buffers
+    statistics = gradient_map.statistics(params, batch.inputs, buffers)
+    return gradient_map.with_batch_norm("running"), {**buffers, **statistics}
+
+
+def update_perturbation(
+    gradient_map: GradientMap, exposure: Exposure, point: Point
+) -> Float[Tensor, " P"]:
+    """δ: the released pseudo-gradient minus the one without the defense, in float64."""
+    released = exposure.released.pseudo_gradient()
+    if point == "defended":
+        reference = exposure.raw.pseudo_gradient()
+    else:
+        schedule = exposure.raw.schedule
+        delta = local_update(
+            gradient_map, exposure.params, exposure.private, schedule, exposure.buffers
+        )
+        reference = {k: -v.detach() / schedule.learning_rate for k, v in delta.items()}
+    difference = subtract(
+        {name: value.double() for name, value in released.items()},
+        {name: value.double() for name, value in reference.items()},
+    )
+    return ravel({name: difference[name] for name in exposure.params})
+
+
+def measurement(
+    name: str,
+    values: list[float | None],
+    notes: list[str],
+    unit: str,
+    direction: Direction,
+    products: int,
+) -> Measurement:
+    """Build a measurement; a value that is not finite becomes ``None`` with a note."""
+    clean: list[float | None] = []
+    for index, value in enumerate(values):
+        if value is not None and not torch.isfinite(torch.tensor(value)):
+            notes[index] = notes[index] or f"no number: {value}"
+            value = None
+        clean.append(value)
+    kept = tuple(notes) if any(notes) else ()
+    return Measurement(name, tuple(clean), unit, direction, kept, products)
+
+
+def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
+    targets = batch.targets
+    return Batch(
+        batch.inputs.to(dtype), targets.to(dtype) if targets.is_floating_point() else targets
+    )
+
+
+def from_estimate(
+    problem: SampleProblem, estimate: Estimate, bound: str
+) -> tuple[list[float | None], list[str]]:
+    """Values and notes of an estimate: what did not converge is no number but a bound."""
+    values: list[float | None] = []
+    notes: list[str] = []
+    for sample, sound in enumerate(problem.sound):
+        value = float(estimate.value[sample])
+        resolved = bool(estimate.converged[sample])
+        values.append(value if sound and resolved else None)
+        unresolved = f"unresolved: {bound} {value:.3g} ({estimate.method})"
+        notes.append(problem.notes[sample] or ("" if resolved else unresolved))
+    return values, notes

@@ -1,0 +1,42 @@
+"""What every estimator returns."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One number for each of S operators, and whether to believe it.
+
+    Attributes:
+        value: (S,); where ``converged`` is false it is no estimate but at most a bound.
+        converged: (S,) whether the value is within the tolerance asked for.
+        residual: (S,) the estimator's own relative error estimate.
+        products: ``matvec`` and ``rmatvec`` spent for each operator.
+        method: what computed it.
+    """
+
+    value: Float[Tensor, " S"]
+    converged: Bool[Tensor, " S"]
+    residual: Float[Tensor, " S"]
+    products: int
+    method: str
+
+
+def normalize_rows(vectors: Float[Tensor, "S N"]) -> tuple[Tensor, Tensor]:
+    """Return the rows' unit vectors and lengths; a zero row stays zero."""
+    lengths = torch.linalg.vector_norm(vectors, dim=1)
+    return vectors / torch.where(lengths > 0, lengths, 1.0)[:, None], lengths
+
+
+def orthogonalize(
+    vectors: Float[Tensor, "S N"], basis: Float[Tensor, "S k N"]
+) -> Float[Tensor, "S N"]:
+    """Remove the components along an orthonormal basis, twice, as rounding demands."""
+    for _ in range(2):
+        along = torch.bmm(basis, vectors[:, :, None])
+        vectors = vectors - torch.bmm(along.transpose(1, 2), basis)[:, 0]
+    return vectors

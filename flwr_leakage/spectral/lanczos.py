@@ -1,0 +1,180 @@
+"""Lanczos with full reorthogonalisation, of S operators at once."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.spectral.estimate import Estimate, normalize_rows, orthogonalize
+
+RESOLVABLE_CONDITION = 1e7
+"""λmax/λmin beyond which Lanczos with a random start does not resolve λmin in practice."""
+
+
+class Lanczos:
+    """The Lanczos process of AᵀA: AᵀA V = V T + β v eᵀ, with V kept orthonormal.
+
+    Lanczos 1950; full reorthogonalisation as in Parlett, The Symmetric Eigenvalue Problem,
+    section 13.7. ``step`` costs one Gram product. A block whose Krylov space is exhausted goes
+    on with zero vectors, uncoupled from the rest of its T.
+
+    Args:
+        operator: A, of S blocks.
+        start: (S, N), not zero.
+    """
+
+    def __init__(self, operator: LinearOperator, start: Float[Tensor, "S N"]) -> None:
+        self.operator = operator
+        first, self.start_norm = normalize_rows(start)
+        self.basis = first[:, None]
+        self.residual_vector = torch.zeros_like(first)
+        self._alphas: list[Tensor] = []
+        self._betas: list[Tensor] = []
+        self._next = first
+        self._scale = torch.zeros_like(self.start_norm)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken: the order of T."""
+        return len(self._alphas)
+
+    @property
+    def last_beta(self) -> Float[Tensor, " S"]:
+        """β_k, the coupling to what the Krylov space does not hold."""
+        return self._betas[-1]
+
+    def step(self) -> None:
+        """Extend T by one row."""
+        if self._alphas:
+            self.basis = torch.cat([self.basis, self._next[:, None]], dim=1)
+        image = self.operator.gram(self._next)
+        alpha = (self._next * image).sum(1)
+        remainder = orthogonalize(image, self.basis)
+        self._scale = torch.maximum(self._scale, torch.linalg.vector_norm(image, dim=1))
+        self._next, beta = normalize_rows(remainder)
+        # Below this, the remainder is rounding and its direction has no meaning.
+        floor = 10 * torch.finfo(beta.dtype).eps * self._scale
+        exhausted = (beta <= floor) | torch.tensor(self.num_steps + 1 >= self.operator.num_inputs)
+        self._next = torch.where(exhausted[:, None], 0.0, self._next)
+        self._alphas.append(alpha)
+        self._betas.append(torch.where(exhausted, 0.0, beta))
+
+    def tridiagonal(self) -> Float[Tensor, "S k k"]:
+        """T."""
+        alphas = torch.stack(self._alphas, 1)
+        result = torch.diag_embed(alphas)
+        if self.num_steps > 1:
+            betas = torch.stack(self._betas[:-1], 1)
+            result = result + torch.diag_embed(betas, 1) + torch.diag_embed(betas, -1)
+        return result
+
+    def lengths(self) -> Tensor:
+        """(S,) order of T up to the step where the block's Krylov space was exhausted."""
+        alive = torch.stack(self._betas, 1) > 0
+        return (alive.long().cumprod(1).sum(1) + 1).clamp(max=self.num_steps)
+
+    def ritz(self) -> tuple[Float[Tensor, "S k"], Float[Tensor, "S k k"]]:
+        """Eigenvalues of T, ascending, and its eigenvectors as columns."""
+        values, vectors = torch.linalg.eigh(self.tridiagonal().double())
+        return values, vectors
+
+
+@dataclass(frozen=True)
+class EigenPairs:
+    """An extreme eigenvalue of each operator with its vector (S, N)."""
+
+    estimate: Estimate
+    vectors: Float[Tensor, "S N"]
+
+
+def random_start(operator: LinearOperator, generator: torch.Generator) -> Float[Tensor, "S N"]:
+    """A Gaussian vector for each block, of the same draw for each operator of equal shape."""
+    draw = torch.randn(
+        operator.num_blocks, operator.num_inputs, generator=generator, dtype=torch.float64
+    )
+    return draw.to(dtype=operator.dtype, device=operator.device)
+
+
+def largest_eigenvalue(
+    operator: LinearOperator,
+    start: Float[Tensor, "S N"],
+    tolerance: float = 1e-3,
+    max_steps: int = 100,
+) -> EigenPairs:
+    """λmax of AᵀA, from below.
+
+    It stops when min(r, r²/gap)/θ ≤ tolerance, with θ the largest Ritz value, r its residual
+    and gap the distance to the second one (Parlett, theorem 11.7.1): a bound of the error of
+    *an* eigenvalue, which for the largest one and a generic start is λmax.
+
+    Args:
+        operator: A, of S blocks.
+        start: not orthogonal to the eigenvector sought; ``random_start`` is generic.
+        tolerance: relative.
+        max_steps: Gram products at most.
+    """
+    process = Lanczos(operator, start)
+    first = operator.products
+    while True:
+        process.step()
+        theta, vectors = process.ritz()
+        top = theta[:, -1].clamp_min(0)
+        residual = process.last_beta * vectors[:, -1, -1].abs()
+        error = residual
+        if process.num_steps > 1:
+            gap = (top - theta[:, -2]).clamp_min(torch.finfo(top.dtype).tiny)
+            error = torch.minimum(residual, residual**2 / gap)
+        error = error / top.clamp_min(torch.finfo(top.dtype).tiny)
+        done = (error <= tolerance) & ((process.last_beta == 0) | (process.num_steps > 2))
+        if bool(done.all()) or process.num_steps >= min(max_steps, operator.num_inputs):
+            break
+    estimate = Estimate(top, done, error, operator.products - first, "Lanczos")
+    eigenvectors = torch.einsum("sk,skn->sn", vectors[:, :, -1].to(operator.dtype), process.basis)
+    return EigenPairs(estimate, eigenvectors)
+
+
+def smallest_eigenvalue(
+    operator: LinearOperator,
+    generator: torch.Generator,
+    tolerance: float = 1e-2,
+    max_steps: int = 300,
+) -> EigenPairs:
+    """λmin of AᵀA where Lanczos can resolve it, else an upper bound that says so.
+
+    The smallest Ritz value never lies below λmin. A small residual shows that it is near *an*
+    eigenvalue, not the smallest one; so it counts as resolved only if, besides, it has not
+    moved by more than the tolerance over the last third of the steps and λmax/λmin is below
+    ``RESOLVABLE_CONDITION``, or if the Krylov space is the whole space.
+
+    Args:
+        operator: A, of S blocks.
+        generator: for the start.
+        tolerance: relative.
+        max_steps: Gram products at most.
+    """
+    process = Lanczos(operator, random_start(operator, generator))
+    first = operator.products
+    history: list[Tensor] = []
+    while True:
+        process.step()
+        theta, vectors = process.ritz()
+        beyond = torch.arange(process.num_steps) >= process.lengths()[:, None]
+        theta = torch.where(beyond, torch.inf, theta) if bool(beyond.any()) else theta
+        lowest, index = theta.min(1)
+        history.append(lowest)
+        weights = vectors.gather(2, index[:, None, None].expand(-1, process.num_steps, 1))[..., 0]
+        scale = lowest.clamp_min(torch.finfo(lowest.dtype).tiny)
+        residual = process.last_beta * weights[:, -1].abs() / scale
+        moved = (history[2 * len(history) // 3] - lowest) / scale if len(history) > 5 else scale
+        done = (residual <= tolerance) & (moved <= tolerance)
+        done &= theta.nan_to_num(posinf=0).amax(1) <= RESOLVABLE_CONDITION * lowest
+        done &= torch.tensor(len(history) > 5)
+        done |= torch.tensor(process.num_steps >= operator.num_inputs) & (lowest > 0)
+        if bool(done.all()) or process.num_steps >= min(max_steps, operator.num_inputs):
+            break
+    spent = operator.products - first
+    estimate = Estimate(lowest.clamp_min(0), done, residual, spent, "Lanczos")
+    eigenvectors = torch.einsum("sk,skn->sn", weights.to(operator.dtype), process.basis)
+    return EigenPairs(estimate, eigenvectors)
