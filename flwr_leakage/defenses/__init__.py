@@ -3,6 +3,15 @@
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.defenses.chain import Chain
 from flwr_leakage.defenses.clipping import Clipping, clip_update
+from flwr_leakage.defenses.dp_sgd import DPSGD, clipped_mean_gradient, dp_epsilon
+from flwr_leakage.defenses.instahide import (
+    InstaHide,
+    flip_signs,
+    instahide_batch,
+    load_public_images,
+)
+from flwr_leakage.defenses.mixing import Mixing, draw_mixing
+from flwr_leakage.defenses.mixup import MixUp, mixup_batch
 from flwr_leakage.defenses.no_defense import NoDefense
 from flwr_leakage.defenses.noise import (
     GaussianNoise,
@@ -11,20 +20,34 @@ from flwr_leakage.defenses.noise import (
     add_laplacian_noise,
 )
 from flwr_leakage.defenses.pruning import GradientPruning, prune_update
+from flwr_leakage.defenses.soteria import Soteria, representation_sensitivity
 from flwr_leakage.defenses.withhold_buffers import WithholdBuffers
 
 __all__ = [
+    "DPSGD",
     "Chain",
     "Clipping",
     "Defense",
     "GaussianNoise",
     "GradientPruning",
+    "InstaHide",
     "LaplacianNoise",
     "LocalRound",
+    "MixUp",
+    "Mixing",
     "NoDefense",
+    "Soteria",
     "WithholdBuffers",
     "add_gaussian_noise",
     "add_laplacian_noise",
     "clip_update",
+    "clipped_mean_gradient",
+    "dp_epsilon",
+    "draw_mixing",
+    "flip_signs",
+    "instahide_batch",
+    "load_public_images",
+    "mixup_batch",
     "prune_update",
+    "representation_sensitivity",
 ]

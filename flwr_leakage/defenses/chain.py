@@ -44,6 +44,11 @@ class Chain(Defense):
         """Whether one of the chain recomputes the update."""
         return any(defense.replaces_update for defense in self.defenses)
 
+    @property
+    def encodes_batches(self) -> bool:
+        """Whether one of the chain encodes batches."""
+        return any(defense.encodes_batches for defense in self.defenses)
+
     def validate(self, spec: InputSpec, num_examples: int) -> None:
         """Validate each defense."""
         for defense in self.defenses:

@@ -14,6 +14,7 @@ from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 SPEC = InputSpec((1, 4, 4), 3)
+PUBLIC = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(9))
 SCHEDULE = LocalSchedule(learning_rate=0.5, num_steps=3, batch_size=4)
 
 
@@ -47,7 +48,13 @@ DEFENSES = {
     "laplacian": d.LaplacianNoise(0.1, relative_to="norm"),
     "clipping": d.Clipping(0.01),
     "withhold buffers": d.WithholdBuffers(),
+    "mixup": d.MixUp(3),
+    "instahide": d.InstaHide(3),
+    "instahide inter": d.InstaHide(4, "inter", public=PUBLIC),
+    "dp sgd": d.DPSGD(0.5, 0.3),
+    "soteria": d.Soteria(0.4),
     "chain": d.Chain([d.GradientPruning(0.5), d.GaussianNoise(0.1, "update")]),
+    "chain of both": d.Chain([d.MixUp(3), d.DPSGD(0.5, 0.3), d.GradientPruning(0.5)]),
 }
 ZERO_STRENGTH = {
     "none": d.NoDefense(),
@@ -55,10 +62,21 @@ ZERO_STRENGTH = {
     "gaussian": d.GaussianNoise(0.0),
     "laplacian": d.LaplacianNoise(0.0),
     "clipping": d.Clipping(math.inf),
+    "mixup": d.MixUp(1),
+    "instahide": d.InstaHide(1, flip_probability=0.0),
+    "dp sgd": d.DPSGD(math.inf, 0.0),
+    "soteria": d.Soteria(0.0),
     "chain": d.Chain([d.GradientPruning(0.0), d.GaussianNoise(0.0)]),
 }
-CHANGES_BATCH: set[str] = set()
-CHANGES_DELTA = set(DEFENSES) - {"none", "withhold buffers"} - CHANGES_BATCH
+CHANGES_BATCH = {"mixup", "instahide", "instahide inter", "chain of both"}
+CHANGES_DELTA = set(DEFENSES) - {
+    "none",
+    "withhold buffers",
+    "mixup",
+    "instahide",
+    "instahide inter",
+}
+NEEDS_LOCAL_ROUND = {"dp sgd", "soteria", "chain of both"}
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -121,6 +139,19 @@ def test_shapes_dtypes_and_keys_are_kept(name: str, dtype: torch.dtype) -> None:
     batch = DEFENSES[name].on_batch(local_round.private, 3, seeded(1))
     assert batch.inputs.shape == local_round.private.inputs.shape
     assert batch.inputs.dtype == local_round.private.inputs.dtype
+    if name in CHANGES_BATCH:
+        torch.testing.assert_close(batch.targets.sum(1), torch.ones(8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_says_whether_it_encodes_batches(name: str) -> None:
+    assert DEFENSES[name].encodes_batches == (name in CHANGES_BATCH)
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS_LOCAL_ROUND))
+def test_a_missing_local_round_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match="needs local_round"):
+        DEFENSES[name].on_update(make_round()[0], seeded(1))
 
 
 @pytest.mark.parametrize("name", ZERO_STRENGTH)
@@ -132,7 +163,7 @@ def test_strength_zero_is_the_identity(name: str) -> None:
     assert torch.equal(encoded.inputs, local_round.private.inputs)
 
 
-@pytest.mark.parametrize("name", set(DEFENSES) - {"none"})
+@pytest.mark.parametrize("name", sorted(CHANGES_DELTA | {"withhold buffers"}))
 @pytest.mark.parametrize(
     ("delta", "message"),
     [
@@ -143,8 +174,6 @@ def test_strength_zero_is_the_identity(name: str) -> None:
 )
 def test_bad_updates_are_rejected(name: str, delta: dict, message: str) -> None:
     _, local_round = make_round()
-    if name in CHANGES_BATCH:
-        pytest.skip("leaves updates alone")
     with pytest.raises(ValueError, match=message):
         DEFENSES[name].on_update(Update(delta, {}, SCHEDULE, 8), seeded(1), local_round)
 
@@ -152,6 +181,23 @@ def test_bad_updates_are_rejected(name: str, delta: dict, message: str) -> None:
 @pytest.mark.parametrize("name", DEFENSES)
 def test_validation_accepts_good_data(name: str) -> None:
     DEFENSES[name].validate(SPEC, 8)
+
+
+@pytest.mark.parametrize(
+    ("defense", "num_examples"),
+    [
+        (d.MixUp(4), 3),
+        (d.InstaHide(4), 3),
+        (d.InstaHide(4, "inter", public=PUBLIC), 1),
+        (d.InstaHide(3, "inter", public=PUBLIC[:, :, :2]), 8),
+        (d.Chain([d.NoDefense(), d.MixUp(4)]), 3),
+    ],
+)
+def test_data_that_cannot_be_encoded_is_rejected_before_training(
+    defense: d.Defense, num_examples: int
+) -> None:
+    with pytest.raises(ValueError):
+        defense.validate(SPEC, num_examples)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +210,21 @@ def test_validation_accepts_good_data(name: str) -> None:
         (lambda: d.GaussianNoise(math.inf), "noise_std"),
         (lambda: d.LaplacianNoise(math.nan), "noise_std"),
         (lambda: d.Clipping(0.0), "max_norm must be positive"),
+        (lambda: d.MixUp(0), "k must be at least 1"),
+        (lambda: d.MixUp(2, 0.5), "max_coefficient"),
+        (lambda: d.MixUp(4, 1.1), "max_coefficient"),
+        (lambda: d.InstaHide(4, max_coefficient=0.2), "max_coefficient"),
+        (lambda: d.InstaHide(4, flip_probability=1.5), "flip_probability"),
+        (lambda: d.InstaHide(4, "inter"), "needs a public set"),
+        (lambda: d.InstaHide(2, "inter", 0.65, public=PUBLIC), "at least 3"),
+        (lambda: d.InstaHide(8, "inter", public=PUBLIC), "at least k"),
+        (lambda: d.load_public_images(None), "needs a public set"),
+        (lambda: d.load_public_images("missing.npz"), "needs a public set"),
+        (lambda: d.DPSGD(0.0), "max_norm"),
+        (lambda: d.DPSGD(1.0, -1.0), "noise_multiplier"),
+        (lambda: d.DPSGD(math.inf, 1.0), "noise_multiplier must be 0"),
+        (lambda: d.Soteria(1.0), "prune_ratio"),
+        (lambda: d.Soteria(0.1, max_samples=0), "max_samples"),
         (lambda: d.Chain([]), "at least one defense"),
     ],
 )

@@ -1,0 +1,151 @@
+"""Decoding MixUp and InstaHide encodings: the attacker's second step.
+
+A gradient inversion recovers encodings. Over T epochs of fresh draws the server collects T
+encodings of every image, and with the mapping and the coefficients given, Huang et al.'s (2021,
+section 5) upper bound on the leakage, solves for the images.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
+from torch import Tensor
+
+from flwr_leakage.records import InputSpec
+
+
+def decode_mixup(
+    encodings: Float[Tensor, "M C H W"], weights: Float[Tensor, "M n"]
+) -> Float[Tensor, "n C H W"]:
+    """Argmin over X of ‖W X − E‖², of smallest norm where W lacks rank.
+
+    Args:
+        encodings: E, M recovered encodings, of all epochs.
+        weights: W; row m holds the coefficients of encoding m.
+    """
+    _check(encodings, weights)
+    # gelsd is right for a rank-deficient W, where the default driver is not.
+    solution = torch.linalg.lstsq(
+        weights.double().cpu(), encodings.double().cpu().flatten(1), driver="gelsd"
+    ).solution
+    return solution.reshape(-1, *encodings.shape[1:]).to(encodings.dtype)
+
+
+@dataclass(frozen=True)
+class InstaHideDecoding:
+    """What the sign-aware regression found.
+
+    Attributes:
+        images: (n, C, H, W).
+        residual: root mean square of |W X| − |E|, the attacker's own measure.
+        starts: random starts used for each pixel.
+    """
+
+    images: Float[Tensor, "n C H W"]
+    residual: float
+    starts: int
+
+
+def decode_instahide(
+    encodings: Float[Tensor, "M C H W"],
+    weights: Float[Tensor, "M n"],
+    spec: InputSpec,
+    generator: torch.Generator,
+    num_starts: int = 24,
+    num_iterations: int = 60,
+) -> InstaHideDecoding:
+    """Argmin over X of ‖ |W X| − |E| ‖², one problem a pixel, with signs made consistent.
+
+    Sign flips leave only |E| (Carlini et al. 2020, section 4.4). For each pixel, alternate
+    s ← sign(W x) and x ← W⁺(s · |e|), which never increases the residual, from random starts,
+    and keep the one of smallest residual. |W x| does not change with the sign of x: neighbours
+    of a natural image are similar in most images, so signs are carried along the spanning tree
+    of largest |correlation| between neighbouring pixels, and the sign of the whole is that which
+    leaves fewer values outside of the pixel box (the normalisation is public).
+
+    Args:
+        encodings: E, M recovered encodings, of all epochs, with flipped signs.
+        weights: W; row m holds the coefficients of encoding m.
+        spec: the public normalisation.
+        generator: for the starts.
+        num_starts: random starts for each pixel, ≥ 1.
+        num_iterations: of each start, ≥ 1.
+    """
+    _check(encodings, weights)
+    if num_starts < 1 or num_iterations < 1:
+        raise ValueError(
+            f"num_starts and num_iterations must be at least 1, got {num_starts} and "
+            f"{num_iterations}."
+        )
+    matrix = weights.double().cpu()
+    magnitudes = encodings.double().cpu().flatten(1).abs()
+    inverse = torch.linalg.pinv(matrix)
+    best = torch.zeros(matrix.shape[1], magnitudes.shape[1], dtype=torch.float64)
+    lowest = torch.full((magnitudes.shape[1],), math.inf, dtype=torch.float64)
+    for _ in range(num_starts):
+        candidate = torch.randn(best.shape, generator=generator, dtype=torch.float64)
+        signs = (matrix @ candidate).sign()
+        for _ in range(num_iterations):
+            candidate = inverse @ (signs * magnitudes)
+            updated = (matrix @ candidate).sign()
+            if torch.equal(updated, signs):
+                break
+            signs = updated
+        loss = ((matrix @ candidate).abs() - magnitudes).square().mean(0)
+        better = loss < lowest
+        best = torch.where(better, candidate, best)
+        lowest = torch.where(better, loss, lowest)
+    shape = tuple(encodings.shape[1:])
+    images = (best * consistent_signs(best, shape)).reshape(-1, *shape)
+    if _outside(-images, spec) < _outside(images, spec):
+        images = -images
+    residual = float(lowest.mean().sqrt())
+    return InstaHideDecoding(images.to(encodings.dtype), residual, num_starts)
+
+
+def consistent_signs(pixels: Float[Tensor, "n D"], shape: tuple[int, ...]) -> Float[Tensor, " D"]:
+    """±1 for each pixel, so that neighbours agree over the n images, along a spanning tree.
+
+    Args:
+        pixels: column p holds pixel p of every image, up to its sign.
+        shape: (C, H, W) with D = C·H·W; neighbours are next to each other in height or width,
+            or the next channel's value at the same place.
+    """
+    grid = np.arange(pixels.shape[1]).reshape(shape)
+    pairs = [
+        np.stack([grid[:-1].ravel(), grid[1:].ravel()]),
+        np.stack([grid[:, :-1].ravel(), grid[:, 1:].ravel()]),
+        np.stack([grid[:, :, :-1].ravel(), grid[:, :, 1:].ravel()]),
+    ]
+    first, second = np.concatenate(pairs, axis=1)
+    norms = pixels.norm(dim=0).clamp_min(torch.finfo(pixels.dtype).tiny)
+    unit = (pixels / norms).numpy()
+    correlation = (unit[:, first] * unit[:, second]).sum(0)
+    # Costs must be positive: SciPy takes a zero for a missing edge.
+    cost = 1 + 1e-6 - np.abs(correlation).clip(max=1)
+    size = pixels.shape[1]
+    tree = minimum_spanning_tree(coo_array((cost, (first, second)), shape=(size, size)))
+    order, parents = breadth_first_order(tree, 0, directed=False)
+    signs = np.ones(size)
+    for pixel in order[1:]:
+        parent = parents[pixel]
+        agrees = unit[:, pixel] @ unit[:, parent] >= 0
+        signs[pixel] = signs[parent] if agrees else -signs[parent]
+    return torch.from_numpy(signs).to(pixels.dtype)
+
+
+def _outside(images: Tensor, spec: InputSpec) -> float:
+    """How far values lie outside of the box of valid pixels, summed."""
+    return float((images - spec.clamp(images)).abs().sum())
+
+
+def _check(encodings: Tensor, weights: Tensor) -> None:
+    if len(encodings) != len(weights) or len(encodings) == 0:
+        raise ValueError(
+            f"encodings and weights must have the same positive number of rows, got "
+            f"{len(encodings)} and {len(weights)}."
+        )

@@ -1,0 +1,159 @@
+"""InstaHide: MixUp, then a random sign for every pixel."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.defenses.base import Defense
+from flwr_leakage.defenses.mixing import (
+    Mixing,
+    check_mixing,
+    draw_coefficients,
+    draw_indices,
+    mix,
+    soft_targets,
+)
+from flwr_leakage.records import Batch, InputSpec
+
+Partners = Literal["intra", "inter"]
+
+
+def flip_signs(
+    inputs: Float[Tensor, "B C H W"], generator: torch.Generator, flip_probability: float = 0.5
+) -> Float[Tensor, "B C H W"]:
+    """Negate every entry with the given probability, independently; |x| stays."""
+    draws = torch.rand(inputs.shape, generator=generator, device=generator.device)
+    return torch.where(draws.to(inputs.device) < flip_probability, -inputs, inputs)
+
+
+def instahide_batch(
+    batch: Batch,
+    mixing: Mixing,
+    num_classes: int,
+    public: Float[Tensor, "M C H W"] | None = None,
+) -> Batch:
+    """Mix samples before their signs are flipped (Huang et al. 2020, algorithm 2).
+
+    Args:
+        batch: n private samples.
+        mixing: indices below n are private samples, the others ``n + m`` public ones.
+        num_classes: K.
+        public: M images in the model's input space, or none.
+
+    Returns:
+        Inputs x̃ = Σⱼ λⱼ xⱼ, and targets ỹ mixed of the private samples only, with their
+        coefficients scaled to sum to one so that they stay probabilities.
+    """
+    inputs = batch.inputs
+    targets = soft_targets(batch.targets, num_classes, inputs.dtype)
+    if public is not None:
+        inputs = torch.cat([inputs, public.to(inputs.device, inputs.dtype)])
+        targets = torch.cat([targets, targets.new_zeros(len(public), num_classes)])
+    mixed = mix(targets, mixing)
+    return Batch(mix(inputs, mixing), mixed / mixed.sum(1, keepdim=True))
+
+
+def load_public_images(
+    path: str | None,
+    mean: tuple[float, ...] | list[float] = (0.0,),
+    std: tuple[float, ...] | list[float] = (1.0,),
+) -> Float[Tensor, "M C H W"]:
+    """Read a public set for InstaHide: ``images`` of an ``npz`` file, as model inputs.
+
+    Args:
+        path: of a file with ``images``, uint8, (M, H, W) or (M, H, W, C).
+        mean: per channel, of the model's normalisation, in pixel units.
+        std: per channel, likewise.
+
+    Raises:
+        ValueError: there is no such file, or it holds no such images.
+    """
+    if path is None or not Path(path).is_file():
+        raise ValueError(f"InstaHide with public partners needs a public set, got path={path!r}.")
+    with np.load(path, allow_pickle=False) as archive:
+        if "images" not in archive or archive["images"].dtype != np.uint8:
+            raise ValueError(f"{path} must hold uint8 'images', got the entries {archive.files}.")
+        images = torch.from_numpy(archive["images"])
+    images = images[:, None] if images.ndim == 3 else images.movedim(-1, 1)
+    center, width = (torch.tensor(list(v)).reshape(-1, 1, 1) for v in (mean, std))
+    return (images / 255 - center) / width
+
+
+@dataclass(frozen=True)
+class InstaHide(Defense):
+    """Encode every batch by :func:`instahide_batch` and :func:`flip_signs`, with fresh draws.
+
+    Attributes:
+        k: images in each encoding, ≥ 1; with public partners ≥ 3, two of them private.
+        partners: ``intra``: private images only; ``inter``: two private images and k − 2 of
+            the public set.
+        max_coefficient: bound of every coefficient, in (1 / k, 1].
+        flip_probability: of every entry's sign, in [0, 1].
+        public: (M, C, H, W) public images in the model's input space, for ``inter``.
+    """
+
+    k: int = 4
+    partners: Partners = "intra"
+    max_coefficient: float = 0.65
+    flip_probability: float = 0.5
+    public: Tensor | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_mixing(self.k, self.max_coefficient)
+        if self.partners not in get_args(Partners):
+            raise ValueError(
+                f"partners must be one of {get_args(Partners)}, got {self.partners!r}."
+            )
+        if not 0 <= self.flip_probability <= 1:
+            raise ValueError(f"flip_probability must lie in [0, 1], got {self.flip_probability}.")
+        if self.partners == "inter":
+            if self.k < 3:
+                raise ValueError(f"k must be at least 3 with public partners, got {self.k}.")
+            if self.public is None:
+                raise ValueError("partners='inter' needs a public set, got public=None.")
+            if len(self.public) < self.k - 2:
+                raise ValueError(
+                    f"the public set must hold at least k − 2 = {self.k - 2} images, "
+                    f"got {len(self.public)}."
+                )
+
+    @property
+    def num_private(self) -> int:
+        """Private images in each encoding."""
+        return 2 if self.partners == "inter" else self.k
+
+    def validate(self, spec: InputSpec, num_examples: int) -> None:
+        """The client must hold enough samples, and the public set be of their shape."""
+        if num_examples < self.num_private:
+            raise ValueError(
+                f"{self.num_private} private images are mixed, but the client holds {num_examples}."
+            )
+        if self.public is not None and tuple(self.public.shape[1:]) != spec.shape:
+            raise ValueError(
+                f"public images must have shape {spec.shape}, got {tuple(self.public.shape[1:])}."
+            )
+
+    def draw_mixing(self, num_samples: int, generator: torch.Generator) -> Mixing:
+        """Draw partners and coefficients; public images have the indices from B on."""
+        indices = draw_indices(num_samples, self.num_private, generator)
+        if self.partners == "inter":
+            assert self.public is not None
+            draws = torch.rand(
+                num_samples, len(self.public), generator=generator, device=generator.device
+            )
+            partners = draws.topk(self.k - 2, dim=1).indices
+            indices = torch.cat([indices, num_samples + partners], dim=1)
+        coefficients = draw_coefficients(num_samples, self.k, self.max_coefficient, generator)
+        return Mixing(indices, coefficients)
+
+    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
+        """Mix, then flip signs; targets become (B, K) probabilities unless k is 1."""
+        if self.k > 1:
+            mixing = self.draw_mixing(len(batch), generator)
+            batch = instahide_batch(batch, mixing, num_classes, self.public)
+        return Batch(flip_signs(batch.inputs, generator, self.flip_probability), batch.targets)

@@ -1,0 +1,119 @@
+"""Which samples are mixed, and how much of each: the draws of MixUp and InstaHide."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+_MAX_REDRAWS = 64
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Encoding i is Σⱼ ``coefficients[i, j]`` · sample ``indices[i, j]``.
+
+    Attributes:
+        indices: (B, k), distinct in each row; the first one is the sample's own.
+        coefficients: (B, k), ≥ 0, each row summing to one.
+    """
+
+    indices: Int[Tensor, "B k"]
+    coefficients: Float[Tensor, "B k"]
+
+    def matrix(self, num_samples: int) -> Float[Tensor, "B n"]:
+        """The mixing as a matrix W (B, n): encodings = W · samples."""
+        weights = torch.zeros(len(self.indices), num_samples, dtype=self.coefficients.dtype).to(
+            self.coefficients.device
+        )
+        return weights.scatter_add(1, self.indices, self.coefficients)
+
+
+def check_mixing(k: int, max_coefficient: float) -> None:
+    """Raise ``ValueError`` unless k ≥ 1 coefficients of at most the bound can sum to one."""
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}.")
+    if not max_coefficient <= 1 or (k > 1 and not max_coefficient > 1 / k):
+        raise ValueError(
+            f"max_coefficient must lie in (1 / k, 1] = ({1 / k:.3g}, 1], got {max_coefficient}."
+        )
+
+
+def draw_indices(num_samples: int, k: int, generator: torch.Generator) -> Int[Tensor, "B k"]:
+    """Mix every sample with k − 1 others, so that every sample is used exactly k times.
+
+    The samples stand in a random circle, and each is mixed with those at k − 1 random distances
+    from it, as many permutations of the data do in InstaHide (Huang et al. 2020, algorithm 2),
+    but never with itself.
+
+    Raises:
+        ValueError: there are fewer than k samples.
+    """
+    if num_samples < k:
+        raise ValueError(
+            f"k = {k} samples cannot be mixed out of {num_samples}: encode more samples at once "
+            "(a whole epoch), or lower k."
+        )
+    order = torch.randperm(num_samples, generator=generator, device=generator.device)
+    distances = (
+        1 + torch.randperm(num_samples - 1, generator=generator, device=generator.device)[: k - 1]
+    )
+    distances = torch.cat([distances.new_zeros(1), distances])
+    place = torch.argsort(order)
+    return order[(place[:, None] + distances) % num_samples]
+
+
+def draw_coefficients(
+    num_samples: int, k: int, max_coefficient: float, generator: torch.Generator
+) -> Float[Tensor, "B k"]:
+    """Draw coefficients uniformly from the simplex, conditioned on none above the bound.
+
+    Huang et al. (2021, section 3.2) bound the largest coefficient by 0.65. A row above the
+    bound is drawn again; a bound so close to 1 / k that 64 draws fail pulls the row towards
+    1 / k until it holds. For k = 1 the only coefficient is one, whatever the bound.
+    """
+    if k == 1:
+        return torch.ones(num_samples, 1, device=generator.device)
+    coefficients = _simplex(num_samples, k, generator)
+    for _ in range(_MAX_REDRAWS):
+        above = coefficients.amax(1) > max_coefficient
+        if not bool(above.any()):
+            return coefficients
+        coefficients[above] = _simplex(int(above.sum()), k, generator)
+    excess = (coefficients.amax(1, keepdim=True) - 1 / k).clamp_min(max_coefficient - 1 / k)
+    return 1 / k + (coefficients - 1 / k) * (max_coefficient - 1 / k) / excess
+
+
+def _simplex(num_samples: int, k: int, generator: torch.Generator) -> Tensor:
+    draws = torch.empty(num_samples, k, device=generator.device)
+    draws.exponential_(generator=generator)
+    return draws / draws.sum(1, keepdim=True)
+
+
+def draw_mixing(
+    num_samples: int, k: int, max_coefficient: float, generator: torch.Generator
+) -> Mixing:
+    """Draw a mixing of ``num_samples`` samples, k in each."""
+    return Mixing(
+        draw_indices(num_samples, k, generator),
+        draw_coefficients(num_samples, k, max_coefficient, generator),
+    )
+
+
+def mix(values: Float[Tensor, "n ..."], mixing: Mixing) -> Float[Tensor, "B ..."]:
+    """Σⱼ coefficients[i, j] · values[indices[i, j]] for every encoding i."""
+    indices = mixing.indices.to(values.device)
+    coefficients = mixing.coefficients.to(values.device, values.dtype)
+    mixed = torch.zeros_like(values[indices[:, 0]])
+    for j in range(indices.shape[1]):
+        column = coefficients[:, j].reshape(-1, *[1] * (values.ndim - 1))
+        mixed = mixed + column * values[indices[:, j]]
+    return mixed
+
+
+def soft_targets(targets: Tensor, num_classes: int, dtype: torch.dtype) -> Float[Tensor, "B K"]:
+    """Class indices as one-hot probabilities; probabilities stay as they are."""
+    if targets.ndim == 2:
+        return targets.to(dtype)
+    return F.one_hot(targets, num_classes).to(dtype)

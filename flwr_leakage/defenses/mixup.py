@@ -1,0 +1,56 @@
+"""MixUp: train on weighted means of k samples and of their labels."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flwr_leakage.defenses.base import Defense
+from flwr_leakage.defenses.mixing import Mixing, check_mixing, draw_mixing, mix, soft_targets
+from flwr_leakage.records import Batch, InputSpec
+
+
+def mixup_batch(batch: Batch, mixing: Mixing, num_classes: int) -> Batch:
+    """Mix inputs and one-hot targets alike: x̃ = Σⱼ λⱼ xⱼ, ỹ = Σⱼ λⱼ yⱼ.
+
+    Zhang et al. (2018) for two samples; Huang et al. (2021, section 3.2) for k.
+
+    Args:
+        batch: n samples.
+        mixing: which of them enter each encoding, and how much.
+        num_classes: K.
+    """
+    targets = soft_targets(batch.targets, num_classes, batch.inputs.dtype)
+    return Batch(mix(batch.inputs, mixing), mix(targets, mixing))
+
+
+@dataclass(frozen=True)
+class MixUp(Defense):
+    """Encode every batch by :func:`mixup_batch` with fresh draws.
+
+    The partners come from the samples that are encoded in one call: encode a whole epoch at
+    once to mix over all of a client's data.
+
+    Attributes:
+        k: samples in each encoding, ≥ 1.
+        max_coefficient: bound of every coefficient, in (1 / k, 1].
+    """
+
+    k: int = 4
+    max_coefficient: float = 0.65
+
+    def __post_init__(self) -> None:
+        check_mixing(self.k, self.max_coefficient)
+
+    def validate(self, spec: InputSpec, num_examples: int) -> None:
+        """The client must hold at least k samples."""
+        if num_examples < self.k:
+            raise ValueError(
+                f"k must be at most the client's {num_examples} samples, got {self.k}."
+            )
+
+    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
+        """Mix the batch's samples; targets become (B, K) probabilities unless k is 1."""
+        if self.k == 1:
+            return batch
+        mixing = draw_mixing(len(batch), self.k, self.max_coefficient, generator)
+        return mixup_batch(batch, mixing, num_classes)
