@@ -16,6 +16,7 @@ from torch import Tensor
 from flwr_leakage.params import Params
 
 Direction = Literal["larger is safer", "smaller is safer", "larger leaks more", ""]
+RecordKind = Literal["score", "attack", "metric", "utility", "cost"]
 BatchNormKnowledge = Literal["none", "running", "derived", "exact"]
 
 
@@ -206,7 +207,8 @@ class ThreatModel:
     """
 
     labels: Literal["known", "inferred"] = "inferred"
-    batch_norm: BatchNormKnowledge = "none"
+    batch_norm: RecordKind = Literal["score", "attack", "metric", "utility", "cost"]
+BatchNormKnowledge = "none"
     view: Literal["single", "aggregate"] = "single"
 
     def __post_init__(self) -> None:
@@ -333,7 +335,7 @@ class LeakageRecord:
     server_round: int
     client_id: int
     sample: int
-    kind: Literal["score", "attack", "metric", "utility", "cost"]
+    kind: RecordKind
     name: str
     value: float | None
     unit: str = ""

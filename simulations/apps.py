@@ -5,6 +5,7 @@ with ``encode``.
 """
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -12,28 +13,33 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr_leakage.flower.audit import ServerAudit
-from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
-from flwr_leakage.flower.progress import Progress
-from flwr_leakage.flower.strategy import HonestButCurious
+from rich.console import Console
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from flwr_leakage.flower.audit import ServerAudit
+from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
+from flwr_leakage.flower.progress import ConsoleProgress
+from flwr_leakage.flower.strategy import HonestButCurious
 from simulations.build import Config, Experiment, build
+from simulations.summary import describe, finish, headline
+
+ConfigOf = Callable[[Context], Config]
+"""Where an app finds its config: closed over, or composed from the context's run config."""
 
 
-def make_client_app(config: Config) -> ClientApp:
+def make_client_app(config_of: ConfigOf) -> ClientApp:
     """The app that every client runs; the experiment is built once in each process."""
 
     def audit(context: Context) -> ClientAudit:
-        return build(config).client_audit()
+        return build(config_of(context)).client_audit()
 
     app = ClientApp()
 
     @app.train(mods=[LeakageMod(audit)])
     def train(message: Message, context: Context) -> Message:
-        experiment = build(config)
+        experiment = build(config_of(context))
         server_round = int(message.content["config"]["server-round"])
         batch = experiment.client_batch(int(context.node_config["partition-id"]), server_round)
         model = copy.deepcopy(experiment.network)
@@ -60,16 +66,20 @@ def make_client_app(config: Config) -> ClientApp:
     return app
 
 
-def make_server_app(config: Config, progress: Progress) -> ServerApp:
-    """The app of the server; it writes into the config's ``run_dir``."""
+def make_server_app(config_of: ConfigOf, console: Console) -> ServerApp:
+    """The app of the server: it trains, attacks, and writes the run folder and its report."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        config = config_of(context)
         experiment = build(config)
         settings = experiment.settings
         if settings.server.num_threads is not None:
             torch.set_num_threads(settings.server.num_threads)
+        progress = ConsoleProgress(console)
+        describe(config, experiment)
+        progress.line(headline(config, experiment))
         tracker = experiment.tracker()
         audit = experiment.server_audit(tracker, Path(settings.run_dir).name, progress)
         strategy = HonestButCurious(experiment.strategy(), audit)
@@ -84,6 +94,7 @@ def make_server_app(config: Config, progress: Progress) -> ServerApp:
         finally:
             progress.close()
             tracker.close()
+            finish(Path(settings.run_dir), console)
 
     return app
 

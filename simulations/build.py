@@ -6,9 +6,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import flwr_leakage._torchvision  # noqa: F401
 import hydra
 from flwr.serverapp.strategy import Strategy
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from torch import nn
+
+import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage._conf import conf_dir
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.data import FederatedDataset
@@ -24,10 +29,6 @@ from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 from flwr_leakage.scores.base import Score
 from flwr_leakage.tracking import CompositeTracker, JsonlTracker, Tracker
-from hydra.errors import InstantiationException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from torch import nn
 
 Config = dict[str, Any]
 
@@ -117,9 +118,7 @@ class Experiment:
 
     def client_batch(self, client_id: int, server_round: int) -> Batch:
         """The private samples of a client in a round."""
-        return self.data.client_batch(
-            client_id, server_round, self.settings.client.num_examples
-        )
+        return self.data.client_batch(client_id, server_round, self.settings.client.num_examples)
 
     def client_audit(self) -> ClientAudit:
         """The settings of the clients' mod."""
@@ -181,17 +180,29 @@ class Experiment:
         return CompositeTracker((folder, live)) if live else folder
 
 
-def compose(overrides: list[str], run_dir: str) -> DictConfig:
+def compose(overrides: list[str], run_dir: str) -> Config:
     """Compose the config without ``@hydra.main``, as apps under ``flwr run`` need it."""
     with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
-        return hydra.compose("config", [*overrides, f"run_dir={json.dumps(run_dir)}"])
+        cfg = hydra.compose(
+            "config", [*overrides, f"run_dir={json.dumps(run_dir)}"], return_hydra_config=True
+        )
+    choices = cfg.hydra.runtime.choices
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return to_config(cfg, choices)
 
 
-def to_config(cfg: DictConfig) -> Config:
-    """Resolve a composed config to plain containers, which travel to other processes."""
+def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
+    """Resolve a composed config to plain containers, which travel to other processes.
+
+    Args:
+        cfg: as composed, without Hydra's own section.
+        choices: the chosen option of each config group; kept under ``choices``.
+    """
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
-    return {str(key): value for key, value in config.items()}
+    own = {key: str(value) for key, value in choices.items() if "/" not in key}
+    return {**{str(key): value for key, value in config.items()}, "choices": own}
 
 
 def build(config: Config) -> Experiment:
@@ -309,4 +320,3 @@ def _checked(key: str, function: Any) -> Any:
             raise ConfigError(f"{key}: {error}") from error
 
     return call
-

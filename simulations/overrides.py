@@ -3,11 +3,12 @@
 import difflib
 
 import hydra
-from flwr_leakage._conf import conf_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+
+from flwr_leakage._conf import conf_dir
 
 
 def check_overrides(arguments: list[str]) -> str:

@@ -1,19 +1,48 @@
-"""The table that ends a run on the terminal."""
+"""What a run says of itself: its first line, ``run.json``, the report, the closing table."""
 
 import statistics
+from pathlib import Path
 
-from flwr_leakage.records import LeakageRecord
-from flwr_leakage.tracking import RunData
 from rich.console import Console
 from rich.table import Table
+
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.report import write_report
+from flwr_leakage.tracking import RunData, read_run, write_metadata
+from simulations.build import Config, Experiment
 
 RECOVERED_DB = 25.0
 """A digit or object of 28–32 pixels is plainly recognised from this PSNR on."""
 
 
+def headline(config: Config, experiment: Experiment) -> str:
+    """One line that names what is run."""
+    settings, choices = experiment.settings, config["choices"]
+    groups = ("dataset", "model", "strategy", "defense", "attack", "engine")
+    parts = [f"{settings.num_clients} clients", f"{settings.num_rounds} rounds"]
+    parts += [f"{group} {choices[group]}" for group in groups if group in choices]
+    return " · ".join([*parts, f"attacker: {experiment.threat.describe()}"])
+
+
+def describe(config: Config, experiment: Experiment) -> None:
+    """Write ``run.json``: what the run's numbers belong to."""
+    run_dir = Path(experiment.settings.run_dir)
+    extra = {"run": run_dir.name, "threat": experiment.threat.describe(), **config["choices"]}
+    write_metadata(run_dir, config=config, seed=experiment.settings.seed, extra=extra)
+
+
+def finish(run_dir: Path, console: Console) -> None:
+    """Write the report, print the table, say where the report is."""
+    report = write_report(run_dir)
+    print_summary(read_run(run_dir), console)
+    console.print(f"Report: {report.resolve()}", markup=False, highlight=False, soft_wrap=True)
+
+
 def print_summary(run: RunData, console: Console) -> None:
     """Print leakage, utility and cost, a line a round."""
-    table = Table(title=f"Leakage by round · {run.metadata.get('threat', '')}", title_justify="left")
+    table = Table(
+        title=f"Leakage by round · {run.metadata.get('threat', '')}", title_justify="left"
+    )
     columns = ("round", "attacked", f"≥ {RECOVERED_DB:.0f} dB", "PSNR median", "best", "worst")
     for column in (*columns, "SSIM median", "label acc.", "test acc.", "attack s"):
         table.add_column(column, justify="right")

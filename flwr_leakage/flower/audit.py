@@ -13,6 +13,7 @@ from flwr_leakage.params import Params
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import (
     Batch,
+    Direction,
     Disclosure,
     InputSpec,
     LeakageRecord,
@@ -20,6 +21,7 @@ from flwr_leakage.records import (
     Measurement,
     Observation,
     Reconstruction,
+    RecordKind,
     RunEvent,
     ThreatModel,
 )
@@ -199,7 +201,7 @@ class ServerAudit:
             self._log(server_round, note.client_id, -1, "cost", name, getattr(note, name), "s")
 
     def _record_measurement(
-        self, server_round: int, client_id: int, kind: str, measurement: Measurement
+        self, server_round: int, client_id: int, kind: RecordKind, measurement: Measurement
     ) -> None:
         notes = measurement.notes or ("",) * len(measurement.values)
         for sample, (value, note) in enumerate(zip(measurement.values, notes, strict=True)):
@@ -212,8 +214,8 @@ class ServerAudit:
         self._log(server_round, -1, -1, "cost", name, seconds, "s")
 
     def _log(
-        self, server_round: int, client_id: int, sample: int, kind: str, name: str,
-        value: float | None, unit: str = "", direction: str = "", note: str = "",
+        self, server_round: int, client_id: int, sample: int, kind: RecordKind, name: str,
+        value: float | None, unit: str = "", direction: Direction = "", note: str = "",
     ) -> None:  # fmt: skip
         self.tracker.log(
             LeakageRecord(

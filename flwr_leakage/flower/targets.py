@@ -123,4 +123,3 @@ def aggregate(observations: Sequence[Observation]) -> Target:
         ),
         tuple((o.client_id, count) for o, count in zip(observations, counts, strict=True)),
     )
-

@@ -1,0 +1,145 @@
+"""Bad replies: the run goes on, the record says what happened, nothing written is lost."""
+
+import pytest
+import torch
+from audits import replace_arrays, run, tiny_config, values
+from flwr.clientapp import ClientApp
+
+from simulations.apps import make_client_app
+
+
+def _faulty_app(config, fault):
+    """The audit's own client app, in which client 1 misbehaves."""
+    honest, app = make_client_app(lambda _: config), ClientApp()
+
+    @app.train()
+    def train(message, context):
+        if context.node_config["partition-id"] != 1:
+            return honest(message, context)
+        return fault(message, context, honest)
+
+    return app
+
+
+def _raises(message, context, honest):
+    raise RuntimeError("the disk of client 1 is full")
+
+
+def _nan(message, context, honest):
+    reply = honest(message, context)
+    weight = reply.content["arrays"].to_torch_state_dict()["layers.1.bias"]
+    replace_arrays(reply, {"layers.1.bias": torch.full_like(weight, float("nan"))})
+    return reply
+
+
+def _wrong_shape(message, context, honest):
+    reply = honest(message, context)
+    replace_arrays(reply, {"layers.1.bias": torch.zeros(7)})
+    return reply
+
+
+def _missing_entry(message, context, honest):
+    reply = honest(message, context)
+    del reply.content["arrays"]["layers.1.bias"]
+    return reply
+
+
+def _extra_entry(message, context, honest):
+    reply = honest(message, context)
+    replace_arrays(reply, {"backdoor": torch.zeros(2)})
+    return reply
+
+
+def _no_examples(message, context, honest):
+    reply = honest(message, context)
+    reply.content["metrics"]["num-examples"] = 0
+    return reply
+
+
+def _steals_an_identity(message, context, honest):
+    context.node_config["partition-id"] = 0
+    try:
+        return honest(message, context)
+    finally:
+        context.node_config["partition-id"] = 1
+
+
+def _broken_note(message, context, honest):
+    reply = honest(message, context)
+    reply.content["flwr-leakage"]["note"] = '{"client-id": 1, "measurements": "<script>"}'
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (_raises, "the disk of client 1 is full"),
+        (_nan, "NaN or infinite"),
+        (_wrong_shape, "must have shape (4,), got (7,)"),
+        (_missing_entry, "missing: ['layers.1.bias']"),
+        (_extra_entry, "unknown: ['backdoor']"),
+        (_no_examples, "must be at least 1, got 0"),
+        (_steals_an_identity, "says it is client 0"),
+        (_broken_note, "cannot be read"),
+    ],
+)
+def test_a_bad_reply_is_recorded_and_the_run_goes_on(tiny_data, fault, said):
+    config = tiny_config(tiny_data)
+    data = run(config, _faulty_app(config, fault))
+    warnings = [event for event in data.events if event.level == "warning"]
+    assert [event.server_round for event in warnings] == [1, 2]
+    assert all(said in event.message for event in warnings)
+    assert data.closed
+    attacked = {(r, c) for r, c, _ in values(data, "psnr")}
+    assert attacked == {(1, 0), (1, 2), (2, 0), (2, 2)}
+    assert (tiny_data / "run" / "report.html").stat().st_size > 1000
+
+
+def test_a_label_outside_the_classes_is_an_error_of_that_client(tiny_data, monkeypatch):
+    from flwr_leakage.data import FederatedDataset
+    from flwr_leakage.records import Batch
+
+    original = FederatedDataset.client_batch
+
+    def unknown_label(self, client_id, server_round, num_examples):
+        batch = original(self, client_id, server_round, num_examples)
+        return Batch(batch.inputs, batch.targets + 9) if client_id == 1 else batch
+
+    monkeypatch.setattr(FederatedDataset, "client_batch", unknown_label)
+    data = run(tiny_config(tiny_data))
+    assert len(data.events) == 2
+    assert all("labels must lie in 0 … 3" in event.message for event in data.events)
+    assert {c for _, c, _ in values(data, "psnr")} == {0, 2}
+
+
+def test_an_empty_client_answers_with_an_error(tiny_data, monkeypatch):
+    from simulations import build as building
+
+    def with_an_empty_part(labels, generator):
+        return [torch.arange(20), torch.arange(0), torch.arange(20, 40)]
+
+    original = building._instantiate
+    monkeypatch.setattr(
+        building,
+        "_instantiate",
+        lambda config, key, **kw: (
+            with_an_empty_part if key == "partition" else original(config, key, **kw)
+        ),
+    )
+    data = run(tiny_config(tiny_data, "seed=77"))
+    assert len(data.events) == 2
+    assert {c for _, c, _ in values(data, "psnr")} == {0, 2}
+
+
+def test_an_attack_that_fails_leaves_the_training_alone(tiny_data, monkeypatch):
+    from flwr_leakage.attacks import GradientInversion
+
+    def out_of_memory(self, *args, **kwargs):
+        raise MemoryError("no room for the Jacobian")
+
+    monkeypatch.setattr(GradientInversion, "__call__", out_of_memory)
+    data = run(tiny_config(tiny_data))
+    psnr = [record for record in data.records if record.name == "psnr"]
+    assert len(psnr) == 6
+    assert all(record.value is None and "no room" in record.note for record in psnr)
+    assert len([r for r in data.records if r.name == "test_accuracy"]) == 3

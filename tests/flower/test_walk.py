@@ -1,0 +1,145 @@
+"""Rounds over the in-process grid: the bookkeeping from the private batch to the record."""
+
+import pytest
+import torch
+from audits import numbers, run, tiny_config, values
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+
+from flwr_leakage.flower import InlineGrid
+from flwr_leakage.flower.wire import RECORD_KEY
+from flwr_leakage.gradient_map import local_update
+from simulations.apps import make_client_app
+from simulations.build import build
+
+
+def _train_once(config, client_id=0):
+    experiment = build(config)
+    grid = InlineGrid(make_client_app(lambda _: config), config["num_clients"])
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord(experiment.network.state_dict()),
+            "config": ConfigRecord({"server-round": 1}),
+        }
+    )
+    node = list(grid.get_node_ids())[client_id]
+    (reply,) = grid.send_and_receive([Message(content, node, MessageType.TRAIN)])
+    return experiment, reply, grid
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        ["client.num_examples=3", "client.batch_size=3"],
+        ["client.num_examples=5", "client.batch_size=2", "client.num_steps=4"],
+        [
+            "client.num_examples=4",
+            "client.batch_size=2",
+            "client.num_steps=4",
+            "client.momentum=0.9",
+            "client.weight_decay=0.01",
+        ],
+    ],
+)
+@pytest.mark.parametrize(
+    "model", [["model=mlp"], ["model=resnet8", "model.network.width=4", "model.batch_norm=batch"]]
+)
+def test_the_reply_is_what_the_attacker_replays(tiny_data, schedule, model):
+    config = tiny_config(tiny_data, *schedule, *model)
+    experiment, reply, _ = _train_once(config)
+    sent = experiment.gradient_map.params
+    returned = reply.content["arrays"].to_torch_state_dict()
+    batch = experiment.client_batch(0, 1)
+    replayed = local_update(experiment.gradient_map, sent, batch, experiment.schedule)
+    for name, delta in replayed.items():
+        torch.testing.assert_close(returned[name] - sent[name], delta, atol=2e-6, rtol=1e-4)
+
+
+def test_the_default_run_records_every_client_and_round(tiny_data):
+    data = run(tiny_config(tiny_data))
+    assert set(values(data, "psnr")) == {(r, c, 0) for r in (1, 2) for c in (0, 1, 2)}
+    assert set(values(data, "test_accuracy")) == {(r, -1, -1) for r in (0, 1, 2)}
+    assert all("labels inferred" in r.note for r in data.records if r.name == "objective")
+    assert not data.events
+    assert {image.role for image in data.images} == {"original", "reconstruction"}
+
+
+def test_same_seed_same_numbers_and_another_seed_others(tiny_data):
+    first, second = (run(tiny_config(tiny_data, f"run_dir={tiny_data}/{n}")) for n in "ab")
+    other = run(tiny_config(tiny_data, "seed=1", f"run_dir={tiny_data}/c"))
+    assert numbers(first) == numbers(second)
+    assert numbers(first) != numbers(other)
+
+
+def test_partial_participation_is_repeatable(tiny_data):
+    few = ["strategy.fraction_train=0.4", "num_clients=6", "num_rounds=3"]
+    first, second = (run(tiny_config(tiny_data, *few, f"run_dir={tiny_data}/{n}")) for n in "ab")
+    assert numbers(first) == numbers(second)
+    assert len(values(first, "psnr")) == 6
+
+
+def test_pruning_reaches_the_wire_and_is_what_the_server_attacks(tiny_data):
+    pruned = ["defense=pruning", "defense.prune_ratio=0.9"]
+    _, reply, _ = _train_once(tiny_config(tiny_data, *pruned))
+    experiment, raw, _ = _train_once(tiny_config(tiny_data))
+    sent = experiment.gradient_map.params
+    state, raw_state = (m.content["arrays"].to_torch_state_dict() for m in (reply, raw))
+    delta = torch.cat([(state[k] - sent[k]).flatten() for k in sent])
+    raw_delta = torch.cat([(raw_state[k] - sent[k]).flatten() for k in sent])
+    kept = delta != 0
+    assert kept.float().mean() == pytest.approx(0.1, abs=0.02)
+    torch.testing.assert_close(delta[kept], raw_delta[kept], atol=1e-7, rtol=1e-4)
+
+
+def test_scores_stay_on_the_client_unless_sent(tiny_data):
+    base = ["score=default", "client.num_examples=2", "client.batch_size=2"]
+    _, kept, grid = _train_once(tiny_config(tiny_data, *base, "client.send_scores=false"))
+    assert '"measurements": []' in kept.content[RECORD_KEY]["note"]
+    context: Context = grid._contexts[next(iter(grid.get_node_ids()))]
+    assert "gradient_norm" in context.state[RECORD_KEY]["round-1"]
+    _, sent, _ = _train_once(tiny_config(tiny_data, *base))
+    assert "gradient_norm" in sent.content[RECORD_KEY]["note"]
+
+
+def test_known_labels_are_disclosed_and_inferred_ones_are_not(tiny_data, monkeypatch):
+    from flwr_leakage.attacks import GradientInversion
+
+    seen = []
+    original = GradientInversion.__call__
+
+    def spy(self, gradient_map, spec, observations, *args, **kwargs):
+        seen.extend(observations)
+        return original(self, gradient_map, spec, observations, *args, **kwargs)
+
+    monkeypatch.setattr(GradientInversion, "__call__", spy)
+    run(tiny_config(tiny_data, "num_rounds=1"))
+    assert all(o.disclosed.targets is None and o.disclosed.statistics is None for o in seen)
+    seen.clear()
+    config = tiny_config(tiny_data, "num_rounds=1", "threat.labels=known")
+    run(config)
+    for observation in seen:
+        truth = build(config).client_batch(observation.client_id, 1)
+        assert torch.equal(observation.disclosed.targets, truth.targets)
+
+
+def test_selection_limits_rounds_and_clients(tiny_data):
+    chosen = ["num_rounds=4", "selection.every=2", "selection.first=2", "selection.clients=[0,2]"]
+    data = run(tiny_config(tiny_data, *chosen))
+    assert {(r, c) for r, c, _ in values(data, "psnr")} == {(2, 0), (2, 2), (4, 0), (4, 2)}
+
+
+def test_the_aggregate_view_attacks_one_mean_update(tiny_data):
+    data = run(tiny_config(tiny_data, "threat.view=aggregate", "num_rounds=1"))
+    assert set(values(data, "psnr")) == {(1, -1, sample) for sample in range(3)}
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedmedian", "fedtrimmedavg",
+        "krum", "multikrum", "bulyan", "qfedavg", "dp_fixed_clipping",
+    ],
+)  # fmt: skip
+def test_every_strategy_runs_under_the_wrapper(tiny_data, strategy):
+    data = run(tiny_config(tiny_data, f"strategy={strategy}", "num_clients=8", "num_rounds=1"))
+    assert not data.events
+    assert len(values(data, "psnr")) == 8

@@ -1,0 +1,64 @@
+"""Small audits that tests run in process."""
+
+import json
+from pathlib import Path
+
+from flwr.app import ArrayRecord, Message
+from flwr.clientapp import ClientApp
+from rich.console import Console
+
+from flwr_leakage.flower import run_inline
+from flwr_leakage.tracking import RunData, read_run
+from simulations.apps import make_client_app, make_server_app
+from simulations.build import Config, compose
+
+TINY = [
+    "num_clients=3",
+    "num_rounds=2",
+    "dataset=npz",
+    "dataset.name=tiny",
+    "model=linear",
+    "score=none",
+    "attack=idlg",
+    "attack.optimizer.iterations=5",
+    "server.test_samples=10",
+]
+"""Overrides of an audit that takes a fraction of a second."""
+
+
+def tiny_config(root: Path, *overrides: str) -> Config:
+    """The config of a tiny audit on the data set that the fixture ``tiny_data`` wrote."""
+    return compose([*TINY, f"dataset.root={root}", *overrides], str(root / "run"))
+
+
+def run(config: Config, client_app: ClientApp | None = None) -> RunData:
+    """Run an audit in process and read its folder."""
+    run_inline(
+        make_server_app(lambda _: config, Console(quiet=True)),
+        client_app or make_client_app(lambda _: config),
+        config["num_clients"],
+    )
+    return read_run(config["run_dir"])
+
+
+def values(data: RunData, name: str) -> dict[tuple[int, int, int], float | None]:
+    """All values of a name by (round, client, sample)."""
+    return {
+        (r.server_round, r.client_id, r.sample): r.value for r in data.records if r.name == name
+    }
+
+
+def replace_arrays(reply: Message, change: dict) -> None:
+    """Overwrite entries of a reply's arrays with tensors."""
+    state = reply.content["arrays"].to_torch_state_dict()
+    reply.content["arrays"] = ArrayRecord({**state, **change})
+
+
+def numbers(data: RunData) -> str:
+    """All numbers of a run that are no times, as text, to compare runs exactly."""
+    rows = [
+        (r.server_round, r.client_id, r.sample, r.kind, r.name, r.value, r.note)
+        for r in data.records
+        if r.kind != "cost"
+    ]
+    return json.dumps(sorted(rows, key=str))
