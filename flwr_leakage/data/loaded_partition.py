@@ -1,0 +1,143 @@
+"""Partitions that another library has loaded, as flwr-datasets' partitioners do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flwr_leakage.data.arrays import dataset_from_arrays
+from flwr_leakage.data.image_dataset import ImageDataset
+
+
+@runtime_checkable
+class Columns(Protocol):
+    """A table by columns: a ``datasets.Dataset``, a dictionary of lists, …"""
+
+    def __getitem__(self, key: str, /) -> Any:
+        """Return a column."""
+
+
+@runtime_checkable
+class LoadsPartitions(Protocol):
+    """Anything that loads a partition by its number: a flwr-datasets ``Partitioner``, …"""
+
+    def load_partition(self, partition_id: int, /) -> Columns:
+        """Return the columns of one client."""
+
+
+def dataset_from_columns(
+    columns: Columns,
+    name: str,
+    mean: Sequence[float],
+    std: Sequence[float],
+    class_names: Sequence[str],
+    image_column: str = "image",
+    label_column: str = "label",
+) -> ImageDataset:
+    """Make a dataset of a table's image and label columns.
+
+    Args:
+        columns: the table.
+        name: of the dataset; errors mention it.
+        mean: per channel, of pixels in [0, 1].
+        std: per channel, of pixels in [0, 1].
+        class_names: one a class.
+        image_column: PIL images or uint8 arrays (H, W) or (H, W, C), all of one shape.
+        label_column: integers.
+
+    Raises:
+        ValueError: no rows, a column is missing, or the images differ in shape.
+    """
+    pixels = [np.asarray(image) for image in _column(columns, image_column, name)]
+    labels = np.asarray(list(_column(columns, label_column, name)))
+    if not pixels:
+        raise ValueError(f"{name} must hold at least one image, got none.")
+    shapes = {image.shape for image in pixels}
+    if len(shapes) != 1:
+        raise ValueError(f"images of {name} must have one shape, got {sorted(shapes)}.")
+    return dataset_from_arrays(name, np.stack(pixels), labels, class_names, mean, std)
+
+
+@dataclass(frozen=True)
+class LoadedPartition:
+    """Clients whose data come from any object with ``load_partition(i)``.
+
+    With flwr-datasets (``pip install flwr-leakage[partition]``)::
+
+        from flwr_datasets import FederatedDataset as Source
+        from flwr_datasets.partitioner import DirichletPartitioner
+
+        partitioner = DirichletPartitioner(num_partitions=10, partition_by="label", alpha=0.5)
+        source = Source(dataset="ylecun/mnist", partitioners={"train": partitioner})
+        source.load_partition(0)  # loads the data and hands them to the partitioner
+        loaded = LoadedPartition(
+            source.partitioners["train"], 10, name="mnist", mean=(0.1307,), std=(0.3081,),
+            class_names=tuple("0123456789"),
+        )
+        train, partitions = loaded.load()
+        test = loaded.convert(source.load_split("test"))
+        data = FederatedDataset(train, test, partitions, seed=0)
+
+    Attributes:
+        partitioner: gives the columns of client i.
+        num_partitions: number of clients.
+        name: of the dataset.
+        mean: per channel, of pixels in [0, 1].
+        std: per channel, of pixels in [0, 1].
+        class_names: one a class.
+        image_column: PIL images or uint8 arrays (H, W) or (H, W, C), all of one shape.
+        label_column: integers.
+    """
+
+    partitioner: LoadsPartitions
+    num_partitions: int
+    name: str
+    mean: Sequence[float]
+    std: Sequence[float]
+    class_names: Sequence[str]
+    image_column: str = "image"
+    label_column: str = "label"
+
+    def __post_init__(self) -> None:
+        if self.num_partitions < 1:
+            raise ValueError(f"num_partitions must be at least 1, got {self.num_partitions}.")
+
+    def convert(self, columns: Columns) -> ImageDataset:
+        """Make a dataset of any table with the same columns, such as the test set."""
+        return dataset_from_columns(
+            columns,
+            self.name,
+            self.mean,
+            self.std,
+            self.class_names,
+            self.image_column,
+            self.label_column,
+        )
+
+    def load(self) -> tuple[ImageDataset, tuple[Tensor, ...]]:
+        """Return all clients' samples as one dataset, and the indices of each client in it.
+
+        A client without samples keeps its number, with no indices.
+
+        Raises:
+            ValueError: no client has samples, a column is missing, or image shapes differ.
+        """
+        tables = [self.partitioner.load_partition(index) for index in range(self.num_partitions)]
+        images = [
+            image for table in tables for image in _column(table, self.image_column, self.name)
+        ]
+        labels = [_column(table, self.label_column, self.name) for table in tables]
+        train = self.convert(
+            {self.image_column: images, self.label_column: [y for part in labels for y in part]}
+        )
+        return train, torch.arange(len(train)).split([len(part) for part in labels])
+
+
+def _column(table: Columns, column: str, name: str) -> Any:
+    try:
+        return table[column]
+    except KeyError as error:
+        raise ValueError(f"{name} must have the column {column!r}: {error}.") from error

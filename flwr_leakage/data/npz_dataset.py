@@ -1,0 +1,72 @@
+"""Images in NumPy archives."""
+
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_leakage.data.arrays import dataset_from_arrays
+from flwr_leakage.data.image_dataset import ImageDataset
+
+
+def npz_dataset(
+    root: str | os.PathLike[str],
+    name: str,
+    mean: Sequence[float],
+    std: Sequence[float],
+    class_names: Sequence[str] | None = None,
+) -> tuple[ImageDataset, ImageDataset]:
+    """Load ``<root>/<name>_train.npz`` and ``<root>/<name>_test.npz``.
+
+    Each holds ``images``, uint8 (N, H, W) or (N, H, W, C), and ``labels``, N integers. Files
+    are read without pickle, so that a file from elsewhere cannot run code.
+
+    Args:
+        root: the folder; ``~`` is expanded.
+        name: the first part of both file names.
+        mean: per channel, of pixels in [0, 1].
+        std: per channel, of pixels in [0, 1].
+        class_names: one a class; ``"0"``, ``"1"``, … up to the largest label if ``None``.
+
+    Returns:
+        The train and the test set.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file is no archive, or lacks one of the arrays, or they do not fit.
+    """
+    arrays = {}
+    for part in ("train", "test"):
+        path = Path(root).expanduser() / f"{name}_{part}.npz"
+        arrays[part] = (path, *_read_arrays(path))
+    if class_names is None:
+        # Both sets must agree on the classes, even where one lacks the last of them.
+        largest = max(int(labels.max(initial=0)) for _, _, labels in arrays.values())
+        class_names = [str(label) for label in range(largest + 1)]
+    train, test = (
+        dataset_from_arrays(str(path), images, labels, class_names, mean, std)
+        for path, images, labels in arrays.values()
+    )
+    return train, test
+
+
+def _read_arrays(path: Path) -> tuple[NDArray, NDArray]:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} does not exist; expected an .npz file with the arrays 'images' and 'labels'."
+        )
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
+            missing = [key for key in ("images", "labels") if key not in file]
+            if missing:
+                raise ValueError(f"it lacks {missing} and has {sorted(file)}")
+            return file["images"], file["labels"]
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path} must be an .npz file with the arrays 'images' and 'labels': {error}."
+        ) from error

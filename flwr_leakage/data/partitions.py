@@ -1,0 +1,110 @@
+"""How a data set's samples are dealt to clients."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def _check_partitions(num_partitions: int, num_examples: int, min_samples: int) -> None:
+    if num_partitions < 1:
+        raise ValueError(f"num_partitions must be at least 1, got {num_partitions}.")
+    if num_partitions * min_samples > num_examples:
+        raise ValueError(
+            f"{num_partitions} partitions of at least {min_samples} samples need "
+            f"{num_partitions * min_samples} samples, got {num_examples}."
+        )
+
+
+@dataclass(frozen=True)
+class IidPartition:
+    """Equal shares of all samples in random order; sizes differ by at most one.
+
+    Attributes:
+        num_partitions: number of clients.
+    """
+
+    num_partitions: int
+
+    def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
+        """Return the sample indices of each client.
+
+        Args:
+            labels: (N,) int64; only their number counts.
+            generator: shuffles the samples.
+
+        Raises:
+            ValueError: fewer samples than partitions.
+        """
+        _check_partitions(self.num_partitions, len(labels), min_samples=1)
+        order = torch.randperm(len(labels), generator=generator)
+        return list(order.tensor_split(self.num_partitions))
+
+
+@dataclass(frozen=True)
+class DirichletPartition:
+    """Label skew: each class is dealt out by its own draw from a Dirichlet distribution.
+
+    For each class k, ``p_k ~ Dir(α, …, α)`` over the clients, and client i receives a share
+    p_ki of the class (Yurochkin et al. 2019; Li et al. 2022, Section 4.2). Small α gives each
+    client few classes; α → ∞ gives equal shares of all. All classes are drawn anew until every
+    client has ``min_samples``.
+
+    Attributes:
+        num_partitions: number of clients.
+        alpha: concentration α > 0.
+        min_samples: the fewest samples a client may have; 0 allows empty clients.
+        max_draws: give up after as many draws.
+    """
+
+    num_partitions: int
+    alpha: float
+    min_samples: int = 1
+    max_draws: int = 1000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < float("inf"):
+            raise ValueError(f"alpha must be positive and finite, got {self.alpha}.")
+        if self.min_samples < 0:
+            raise ValueError(f"min_samples must be ≥ 0, got {self.min_samples}.")
+        if self.max_draws < 1:
+            raise ValueError(f"max_draws must be at least 1, got {self.max_draws}.")
+
+    def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
+        """Return the sample indices of each client, in random order.
+
+        Args:
+            labels: (N,) int64.
+            generator: draws the shares and the order.
+
+        Raises:
+            ValueError: no draw gave every client ``min_samples``.
+        """
+        _check_partitions(self.num_partitions, len(labels), self.min_samples)
+        # torch has no public Dirichlet that takes a generator.
+        random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+        classes = labels.unique(sorted=True)
+        members = [(labels == label).nonzero().squeeze(1) for label in classes]
+        for _ in range(self.max_draws):
+            shares = random.dirichlet([self.alpha] * self.num_partitions, size=len(classes))
+            ends = np.cumsum(shares, 1)[:, :-1] * np.array([[len(m)] for m in members])
+            cuts = np.rint(ends).astype(np.int64)
+            edges = np.pad(cuts, ((0, 0), (1, 1)))
+            edges[:, -1] = [len(m) for m in members]
+            if np.diff(edges, axis=1).sum(0).min() >= self.min_samples:
+                return _deal(members, cuts, generator)
+        raise ValueError(
+            f"no draw of {self.max_draws} with alpha={self.alpha} gave each of "
+            f"{self.num_partitions} partitions {self.min_samples} samples of {len(labels)}; "
+            f"raise alpha, or lower min_samples or num_partitions."
+        )
+
+
+def _deal(members: list[Tensor], cuts: np.ndarray, generator: torch.Generator) -> list[Tensor]:
+    pieces = [
+        indices[torch.randperm(len(indices), generator=generator)].tensor_split(cut.tolist())
+        for indices, cut in zip(members, cuts, strict=True)
+    ]
+    partitions = [torch.cat(client) for client in zip(*pieces, strict=True)]
+    return [part[torch.randperm(len(part), generator=generator)] for part in partitions]

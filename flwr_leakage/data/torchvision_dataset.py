@@ -1,0 +1,70 @@
+"""The data sets that torchvision knows, downloaded if wanted."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+import flwr_leakage._torchvision  # noqa: F401
+from flwr_leakage.data.arrays import dataset_from_arrays
+from flwr_leakage.data.image_dataset import ImageDataset
+
+# isort: split
+from torchvision import datasets
+
+_DATASETS = {
+    "MNIST": datasets.MNIST,
+    "FashionMNIST": datasets.FashionMNIST,
+    "CIFAR10": datasets.CIFAR10,
+    "CIFAR100": datasets.CIFAR100,
+}
+
+
+def torchvision_dataset(
+    name: str,
+    root: str | os.PathLike[str],
+    mean: Sequence[float],
+    std: Sequence[float],
+    download: bool = False,
+) -> tuple[ImageDataset, ImageDataset]:
+    """Load MNIST, FashionMNIST, CIFAR10 or CIFAR100 in torchvision's file layout.
+
+    Args:
+        name: torchvision's name of the class.
+        root: the folder that holds, or will hold, torchvision's files; ``~`` is expanded.
+        mean: per channel, of pixels in [0, 1].
+        std: per channel, of pixels in [0, 1].
+        download: fetch missing files.
+
+    Returns:
+        The train and the test set.
+
+    Raises:
+        ValueError: an unknown name.
+        FileNotFoundError: the files are not there and ``download`` is false.
+    """
+    if name not in _DATASETS:
+        raise ValueError(f"name must be one of {sorted(_DATASETS)}, got {name!r}.")
+    folder = Path(root).expanduser()
+    parts = []
+    for train in (True, False):
+        try:
+            source = _DATASETS[name](folder, train=train, download=download)
+        except RuntimeError as error:
+            if download:
+                raise
+            raise FileNotFoundError(
+                f"{name} was not found in {folder} ({error}). Set download=true to fetch it."
+            ) from error
+        parts.append(
+            dataset_from_arrays(
+                name,
+                np.asarray(source.data, dtype=np.uint8),
+                np.asarray(source.targets),
+                [str(class_name) for class_name in source.classes],
+                mean,
+                std,
+            )
+        )
+    return parts[0], parts[1]
