@@ -207,8 +207,7 @@ class ThreatModel:
     """
 
     labels: Literal["known", "inferred"] = "inferred"
-    batch_norm: RecordKind = Literal["score", "attack", "metric", "utility", "cost"]
-BatchNormKnowledge = "none"
+    batch_norm: BatchNormKnowledge = "none"
     view: Literal["single", "aggregate"] = "single"
 
     def __post_init__(self) -> None:
