@@ -1,0 +1,169 @@
+"""Charts as inline SVG whose colours are those of the page.
+
+Matplotlib draws with stand-in colours that are then replaced by the page's CSS variables, so a
+chart follows light, dark and print. No text from a run enters a chart: names and units stand in
+the captions, which HTML escapes.
+"""
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from flwr_leakage.report.index import number
+
+MAX_DOTS_A_ROUND = 200
+_COLOURS = {
+    "#010101": "var(--ink)",
+    "#020202": "var(--muted)",
+    "#030303": "var(--rule)",
+    "#040404": "var(--accent)",
+    "#050505": "var(--leak)",
+}
+_INK, _MUTED, _RULE, _ACCENT, _LEAK = _COLOURS
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "text.color": _MUTED,
+    "axes.edgecolor": _RULE,
+    "axes.labelcolor": _MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": _RULE,
+    "grid.linewidth": 0.6,
+    "xtick.color": _RULE,
+    "ytick.color": _RULE,
+    "xtick.labelcolor": _MUTED,
+    "ytick.labelcolor": _MUTED,
+    "text.parse_math": False,
+    "axes.formatter.use_mathtext": False,
+}
+
+
+def rounds_chart(
+    by_round: Mapping[int, Sequence[float]],
+    name: str,
+    description: str,
+    threshold: float | None = None,
+    highest: bool = False,
+) -> Markup:
+    """Draw the values of each round as dots, with a line through their medians.
+
+    Args:
+        by_round: the values of each round; not empty.
+        name: makes the ids of this chart unique on the page.
+        description: what the chart shows, for a reader who does not see it.
+        threshold: a level to mark.
+        highest: whether to mark the highest value of each round.
+    """
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure, axes = _figure()
+        rounds = sorted(by_round)
+        several = any(len(by_round[server_round]) > 1 for server_round in rounds)
+        if several:
+            for server_round in rounds:
+                dots = thin_out(by_round[server_round], MAX_DOTS_A_ROUND)
+                offsets = _spread(len(dots))
+                axes.scatter(server_round + offsets, dots, s=9, color=_ACCENT, alpha=0.4, lw=0)
+        medians = [float(np.median(by_round[server_round])) for server_round in rounds]
+        axes.plot(rounds, medians, color=_ACCENT, lw=1.8, marker="o", ms=4, label="median")
+        if highest and several:
+            tops = [max(by_round[server_round]) for server_round in rounds]
+            axes.plot(rounds, tops, color=_LEAK, lw=1, ls=(0, (4, 2)), label="highest")
+        if threshold is not None:
+            axes.axhline(
+                threshold, color=_INK, lw=0.8, ls=(0, (1, 2)), label=f"from {threshold:g} dB"
+            )
+        _log_scale_if_wide(axes, "y", [value for group in by_round.values() for value in group])
+        axes.set_xlabel("round")
+        axes.set_xlim(rounds[0] - 0.5, rounds[-1] + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        if several or threshold is not None:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
+                        borderaxespad=0.2, handlelength=1.6, columnspacing=1.2)  # fmt: skip
+        return _inline(figure, name, description)
+
+
+def scatter_chart(pairs: Sequence[tuple[float, float]], name: str, description: str) -> Markup:
+    """Draw one dot a sample: the score to the right, the outcome upwards."""
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name, "axes.grid.axis": "both"}):
+        figure, axes = _figure()
+        shown = pairs[:: max(1, math.ceil(len(pairs) / 1500))]
+        left, right = np.asarray(shown, dtype=float).T
+        axes.scatter(left, right, s=14, color=_ACCENT, alpha=0.55, lw=0)
+        _log_scale_if_wide(axes, "x", list(left))
+        axes.set_xlabel("score")
+        axes.set_ylabel("outcome")
+        return _inline(figure, name, description)
+
+
+def thin_out(values: Sequence[float], limit: int) -> list[float]:
+    """Return at most ``limit`` of the sorted values, evenly by rank, both ends included.
+
+    Example:
+        >>> thin_out([3.0, 1.0, 2.0, 5.0, 4.0], 3)
+        [1.0, 3.0, 5.0]
+    """
+    ordered = sorted(values)
+    if len(ordered) <= limit:
+        return ordered
+    return [ordered[i] for i in np.linspace(0, len(ordered) - 1, limit).round().astype(int)]
+
+
+def _figure() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(4.6, 2.7), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes = figure.add_subplot()
+    axes.patch.set_alpha(0)
+    return figure, axes
+
+
+def _spread(amount: int) -> np.ndarray:
+    """Offsets to the side that keep dots apart: van der Corput's sequence in ±0.18."""
+    bits = [int(f"{i:b}"[::-1], 2) / 2 ** i.bit_length() for i in range(1, amount + 1)]
+    return (np.array(bits) - 0.5) * 0.36 if amount > 1 else np.zeros(amount)
+
+
+def _log_scale_if_wide(axes: Axes, side: str, values: Sequence[float]) -> None:
+    if min(values) > 0 and max(values) / min(values) > 50:
+        axes.set(**{f"{side}scale": "log"})
+        axis = axes.xaxis if side == "x" else axes.yaxis
+        axis.set_major_locator(LogLocator(numticks=6))
+        axis.set_major_formatter(
+            FuncFormatter(lambda value, _: number(value, 1).removeprefix("1 × "))
+        )
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _inline(figure: Figure, name: str, description: str) -> Markup:
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=nothing)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    # Matplotlib's style sheet would hold for the whole page; the page's own has its two rules.
+    svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    for stand_in, variable in _COLOURS.items():
+        svg = svg.replace(stand_in, variable)
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert size is not None
+    opening = (
+        f'<svg role="img" aria-label="{escape(description)}" '
+        f'viewBox="0 0 {size[1]} {size[2]}" xmlns="http://www.w3.org/2000/svg" '
+        f'xmlns:xlink="http://www.w3.org/1999/xlink">'
+    )
+    return Markup(opening + svg[svg.index(">") + 1 :])

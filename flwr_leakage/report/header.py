@@ -1,0 +1,144 @@
+"""What was run: the facts at the top of the page, and the configuration line by line."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GROUPS = ("dataset", "partition", "model", "strategy", "defense", "attack")
+_GIVEN = {
+    "labels known": "the true labels",
+    "labels inferred": "no labels: the attack infers them from the update",
+    "batch norm exact": "the exact BatchNorm statistics of the private batch",
+    "batch norm derived": "BatchNorm statistics derived from the buffers that the client sent",
+    "batch norm running": "the running BatchNorm statistics that it sent itself",
+    "batch norm none": "no BatchNorm statistics",
+    "local schedule known": "the learning rate, number of steps and batch size of local training",
+    "single view": "each client's update on its own",
+    "aggregate view": "only the aggregate of the clients' updates",
+}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line of the header.
+
+    Attributes:
+        term: what it is about.
+        value: the answer.
+        settings: the numbers behind it, in small print.
+    """
+
+    term: str
+    value: str
+    settings: str = ""
+
+
+def facts(metadata: Mapping[str, Any]) -> list[Fact]:
+    """Return what is known of dataset, model, strategy, defense, attack, seed."""
+    config = metadata.get("config")
+    config = config if isinstance(config, Mapping) else {}
+    found = []
+    for group in GROUPS:
+        name, settings = describe(config.get(group))
+        given = metadata.get(group)
+        if isinstance(given, str) and given:
+            name = given
+        if name:
+            found.append(Fact(group, name, settings))
+    if isinstance(metadata.get("seed"), int):
+        found.append(Fact("seed", str(metadata["seed"])))
+    return found
+
+
+def describe(node: Any) -> tuple[str, str]:
+    """Return the name and the plain settings of a configured part.
+
+    Example:
+        >>> describe({"_target_": "a.b.GradientPruning", "prune_ratio": 0.9})
+        ('GradientPruning', 'prune ratio 0.9')
+    """
+    if isinstance(node, str):
+        return node, ""
+    if not isinstance(node, Mapping):
+        return "", ""
+    name = str(node.get("name") or _target(node))
+    settings = [
+        f"{str(key).replace('_', ' ').strip()} {_plain(value)}"
+        for key, value in node.items()
+        if key not in ("_target_", "name")
+        and not str(key).startswith("_")
+        and (isinstance(value, bool | int | float | str) or _target(value))
+    ]
+    return name, ", ".join(settings[:8])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _target(value) or str(value)
+
+
+def _target(node: Any) -> str:
+    """The class or function that a part is made by, without its module."""
+    target = node.get("_target_") if isinstance(node, Mapping) else None
+    return target.rpartition(".")[2] if isinstance(target, str) else ""
+
+
+def given_to_attacker(metadata: Mapping[str, Any]) -> list[str]:
+    """Return, in words, what the threat model gives the attacker; empty if it is unknown.
+
+    Example:
+        >>> given_to_attacker({"threat": "labels known, single view"})
+        ['the true labels', 'each client’s update on its own']
+    """
+    threat = metadata.get("threat")
+    if not isinstance(threat, str):
+        return []
+    phrases = [phrase.strip() for phrase in threat.split(",") if phrase.strip()]
+    return [_GIVEN.get(phrase, phrase).replace("'", "’") for phrase in phrases]
+
+
+def planned_rounds(metadata: Mapping[str, Any]) -> int | None:
+    """Return the number of rounds that the run was to have, where it says so."""
+    config = metadata.get("config")
+    for place in (metadata, config, *(_groups(config))):
+        if isinstance(place, Mapping):
+            planned = place.get("num_rounds")
+            if isinstance(planned, int) and not isinstance(planned, bool):
+                return planned
+    return None
+
+
+def _groups(config: Any) -> list[Any]:
+    return list(config.values()) if isinstance(config, Mapping) else []
+
+
+def flatten(node: Any, path: str = "") -> list[tuple[str, str]]:
+    """Return a nested configuration as ``(path, value)`` lines, as Hydra's overrides name them.
+
+    Example:
+        >>> flatten({"attack": {"steps": 3, "parts": ["a", None]}})
+        [('attack.steps', '3'), ('attack.parts.0', 'a'), ('attack.parts.1', 'null')]
+    """
+    entries: list[tuple[Any, Any]] = []
+    if isinstance(node, Mapping):
+        entries = list(node.items())
+    elif isinstance(node, list):
+        entries = list(enumerate(node))
+    if not entries:
+        return [(path, _scalar(node))]
+    lines = []
+    for key, value in entries:
+        lines += flatten(value, f"{path}.{key}" if path else str(key))
+    return lines
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:g}" if float(f"{value:g}") == value else str(value)
+    return str(value)

@@ -1,0 +1,157 @@
+"""A run's numbers by kind, name and sample, and how a number is written."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flwr_leakage.records import LeakageRecord
+
+Key = tuple[int, int, int]  # round, client, sample
+Series = dict[Key, LeakageRecord]
+
+_LABELS = {
+    "psnr": "PSNR",
+    "ssim": "SSIM",
+    "lpips": "LPIPS",
+    "mse": "MSE",
+    "rmse": "RMSE",
+    "cpu": "CPU",
+    "lambda max": "λmax",
+    "lambda min": "λmin",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the page shows as a table; the first cell of a row names the row.
+
+    Attributes:
+        columns: the headings.
+        rows: text, one entry a column.
+        notes: sentences below the table.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+class Index:
+    """The numbers of a run; of several records of one number the last counts.
+
+    Args:
+        records: in the order of writing.
+    """
+
+    def __init__(self, records: Iterable[LeakageRecord]) -> None:
+        self._series: dict[tuple[str, str], Series] = {}
+        for record in records:
+            key = (record.server_round, record.client_id, record.sample)
+            self._series.setdefault((record.kind, record.name), {})[key] = record
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names of the quantities of a kind, in the order of first writing."""
+        return [name for held, name in self._series if held == kind]
+
+    def series(self, kind: str, name: str) -> Series:
+        """Return the records of a quantity by (round, client, sample); empty if unknown."""
+        return self._series.get((kind, name), {})
+
+    def rounds(self, *kinds: str) -> list[int]:
+        """Return the rounds that have a number of one of the kinds, in order."""
+        held = {key[0] for (kind, _), series in self._series.items() if kind in kinds
+                for key in series}  # fmt: skip
+        return sorted(held)
+
+    def attacked(self) -> list[Key]:
+        """Return every sample that an attack was measured on, in order."""
+        keys = {key for name in self.names("metric") for key in self.series("metric", name)}
+        return sorted(key for key in keys if key[2] >= 0)
+
+
+def values(
+    series: Series, server_round: int | None = None, client_id: int | None = None
+) -> list[float]:
+    """Return the values there are, of one round and one client where these are given."""
+    return [
+        record.value
+        for key, record in series.items()
+        if record.value is not None
+        and server_round in (None, key[0])
+        and client_id in (None, key[1])
+    ]
+
+
+def median(numbers: Sequence[float]) -> float | None:
+    """Return the median, or ``None`` of nothing."""
+    return float(np.median(numbers)) if numbers else None
+
+
+def label(name: str) -> str:
+    """Return a quantity's name for people.
+
+    Example:
+        >>> label("inversion_influence"), label("lambda_max"), label("psnr")
+        ('inversion influence', 'λmax', 'PSNR')
+    """
+    words = name.replace("_", " ")
+    for word, written in _LABELS.items():
+        words = f" {words} ".replace(f" {word} ", f" {written} ").strip()
+    return words
+
+
+def heading(name: str, unit: str) -> str:
+    """Return a quantity's name with its unit, where it has one."""
+    return f"{label(name)}, {unit}" if unit not in ("", "1") else label(name)
+
+
+def unit_of(series: Series) -> str:
+    """Return the unit of a series, or nothing for an empty one."""
+    return next((record.unit for record in series.values()), "")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Write a number with ``digits`` significant digits; a dash where there is none.
+
+    Example:
+        >>> number(31.2468), number(0.0000123), number(None), number(12345.6)
+        ('31.2', '1.23 × 10⁻⁵', '–', '12,346')
+    """
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    sign = "−" if value < 0 else ""
+    mantissa, power = f"{abs(value):.{digits - 1}e}".split("e")
+    exponent = int(power)
+    if -4 < exponent < 6:
+        return f"{sign}{abs(value):,.{max(0, digits - 1 - exponent)}f}"
+    raised = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{sign}{mantissa} × 10{raised}"
+
+
+def decibel(value: float | None) -> str:
+    """Write a number with one decimal."""
+    return "–" if value is None else f"{value:.1f}".replace("-", "−")
+
+
+def share(part: int, whole: int) -> str:
+    """Write ``part of whole`` with its percentage."""
+    return f"{part} of {whole} ({100 * part / whole:.0f} %)" if whole else "–"
+
+
+def count(amount: int, singular: str, plural: str = "") -> str:
+    """Write an amount with its noun.
+
+    Example:
+        >>> count(1, "image"), count(3, "image"), count(0, "reply", "replies")
+        ('1 image', '3 images', '0 replies')
+    """
+    return f"{amount:,} {singular if amount == 1 else plural or singular + 's'}"
+
+
+def who(client_id: int) -> str:
+    """Name a client; −1 is the server, or the aggregate of all clients."""
+    return f"client {client_id}" if client_id >= 0 else "server"

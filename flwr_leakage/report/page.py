@@ -1,0 +1,210 @@
+"""Write the page that a person reads: one file that needs nothing but itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from flwr_leakage.report import charts, tables
+from flwr_leakage.report.agreement import Agreement, agreements
+from flwr_leakage.report.gallery import make_gallery
+from flwr_leakage.report.header import facts, flatten, given_to_attacker, planned_rounds
+from flwr_leakage.report.index import (
+    Index,
+    Series,
+    count,
+    heading,
+    label,
+    number,
+    unit_of,
+)
+from flwr_leakage.report.verdict import judge
+from flwr_leakage.tracking import RunData, read_run
+from flwr_leakage.tracking.jsonl import write_private
+
+MAX_CLIENTS = 100
+MAX_EVENTS = 200
+PROVENANCE = ("start_time", "command", "commit", "dirty", "platform", "versions")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with its caption."""
+
+    title: str
+    caption: str
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class ScoreChart:
+    """A score against the outcome."""
+
+    title: str
+    caption: str
+    figures: str
+    reading: str
+    svg: Markup | None
+
+
+def write_report(
+    run_folder: str | Path,
+    output: str | Path | None = None,
+    recovered_psnr: float = 25.0,
+    max_gallery: int = 48,
+) -> Path:
+    """Write the report of a run folder into one self-contained HTML file.
+
+    It works on what ``read_run`` finds, also while the run still goes on. The file holds
+    private training images and is readable by its owner only.
+
+    Args:
+        run_folder: where a ``JsonlTracker`` wrote.
+        output: the file to write; ``report.html`` in the run folder by default.
+        recovered_psnr: an image whose PSNR is at least this, in dB, counts as recovered.
+        max_gallery: how many samples the gallery shows at most.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        FileNotFoundError: if ``run_folder`` is no run folder.
+    """
+    if max_gallery < 0:
+        raise ValueError(f"max_gallery must be at least 0, got {max_gallery}.")
+    path = Path(output) if output is not None else Path(run_folder) / "report.html"
+    html = render_report(read_run(run_folder), recovered_psnr, max_gallery)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A message may hold a lone surrogate, which UTF-8 cannot write.
+    write_private(path, html.encode("utf-8", errors="replace"))
+    return path
+
+
+def render_report(run: RunData, recovered_psnr: float = 25.0, max_gallery: int = 48) -> str:
+    """Return the page's HTML; the same run gives the same text."""
+    index = Index(run.records)
+    environment = Environment(
+        loader=PackageLoader("flwr_leakage.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["count"] = count
+    environment.filters["moment"] = _moment
+    names = [run.metadata.get("run"), *(record.run for record in run.records[:1])]
+    return environment.get_template("report.html").render(
+        name=next((name for name in names if isinstance(name, str) and name), run.folder.name),
+        run=run,
+        metadata={key: run.metadata.get(key) for key in PROVENANCE},
+        config=flatten(run.metadata["config"]) if run.metadata.get("config") else [],
+        facts=facts(run.metadata),
+        given=given_to_attacker(run.metadata),
+        verdict=judge(index, run.events, recovered_psnr),
+        recovered_psnr=recovered_psnr,
+        rounds_done=max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0),
+        rounds_planned=planned_rounds(run.metadata),
+        psnr_chart=_psnr_chart(index, recovered_psnr),
+        score_charts=_charts(index, "score"),
+        utility_charts=_charts(index, "utility"),
+        score_notes=tables.missing(index, "score"),
+        rounds=tables.rounds_table(index, recovered_psnr),
+        attacks=tables.attacks_table(index),
+        gallery=make_gallery(run.images, index, recovered_psnr, max_gallery),
+        agreements=[_score_chart(i, entry) for i, entry in enumerate(agreements(index))],
+        clients=tables.clients_table(index, run.events, recovered_psnr, MAX_CLIENTS),
+        events=tables.events_table(run.events, MAX_EVENTS),
+        costs=tables.costs_table(index),
+        any_score=bool(index.names("score")),
+    )
+
+
+def _moment(written: object) -> str:
+    """Write an ISO 8601 time for people; anything else as it is."""
+    try:
+        return f"{datetime.fromisoformat(str(written)):%Y-%m-%d %H:%M:%S %Z}".strip()
+    except ValueError:
+        return str(written)
+
+
+def _by_round(series: Series) -> dict[int, list[float]]:
+    grouped: dict[int, list[float]] = {}
+    for key, record in series.items():
+        if record.value is not None:
+            grouped.setdefault(key[0], []).append(record.value)
+    return grouped
+
+
+def _dots(by_round: dict[int, list[float]]) -> str:
+    most = max(map(len, by_round.values()))
+    if most == 1:
+        return ""
+    if most > charts.MAX_DOTS_A_ROUND:
+        return f" Dots: {charts.MAX_DOTS_A_ROUND} of up to {most:,} values a round, even by rank."
+    return " Dots: every value."
+
+
+def _psnr_chart(index: Index, recovered_psnr: float) -> Chart | None:
+    by_round = _by_round(index.series("metric", "psnr"))
+    if not by_round:
+        return None
+    svg = charts.rounds_chart(
+        by_round, "psnr", f"PSNR of the reconstructions by round: {_tell(by_round)}",
+        threshold=recovered_psnr, highest=True,
+    )  # fmt: skip
+    caption = f"Higher is a closer reconstruction, hence a worse leak.{_dots(by_round)}"
+    return Chart("PSNR of the reconstructions, dB", caption, svg)
+
+
+def _charts(index: Index, kind: str) -> list[Chart]:
+    found = []
+    for i, name in enumerate(index.names(kind)):
+        series = index.series(kind, name)
+        by_round = _by_round(series)
+        if not by_round:
+            continue
+        description = f"{label(name)} by round: {_tell(by_round)}"
+        svg = charts.rounds_chart(by_round, f"{kind}{i}", description)
+        direction = next(iter(series.values())).direction
+        caption = f"{direction.capitalize()}." if direction else ""
+        found.append(Chart(heading(name, unit_of(series)), caption + _dots(by_round), svg))
+    return found
+
+
+def _tell(by_round: dict[int, list[float]]) -> str:
+    """The first and last median, for readers who do not see the chart."""
+    first, last = min(by_round), max(by_round)
+    ends = [f"median {number(sum(_middle(by_round[r])) / 2)} in round {r}" for r in (first, last)]
+    return f"{', '.join(dict.fromkeys(ends))}."
+
+
+def _middle(values: Sequence[float]) -> tuple[float, float]:
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+
+
+def _score_chart(i: int, entry: Agreement) -> ScoreChart:
+    figures = [f"n = {len(entry.pairs)}"]
+    if entry.rho is not None and entry.p_value is not None:
+        figures.insert(0, f"Spearman ρ = {_rho(entry.rho)}")
+        if entry.interval is not None:
+            low, high = entry.interval
+            figures.append(f"95 % interval {_rho(low)} to {_rho(high)}")
+        p_value = "p < 0.001" if entry.p_value < 0.001 else f"p = {entry.p_value:.3f}"
+        figures.append(p_value)
+    if entry.within_rounds is not None:
+        figures.append(f"within rounds ρ = {_rho(entry.within_rounds)} (median)")
+    outcome = heading(entry.outcome, entry.unit)
+    svg = None
+    if entry.pairs:
+        description = f"{label(entry.score)} against {outcome}: {', '.join(figures)}."
+        svg = charts.scatter_chart(entry.pairs, f"scatter{i}", description)
+    caption = f"Right: {label(entry.score)}. Up: {outcome}."
+    return ScoreChart(label(entry.score), caption, " · ".join(figures), entry.reading, svg)
+
+
+def _rho(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")

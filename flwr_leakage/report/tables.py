@@ -1,0 +1,190 @@
+"""The tables of the page: rounds, attacks, clients, costs, events."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flwr_leakage.records import RunEvent
+from flwr_leakage.report.index import (
+    Index,
+    Series,
+    Table,
+    count,
+    decibel,
+    heading,
+    label,
+    median,
+    number,
+    share,
+    unit_of,
+    values,
+    who,
+)
+from flwr_leakage.report.verdict import failed_attacks
+
+
+def rounds_table(index: Index, recovered_psnr: float) -> Table:
+    """Return one row a round: images attacked and recovered, every metric, every utility."""
+    metrics = [name for name in index.names("metric") if name != "psnr"]
+    utilities = index.names("utility")
+    attacked = index.attacked()
+    psnr = index.series("metric", "psnr")
+    columns = ["round"]
+    if attacked:
+        columns += ["attacked", "recovered"]
+    if psnr:
+        columns += ["PSNR median, dB", "PSNR highest", "PSNR lowest"]
+    columns += [_metric_heading(name, index.series("metric", name)) for name in metrics]
+    columns += [label(name) for name in utilities]
+    rows = []
+    for server_round in index.rounds("metric", "utility"):
+        known = values(psnr, server_round)
+        total = sum(key[0] == server_round for key in attacked)
+        row = [str(server_round) if server_round else "before"]
+        if attacked:
+            recovered = sum(value >= recovered_psnr for value in known)
+            row += [str(total) if total else "–", share(recovered, total) if known else "–"]
+        if psnr:
+            row += [decibel(median(known)), decibel(max(known, default=None)),
+                    decibel(min(known, default=None))]  # fmt: skip
+        for name in metrics:
+            row.append(_metric(name, values(index.series("metric", name), server_round)))
+        for name in utilities:
+            row.append(_utility(name, values(index.series("utility", name), server_round)))
+        rows.append(tuple(row))
+    return Table(tuple(columns), tuple(rows), missing(index, "metric"))
+
+
+def _is_share(name: str) -> bool:
+    return name.endswith("accuracy")
+
+
+def _metric_heading(name: str, series: Series) -> str:
+    if _is_share(name):
+        return label(name)
+    return f"{heading(name, '' if unit_of(series) == 'pixel' else unit_of(series))} median"
+
+
+def _metric(name: str, numbers: list[float]) -> str:
+    if not numbers:
+        return "–"
+    return f"{100 * np.mean(numbers):.0f} %" if _is_share(name) else number(median(numbers))
+
+
+def _utility(name: str, numbers: list[float]) -> str:
+    value = median(numbers)
+    if value is None or not _is_share(name):
+        return number(value)
+    return f"{100 * value:.1f} %"
+
+
+def missing(index: Index, kind: str) -> tuple[str, ...]:
+    """Say which quantities of a kind have missing values, how many, and why."""
+    names_by_fate: dict[tuple[str, str], list[str]] = {}
+    for name in index.names(kind):
+        series = index.series(kind, name)
+        absent = [record for record in series.values() if record.value is None]
+        if not absent:
+            continue
+        amount = "all" if len(absent) == len(series) else f"{len(absent)} of {len(series)}"
+        reasons = sorted({record.note for record in absent if record.note})
+        said = "; ".join(reasons[:3]) or "no reason was recorded"
+        more = f"; {count(len(reasons) - 3, 'further reason')}" if len(reasons) > 3 else ""
+        names_by_fate.setdefault((amount, said + more), []).append(label(name))
+    return tuple(
+        f"{', '.join(names)}: {amount} missing ({reasons})."
+        for (amount, reasons), names in names_by_fate.items()
+    )
+
+
+def attacks_table(index: Index) -> Table:
+    """Return one row a round with what the attacker itself can see of its success."""
+    names = index.names("attack")
+    failed = failed_attacks(index)
+    rows = []
+    for server_round in index.rounds("attack"):
+        clients = {
+            key[1] for name in names for key in index.series("attack", name)
+            if key[0] == server_round
+        }  # fmt: skip
+        without = sum(entry[0] == server_round for entry in failed)
+        medians = [number(median(values(index.series("attack", name), server_round)))
+                   for name in names]  # fmt: skip
+        rows.append((str(server_round), str(len(clients)), str(without), *medians))
+    columns = ("round", "updates attacked", "without result",
+               *(f"{label(name)} median" for name in names))  # fmt: skip
+    return Table(columns, tuple(rows), missing(index, "attack"))
+
+
+def clients_table(
+    index: Index, events: Sequence[RunEvent], recovered_psnr: float, limit: int
+) -> Table:
+    """Return one row a client, the highest PSNR first."""
+    psnr = index.series("metric", "psnr")
+    scores = index.names("score")
+    attacked = index.attacked()
+    troubled = [event.client_id for event in events if event.level != "info"]
+    clients = {key[1] for key in attacked} | {client for client in troubled if client >= 0}
+    for name in scores:
+        clients |= {key[1] for key in index.series("score", name)}
+
+    def worst_first(client_id: int) -> tuple[float, int]:
+        return -max(values(psnr, client_id=client_id), default=-np.inf), client_id
+
+    columns = ["client"]
+    if attacked:
+        columns += ["rounds attacked", "images", "recovered", "PSNR median, dB", "PSNR highest"]
+    columns += [f"{label(name)} median" for name in scores] + ["errors, warnings"]
+    rows = []
+    for client_id in sorted(clients, key=worst_first)[:limit]:
+        known = values(psnr, client_id=client_id)
+        own = [key for key in attacked if key[1] == client_id]
+        row = [str(client_id) if client_id >= 0 else "aggregate"]
+        if attacked:
+            recovered = sum(value >= recovered_psnr for value in known)
+            row += [str(len({key[0] for key in own})), str(len(own)),
+                    share(recovered, len(own)) if known else "–",
+                    decibel(median(known)), decibel(max(known, default=None))]  # fmt: skip
+        row += [number(median(values(index.series("score", name), client_id=client_id)))
+                for name in scores]  # fmt: skip
+        rows.append((*row, str(troubled.count(client_id)) if client_id >= 0 else "–"))
+    left_out = len(clients) - len(rows)
+    notes = (f"{count(left_out, 'further client')} left out.",) if left_out else ()
+    return Table(tuple(columns), tuple(rows), notes)
+
+
+def events_table(events: Sequence[RunEvent], limit: int) -> Table:
+    """Return errors and warnings, errors first, then what was merely noted."""
+    order = {"error": 0, "warning": 1, "info": 2}
+    ranked = sorted(events, key=lambda event: order[event.level])
+    rows = tuple(
+        (event.level, str(event.server_round or "–"), who(event.client_id), event.message)
+        for event in ranked[:limit]
+    )
+    left_out = len(events) - len(rows)
+    notes = (f"{count(left_out, 'further event')} left out; all are in records.jsonl.",)
+    return Table(("level", "round", "where", "what happened"), rows, notes if left_out else ())
+
+
+def costs_table(index: Index) -> Table:
+    """Return one row a round and a total; each cost is summed over the clients."""
+    names = index.names("cost")
+    rounds = index.rounds("cost")
+    sums = {
+        (name, server_round): sum(values(index.series("cost", name), server_round))
+        for name in names
+        for server_round in rounds
+    }
+    rows = [
+        (str(server_round) if server_round else "whole run",
+         *(f"{sums[name, server_round]:,.2f}" for name in names))
+        for server_round in rounds
+    ]  # fmt: skip
+    totals = (sum(sums[name, server_round] for server_round in rounds) for name in names)
+    columns = tuple(_cost_heading(name, unit_of(index.series("cost", name))) for name in names)
+    return Table(("round", *columns), (*rows, ("total", *(f"{total:,.2f}" for total in totals))))
+
+
+def _cost_heading(name: str, unit: str) -> str:
+    words = label(name.removesuffix("_seconds"))
+    return f"{words}, {'s' if name.endswith('_seconds') else unit or '1'}"

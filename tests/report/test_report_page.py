@@ -1,0 +1,300 @@
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+import torch
+
+from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.report import write_report
+from flwr_leakage.report.__main__ import main
+from flwr_leakage.tracking import JsonlTracker, write_metadata
+
+PAYLOAD = '"><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}$x^$</style>\ud800'
+VOID = {"meta", "img", "br"}
+
+
+class Page(HTMLParser):
+    """Checks nesting while it collects tags, texts and attributes."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.tags, self.texts = [], [], []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    def all(self, name):
+        return [attrs for tag, attrs in self.tags if tag == name]
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+
+def fill(tracker, run="demo", name="lambda_max", note="", message="no reply", truth=True):
+    """Two rounds of three clients of two samples each; client 2 fails in round 2."""
+    generator = torch.Generator().manual_seed(0)
+    for server_round in (1, 2):
+        for client in range(3):
+            failed = (server_round, client) == (2, 2)
+            tracker.log(LeakageRecord(
+                run, server_round, client, -1, "attack", "objective", None if failed else 0.5,
+                "1", "", note or "diverged",
+            ))  # fmt: skip
+            for sample in range(2):
+                where = (run, server_round, client, sample)
+                original = torch.rand(1, 6, 6, generator=generator)
+                value = None if failed else 10.0 * (client + 1) + sample
+                tracker.log(LeakageRecord(*where, "score", name, 1.0 + client + sample, "1",
+                                          "larger leaks more", note))  # fmt: skip
+                if truth:
+                    tracker.log(LeakageRecord(*where, "metric", "psnr", value, "dB", "", note))
+                    tracker.image(*where[1:], "original", original)
+                if not failed:
+                    tracker.image(*where[1:], "reconstruction", original / 2)
+        tracker.log(LeakageRecord(run, server_round, -1, -1, "utility", "test_accuracy", 0.5))
+        tracker.log(
+            LeakageRecord(run, server_round, -1, -1, "cost", "attack_cpu_seconds", 2.0, "s")
+        )
+    tracker.event(RunEvent(run, 2, 2, "error", message))
+
+
+def report(folder, **settings):
+    html = write_report(folder, **settings).read_text(encoding="utf-8")
+    return html, Page(html)
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    folder = tmp_path / "run"
+    tracker = JsonlTracker(folder)
+    config = {"num_rounds": 2, "model": {"_target_": "x.LeNet", "width": 1}}
+    write_metadata(folder, config, 5, {"run": "demo", "threat": "labels known, single view"})
+    fill(tracker)
+    tracker.close()
+    return folder
+
+
+def test_the_whole_page(run_folder):
+    _, page = report(run_folder)
+    for words in (
+        "This file contains private training images",
+        "2 of 12 attacked images were recovered; the closest reached 31.0 dB.",
+        "at least 25 dB",
+        "1 of 6 attacks gave no reconstruction.",
+        "the true labels; each client’s update on its own",
+        "PSNR: 2 of 12 missing (no reason was recorded).",
+        "Spearman ρ =",
+        "no reply",
+        "LeNet",
+        "model.width= 1",
+        "10 of 10 shown. 2 further samples without a reconstruction.",
+    ):
+        assert words in page.text, words
+    assert "Unfinished" not in page.text
+
+
+def test_the_number_recovered_follows_the_threshold(run_folder):
+    assert "2 of 12 attacked images were recovered" in report(run_folder)[1].text
+    assert "6 of 12 attacked images were recovered" in report(run_folder, recovered_psnr=20)[1].text
+
+
+def test_it_needs_nothing_but_itself(run_folder):
+    html, page = report(run_folder)
+    [policy] = [m["content"] for m in page.all("meta") if m.get("http-equiv")]
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert "script" not in policy
+    assert not page.all("script") and not page.all("link") and not page.all("iframe")
+    assert all(image["src"].startswith("data:image/png;base64,") for image in page.all("img"))
+    outside = re.findall(r"(?:https?:)?//[a-z][^\s\"'<)]*", re.sub(r"base64,[^\"]*", "", html))
+    assert set(outside) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert "@import" not in html and not re.search(r"url\((?!#)", html)
+
+
+def test_it_can_be_read_without_seeing_it(run_folder):
+    _, page = report(run_folder)
+    assert page.all("html")[0]["lang"] == "en"
+    assert all(image["alt"] for image in page.all("img"))
+    charts = [svg for svg in page.all("svg") if svg.get("role") == "img"]
+    assert len(charts) == len(page.all("svg")) == 4
+    assert all(svg["aria-label"] for svg in charts)
+    assert all(cell.get("scope") in ("row", "col") for cell in page.all("th"))
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels.count(1) == 1 and levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    targets = [link["href"][1:] for link in page.all("a")]
+    assert targets and set(targets) <= set(ids)
+
+
+def test_foreign_text_stays_text(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    extra = dict.fromkeys(("run", "threat", "attack", "defense", "dataset"), PAYLOAD)
+    config = {PAYLOAD: PAYLOAD, "model": {"_target_": PAYLOAD, PAYLOAD: PAYLOAD}}
+    write_metadata(tmp_path, config, 0, extra)
+    fill(tracker, run=PAYLOAD, name=PAYLOAD, note=PAYLOAD, message=PAYLOAD)
+    tracker.log(LeakageRecord(PAYLOAD, 1, 0, 0, "metric", PAYLOAD, 1.0, PAYLOAD, "", PAYLOAD))
+    tracker.log(LeakageRecord(PAYLOAD, 1, -1, -1, "utility", PAYLOAD, 1.0, PAYLOAD))
+    tracker.log(LeakageRecord(PAYLOAD, 1, -1, -1, "cost", PAYLOAD, 1.0, PAYLOAD))
+    tracker.log(LeakageRecord(PAYLOAD, 1, -1, -1, "attack", PAYLOAD, 1.0, PAYLOAD))
+    tracker.close()
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write('{"type": "<script>alert(3)</script>"}\n')
+    with pytest.warns(UserWarning, match="line"):
+        html, page = report(tmp_path)
+    assert not page.all("script")
+    assert all("onerror" not in attrs for _, attrs in page.tags)
+    assert all(image["src"].startswith("data:") for image in page.all("img"))
+    assert "{{ 7*7 }}" in page.text and "alert(3)" in page.text
+    assert html.count("</style>") == 1
+
+
+def test_a_run_that_was_killed(run_folder):
+    path = run_folder / "records.jsonl"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.warns(UserWarning, match="cannot be read"):
+        _, page = report(run_folder)
+    assert (
+        "Unfinished run. It still goes on, or it was stopped in or after round 2 of 2." in page.text
+    )
+    assert "cannot be read" in page.text
+
+
+def test_a_run_that_ended_early(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    write_metadata(tmp_path, {"num_rounds": 9}, 0)
+    fill(tracker)
+    tracker.close()
+    assert "Unfinished run. It ended after round 2 of 9." in report(tmp_path)[1].text
+
+
+def test_a_run_without_truth(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    fill(tracker, truth=False)
+    tracker.close()
+    _, page = report(tmp_path)
+    assert "6 updates were attacked, but without the originals" in page.text
+    assert "Scores were computed, but no attack outcome is known" in page.text
+    assert page.text.count("no original") == 10
+    assert page.text.count("PSNR unknown") == 10
+
+
+def test_a_run_with_scores_only(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(LeakageRecord("r", 1, 0, 0, "score", "new_score", 0.5, "1", "larger is safer"))
+    tracker.close()
+    _, page = report(tmp_path)
+    assert "No attack was run; there are risk scores only." in page.text
+    assert "new score" in page.text and "No reconstruction was recorded." in page.text
+
+
+def test_a_run_without_scores(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(LeakageRecord("r", 1, 0, 0, "metric", "psnr", 30.0, "dB"))
+    tracker.close()
+    assert "No score was computed." in report(tmp_path)[1].text
+
+
+def test_a_run_without_any_number(tmp_path):
+    JsonlTracker(tmp_path).close()
+    _, page = report(tmp_path)
+    for words in ("No attack was run and no score", "No reconstruction", "No error or warning",
+                  "No cost was recorded", "No configuration was recorded"):  # fmt: skip
+        assert words in page.text
+
+
+def test_a_run_of_metadata_only_and_of_odd_metadata(tmp_path):
+    (tmp_path / "run.json").write_text(
+        '{"config": [1, "a"], "seed": null, "versions": "none", "run": 3, "commit": null,'
+        ' "threat": {"labels": "known"}, "start_time": "yesterday"}'
+    )
+    _, page = report(tmp_path)
+    assert "yesterday" in page.text and "unknown: not run from a git checkout" in page.text
+
+
+def test_defended_images_stand_between(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    for role in ("reconstruction", "defended", "original"):
+        tracker.image(1, 0, 0, role, torch.zeros(3, 4, 4))
+    tracker.close()
+    _, page = report(tmp_path)
+    roles = [image["alt"].split(",")[0] for image in page.all("img")]
+    assert roles == ["Original", "Defended", "Reconstruction"]
+    assert "between them the sample as the defense encoded it" in page.text
+
+
+def test_the_gallery_is_worst_first_and_says_what_it_leaves_out(run_folder):
+    _, page = report(run_folder, max_gallery=3)
+    shown = [i["alt"] for i in page.all("img") if i["alt"].startswith("Reconstruction")]
+    assert [alt.rsplit(", ", 1)[1] for alt in shown] == ["31.0 dB", "30.0 dB", "21.0 dB"]
+    assert "3 of 10 shown, 7 left out" in page.text
+
+
+def test_a_value_just_below_the_threshold_is_not_rounded_up_to_it(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(LeakageRecord("r", 1, 0, 0, "metric", "psnr", 24.97, "dB"))
+    tracker.image(1, 0, 0, "reconstruction", torch.zeros(1, 4, 4))
+    tracker.close()
+    assert "24.97 dB" in report(tmp_path)[1].text
+
+
+def test_a_file_that_is_no_png_is_not_inlined(run_folder):
+    victim = next((run_folder / "images").glob("*client0002*reconstruction.png"))
+    victim.write_bytes(b"<svg onload=alert(1)>")
+    _, page = report(run_folder)
+    assert "no reconstruction" in page.text
+    assert len(page.all("img")) == 19
+
+
+def test_the_same_run_gives_the_same_file_for_its_owner_only(run_folder):
+    path = write_report(run_folder)
+    assert path == run_folder / "report.html"
+    first = path.read_bytes()
+    assert write_report(run_folder).read_bytes() == first
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_many_clients_stay_readable(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    for client in range(400):
+        tracker.log(LeakageRecord("r", 1, client, 0, "metric", "psnr", 10 + client / 50, "dB"))
+        tracker.log(LeakageRecord("r", 1, client, 0, "score", "s", client / 50, "1"))
+        tracker.event(RunEvent("r", 1, client, "warning", "slow"))
+    tracker.close()
+    html, page = report(tmp_path)
+    assert "300 further clients left out." in page.text
+    assert "200 further events left out" in page.text
+    assert "Dots: 200 of up to 400 values a round, even by rank." in page.text
+    assert len(html) < 1_000_000
+
+
+def test_command_line(run_folder, tmp_path, capsys):
+    output = tmp_path / "elsewhere" / "page.html"
+    arguments = ["--output", str(output), "--recovered-psnr", "12", "--max-gallery", "1"]
+    assert main([str(run_folder), *arguments]) == 0
+    assert capsys.readouterr().out.strip() == str(output)
+    assert (
+        "were recovered" in output.read_text() and "1 of 10 shown" in Page(output.read_text()).text
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["--max-gallery", "-1"]])
+def test_command_line_names_a_wrong_folder_or_setting(tmp_path, capsys, arguments):
+    assert main([str(tmp_path), *arguments]) == 2
+    assert "error: " in capsys.readouterr().err
