@@ -1,0 +1,174 @@
+"""A reconstruction against the truth: matched, then measured sample by sample.
+
+Only a simulation can do this: the evaluator is given the truth, which no attack ever sees.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.metrics.labels import class_indices, label_accuracy
+from flwr_leakage.metrics.matching import match_samples
+from flwr_leakage.metrics.perceptual import BackboneUnavailableError, Lpips
+from flwr_leakage.metrics.pixel import mse, psnr, rmse, ssim
+from flwr_leakage.records import Batch, Direction, InputSpec, Measurement, Reconstruction
+
+_SAFER: Direction = "larger is safer"
+_LEAKS: Direction = "larger leaks more"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How close a reconstruction came.
+
+    Attributes:
+        measurements: one a metric; entry i belongs to truth sample i.
+        assignment: (B,) int64; for each truth sample the index of its reconstruction, −1
+            where it has none.
+        matched: (B, C, H, W) reconstructed pixels in the truth's order, clamped to [0, 1];
+            NaN where ``assignment`` is −1.
+    """
+
+    measurements: list[Measurement]
+    assignment: Tensor
+    matched: Tensor
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Settings of the metrics.
+
+    Pixels are compared in float64, after undoing the normalisation and clamping to [0, 1].
+
+    Attributes:
+        psnr_cap_db: PSNR of an exact match is infinite, and beyond some 140 dB it measures
+            float32's rounding: larger values are reported as this one, with a note.
+        lpips: which LPIPS; ``None`` leaves it out.
+    """
+
+    psnr_cap_db: float = 120.0
+    lpips: Lpips | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.psnr_cap_db < math.inf:
+            raise ValueError(f"psnr_cap_db must be positive and finite, got {self.psnr_cap_db}.")
+
+    def evaluate(self, reconstruction: Reconstruction, truth: Batch, spec: InputSpec) -> Evaluation:
+        """Match a reconstruction with the truth and measure each pair.
+
+        Whatever is wrong with the reconstruction becomes a missing value with its reason.
+
+        Args:
+            reconstruction: an attack's answer, in model space.
+            truth: the private batch, in model space.
+            spec: shape and normalisation.
+
+        Raises:
+            ValueError: the truth itself does not have the shape that ``spec`` says.
+        """
+        if tuple(truth.inputs.shape[1:]) != spec.shape:
+            raise ValueError(
+                f"truth must have shape (B, {', '.join(map(str, spec.shape))}), got "
+                f"{tuple(truth.inputs.shape)}."
+            )
+        true_pixels = _pixels(truth.inputs, spec)
+        matched = torch.full_like(true_pixels, math.nan)
+        assignment = torch.full((len(truth),), -1)
+        problem = _problem(reconstruction, spec)
+        labels: tuple[float, ...] = ()
+        if reconstruction.batch is not None and not problem:
+            pixels = _pixels(reconstruction.batch.inputs, spec)
+            assignment = match_samples(true_pixels, pixels)
+            problem = "no finite reconstruction was left for this sample"
+            matched[assignment >= 0] = pixels[assignment[assignment >= 0]]
+            found = assignment >= 0
+            labels = label_accuracy(
+                class_indices(reconstruction.batch.targets.cpu())[assignment[found]],
+                class_indices(truth.targets.cpu())[found],
+            )
+        rows = (assignment >= 0).nonzero().squeeze(1)
+        measure = _Rows(len(truth), rows.tolist(), problem)
+        ours, theirs = matched[rows], true_pixels[rows]
+        measurements = [
+            measure("mse", mse(ours, theirs).tolist(), "pixel²", _SAFER),
+            measure("rmse", rmse(ours, theirs).tolist(), "pixel", _SAFER),
+            self._psnr(measure, ours, theirs),
+            _ssim(measure, ours, theirs),
+        ]
+        if self.lpips is not None:
+            measurements.append(_lpips(self.lpips, measure, ours, theirs))
+        measurements.append(measure("label_accuracy", list(labels), "1", _LEAKS))
+        return Evaluation(measurements, assignment, matched)
+
+    def _psnr(self, measure: "_Rows", ours: Tensor, theirs: Tensor) -> Measurement:
+        decibels = psnr(ours, theirs).tolist() if len(ours) else []
+        cap = self.psnr_cap_db
+        notes = [f"at least {cap:g} dB; capped" if value > cap else "" for value in decibels]
+        return measure("psnr", [min(value, cap) for value in decibels], "dB", _LEAKS, notes)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Puts values of the matched samples among all, with a reason for those without."""
+
+    count: int
+    rows: list[int]
+    problem: str
+
+    def __call__(
+        self,
+        name: str,
+        values: list[float],
+        unit: str,
+        direction: Direction,
+        notes: list[str] | None = None,
+    ) -> Measurement:
+        all_values: list[float | None] = [None] * self.count
+        all_notes = [self.problem] * self.count
+        for row, value, note in zip(self.rows, values, notes or [""] * len(values), strict=True):
+            all_values[row], all_notes[row] = value, note
+        return Measurement(name, tuple(all_values), unit, direction, tuple(all_notes))
+
+    def missing(self, name: str, unit: str, direction: Direction, reason: str) -> Measurement:
+        """No value for any sample: those without a reconstruction keep their own reason."""
+        notes = [reason if row in self.rows else self.problem for row in range(self.count)]
+        return Measurement(name, (None,) * self.count, unit, direction, tuple(notes))
+
+
+def _pixels(inputs: Tensor, spec: InputSpec) -> Tensor:
+    """Pixels in [0, 1] in float64; NaN wherever an input is not finite."""
+    pixels = spec.denormalize(inputs.detach().cpu().double())
+    return torch.where(pixels.isfinite(), pixels.clamp(0, 1), math.nan)
+
+
+def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:
+    """Why nothing can be compared, or empty."""
+    if reconstruction.batch is None:
+        return reconstruction.error or "the attack gave no reconstruction"
+    shape = tuple(reconstruction.batch.inputs.shape)
+    if shape[1:] != spec.shape:
+        return f"reconstruction has shape {shape}, expected (B, {', '.join(map(str, spec.shape))})"
+    if reconstruction.batch.targets.ndim not in (1, 2):
+        targets = tuple(reconstruction.batch.targets.shape)
+        return f"reconstruction has targets {targets}, expected (B,) or (B, K)"
+    return ""
+
+
+def _ssim(measure: _Rows, ours: Tensor, theirs: Tensor) -> Measurement:
+    try:
+        values = ssim(ours, theirs).tolist() if len(ours) else []
+    except ValueError as error:
+        return measure.missing("ssim", "1", _LEAKS, str(error))
+    return measure("ssim", values, "1", _LEAKS)
+
+
+def _lpips(lpips: Lpips, measure: _Rows, ours: Tensor, theirs: Tensor) -> Measurement:
+    name = f"lpips_{lpips.net}"
+    try:
+        values = lpips.distance(ours, theirs).tolist() if len(ours) else []
+    except (BackboneUnavailableError, ValueError) as error:
+        return measure.missing(name, "1", _SAFER, str(error))
+    notes = [lpips.describe((ours.shape[1], ours.shape[2], ours.shape[3]))] * len(values)
+    return measure(name, values, "1", _SAFER, notes)

@@ -1,0 +1,185 @@
+"""LPIPS: perceptual distance by a trained network, or a clear word that there is none."""
+
+import functools
+import pickle
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import flwr_leakage._torchvision  # noqa: F401
+from flwr_leakage.params import Params
+
+# isort: split
+import lpips
+from torchvision import models
+
+Backbone = Literal["alex", "vgg", "squeeze"]
+
+_WEIGHTS = {
+    "alex": models.AlexNet_Weights.IMAGENET1K_V1,
+    "vgg": models.VGG16_Weights.IMAGENET1K_V1,
+    "squeeze": models.SqueezeNet1_1_Weights.IMAGENET1K_V1,
+}
+
+
+class BackboneUnavailableError(RuntimeError):
+    """LPIPS's trained backbone is not there; a random one would not be LPIPS."""
+
+
+@dataclass(frozen=True)
+class Lpips:
+    """Which LPIPS, and where its backbone's ImageNet weights come from.
+
+    The linear weights on top come with the ``lpips`` package (version 0.1).
+
+    Attributes:
+        net: ``alex``, ``vgg`` (VGG-16) or ``squeeze`` (SqueezeNet 1.1).
+        backbone: a ``state_dict`` file of torchvision's network or of its ``features``;
+            torchvision's own checkpoint, from torch's hub folder, if ``None``.
+        download: let torchvision fetch its checkpoint if it is not in the hub folder.
+        min_size: images with a shorter side are enlarged to it, bilinearly: the backbones
+            were trained on larger ones, and pool small ones away.
+    """
+
+    net: Backbone = "alex"
+    backbone: str | None = None
+    download: bool = False
+    min_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.net not in _WEIGHTS:
+            raise ValueError(f"net must be one of {sorted(_WEIGHTS)}, got {self.net!r}.")
+        if self.min_size < 32:
+            raise ValueError(f"min_size must be at least 32 pixels, got {self.min_size}.")
+
+    def network(self) -> nn.Module:
+        """Return the network, loaded once in a process.
+
+        Raises:
+            BackboneUnavailableError: there are no trained weights, and why.
+        """
+        outcome = _try_load_network(self.net, self.backbone, self.download)
+        if isinstance(outcome, BackboneUnavailableError):
+            raise outcome
+        return outcome
+
+    def distance(
+        self, reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
+    ) -> Float[Tensor, " B"]:
+        """LPIPS of each pair of images with pixels in [0, 1].
+
+        Raises:
+            BackboneUnavailableError: there are no trained weights, and why.
+            ValueError: images that have neither one nor three channels.
+        """
+        network = self.network()
+        pair = [prepare_images(images, self.min_size) for images in (reconstructed, truth)]
+        with torch.no_grad():
+            return network(*pair, normalize=True).reshape(len(truth))
+
+    def describe(self, shape: tuple[int, int, int]) -> str:
+        """Say what is done to images of ``shape`` (C, H, W) before they are compared."""
+        channels, height, width = shape
+        words = [f"LPIPS 0.1, {self.net}"]
+        if min(height, width) < self.min_size:
+            new_height, new_width = _enlarged(height, width, self.min_size)
+            words.append(
+                f"images enlarged bilinearly from {height}×{width} to {new_height}×{new_width}"
+            )
+        if channels == 1:
+            words.append("grey repeated to three channels")
+        return ", ".join(words)
+
+
+def prepare_images(images: Float[Tensor, "B C H W"], min_size: int) -> Float[Tensor, "B 3 H2 W2"]:
+    """Repeat grey to three channels; enlarge so that the shorter side has ``min_size`` pixels.
+
+    Raises:
+        ValueError: images that have neither one nor three channels.
+    """
+    channels, height, width = images.shape[1:]
+    if channels not in (1, 3):
+        raise ValueError(f"images must have one or three channels for LPIPS, got {channels}.")
+    colour = images.float().expand(-1, 3, -1, -1)
+    if min(height, width) >= min_size:
+        return colour
+    size = _enlarged(height, width, min_size)
+    return F.interpolate(colour, size=size, mode="bilinear", align_corners=False)
+
+
+def _enlarged(height: int, width: int, min_size: int) -> tuple[int, int]:
+    factor = min_size / min(height, width)
+    return round(height * factor), round(width * factor)
+
+
+@functools.lru_cache(maxsize=4)
+def _try_load_network(
+    net: Backbone, backbone: str | None, download: bool
+) -> nn.Module | BackboneUnavailableError:
+    """Return the network or why there is none, so that a failed download is not tried again."""
+    try:
+        return _load_network(net, backbone, download)
+    except BackboneUnavailableError as error:
+        return error
+
+
+def _load_network(net: Backbone, backbone: str | None, download: bool) -> nn.Module:
+    weights = _read_backbone(net, backbone, download)
+    # The constructor draws weights that are replaced below: keep torch's global state as it was.
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network = lpips.LPIPS(net=net, pnet_rand=True, verbose=False)
+    # lpips cuts torchvision's ``features`` into slices: slice2.3.weight is features.3.weight.
+    keys = {key: key.split(".", 1)[1] for key in network.net.state_dict()}
+    source = backbone or "torchvision's checkpoint"
+    missing = sorted(set(keys.values()) - weights.keys())
+    if missing:
+        raise BackboneUnavailableError(
+            f"{source} is no backbone for net={net}: it lacks {missing[:3]} …"
+        )
+    try:
+        network.net.load_state_dict({key: weights[name] for key, name in keys.items()})
+    except RuntimeError as error:
+        raise BackboneUnavailableError(f"{source} is no backbone for net={net}: {error}") from error
+    return network.requires_grad_(False)
+
+
+def _read_backbone(net: Backbone, backbone: str | None, download: bool) -> Params:
+    """Return the weights of ``features``, keyed without that prefix."""
+    if backbone is None:
+        weights = _torchvision_checkpoint(net, download)
+    else:
+        path = Path(backbone).expanduser()
+        try:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.PickleError) as error:
+            # torch adds several paragraphs of advice to the first line.
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise BackboneUnavailableError(f"cannot read the backbone {path}: {reason}") from error
+        if not isinstance(weights, dict):
+            raise BackboneUnavailableError(
+                f"{path} must hold a state_dict, got {type(weights).__name__}"
+            )
+    return {key.removeprefix("features."): value for key, value in weights.items()}
+
+
+def _torchvision_checkpoint(net: Backbone, download: bool) -> Params:
+    weights = _WEIGHTS[net]
+    cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
+    if not cached.is_file() and not download:
+        raise BackboneUnavailableError(
+            f"no trained backbone for net={net}: no backbone file is given, {cached} does not "
+            f"exist, and download is off"
+        )
+    try:
+        return weights.get_state_dict(progress=False, check_hash=True, map_location="cpu")
+    except (OSError, RuntimeError) as error:
+        raise BackboneUnavailableError(
+            f"no trained backbone for net={net}: torchvision could not load {weights.url}: {error}"
+        ) from error
