@@ -4,6 +4,8 @@ from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.defenses.chain import Chain
 from flwr_leakage.defenses.clipping import Clipping, clip_update
 from flwr_leakage.defenses.dp_sgd import DPSGD, clipped_mean_gradient, dp_epsilon
+from flwr_leakage.defenses.fairness import GroupProtection, ProtectionReport, protection_report
+from flwr_leakage.defenses.influence_noise import InfluenceNoise
 from flwr_leakage.defenses.instahide import (
     InstaHide,
     flip_signs,
@@ -21,6 +23,8 @@ from flwr_leakage.defenses.noise import (
 )
 from flwr_leakage.defenses.pruning import GradientPruning, prune_update
 from flwr_leakage.defenses.soteria import Soteria, representation_sensitivity
+from flwr_leakage.defenses.spectrum import SampleSpectra
+from flwr_leakage.defenses.target_risk import RiskPlan, TargetRisk
 from flwr_leakage.defenses.withhold_buffers import WithholdBuffers
 
 __all__ = [
@@ -30,13 +34,19 @@ __all__ = [
     "Defense",
     "GaussianNoise",
     "GradientPruning",
+    "GroupProtection",
+    "InfluenceNoise",
     "InstaHide",
     "LaplacianNoise",
     "LocalRound",
     "MixUp",
     "Mixing",
     "NoDefense",
+    "ProtectionReport",
+    "RiskPlan",
+    "SampleSpectra",
     "Soteria",
+    "TargetRisk",
     "WithholdBuffers",
     "add_gaussian_noise",
     "add_laplacian_noise",
@@ -48,6 +58,7 @@ __all__ = [
     "instahide_batch",
     "load_public_images",
     "mixup_batch",
+    "protection_report",
     "prune_update",
     "representation_sensitivity",
 ]

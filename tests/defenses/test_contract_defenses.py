@@ -53,6 +53,9 @@ DEFENSES = {
     "instahide inter": d.InstaHide(4, "inter", public=PUBLIC),
     "dp sgd": d.DPSGD(0.5, 0.3),
     "soteria": d.Soteria(0.4),
+    "influence noise": d.InfluenceNoise(0.05),
+    "target risk": d.TargetRisk(0.3),
+    "target risk by pruning": d.TargetRisk(0.05, "pruning"),
     "chain": d.Chain([d.GradientPruning(0.5), d.GaussianNoise(0.1, "update")]),
     "chain of both": d.Chain([d.MixUp(3), d.DPSGD(0.5, 0.3), d.GradientPruning(0.5)]),
 }
@@ -66,6 +69,8 @@ ZERO_STRENGTH = {
     "instahide": d.InstaHide(1, flip_probability=0.0),
     "dp sgd": d.DPSGD(math.inf, 0.0),
     "soteria": d.Soteria(0.0),
+    "influence noise": d.InfluenceNoise(0.0),
+    "target risk": d.TargetRisk(0.0),
     "chain": d.Chain([d.GradientPruning(0.0), d.GaussianNoise(0.0)]),
 }
 CHANGES_BATCH = {"mixup", "instahide", "instahide inter", "chain of both"}
@@ -76,7 +81,7 @@ CHANGES_DELTA = set(DEFENSES) - {
     "instahide",
     "instahide inter",
 }
-NEEDS_LOCAL_ROUND = {"dp sgd", "soteria", "chain of both"}
+NEEDS_LOCAL_ROUND = {"dp sgd", "soteria", "chain of both", "influence noise", "target risk"}
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -224,6 +229,13 @@ def test_data_that_cannot_be_encoded_is_rejected_before_training(
         (lambda: d.DPSGD(1.0, -1.0), "noise_multiplier"),
         (lambda: d.DPSGD(math.inf, 1.0), "noise_multiplier must be 0"),
         (lambda: d.Soteria(1.0), "prune_ratio"),
+        (lambda: d.InfluenceNoise(-0.1), "noise_std"),
+        (lambda: d.InfluenceNoise(0.1, prior_std=0.0), "prior_std"),
+        (lambda: d.InfluenceNoise(0.1, max_samples=0), "max_samples"),
+        (lambda: d.InfluenceNoise(0.1, num_steps=0), "num_steps"),
+        (lambda: d.TargetRisk(-1.0), "target_rmse"),
+        (lambda: d.TargetRisk(0.1, max_noise_std=0.0), "max_noise_std"),
+        (lambda: d.TargetRisk(0.1, relative_damping=0.0), "relative_damping"),
         (lambda: d.Soteria(0.1, max_samples=0), "max_samples"),
         (lambda: d.Chain([]), "at least one defense"),
     ],
@@ -240,6 +252,9 @@ def test_settings_out_of_range_are_rejected(build, message: str) -> None:
         (lambda: d.GaussianNoise(0.1, "gradients"), "relative_to"),
         (lambda: d.LaplacianNoise(0.1, "x"), "relative_to"),
         (lambda: d.Clipping(1.0, "norm"), "relative_to"),
+        (lambda: d.InfluenceNoise(0.1, allotment="fair"), "allotment"),
+        (lambda: d.TargetRisk(0.1, "noise"), "mechanism"),
+        (lambda: d.InstaHide(4, "extra"), "partners"),
         (lambda: d.Chain(["pruning"]), "Defense"),
     ],
 )

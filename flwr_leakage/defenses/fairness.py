@@ -1,0 +1,87 @@
+"""Who is protected least: protection by sample and by class."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GroupProtection:
+    """Protection of the samples of one class.
+
+    Attributes:
+        label: the class.
+        count: samples with a number.
+        worst: the smallest value.
+        mean: of the values.
+    """
+
+    label: int
+    count: int
+    worst: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class ProtectionReport:
+    """How evenly a defense protects, from a quantity of which more is safer.
+
+    Attributes:
+        worst_sample: index of the sample protected least.
+        worst: its value.
+        worst_decile: mean of the tenth of the samples (at least one) protected least.
+        mean: over all samples.
+        evenness: worst / mean, in [0, 1]; 1 where all are protected alike.
+        by_class: one entry for each class that occurs, the worst-protected first.
+    """
+
+    worst_sample: int
+    worst: float
+    worst_decile: float
+    mean: float
+    evenness: float
+    by_class: tuple[GroupProtection, ...]
+
+
+def protection_report(values: Sequence[float | None], targets: Tensor) -> ProtectionReport:
+    """Summarise predicted (I²F) or measured (RMSE) recovery errors by sample and class.
+
+    Args:
+        values: one for each sample, ≥ 0, larger is safer, or ``None`` where there is no number.
+        targets: (B,) class indices, or (B, K) probabilities: then the likeliest class counts.
+
+    Raises:
+        ValueError: the lengths differ, or no sample has a number.
+
+    Example:
+        >>> protection_report([0.2, 0.6, 0.4], torch.tensor([1, 1, 0])).by_class[0]
+        GroupProtection(label=1, count=2, worst=0.2, mean=0.4)
+    """
+    if len(values) != len(targets):
+        raise ValueError(
+            f"values and targets must be as many, got {len(values)} and {len(targets)}."
+        )
+    known = [(i, float(value)) for i, value in enumerate(values) if value is not None]
+    if not known:
+        raise ValueError("at least one sample must have a value, got none.")
+    labels = (targets.argmax(1) if targets.ndim == 2 else targets).tolist()
+    groups: dict[int, list[float]] = {}
+    for i, value in known:
+        groups.setdefault(labels[i], []).append(value)
+    by_class = sorted(
+        (GroupProtection(k, len(v), min(v), sum(v) / len(v)) for k, v in groups.items()),
+        key=lambda group: (group.worst, group.label),
+    )
+    numbers = sorted(value for _, value in known)
+    tenth = numbers[: max(1, len(numbers) // 10)]
+    worst_sample, worst = min(known, key=lambda pair: pair[1])
+    mean = sum(numbers) / len(numbers)
+    return ProtectionReport(
+        worst_sample=worst_sample,
+        worst=worst,
+        worst_decile=sum(tenth) / len(tenth),
+        mean=mean,
+        evenness=worst / mean if mean > 0 else 1.0,
+        by_class=tuple(by_class),
+    )

@@ -1,0 +1,174 @@
+"""How strongly a client's samples show in its update: what the risk-driven defenses look at.
+
+For sample i let A_i = ∂g/∂x_i ∈ R^{P×N}, the derivative of the pseudo-gradient
+g = −Δ/learning_rate, with singular values σ. An attacker with a Gaussian prior of standard
+deviation τ for every pixel, who sees g + δ with independent noise of variance e(σ) along each
+left singular vector and knows everything else, is left with the squared error
+
+    Σ_σ τ² e(σ) / (e(σ) + τ² σ²)                                                     (1)
+
+This is the expected I²F (Zhang et al. 2023, section 3.3: variance σ_noise² Σ λ/(λ + ε)²) at the
+damping ε = e/τ² that is best for the attacker, with the error that the damping itself causes.
+It never exceeds N τ²: no noise hides more than there is.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.defenses.base import LocalRound
+from flwr_leakage.operators import SampleJacobian
+from flwr_leakage.records import LocalSchedule
+from flwr_leakage.spectral.lanczos import Lanczos
+
+_BISECTIONS = 80
+
+
+def exposure_weights(schedule: LocalSchedule, num_examples: int) -> Float[Tensor, " n"]:
+    """How often each sample's gradient counts in the pseudo-gradient: Σ over steps of 1 / B.
+
+    Exact for one plain step, and to first order in the learning rate for several; momentum
+    multiplies early steps.
+    """
+    weights = torch.zeros(num_examples, dtype=torch.float64)
+    steps = schedule.num_steps
+    for step, window in enumerate(schedule.slices(num_examples)):
+        repeats = sum(schedule.momentum**age for age in range(steps - step))
+        weights[window] += repeats / (window.stop - window.start)
+    return weights
+
+
+def sample_jacobian(
+    local_round: LocalRound, schedule: LocalSchedule, max_samples: int
+) -> tuple[SampleJacobian, Float[Tensor, " S"]]:
+    """∂∇L/∂x of the first samples, each on its own, and the weights that make it A_i.
+
+    Where the client normalises with batch statistics, they are held at the batch's own.
+    """
+    batch = local_round.defended[:max_samples]
+    gradient_map, buffers = local_round.gradient_map, dict(local_round.buffers)
+    if gradient_map.batch_norm == "batch":
+        buffers.update(
+            gradient_map.statistics(local_round.params, batch.inputs, local_round.buffers)
+        )
+        gradient_map = gradient_map.with_batch_norm("running")
+    operator = SampleJacobian(gradient_map, local_round.params, batch, buffers)
+    weights = exposure_weights(schedule, len(local_round.defended))[:max_samples]
+    # Samples that no step touches do not show in the update at all.
+    return operator, weights
+
+
+@dataclass(frozen=True)
+class SampleSpectra:
+    """The spectral measures of A_iᵀA_i for S samples, from one Lanczos run from Gaussian z_i.
+
+    Attributes:
+        operator: of the samples' own gradients.
+        exposures: (S,), weights that turn the operator's maps into A_i.
+        singular_values: (S, k), σ: Gauss nodes.
+        node_weights: (S, k), summing to one: N Σⱼ wⱼ f(σⱼ) estimates Σ_σ f(σ).
+        prior_std: τ, in model input units.
+    """
+
+    operator: SampleJacobian
+    exposures: Float[Tensor, " S"]
+    singular_values: Float[Tensor, "S k"]
+    node_weights: Float[Tensor, "S k"]
+    prior_std: float
+    _lanczos: Lanczos
+
+    @staticmethod
+    def measure(
+        local_round: LocalRound,
+        schedule: LocalSchedule,
+        generator: torch.Generator,
+        prior_std: float = 1.0,
+        max_samples: int = 64,
+        num_steps: int = 24,
+    ) -> "SampleSpectra":
+        """Run ``num_steps`` steps of Lanczos, of two products each, for all samples at once."""
+        operator, exposures = sample_jacobian(local_round, schedule, max_samples)
+        start = torch.randn(
+            operator.num_blocks, operator.num_inputs, generator=generator, dtype=torch.float64
+        )
+        lanczos = Lanczos(operator, start.to(operator.device, operator.dtype))
+        for _ in range(min(num_steps, operator.num_inputs)):
+            lanczos.step()
+        values, vectors = lanczos.ritz()
+        sigma = values.clamp_min(0).sqrt().cpu() * exposures[:, None]
+        weights = vectors[:, 0].square().cpu()
+        return SampleSpectra(operator, exposures, sigma, weights, prior_std, lanczos)
+
+    def trace(self, values: Float[Tensor, "S k"]) -> Float[Tensor, " S"]:
+        """Estimate Σ_σ f(σ) from f at the nodes."""
+        return self.operator.num_inputs * (self.node_weights * values).sum(1)
+
+    def rmse(self, squared_errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
+        """√(squared error / N), in model input units."""
+        return (squared_errors / self.operator.num_inputs).sqrt()
+
+    def error_under_isotropic_noise(self, noise_std: float) -> Float[Tensor, " S"]:
+        """(1) for e(σ) = noise_std², in units of the pseudo-gradient: predicted RMSE."""
+        tau, energy = self.prior_std, noise_std**2
+        if energy == 0:
+            return torch.zeros(len(self.exposures), dtype=torch.float64)
+        return self.rmse(self.trace(tau**2 * energy / (energy + (tau * self.singular_values) ** 2)))
+
+    def energies(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S k"]:
+        """e(σ) = τ² σ (c − σ)₊: of all allotments of its total energy, (1) is largest for it.
+
+        (1) is concave in every e, and its derivative (τσ)² τ² / (e + τ²σ²)² is the same for
+        all σ < c under this e and smaller beyond: the condition of Karush, Kuhn and Tucker.
+        """
+        sigma = self.singular_values
+        return self.prior_std**2 * sigma * (cutoffs[:, None] - sigma).clamp_min(0)
+
+    def error_at(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
+        """(1) under :meth:`energies`, τ² Σ (1 − σ/c)₊: predicted RMSE."""
+        share = 1 - self.singular_values / cutoffs.clamp_min(1e-300)[:, None]
+        return self.rmse(self.trace(self.prior_std**2 * share.clamp_min(0)))
+
+    def cutoffs_of_energy(self, energy: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
+        """The c at which :meth:`energies` add up to ``energy``."""
+        return self._solve(lambda c: self.trace(self.energies(c)), energy)
+
+    def cutoffs_of_error(self, rmse: float) -> Float[Tensor, " S"]:
+        """The c at which :meth:`error_at` reaches ``rmse`` < τ."""
+        return self._solve(self.error_at, torch.full_like(self.exposures, rmse))
+
+    def _solve(
+        self, function: Callable[[Tensor], Tensor], target: Float[Tensor, " S"]
+    ) -> Float[Tensor, " S"]:
+        """Bisect an increasing function of the cutoffs on a logarithmic scale."""
+        top = self.singular_values.amax(1).clamp_min(1e-150)
+        low, high = (top * 1e-12).log(), (top * 1e12).log()
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            below = function(middle.exp()) < target
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return torch.where(target > 0, high.exp(), torch.zeros_like(high))
+
+    def draw_noise(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S P"]:
+        """δ_i = A_i (√e / σ)(A_iᵀA_i) z_i, with the z_i of the Lanczos run: energy e on average."""
+        eigenvalues, vectors = self._lanczos.ritz()
+        floor = torch.finfo(self.operator.dtype).eps * eigenvalues[:, -1:].clamp_min(1e-300)
+        scale = (self.energies(cutoffs).to(eigenvalues) / eigenvalues.clamp_min(floor)).sqrt()
+        coordinates = torch.einsum("skj,sj->sk", vectors, scale * vectors[:, 0])
+        coordinates = coordinates * self._lanczos.start_norm[:, None].double()
+        combined = torch.einsum(
+            "sk,skn->sn", coordinates.to(self.operator.dtype), self._lanczos.basis
+        )
+        return self.operator.matvec(combined)
+
+
+def check_spectrum_settings(prior_std: float, max_samples: int, num_steps: int) -> None:
+    """Raise ``ValueError`` for settings out of range."""
+    if not (math.isfinite(prior_std) and prior_std > 0):
+        raise ValueError(f"prior_std must be positive, got {prior_std}.")
+    for name, value in (("max_samples", max_samples), ("num_steps", num_steps)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")

@@ -1,0 +1,211 @@
+"""The strength that the risk demands: noise or pruning chosen so that a target is met."""
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
+from flwr_leakage.defenses.influence_noise import add_pseudo_gradient, influence_noise
+from flwr_leakage.defenses.noise import add_gaussian_noise
+from flwr_leakage.defenses.pruning import prune_update
+from flwr_leakage.defenses.spectrum import (
+    SampleSpectra,
+    check_spectrum_settings,
+    sample_jacobian,
+)
+from flwr_leakage.params import Params, ravel
+from flwr_leakage.records import LocalSchedule, Update
+from flwr_leakage.spectral.lsqr import solve_damped
+
+Mechanism = Literal["gaussian", "influence", "pruning"]
+
+PRUNE_RATIOS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+"""The ratios among which the smallest sufficient one is searched."""
+
+_BISECTIONS = 60
+
+
+@dataclass(frozen=True)
+class RiskPlan:
+    """The strength that was chosen, and what it is predicted to do.
+
+    Attributes:
+        strength: noise standard deviation in units of the pseudo-gradient (of the isotropic
+            noise of equal energy), or the pruning ratio.
+        predicted_rmse: (S,), of the recovery of each sample, in model input units.
+        met: whether the worst sample's predicted error reaches the target.
+        delta: the defended ``update.delta``.
+    """
+
+    strength: float
+    predicted_rmse: Float[Tensor, " S"]
+    met: bool
+    delta: Params
+
+
+def inversion_influence(
+    local_round: LocalRound,
+    schedule: LocalSchedule,
+    perturbation: Float[Tensor, " P"],
+    relative_damping: float,
+    max_samples: int,
+) -> Float[Tensor, " S"]:
+    """‖(A_iᵀA_i + εI)⁻¹ A_iᵀ δ‖ / √N of each sample, the I²F of Zhang et al. (2023, eq. 4).
+
+    Args:
+        local_round: what the client holds.
+        schedule: its local training.
+        perturbation: δ, in units of the pseudo-gradient.
+        relative_damping: ε / λmax(A_iᵀA_i), > 0.
+        max_samples: samples, from the first on.
+    """
+    operator, weights = sample_jacobian(local_round, schedule, max_samples)
+    if not perturbation.any():
+        return torch.zeros(operator.num_blocks, dtype=torch.float64)
+    shared = perturbation.to(operator.dtype).expand(operator.num_blocks, -1).contiguous()
+    norms = solve_damped(operator, shared, (relative_damping,), 0.05, 60).norms[:, 0]
+    return norms.double() / weights / math.sqrt(operator.num_inputs)
+
+
+@dataclass(frozen=True)
+class TargetRisk(Defense):
+    """Choose the weakest noise or pruning for which the worst sample meets a recovery error.
+
+    Noise: the expected error of an attacker with a Gaussian prior, (1) in
+    ``defenses/spectrum.py``, grows with the noise; its level is found by bisection on one
+    spectral measure, without further products. Pruning: the exact I²F of what is pruned away,
+    searched by bisection over ``PRUNE_RATIOS``. A target that cannot be met gives a warning
+    that names what is predicted instead, and the strongest setting allowed is used.
+
+    Attributes:
+        target_rmse: ≥ 0, of the worst sample's recovery, in model input units: 1 is the
+            standard deviation of standardised inputs.
+        mechanism: ``gaussian``, ``influence`` (see ``InfluenceNoise``) or ``pruning``.
+        prior_std: τ > 0, as for ``InfluenceNoise``; noise cannot predict more than it.
+        max_noise_std: > 0, the strongest noise allowed, in units of the pseudo-gradient.
+        relative_damping: ε / λmax > 0 of the I²F, for pruning.
+        max_samples: samples that count, from the first on, ≥ 1.
+        num_steps: Lanczos steps, of two products each, ≥ 1.
+    """
+
+    target_rmse: float = 0.5
+    mechanism: Mechanism = "influence"
+    prior_std: float = 1.0
+    max_noise_std: float = 1.0
+    relative_damping: float = 1e-4
+    max_samples: int = 64
+    num_steps: int = 24
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.target_rmse) and self.target_rmse >= 0):
+            raise ValueError(f"target_rmse must be finite and ≥ 0, got {self.target_rmse}.")
+        if self.mechanism not in get_args(Mechanism):
+            raise ValueError(
+                f"mechanism must be one of {get_args(Mechanism)}, got {self.mechanism!r}."
+            )
+        for name in ("max_noise_std", "relative_damping"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+        check_spectrum_settings(self.prior_std, self.max_samples, self.num_steps)
+
+    def plan(self, update: Update, generator: torch.Generator, local_round: LocalRound) -> RiskPlan:
+        """Choose the strength, and apply it."""
+        if self.mechanism == "pruning":
+            return self._plan_pruning(update, local_round)
+        spectra = SampleSpectra.measure(
+            local_round,
+            update.schedule,
+            generator,
+            self.prior_std,
+            self.max_samples,
+            self.num_steps,
+        )
+        if self.mechanism == "gaussian":
+            return self._plan_gaussian(update, generator, spectra)
+        return self._plan_influence(update, spectra)
+
+    def on_update(
+        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+    ) -> Update:
+        """Defend ``update.delta`` with the strength chosen; warn where the target is missed."""
+        check_update(update)
+        around = require_local_round(self, local_round)
+        if self.target_rmse == 0:
+            return update
+        plan = self.plan(update, generator, around)
+        if not plan.met:
+            worst = float(plan.predicted_rmse.min())
+            warnings.warn(
+                f"target_rmse = {self.target_rmse:g} cannot be met by {self.mechanism}: the worst "
+                f"sample's predicted error is {worst:.3g} at the strongest setting "
+                f"({plan.strength:.3g}).",
+                stacklevel=2,
+            )
+        return replace(update, delta=plan.delta)
+
+    def _plan_gaussian(
+        self, update: Update, generator: torch.Generator, spectra: SampleSpectra
+    ) -> RiskPlan:
+        def worst(noise_std: float) -> float:
+            return float(spectra.error_under_isotropic_noise(noise_std).min())
+
+        met = worst(self.max_noise_std) >= self.target_rmse
+        low, high = math.log(self.max_noise_std * 1e-12), math.log(self.max_noise_std)
+        for _ in range(_BISECTIONS if met else 0):
+            middle = (low + high) / 2
+            if worst(math.exp(middle)) < self.target_rmse:
+                low = middle
+            else:
+                high = middle
+        std = math.exp(high)
+        delta = add_gaussian_noise(update.delta, std * update.schedule.learning_rate, generator)
+        return RiskPlan(std, spectra.error_under_isotropic_noise(std), met, delta)
+
+    def _plan_influence(self, update: Update, spectra: SampleSpectra) -> RiskPlan:
+        size = sum(value.numel() for value in update.delta.values())
+        allowed = self.max_noise_std**2 * size
+        goal = min(self.target_rmse, self.prior_std * (1 - 1e-6))
+        cutoffs = spectra.cutoffs_of_error(goal)
+        energy = float(spectra.trace(spectra.energies(cutoffs)).sum())
+        if energy > allowed:
+            low, high = 0.0, goal
+            for _ in range(_BISECTIONS):
+                middle = (low + high) / 2
+                cutoffs = spectra.cutoffs_of_error(middle)
+                energy = float(spectra.trace(spectra.energies(cutoffs)).sum())
+                low, high = (middle, high) if energy < allowed else (low, middle)
+            energy = allowed
+        predicted = spectra.error_at(cutoffs)
+        noise = influence_noise(spectra, cutoffs, energy)
+        return RiskPlan(
+            strength=math.sqrt(energy / size),
+            predicted_rmse=predicted,
+            met=bool(predicted.min() >= self.target_rmse * (1 - 1e-6)),
+            delta=add_pseudo_gradient(update, noise),
+        )
+
+    def _plan_pruning(self, update: Update, local_round: LocalRound) -> RiskPlan:
+        def attempt(prune_ratio: float) -> RiskPlan:
+            pruned = prune_update(update.delta, prune_ratio)
+            change = (ravel(update.delta) - ravel(pruned)) / update.schedule.learning_rate
+            predicted = inversion_influence(
+                local_round, update.schedule, change, self.relative_damping, self.max_samples
+            )
+            met = bool(predicted.min() >= self.target_rmse)
+            return RiskPlan(prune_ratio, predicted, met, pruned)
+
+        best = attempt(PRUNE_RATIOS[-1])
+        low, high = 0, len(PRUNE_RATIOS) - 1
+        while best.met and high - low > 1:
+            middle = (low + high) // 2
+            candidate = attempt(PRUNE_RATIOS[middle])
+            if candidate.met:
+                best, high = candidate, middle
+            else:
+                low = middle
+        return best
