@@ -1,0 +1,73 @@
+"""The one call shape of every attack."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import InputSpec, Observation, Reconstruction, ThreatModel
+
+
+@dataclass(frozen=True)
+class AttackProgress:
+    """How far an attack has come.
+
+    Attributes:
+        done: targets (observations) that are finished.
+        total: all targets of this call.
+        iteration: of the targets that are being solved now.
+        iterations: the most iterations that they may take.
+        objective: the attacker's own best objective, averaged over those targets.
+    """
+
+    done: int
+    total: int
+    iteration: int
+    iterations: int
+    objective: float
+
+
+ProgressCallback = Callable[[AttackProgress], None]
+
+
+@runtime_checkable
+class Attack(Protocol):
+    """Reconstructs private batches from what a server observes.
+
+    There is no parameter through which the truth could enter: what a threat model grants by
+    fiat is in each observation's ``disclosed``, and used only where ``threat`` says so.
+    """
+
+    def __call__(
+        self,
+        gradient_map: GradientMap,
+        spec: InputSpec,
+        observations: Sequence[Observation],
+        threat: ThreatModel,
+        generator: torch.Generator,
+        progress: ProgressCallback | None = None,
+    ) -> list[Reconstruction]:
+        """Attack all observations.
+
+        Args:
+            gradient_map: the public model and loss, in the BatchNorm mode of the clients.
+            spec: the public facts about the data.
+            observations: what the server saw, one a target.
+            threat: what the attacker knows besides.
+            generator: the only source of randomness.
+            progress: called from time to time.
+
+        Returns:
+            One reconstruction an observation, in the same order. An observation that cannot be
+            attacked yields one without a batch, with a NaN objective and the reason in
+            ``error``; the others go on.
+        """
+        ...
+
+
+def failure(error: Exception | str) -> Reconstruction:
+    """The answer for a target that could not be attacked."""
+    text = str(error) or type(error).__name__
+    return Reconstruction(batch=None, objective=float("nan"), error=text)

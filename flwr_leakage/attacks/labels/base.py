@@ -1,0 +1,17 @@
+"""The call shape of every label attack."""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.problem import Problem
+
+
+@runtime_checkable
+class LabelInference(Protocol):
+    """Recovers the labels of a batch from its update."""
+
+    def __call__(self, problem: Problem, generator: torch.Generator) -> Tensor:
+        """Class indices (B,), in ascending order, for the ``num_samples`` of the problem."""
+        ...

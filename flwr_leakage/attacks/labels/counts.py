@@ -1,0 +1,144 @@
+"""How often each class occurs in a batch, from the last layer's gradient."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from flwr_leakage.attacks.labels.last_layer import find_last_layer
+from flwr_leakage.attacks.problem import Problem
+
+
+def class_counts(
+    bias_gradient: Float[Tensor, " K"], mean_softmax: Float[Tensor, " K"], num_samples: int
+) -> Int[Tensor, " K"]:
+    """Round ``B · (p̄ − ∂L/∂b)`` to non-negative integers that sum to B.
+
+    The mean cross-entropy's bias gradient is ``p̄ − counts / B`` with p̄ the batch's mean
+    softmax; an attacker estimates p̄. Whole parts first, then the largest remainders.
+
+    Args:
+        bias_gradient: of the last layer, averaged over the samples.
+        mean_softmax: the attacker's estimate of p̄.
+        num_samples: B.
+
+    Example:
+        >>> class_counts(torch.tensor([-0.5, 0.25, 0.25]), torch.tensor([0.5, 0.25, 0.25]), 2)
+        tensor([2, 0, 0])
+    """
+    expected = (num_samples * (mean_softmax - bias_gradient)).clamp_min(0).double()
+    total = expected.sum()
+    if total > num_samples:
+        expected = expected * num_samples / total
+    counts = (expected + 1e-9).floor()
+    missing = num_samples - int(counts.sum())
+    remainders = expected - counts
+    for _ in range(missing):
+        best = remainders.argmax()
+        counts[best] += 1
+        remainders[best] -= 1
+    return counts.to(torch.int64)
+
+
+def mean_feature(
+    weight_gradient: Float[Tensor, "K F"], bias_gradient: Float[Tensor, " K"]
+) -> Float[Tensor, " F"]:
+    """The one feature vector h that explains a last layer's gradient best: ``∂L/∂W ≈ ∂L/∂b hᵀ``.
+
+    Least squares: ``h = (∂L/∂W)ᵀ (∂L/∂b) / ‖∂L/∂b‖²``. Exact for one sample; for a batch a
+    weighted mean of the samples' features, which differ little in a network that is not yet
+    trained.
+    """
+    return weight_gradient.T @ bias_gradient / bias_gradient.square().sum().clamp_min(1e-30)
+
+
+def replayed_softmax(
+    logits: Float[Tensor, "M K"],
+    squared_feature_norm: Float[Tensor, ""],
+    bias_gradient: Float[Tensor, " K"],
+    learning_rate: float,
+    num_steps: int,
+    sweeps: int = 50,
+) -> Float[Tensor, " K"]:
+    """Mean softmax over the steps of a client whose last layer alone is replayed.
+
+    With one feature vector h for all samples, a step's gradient e = p − c (c the class
+    frequencies) moves the logits by −η (1 + ‖h‖²) e. The frequencies are unknown, so c and the
+    path of p are made consistent by damped fixed-point sweeps: c = p̄ − ∂L/∂b, averaged over steps.
+
+    Args:
+        logits: of M dummy inputs at θ_t.
+        squared_feature_norm: ‖h‖².
+        bias_gradient: of the last layer, averaged over the steps.
+        learning_rate: η.
+        num_steps: n.
+        sweeps: fixed-point sweeps.
+    """
+    mean = logits.softmax(dim=1).mean(dim=0)
+    if num_steps == 1:
+        return mean
+    rate = learning_rate * (1 + squared_feature_norm)
+    for _ in range(sweeps):
+        frequencies = (mean - bias_gradient).clamp_min(0)
+        frequencies = frequencies / frequencies.sum().clamp_min(1e-12)
+        moved, total = logits, torch.zeros_like(mean)
+        for _ in range(num_steps):
+            softmax = moved.softmax(dim=1).mean(dim=0)
+            total = total + softmax / num_steps
+            moved = moved - rate * (softmax - frequencies)
+        mean = 0.5 * mean + 0.5 * total
+    return mean
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """Class counts from the last bias's gradient, with p̄ estimated.
+
+    Over several local steps the pseudo-gradient sums the steps' gradients, and p̄ drifts while
+    the client trains; ``replayed_softmax`` follows it.
+
+    Attributes:
+        softmax: where p̄ comes from: ``features`` (the mean feature vector that the last weight's
+            gradient gives away), or ``dummies`` (random images in the data's box).
+        num_dummies: random images whose softmax is averaged, ≥ 1.
+    """
+
+    softmax: Literal["features", "dummies"] = "features"
+    num_dummies: int = 64
+
+    def __post_init__(self) -> None:
+        if self.softmax not in ("features", "dummies"):
+            raise ValueError(f"softmax must be 'features' or 'dummies', got {self.softmax!r}.")
+        if self.num_dummies < 1:
+            raise ValueError(f"num_dummies must be at least 1, got {self.num_dummies}.")
+
+    def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
+        """Labels (B,) in ascending order, with repetitions.
+
+        Raises:
+            ValueError: the last layer has no bias.
+        """
+        layer = find_last_layer(problem)
+        if layer.bias is None:
+            raise ValueError("class counts need the last layer's bias, the model has none.")
+        bias_gradient = problem.gradient[layer.bias] / problem.gradient_weight
+        noise = torch.rand(self.num_dummies, *problem.spec.shape, generator=generator)
+        dummies = problem.spec.normalize(noise).to(bias_gradient)
+        feature = mean_feature(
+            problem.gradient[layer.weight] / problem.gradient_weight, bias_gradient
+        )
+        if self.softmax == "features":
+            logits = (problem.params[layer.weight] @ feature + problem.params[layer.bias])[None]
+        else:
+            logits = problem.gradient_map.logits(problem.params, dummies, problem.buffers)
+        softmax = replayed_softmax(
+            logits,
+            feature.square().sum(),
+            bias_gradient,
+            problem.schedule.learning_rate,
+            problem.schedule.num_steps,
+        )
+        counts = class_counts(bias_gradient, softmax, problem.num_samples)
+        return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)

@@ -1,0 +1,54 @@
+"""The label of a single sample from the sign of the last layer's gradient."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from flwr_leakage.attacks.labels.last_layer import find_last_layer
+from flwr_leakage.attacks.problem import Problem
+
+
+def idlg_label(bias_gradient: Tensor) -> Tensor:
+    """The class whose bias gradient ``softmax(z)_k − 1[k = y]`` is negative.
+
+    Zhao, Mopuri, Bilen 2020, eq. 3: with cross-entropy and one sample, only the true class has a
+    negative entry. The smallest entry is taken, which also stands noise.
+
+    Example:
+        >>> idlg_label(torch.tensor([0.2, -0.7, 0.5]))
+        tensor([1])
+    """
+    return bias_gradient.argmin().reshape(1)
+
+
+@dataclass(frozen=True)
+class SignOfGradient:
+    """iDLG (Zhao, Mopuri, Bilen 2020) for one sample."""
+
+    def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
+        """The label (1,).
+
+        Raises:
+            ValueError: the update stems from several samples.
+        """
+        if problem.num_samples != 1:
+            raise ValueError(
+                f"iDLG infers the label of 1 sample, the update stems from {problem.num_samples}."
+            )
+        layer = find_last_layer(problem)
+        if layer.bias is not None:
+            return idlg_label(problem.gradient[layer.bias])
+        # Without a bias: the rows of ∂L/∂W are (softmax − onehot)_k · h with one common h.
+        return idlg_label(_row_coefficients(problem.gradient[layer.weight]))
+
+
+def _row_coefficients(weight_gradient: Tensor) -> Tensor:
+    """The logit error u, up to a positive factor, of a rank-one gradient u hᵀ.
+
+    Its sign is free; a logit error has one negative entry, and it is the largest in magnitude.
+    """
+    left, _, _ = torch.linalg.svd(weight_gradient, full_matrices=False)
+    error = left[:, 0]
+    return torch.where(error[error.abs().argmax()] > 0, -error, error)

@@ -1,0 +1,29 @@
+"""Cosine distance of gradients."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flwr_leakage.params import Params
+
+
+def inner_product(left: Params, right: Params) -> Tensor:
+    """``Σ ⟨left_l, right_l⟩`` over all entries, a scalar."""
+    terms = [(left[k] * right[k]).sum() for k in right]
+    return sum(terms[1:], start=terms[0])
+
+
+def cosine_distance(candidate: Params, observed: Params) -> Tensor:
+    """``1 − ⟨g, g*⟩ / (‖g‖ ‖g*‖)`` (Geiping et al. 2020, eq. 4), in [0, 2]."""
+    norms = inner_product(candidate, candidate) * inner_product(observed, observed)
+    tiny = 1e-30 if norms.element_size() < 8 else 1e-300
+    return 1 - inner_product(candidate, observed) / norms.clamp_min(tiny).sqrt()
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """The objective of Inverting Gradients: blind to the gradient's length."""
+
+    def __call__(self, candidate: Params, observed: Params) -> Tensor:
+        """Distance of the candidate's gradient from the observed one, a scalar."""
+        return cosine_distance(candidate, observed)

@@ -1,0 +1,149 @@
+"""Invert updates in one call, without Flower."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flwr_leakage.attacks.base import Attack, ProgressCallback
+from flwr_leakage.attacks.presets import load_preset
+from flwr_leakage.gradient_map import GradientMap, Loss
+from flwr_leakage.normalization import BatchNormMode
+from flwr_leakage.params import Params, subtract
+from flwr_leakage.records import (
+    BatchNormKnowledge,
+    Disclosure,
+    InputSpec,
+    LocalSchedule,
+    Observation,
+    Reconstruction,
+    ThreatModel,
+    Update,
+)
+
+
+@dataclass(frozen=True)
+class ParameterChange:
+    """A model's state before and after local training.
+
+    Attributes:
+        before: parameters, and buffers where there are any, as in a ``state_dict``.
+        after: likewise.
+    """
+
+    before: Mapping[str, Tensor] = field(repr=False)
+    after: Mapping[str, Tensor] = field(repr=False)
+
+
+Gradients = Mapping[str, Tensor] | tuple[Tensor, ...]
+"""By parameter name, or a tuple in the order of ``model.parameters()``."""
+
+
+@overload
+def attack(
+    model: nn.Module, update: Gradients | ParameterChange, **settings: object
+) -> Reconstruction: ...
+@overload
+def attack(
+    model: nn.Module, update: list[Gradients | ParameterChange], **settings: object
+) -> list[Reconstruction]: ...
+def attack(  # type: ignore[misc]
+    model: nn.Module,
+    update: Gradients | ParameterChange | list[Gradients | ParameterChange],
+    *,
+    spec: InputSpec,
+    preset: str | Attack = "strongest",
+    num_examples: int = 1,
+    schedule: LocalSchedule | None = None,
+    targets: Tensor | Sequence[Tensor] | None = None,
+    loss: Loss = F.cross_entropy,
+    batch_norm: BatchNormMode = "running",
+    batch_norm_knowledge: BatchNormKnowledge = "none",
+    seed: int = 0,
+    progress: ProgressCallback | None = None,
+) -> Reconstruction | list[Reconstruction]:
+    """Reconstruct the samples behind one update, or behind each of a list of updates.
+
+    Args:
+        model: the network; gradients belong to its present parameters.
+        update: gradients, or parameters before and after; a list of them is attacked together.
+        spec: input shape, classes and normalisation.
+        preset: the name of a preset in ``conf/attack``, or an attack.
+        num_examples: samples behind each update.
+        schedule: how each was trained; one step of all samples by default. For parameters before
+            and after it is needed, as the learning rate scales the change.
+        targets: the true labels where the attacker knows them, one tensor an update; inferred
+            from the update otherwise.
+        loss: (logits, targets) ↦ scalar.
+        batch_norm: whether the client normalised with ``batch`` or ``running`` statistics.
+        batch_norm_knowledge: what the attacker normalises with in the first case.
+        seed: of the attack's random draws.
+        progress: called from time to time.
+
+    Returns:
+        One reconstruction, or a list of them for a list of updates.
+
+    Raises:
+        ValueError: the preset is unknown; parameters before and after came without a schedule;
+            a tuple of gradients has another length than the parameters.
+    """
+    updates = update if isinstance(update, list) else [update]
+    if targets is None:
+        labels: list[Tensor | None] = [None] * len(updates)
+    else:
+        labels = [targets] if isinstance(targets, Tensor) else list(targets)
+    if len(labels) != len(updates):
+        raise ValueError(f"targets must hold one tensor for each of {len(updates)} updates.")
+    gradient_map = GradientMap(model, loss, batch_norm)
+    observations = [
+        _observe(gradient_map, given, num_examples, schedule, label, index)
+        for index, (given, label) in enumerate(zip(updates, labels, strict=True))
+    ]
+    threat = ThreatModel(
+        labels="inferred" if targets is None else "known", batch_norm=batch_norm_knowledge
+    )
+    chosen = load_preset(preset) if isinstance(preset, str) else preset
+    generator = torch.Generator().manual_seed(seed)
+    results = chosen(gradient_map, spec, observations, threat, generator, progress)
+    return results if isinstance(update, list) else results[0]
+
+
+def _observe(
+    gradient_map: GradientMap,
+    given: Gradients | ParameterChange,
+    num_examples: int,
+    schedule: LocalSchedule | None,
+    targets: Tensor | None,
+    index: int,
+) -> Observation:
+    params, buffers = gradient_map.params, gradient_map.buffers
+    buffers_after: Params = {}
+    if isinstance(given, ParameterChange):
+        if schedule is None:
+            raise ValueError("parameters before and after need the local schedule.")
+        buffers = {name: given.before.get(name, value) for name, value in buffers.items()}
+        buffers_after = {name: given.after[name] for name in buffers if name in given.after}
+        after = {name: given.after[name] for name in params}
+        params = {name: given.before[name] for name in params}
+        delta = subtract(after, params)
+    else:
+        schedule = schedule or LocalSchedule(1.0, batch_size=num_examples)
+        if isinstance(given, tuple):
+            if len(given) != len(params):
+                raise ValueError(
+                    f"{len(params)} gradients must be given for the model's parameters, "
+                    f"got {len(given)}."
+                )
+            given = dict(zip(params, given, strict=True))
+        delta = {name: -schedule.learning_rate * value for name, value in given.items()}
+    return Observation(
+        server_round=0,
+        client_id=index,
+        params=params,
+        buffers=buffers,
+        update=Update(delta, buffers_after, schedule, num_examples),
+        disclosed=Disclosure(targets=targets),
+    )

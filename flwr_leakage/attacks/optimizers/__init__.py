@@ -1,0 +1,1 @@
+"""Minimisers of many independent problems at once."""

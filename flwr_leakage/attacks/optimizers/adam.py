@@ -1,0 +1,105 @@
+"""Adam over many rows, with the sign and the step decay of Inverting Gradients."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Report
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba 2015) with optional signed gradients (Geiping et al. 2020).
+
+    Attributes:
+        iterations: steps, ≥ 1.
+        learning_rate: in units of the normalised input, > 0.
+        sign: ``none``, ``hard`` (only the gradient's sign is used) or ``soft`` (its tanh, in
+            units of the row's mean absolute gradient).
+        decay: ``none``, ``step`` (a tenth after 3/8, 5/8 and 7/8 of all steps) or ``cosine``
+            (to zero).
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: added to the root of the second moment.
+        tolerance: a row is finished once its objective is at most this.
+    """
+
+    iterations: int = 1000
+    learning_rate: float = 0.1
+    sign: Literal["none", "hard", "soft"] = "none"
+    decay: Literal["none", "step", "cosine"] = "none"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {self.iterations}.")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
+        if self.sign not in ("none", "hard", "soft"):
+            raise ValueError(f"sign must be 'none', 'hard' or 'soft', got {self.sign!r}.")
+        if self.decay not in ("none", "step", "cosine"):
+            raise ValueError(f"decay must be 'none', 'step' or 'cosine', got {self.decay!r}.")
+
+    def rate(self, step: int) -> float:
+        """The learning rate at step 0, 1, …"""
+        fraction = step / self.iterations
+        if self.decay == "step":
+            return self.learning_rate * 0.1 ** sum(fraction >= k / 8 for k in (3, 5, 7))
+        if self.decay == "cosine":
+            return self.learning_rate * 0.5 * (1 + math.cos(math.pi * fraction))
+        return self.learning_rate
+
+    def __call__(
+        self,
+        evaluate: Evaluate,
+        start: Float[Tensor, "R D"],
+        project: Callable[[Tensor], Tensor] | None = None,
+        report: Report | None = None,
+    ) -> Minimum:
+        """Minimise from ``start`` (R, D); the best iterate of every row is kept."""
+        num_rows = start.shape[0]
+        rows = torch.arange(num_rows, device=start.device)
+        points = start.clone()
+        first, second = torch.zeros_like(points), torch.zeros_like(points)
+        best_points = start.clone()
+        best_values = start.new_full((num_rows,), math.inf)
+        taken = torch.zeros(num_rows, dtype=torch.int64, device=start.device)
+        for step in range(self.iterations + 1):
+            values, gradients = evaluate(points, rows)
+            taken[rows] += 1
+            better = values < best_values[rows]
+            best_points[rows[better]] = points[better]
+            best_values[rows[better]] = values[better]
+            if report is not None:
+                report(step, num_rows - len(rows), best_values)
+            alive = torch.isfinite(values) & (values > self.tolerance)
+            if step == self.iterations or not bool(alive.any()):
+                break
+            if not bool(alive.all()):
+                rows, points, gradients = rows[alive], points[alive], gradients[alive]
+                first, second = first[alive], second[alive]
+            gradients = self._signed(gradients)
+            first.mul_(self.beta1).add_(gradients, alpha=1 - self.beta1)
+            second.mul_(self.beta2).addcmul_(gradients, gradients, value=1 - self.beta2)
+            mean = first / (1 - self.beta1 ** (step + 1))
+            root = (second / (1 - self.beta2 ** (step + 1))).sqrt()
+            points = points - self.rate(step) * mean / (root + self.eps)
+            if project is not None:
+                points = project(points)
+        return Minimum(best_points, best_values, (taken - 1).clamp_min(0), taken)
+
+    def _signed(self, gradients: Tensor) -> Tensor:
+        if self.sign == "hard":
+            return gradients.sign()
+        if self.sign == "soft":
+            unit = gradients.abs().mean(dim=1, keepdim=True).clamp_min(1e-30)
+            return torch.tanh(gradients / unit)
+        return gradients

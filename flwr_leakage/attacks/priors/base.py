@@ -1,0 +1,38 @@
+"""What every prior is given."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.params import Params
+from flwr_leakage.records import InputSpec
+
+
+@dataclass(frozen=True)
+class PriorContext:
+    """The public surroundings of a candidate batch.
+
+    Attributes:
+        gradient_map: the model, for priors on its features.
+        spec: the public facts about the data.
+        params: θ_t.
+        buffers: the statistics that the attacker normalises with.
+        statistics: BatchNorm statistics of the private batch that the attacker holds, or empty.
+    """
+
+    gradient_map: GradientMap
+    spec: InputSpec
+    params: Params
+    buffers: Params
+    statistics: Params
+
+
+@runtime_checkable
+class Prior(Protocol):
+    """A penalty of candidate inputs, added to the objective."""
+
+    def __call__(self, inputs: Tensor, context: PriorContext) -> Tensor:
+        """The penalty of inputs (B, C, H, W) in model space, a scalar."""
+        ...

@@ -1,0 +1,174 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import observe, tiny_network
+
+from flwr_leakage.attacks import (
+    LBFGS,
+    Adam,
+    Cosine,
+    GradientInversion,
+    Normal,
+    TotalVariation,
+    pose,
+    simulate_gradient,
+)
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
+
+INFERRED = ThreatModel(labels="inferred")
+KNOWN = ThreatModel(labels="known")
+SOLVER = GradientInversion(optimizer=LBFGS(iterations=150, tolerance=1e-12))
+
+
+def generator():
+    return torch.Generator().manual_seed(3)
+
+
+def largest_error(result, truth):
+    return float((result.batch.inputs - truth).abs().max())
+
+
+def test_one_sample_is_recovered_with_its_label(gradient_map, spec, observations, images):
+    results = SOLVER(gradient_map, spec, observations, INFERRED, generator())
+    for i, result in enumerate(results):
+        assert result.batch.targets.tolist() == [i % 4]
+        assert largest_error(result, images[i : i + 1]) < 0.05
+        assert result.objective < 1e-6
+
+
+def test_several_local_steps_are_replayed(gradient_map, spec, images):
+    schedule = LocalSchedule(0.1, num_steps=3, batch_size=1, momentum=0.5, weight_decay=1e-3)
+    batch = Batch(images[:2], torch.tensor([0, 2]))
+    observation = observe(gradient_map, batch, schedule, disclose=True)
+    problem = pose(gradient_map, spec, observation, KNOWN)
+    replayed = simulate_gradient(gradient_map, problem.params, problem.buffers, schedule, batch)
+    for name, value in replayed.items():
+        torch.testing.assert_close(value, problem.gradient[name], atol=5e-6, rtol=1e-4)
+    solver = replace(SOLVER, optimizer=LBFGS(iterations=400, tolerance=1e-12))
+    (result,) = solver(gradient_map, spec, [observation], KNOWN, generator())
+    assert largest_error(result, images[:2]) < 0.2
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        GradientInversion(optimizer=LBFGS(iterations=15), dtype="float64", restarts=2),
+        GradientInversion(
+            objective=Cosine(),
+            priors=(TotalVariation(0.01),),
+            initialisation=Normal(),
+            optimizer=Adam(iterations=15, sign="none"),
+            dtype="float64",
+        ),
+        GradientInversion(labels="joint", optimizer=LBFGS(iterations=15), dtype="float64"),
+    ],
+)
+def test_batched_equals_one_by_one(attack, gradient_map, spec, observations):
+    together = replace(attack, batching="vmap")(
+        gradient_map, spec, observations, INFERRED, generator()
+    )
+    for observation, result in zip(observations, together, strict=True):
+        (alone,) = replace(attack, batching="loop")(
+            gradient_map, spec, [observation], INFERRED, generator()
+        )
+        torch.testing.assert_close(result.batch.inputs, alone.batch.inputs, atol=1e-4, rtol=0)
+        assert result.objective == pytest.approx(alone.objective, rel=1e-4)
+        assert result.stats["restart"] == alone.stats["restart"]
+
+
+def test_same_seed_same_result(gradient_map, spec, observations):
+    first, second = (
+        SOLVER(gradient_map, spec, observations[:1], INFERRED, generator())[0] for _ in range(2)
+    )
+    assert torch.equal(first.batch.inputs, second.batch.inputs)
+
+
+def test_rounds_with_other_parameters_are_solved_together(spec, images, one_step):
+    networks = [tiny_network(seed) for seed in range(2)]
+    observations = [
+        observe(GradientMap(n), Batch(images[i : i + 1], torch.tensor([1])), one_step)
+        for i, n in enumerate(networks)
+    ]
+    attack = replace(SOLVER, batching="vmap")
+    results = attack(GradientMap(networks[0]), spec, observations, INFERRED, generator())
+    for i, result in enumerate(results):
+        assert largest_error(result, images[i : i + 1]) < 0.1
+
+
+def corrupt(observation, name, value):
+    delta = dict(observation.update.delta)
+    delta[name] = value
+    return replace(observation, update=replace(observation.update, delta=delta))
+
+
+def test_a_bad_target_is_named_and_the_others_go_on(gradient_map, spec, observations, images):
+    good = observations[0]
+    zero = {k: torch.zeros_like(v) for k, v in good.update.delta.items()}
+    missing = {k: v for k, v in good.update.delta.items() if k != "3.bias"}
+    bad = {
+        "NaN": corrupt(good, "3.bias", torch.full((4,), math.nan)),
+        "infinite": corrupt(good, "3.bias", torch.full((4,), math.inf)),
+        "shape": corrupt(good, "3.bias", torch.ones(5)),
+        "zero everywhere": replace(good, update=replace(good.update, delta=zero)),
+        "missing or unknown": replace(good, update=replace(good.update, delta=missing)),
+        "at least 1 example": replace(good, update=replace(good.update, num_examples=0)),
+    }
+    results = SOLVER(gradient_map, spec, [*bad.values(), good], INFERRED, generator())
+    for reason, result in zip(bad, results, strict=False):
+        assert result.batch is None
+        assert math.isnan(result.objective)
+        assert reason in result.error
+    assert largest_error(results[-1], images[:1]) < 0.05
+
+
+def test_labels_are_used_only_where_the_threat_model_grants_them(
+    gradient_map, spec, images, one_step
+):
+    batch = Batch(images[:1], torch.tensor([2]))
+    disclosed = observe(gradient_map, batch, one_step, disclose=True)
+    lying = replace(disclosed, disclosed=replace(disclosed.disclosed, targets=torch.tensor([1])))
+    quick = replace(SOLVER, optimizer=LBFGS(iterations=1))
+    (inferred,) = quick(gradient_map, spec, [lying], INFERRED, generator())
+    assert inferred.batch.targets.tolist() == [2]
+    (known,) = quick(gradient_map, spec, [lying], KNOWN, generator())
+    assert known.batch.targets.tolist() == [1]
+    (none,) = quick(
+        gradient_map, spec, [observe(gradient_map, batch, one_step)], KNOWN, generator()
+    )
+    assert "no targets were disclosed" in none.error
+    outside = replace(lying, disclosed=replace(lying.disclosed, targets=torch.tensor([4])))
+    (wrong,) = quick(gradient_map, spec, [outside], KNOWN, generator())
+    assert "[0, 4)" in wrong.error
+
+
+def test_the_box_is_kept(gradient_map, spec, observations):
+    for optimizer in (LBFGS(iterations=5), Adam(iterations=5, learning_rate=3.0)):
+        attack = GradientInversion(optimizer=optimizer, initialisation=Normal(5.0))
+        (result,) = attack(gradient_map, spec, observations[:1], INFERRED, generator())
+        pixels = spec.denormalize(result.batch.inputs)
+        assert float(pixels.min()) >= -1e-6
+        assert float(pixels.max()) <= 1 + 1e-6
+
+
+def test_progress_is_told(gradient_map, spec, observations):
+    told = []
+    SOLVER(gradient_map, spec, observations, INFERRED, generator(), told.append)
+    assert told
+    assert told[0].total == 3
+    assert 0 <= told[-1].iteration <= told[-1].iterations
+
+
+def test_more_restarts_never_raise_the_objective(gradient_map, spec, observations):
+    attack = GradientInversion(optimizer=LBFGS(iterations=10), dtype="float64")
+    one = attack(gradient_map, spec, observations[:1], INFERRED, generator())[0]
+    three = replace(attack, restarts=3)(
+        gradient_map, spec, observations[:1], INFERRED, generator()
+    )[0]
+    assert three.objective <= one.objective * (1 + 1e-9)
+
+
+def test_no_observations_no_results(gradient_map, spec):
+    assert SOLVER(gradient_map, spec, [], INFERRED, generator()) == []

@@ -1,0 +1,83 @@
+import pytest
+import torch
+from conftest import observe, tiny_network
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flwr_leakage.attacks import ClassCounts, SignOfGradient, class_counts, mean_feature, pose
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
+
+SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
+INFERRED = ThreatModel(labels="inferred")
+
+
+def problem_of(labels, *, seed=0, steps=1, bias=True):
+    network = tiny_network(seed)
+    if not bias:
+        network[-1].bias = None
+    gradient_map = GradientMap(network)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = SPEC.normalize(torch.rand(len(labels), *SPEC.shape, generator=generator))
+    schedule = LocalSchedule(0.01, num_steps=steps, batch_size=len(labels))
+    observation = observe(gradient_map, Batch(inputs, torch.tensor(labels)), schedule)
+    return pose(gradient_map, SPEC, observation, INFERRED)
+
+
+@settings(max_examples=20, deadline=None)
+@given(label=st.integers(0, 3), seed=st.integers(0, 50), bias=st.booleans())
+def test_idlg_is_exact_for_one_sample(label, seed, bias):
+    problem = problem_of([label], seed=seed, bias=bias)
+    assert SignOfGradient()(problem, torch.Generator()).tolist() == [label]
+
+
+def test_idlg_refuses_a_batch():
+    with pytest.raises(ValueError, match="1 sample"):
+        SignOfGradient()(problem_of([0, 1]), torch.Generator())
+
+
+@settings(max_examples=20, deadline=None)
+@given(labels=st.lists(st.integers(0, 3), min_size=1, max_size=12))
+def test_counts_are_exact_given_the_mean_softmax(labels):
+    true = torch.bincount(torch.tensor(labels), minlength=4)
+    softmax = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    gradient = softmax - true / len(labels)
+    assert class_counts(gradient, softmax, len(labels)).tolist() == true.tolist()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), num_samples=st.integers(1, 9))
+def test_counts_always_sum_to_the_batch(seed, num_samples):
+    generator = torch.Generator().manual_seed(seed)
+    gradient = torch.randn(5, generator=generator)
+    softmax = torch.rand(5, generator=generator).softmax(0)
+    counts = class_counts(gradient, softmax, num_samples)
+    assert int(counts.sum()) == num_samples
+    assert int(counts.min()) >= 0
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_repeated_classes_of_a_batch_are_counted(steps):
+    labels = [0, 0, 1, 3, 3, 3]
+    problem = problem_of(labels, steps=steps)
+    assert ClassCounts()(problem, torch.Generator()).tolist() == labels
+    # dummy images are another distribution than the data: one sample may be misplaced
+    found = ClassCounts("dummies")(problem, torch.Generator().manual_seed(0))
+    missed = torch.bincount(found, minlength=4) - torch.bincount(torch.tensor(labels), minlength=4)
+    assert int(missed.abs().sum()) <= 2
+
+
+def test_mean_feature_of_one_sample_is_the_last_layers_input():
+    problem = problem_of([2])
+    names = list(problem.params)
+    feature = mean_feature(problem.gradient[names[-2]], problem.gradient[names[-1]])
+    gradient = torch.outer(problem.gradient[names[-1]], feature)
+    torch.testing.assert_close(gradient, problem.gradient[names[-2]], atol=1e-5, rtol=0)
+
+
+def test_a_last_layer_of_another_width_is_named():
+    gradient_map = GradientMap(tiny_network(classes=3))
+    batch = Batch(torch.zeros(1, 1, 8, 8), torch.tensor([0]))
+    observation = observe(gradient_map, batch, LocalSchedule(0.1))
+    with pytest.raises(ValueError, match="4 classes, got 3"):
+        SignOfGradient()(pose(gradient_map, SPEC, observation, INFERRED), torch.Generator())
