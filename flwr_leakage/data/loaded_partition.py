@@ -72,14 +72,14 @@ class LoadedPartition:
 
         partitioner = DirichletPartitioner(num_partitions=10, partition_by="label", alpha=0.5)
         source = Source(dataset="ylecun/mnist", partitioners={"train": partitioner})
-        source.load_partition(0)  # loads the data and hands them to the partitioner
         loaded = LoadedPartition(
-            source.partitioners["train"], 10, name="mnist", mean=(0.1307,), std=(0.3081,),
-            class_names=tuple("0123456789"),
+            source, 10, name="mnist", mean=(0.1307,), std=(0.3081,), class_names=tuple("0123456789")
         )
         train, partitions = loaded.load()
         test = loaded.convert(source.load_split("test"))
         data = FederatedDataset(train, test, partitions, seed=0)
+
+    Any of its partitioners with a ``dataset`` serves in place of ``source``.
 
     Attributes:
         partitioner: gives the columns of client i.
