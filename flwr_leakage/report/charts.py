@@ -21,6 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from flwr_leakage.report.index import number
 
 MAX_DOTS_A_ROUND = 200
+MAX_DOTS = 1500
 _COLOURS = {
     "#010101": "var(--ink)",
     "#020202": "var(--muted)",
@@ -81,7 +82,9 @@ def rounds_chart(
         axes.plot(rounds, medians, color=_ACCENT, lw=1.8, marker="o", ms=4, label="median")
         if highest and several:
             tops = [max(by_round[server_round]) for server_round in rounds]
-            axes.plot(rounds, tops, color=_LEAK, lw=1, ls=(0, (4, 2)), label="highest")
+            axes.plot(
+                rounds, tops, color=_LEAK, lw=1, ls=(0, (4, 2)), marker="o", ms=2.5, label="highest"
+            )
         if threshold is not None:
             axes.axhline(
                 threshold, color=_INK, lw=0.8, ls=(0, (1, 2)), label=f"from {threshold:g} dB"
@@ -89,7 +92,10 @@ def rounds_chart(
         _log_scale_if_wide(axes, "y", [value for group in by_round.values() for value in group])
         axes.set_xlabel("round")
         axes.set_xlim(rounds[0] - 0.5, rounds[-1] + 0.5)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        if len(rounds) <= 8:
+            axes.set_xticks(rounds)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         if several or threshold is not None:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
                         borderaxespad=0.2, handlelength=1.6, columnspacing=1.2)  # fmt: skip
@@ -97,10 +103,13 @@ def rounds_chart(
 
 
 def scatter_chart(pairs: Sequence[tuple[float, float]], name: str, description: str) -> Markup:
-    """Draw one dot a sample: the score to the right, the outcome upwards."""
+    """Draw one dot a sample: the score to the right, the outcome upwards.
+
+    Of more than ``MAX_DOTS`` pairs, only every second, third, … is drawn.
+    """
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name, "axes.grid.axis": "both"}):
         figure, axes = _figure()
-        shown = pairs[:: max(1, math.ceil(len(pairs) / 1500))]
+        shown = pairs[:: max(1, math.ceil(len(pairs) / MAX_DOTS))]
         left, right = np.asarray(shown, dtype=float).T
         axes.scatter(left, right, s=14, color=_ACCENT, alpha=0.55, lw=0)
         _log_scale_if_wide(axes, "x", list(left))
@@ -158,7 +167,7 @@ def _inline(figure: Figure, name: str, description: str) -> Markup:
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
     for stand_in, variable in _COLOURS.items():
         svg = svg.replace(stand_in, variable)
-    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
+    svg = re.sub(r" ?font-family: [^;\"]*;?", "", svg)
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert size is not None
     opening = (

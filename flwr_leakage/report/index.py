@@ -71,17 +71,27 @@ class Index:
         return sorted(key for key in keys if key[2] >= 0)
 
 
-def values(
-    series: Series, server_round: int | None = None, client_id: int | None = None
-) -> list[float]:
-    """Return the values there are, of one round and one client where these are given."""
-    return [
-        record.value
-        for key, record in series.items()
-        if record.value is not None
-        and server_round in (None, key[0])
-        and client_id in (None, key[1])
-    ]
+def values(series: Series) -> list[float]:
+    """Return the values there are."""
+    return [record.value for record in series.values() if record.value is not None]
+
+
+def by_round(series: Series) -> dict[int, list[float]]:
+    """Return the values there are, by round."""
+    return _grouped(series, 0)
+
+
+def by_client(series: Series) -> dict[int, list[float]]:
+    """Return the values there are, by client."""
+    return _grouped(series, 1)
+
+
+def _grouped(series: Series, place: int) -> dict[int, list[float]]:
+    groups: dict[int, list[float]] = {}
+    for key, record in series.items():
+        if record.value is not None:
+            groups.setdefault(key[place], []).append(record.value)
+    return groups
 
 
 def median(numbers: Sequence[float]) -> float | None:

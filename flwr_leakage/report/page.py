@@ -14,7 +14,7 @@ from flwr_leakage.report.gallery import make_gallery
 from flwr_leakage.report.header import facts, flatten, given_to_attacker, planned_rounds
 from flwr_leakage.report.index import (
     Index,
-    Series,
+    by_round,
     count,
     heading,
     label,
@@ -130,16 +130,8 @@ def _moment(written: object) -> str:
         return str(written)
 
 
-def _by_round(series: Series) -> dict[int, list[float]]:
-    grouped: dict[int, list[float]] = {}
-    for key, record in series.items():
-        if record.value is not None:
-            grouped.setdefault(key[0], []).append(record.value)
-    return grouped
-
-
-def _dots(by_round: dict[int, list[float]]) -> str:
-    most = max(map(len, by_round.values()))
+def _dots(groups: dict[int, list[float]]) -> str:
+    most = max(map(len, groups.values()))
     if most == 1:
         return ""
     if most > charts.MAX_DOTS_A_ROUND:
@@ -148,14 +140,14 @@ def _dots(by_round: dict[int, list[float]]) -> str:
 
 
 def _psnr_chart(index: Index, recovered_psnr: float) -> Chart | None:
-    by_round = _by_round(index.series("metric", "psnr"))
-    if not by_round:
+    groups = by_round(index.series("metric", "psnr"))
+    if not groups:
         return None
     svg = charts.rounds_chart(
-        by_round, "psnr", f"PSNR of the reconstructions by round: {_tell(by_round)}",
+        groups, "psnr", f"PSNR of the reconstructions by round: {_tell(groups)}",
         threshold=recovered_psnr, highest=True,
     )  # fmt: skip
-    caption = f"Higher is a closer reconstruction, hence a worse leak.{_dots(by_round)}"
+    caption = f"Higher is a closer reconstruction, hence a worse leak.{_dots(groups)}"
     return Chart("PSNR of the reconstructions, dB", caption, svg)
 
 
@@ -163,21 +155,21 @@ def _charts(index: Index, kind: str) -> list[Chart]:
     found = []
     for i, name in enumerate(index.names(kind)):
         series = index.series(kind, name)
-        by_round = _by_round(series)
-        if not by_round:
+        groups = by_round(series)
+        if not groups:
             continue
-        description = f"{label(name)} by round: {_tell(by_round)}"
-        svg = charts.rounds_chart(by_round, f"{kind}{i}", description)
+        description = f"{label(name)} by round: {_tell(groups)}"
+        svg = charts.rounds_chart(groups, f"{kind}{i}", description)
         direction = next(iter(series.values())).direction
         caption = f"{direction.capitalize()}." if direction else ""
-        found.append(Chart(heading(name, unit_of(series)), caption + _dots(by_round), svg))
+        found.append(Chart(heading(name, unit_of(series)), caption + _dots(groups), svg))
     return found
 
 
-def _tell(by_round: dict[int, list[float]]) -> str:
+def _tell(groups: dict[int, list[float]]) -> str:
     """The first and last median, for readers who do not see the chart."""
-    first, last = min(by_round), max(by_round)
-    ends = [f"median {number(sum(_middle(by_round[r])) / 2)} in round {r}" for r in (first, last)]
+    first, last = min(groups), max(groups)
+    ends = [f"median {number(sum(_middle(groups[r])) / 2)} in round {r}" for r in (first, last)]
     return f"{', '.join(dict.fromkeys(ends))}."
 
 
@@ -187,13 +179,15 @@ def _middle(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _score_chart(i: int, entry: Agreement) -> ScoreChart:
-    figures = [f"n = {len(entry.pairs)}"]
+    figures = [f"n\u00a0=\u00a0{len(entry.pairs)}"]
     if entry.rho is not None and entry.p_value is not None:
-        figures.insert(0, f"Spearman ρ = {_rho(entry.rho)}")
+        figures.insert(0, f"Spearman ρ\u00a0=\u00a0{_rho(entry.rho)}")
         if entry.interval is not None:
             low, high = entry.interval
             figures.append(f"95 % interval {_rho(low)} to {_rho(high)}")
-        p_value = "p < 0.001" if entry.p_value < 0.001 else f"p = {entry.p_value:.3f}"
+        p_value = (
+            "p\u00a0<\u00a00.001" if entry.p_value < 0.001 else f"p\u00a0=\u00a0{entry.p_value:.3f}"
+        )
         figures.append(p_value)
     if entry.within_rounds is not None:
         figures.append(f"within rounds ρ = {_rho(entry.within_rounds)} (median)")
@@ -203,6 +197,8 @@ def _score_chart(i: int, entry: Agreement) -> ScoreChart:
         description = f"{label(entry.score)} against {outcome}: {', '.join(figures)}."
         svg = charts.scatter_chart(entry.pairs, f"scatter{i}", description)
     caption = f"Right: {label(entry.score)}. Up: {outcome}."
+    if len(entry.pairs) > charts.MAX_DOTS:
+        caption += f" Only some of the {len(entry.pairs):,} dots are drawn."
     return ScoreChart(label(entry.score), caption, " · ".join(figures), entry.reading, svg)
 
 

@@ -1,5 +1,7 @@
 """The tables of the page: rounds, attacks, clients, costs, events."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +11,8 @@ from flwr_leakage.report.index import (
     Index,
     Series,
     Table,
+    by_client,
+    by_round,
     count,
     decibel,
     heading,
@@ -36,10 +40,14 @@ def rounds_table(index: Index, recovered_psnr: float) -> Table:
         columns += ["PSNR median, dB", "PSNR highest", "PSNR lowest"]
     columns += [_metric_heading(name, index.series("metric", name)) for name in metrics]
     columns += [label(name) for name in utilities]
+    attacked_in = Counter(key[0] for key in attacked)
+    psnr_in = by_round(psnr)
+    metrics_in = {name: by_round(index.series("metric", name)) for name in metrics}
+    utilities_in = {name: by_round(index.series("utility", name)) for name in utilities}
     rows = []
     for server_round in index.rounds("metric", "utility"):
-        known = values(psnr, server_round)
-        total = sum(key[0] == server_round for key in attacked)
+        known = psnr_in.get(server_round, [])
+        total = attacked_in[server_round]
         row = [str(server_round) if server_round else "before"]
         if attacked:
             recovered = sum(value >= recovered_psnr for value in known)
@@ -47,10 +55,8 @@ def rounds_table(index: Index, recovered_psnr: float) -> Table:
         if psnr:
             row += [decibel(median(known)), decibel(max(known, default=None)),
                     decibel(min(known, default=None))]  # fmt: skip
-        for name in metrics:
-            row.append(_metric(name, values(index.series("metric", name), server_round)))
-        for name in utilities:
-            row.append(_utility(name, values(index.series("utility", name), server_round)))
+        row += [_metric(name, metrics_in[name].get(server_round, [])) for name in metrics]
+        row += [_utility(name, utilities_in[name].get(server_round, [])) for name in utilities]
         rows.append(tuple(row))
     return Table(tuple(columns), tuple(rows), missing(index, "metric"))
 
@@ -100,36 +106,40 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
 def attacks_table(index: Index) -> Table:
     """Return one row a round with what the attacker itself can see of its success."""
     names = index.names("attack")
-    failed = failed_attacks(index)
-    rows = []
-    for server_round in index.rounds("attack"):
-        clients = {
-            key[1] for name in names for key in index.series("attack", name)
-            if key[0] == server_round
-        }  # fmt: skip
-        without = sum(entry[0] == server_round for entry in failed)
-        medians = [number(median(values(index.series("attack", name), server_round)))
-                   for name in names]  # fmt: skip
-        rows.append((str(server_round), str(len(clients)), str(without), *medians))
+    values_in = {name: by_round(index.series("attack", name)) for name in names}
+    clients = {key[:2] for name in names for key in index.series("attack", name)}
+    clients_in = Counter(server_round for server_round, _ in clients)
+    failed_in = Counter(server_round for server_round, _ in failed_attacks(index))
+    rows = tuple(
+        (
+            str(server_round),
+            str(clients_in[server_round]),
+            str(failed_in[server_round]),
+            *(number(median(values_in[name].get(server_round, []))) for name in names),
+        )
+        for server_round in index.rounds("attack")
+    )
     columns = ("round", "updates attacked", "without result",
                *(f"{label(name)} median" for name in names))  # fmt: skip
-    return Table(columns, tuple(rows), missing(index, "attack"))
+    return Table(columns, rows, missing(index, "attack"))
 
 
 def clients_table(
     index: Index, events: Sequence[RunEvent], recovered_psnr: float, limit: int
 ) -> Table:
     """Return one row a client, the highest PSNR first."""
-    psnr = index.series("metric", "psnr")
+    psnr_of = by_client(index.series("metric", "psnr"))
     scores = index.names("score")
+    scores_of = {name: by_client(index.series("score", name)) for name in scores}
     attacked = index.attacked()
-    troubled = [event.client_id for event in events if event.level != "info"]
-    clients = {key[1] for key in attacked} | {client for client in troubled if client >= 0}
-    for name in scores:
-        clients |= {key[1] for key in index.series("score", name)}
+    images_of = Counter(key[1] for key in attacked)
+    rounds_of = Counter(client for _, client in {key[:2] for key in attacked})
+    troubles_of = Counter(event.client_id for event in events if event.level != "info")
+    clients = images_of.keys() | {client for client in troubles_of if client >= 0}
+    clients |= {key[1] for name in scores for key in index.series("score", name)}
 
     def worst_first(client_id: int) -> tuple[float, int]:
-        return -max(values(psnr, client_id=client_id), default=-np.inf), client_id
+        return -max(psnr_of.get(client_id, []), default=-math.inf), client_id
 
     columns = ["client"]
     if attacked:
@@ -137,17 +147,15 @@ def clients_table(
     columns += [f"{label(name)} median" for name in scores] + ["errors, warnings"]
     rows = []
     for client_id in sorted(clients, key=worst_first)[:limit]:
-        known = values(psnr, client_id=client_id)
-        own = [key for key in attacked if key[1] == client_id]
+        known = psnr_of.get(client_id, [])
         row = [str(client_id) if client_id >= 0 else "aggregate"]
         if attacked:
             recovered = sum(value >= recovered_psnr for value in known)
-            row += [str(len({key[0] for key in own})), str(len(own)),
-                    share(recovered, len(own)) if known else "–",
+            row += [str(rounds_of[client_id]), str(images_of[client_id]),
+                    share(recovered, images_of[client_id]) if known else "–",
                     decibel(median(known)), decibel(max(known, default=None))]  # fmt: skip
-        row += [number(median(values(index.series("score", name), client_id=client_id)))
-                for name in scores]  # fmt: skip
-        rows.append((*row, str(troubled.count(client_id)) if client_id >= 0 else "–"))
+        row += [number(median(scores_of[name].get(client_id, []))) for name in scores]
+        rows.append((*row, str(troubles_of[client_id]) if client_id >= 0 else "–"))
     left_out = len(clients) - len(rows)
     notes = (f"{count(left_out, 'further client')} left out.",) if left_out else ()
     return Table(tuple(columns), tuple(rows), notes)
@@ -170,19 +178,17 @@ def costs_table(index: Index) -> Table:
     """Return one row a round and a total; each cost is summed over the clients."""
     names = index.names("cost")
     rounds = index.rounds("cost")
-    sums = {
-        (name, server_round): sum(values(index.series("cost", name), server_round))
-        for name in names
-        for server_round in rounds
-    }
+    values_in = {name: by_round(index.series("cost", name)) for name in names}
     rows = [
-        (str(server_round) if server_round else "whole run",
-         *(f"{sums[name, server_round]:,.2f}" for name in names))
+        (
+            str(server_round) if server_round else "whole run",
+            *(f"{sum(values_in[name].get(server_round, [])):,.2f}" for name in names),
+        )
         for server_round in rounds
-    ]  # fmt: skip
-    totals = (sum(sums[name, server_round] for server_round in rounds) for name in names)
+    ]
+    totals = (f"{sum(values(index.series('cost', name))):,.2f}" for name in names)
     columns = tuple(_cost_heading(name, unit_of(index.series("cost", name))) for name in names)
-    return Table(("round", *columns), (*rows, ("total", *(f"{total:,.2f}" for total in totals))))
+    return Table(("round", *columns), (*rows, ("total", *totals)))
 
 
 def _cost_heading(name: str, unit: str) -> str:

@@ -1,4 +1,5 @@
 import math
+import re
 
 import numpy as np
 import pytest
@@ -286,6 +287,13 @@ def test_charts_follow_the_page_and_repeat_exactly():
     assert "&lt;shows&gt;" in first and "<metadata" not in first and "<script" not in first
     assert 'id="a-' in first and "url(#a-" in first
     assert "mathdefault" not in first  # labels of a logarithmic axis are plain text
+
+
+@pytest.mark.parametrize("rounds", [[1], [1, 3], list(range(40))])
+def test_rounds_on_the_axis_are_whole_numbers(rounds):
+    chart = rounds_chart({server_round: [20.0, 30.0] for server_round in rounds}, "a", "d")
+    written = re.findall(r'id="a-xtick_.*?<text[^>]*>([^<]*)<', chart, flags=re.DOTALL)
+    assert written and all(int(tick) in [-1, *rounds, 40] for tick in written)
 
 
 @pytest.mark.parametrize("pairs", [[(1.0, 1.0)], [(0.0, 0.0)] * 2, [(-1.0, 2.0), (1e9, -3.0)]])

@@ -284,6 +284,15 @@ def test_many_clients_stay_readable(tmp_path):
     assert len(html) < 1_000_000
 
 
+def test_a_chart_that_leaves_out_dots_says_so(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    for i in range(1600):
+        tracker.log(LeakageRecord("r", 1, i, 0, "metric", "psnr", 10 + i / 50, "dB"))
+        tracker.log(LeakageRecord("r", 1, i, 0, "score", "s", i / 50, "1"))
+    tracker.close()
+    assert "Only some of the 1,600 dots are drawn." in report(tmp_path)[1].text
+
+
 def test_command_line(run_folder, tmp_path, capsys):
     output = tmp_path / "elsewhere" / "page.html"
     arguments = ["--output", str(output), "--recovered-psnr", "12", "--max-gallery", "1"]

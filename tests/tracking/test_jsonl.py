@@ -99,6 +99,7 @@ def test_a_line_torn_at_any_byte_loses_itself_only(cut, tmp_path_factory):
         run = read_run(folder)
     assert [entry.value for entry in run.records] == [1.0, 3.0]
     assert run.closed and len(run.problems) == 1
+    assert (folder / "records.jsonl").read_bytes().count(b'\n{"type": "run", "status": "open"') == 1
 
 
 def test_a_short_write_is_an_error_and_does_not_swallow_the_next_line(tmp_path, monkeypatch):
