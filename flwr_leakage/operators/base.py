@@ -59,7 +59,7 @@ class LinearOperator(ABC):
             self.num_blocks, self.num_outputs, self.num_inputs, dtype=self.dtype, device=self.device
         )
         for column in range(self.num_inputs):
-            dense[:, :, column] = self.matvec(self._unit(column))
+            dense[:, :, column] = self.matvec(self.unit(column))
         return dense
 
     def to_scipy(self, block: int = 0) -> ScipyLinearOperator:
@@ -77,7 +77,8 @@ class LinearOperator(ABC):
             dtype=np.float64 if self.dtype == torch.float64 else np.float32,
         )
 
-    def _unit(self, column: int) -> Tensor:
+    def unit(self, column: int) -> Float[Tensor, "S N"]:
+        """The unit vector of one input, for every s."""
         unit = torch.zeros(self.num_blocks, self.num_inputs, dtype=self.dtype, device=self.device)
         unit[:, column] = 1
         return unit

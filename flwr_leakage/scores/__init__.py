@@ -1,16 +1,42 @@
 """Risk scores of a client's samples, computed without an attack."""
 
+from flwr_leakage.operators import Budget
 from flwr_leakage.scores.base import Score, compute_scores
+from flwr_leakage.scores.calibration import Calibration, fit_calibration
 from flwr_leakage.scores.gradient_norm import GradientNorm
 from flwr_leakage.scores.influence_lower_bound import InfluenceLowerBound
 from flwr_leakage.scores.inversion_influence import InversionInfluence
+from flwr_leakage.scores.jacobian_norm import JacobianNorm
 from flwr_leakage.scores.lambda_max import LambdaMax
+from flwr_leakage.scores.lavp import LAVP
+from flwr_leakage.scores.layer_shares import LayerShares
+from flwr_leakage.scores.lipschitz import Lipschitz, lipschitz_constants
+from flwr_leakage.scores.nonlinear_bound import NonlinearBound
+from flwr_leakage.scores.one_call import default_scores, score
+from flwr_leakage.scores.selection import select_samples
+from flwr_leakage.scores.singular_influence import SingularInfluence
+from flwr_leakage.scores.summary import Summary, summarize
 
 __all__ = [
+    "LAVP",
+    "Budget",
+    "Calibration",
     "GradientNorm",
     "InfluenceLowerBound",
     "InversionInfluence",
+    "JacobianNorm",
     "LambdaMax",
+    "LayerShares",
+    "Lipschitz",
+    "NonlinearBound",
     "Score",
+    "SingularInfluence",
+    "Summary",
     "compute_scores",
+    "default_scores",
+    "fit_calibration",
+    "lipschitz_constants",
+    "score",
+    "select_samples",
+    "summarize",
 ]

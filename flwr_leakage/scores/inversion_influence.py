@@ -1,6 +1,8 @@
 """The inversion influence I²F: the recovery error that a perturbation of the update causes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,17 +43,18 @@ class InversionInfluence:
             far below ε the damping hides the directions that cannot be recovered.
         tolerance: relative, of I²F.
         max_steps: of LSQR and of a probe at most, of two products each.
-        num_probes: for the expected influence; 0 leaves it out. Its sampling error with one
-            probe is 5–10 %.
+        expected: when to compute the expected influence: ``undefended`` is where δ = 0.
+        num_probes: for it; the sampling error with one probe is 5–10 %.
         lambda_max_tolerance: of λmax, to which the damping is relative.
         point: see ``sample_problems``.
         precision: see ``sample_problems``; ``float64`` for dampings below 1e-5.
         memory_bytes: see ``sample_problems``.
     """
 
-    relative_dampings: tuple[float, ...] = (1e-3,)
+    relative_dampings: Sequence[float] = (1e-3,)
     tolerance: float = 1e-2
     max_steps: int = 300
+    expected: Literal["always", "undefended", "never"] = "undefended"
     num_probes: int = 1
     lambda_max_tolerance: float = 1e-2
     point: Point = "defended"
@@ -62,8 +65,12 @@ class InversionInfluence:
         object.__setattr__(self, "relative_dampings", tuple(self.relative_dampings))
         if not self.relative_dampings or min(self.relative_dampings) <= 0:
             raise ValueError(f"relative_dampings must be positive, got {self.relative_dampings}.")
-        if self.num_probes < 0:
-            raise ValueError(f"num_probes must be ≥ 0, got {self.num_probes}.")
+        if self.num_probes < 1:
+            raise ValueError(f"num_probes must be at least 1, got {self.num_probes}.")
+        if self.expected not in ("always", "undefended", "never"):
+            raise ValueError(
+                f"expected must be 'always', 'undefended' or 'never', got {self.expected!r}."
+            )
 
     def __call__(
         self, gradient_map: GradientMap, exposure: Exposure, generator: torch.Generator
@@ -119,7 +126,7 @@ class InversionInfluence:
             rmse = [None if v is None else v / dimension**0.5 for v in found]
             results.append((f"inversion_influence_{label}", found, list(remarks)))
             results.append((f"inversion_influence_rmse_{label}", rmse, list(remarks)))
-            if self.num_probes:
+            if self.expected == "always" or (self.expected == "undefended" and all(zero)):
                 results.append(self._expected(problem, damping, label, generator))
         return results
 
@@ -131,7 +138,7 @@ class InversionInfluence:
         solved = solve_damped(
             problem.operator,
             problem.deltas,
-            self.relative_dampings,
+            tuple(self.relative_dampings),
             self.tolerance,
             self.max_steps,
             largest=top,

@@ -7,10 +7,11 @@ wᵢ Jᵢᵀ Δxᵢ = δ, and the sample's own perturbation is **δᵢ = δ/wᵢ
 its own has no batch statistics, so BatchNorm keeps those of the whole batch, as constants.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.operators import SampleJacobian
+from flwr_leakage.operators import FunctionJacobian, sample_gradients
 from flwr_leakage.params import Params, ravel, subtract
 from flwr_leakage.records import Batch, Direction, Exposure, LocalSchedule, Measurement
 from flwr_leakage.spectral import EigenPairs, Estimate, largest_eigenvalue
@@ -36,7 +37,8 @@ class SampleProblem:
     """Some samples of a client's round, ready to be scored.
 
     Attributes:
-        operator: A = Jᵀ of each of S samples.
+        inputs: x of each of S samples, flat, (S, N).
+        oracle: inputs (S, N) ↦ gradients (S, P).
         gradients: g of each sample, (S, P).
         deltas: δᵢ of each sample, (S, P); all zero where nothing was done to the update.
         sound: (S,) whether the sample's gradient is finite and the sample is in the schedule.
@@ -44,12 +46,20 @@ class SampleProblem:
         memory: what scores of the same problem share, by name.
     """
 
-    operator: SampleJacobian
+    inputs: Float[Tensor, "S N"]
+    oracle: Callable[[Tensor], Tensor]
     gradients: Float[Tensor, "S P"]
     deltas: Float[Tensor, "S P"]
     sound: tuple[bool, ...]
     notes: tuple[str, ...]
     memory: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def operator(self) -> FunctionJacobian:
+        """A = Jᵀ of each sample, built when it is first asked for."""
+        if "operator" not in self.memory:
+            self.memory["operator"] = FunctionJacobian(self.oracle, self.inputs)
+        return self.memory["operator"]
 
     def start(self, generator: torch.Generator) -> Float[Tensor, "S N"]:
         """A start for Krylov methods: Jg, which leans to the top, and a tenth of noise."""
@@ -106,17 +116,19 @@ def validate_batch(gradient_map: GradientMap, exposure: Exposure, batch: Batch) 
             )
 
 
-_shared: ContextVar[dict[Any, list[SampleProblem]] | None] = ContextVar("shared", default=None)
+_shared: ContextVar[dict[Any, SampleProblem] | None] = ContextVar("shared", default=None)
+_selected: ContextVar[tuple[int, ...] | None] = ContextVar("selected", default=None)
 
 
 @contextmanager
-def shared_work() -> Iterator[None]:
-    """Let the scores inside the ``with`` block share one problem of the same samples."""
-    token = _shared.set({})
+def shared_work(samples: tuple[int, ...] | None) -> Iterator[None]:
+    """Let the scores inside the block share their problem, and look at these samples only."""
+    tokens = _shared.set({}), _selected.set(samples)
     try:
         yield
     finally:
-        _shared.reset(token)
+        _shared.reset(tokens[0])
+        _selected.reset(tokens[1])
 
 
 def sample_problems(
@@ -145,7 +157,7 @@ def sample_problems(
     shared = _shared.get()
     key = (id(gradient_map), id(exposure), point, precision, memory_bytes)
     if shared is not None and key in shared:
-        yield from shared[key]
+        yield shared[key]
         return
     dtype = torch.float64 if precision == "float64" else torch.float32
     batch = exposure.defended if point == "defended" else exposure.private
@@ -156,26 +168,38 @@ def sample_problems(
     delta = update_perturbation(gradient_map, exposure, point).to(dtype)
     weights = schedule_weights(exposure.raw.schedule, len(batch))
     per_sample = _GRAPH_COPIES * delta.numel() * delta.element_size()
-    size = max(1, min(len(batch), memory_bytes // max(1, per_sample)))
-    for start in range(0, len(batch), size):
-        window = slice(start, min(start + size, len(batch)))
-        operator = SampleJacobian(sample_map, params, batch[window], buffers)
-        finite = operator.value.isfinite().all(1)
+    selected = _selected.get()
+    order = torch.arange(len(batch)) if selected is None else torch.tensor(selected)
+    windows = order.split(max(1, memory_bytes // max(1, per_sample)))
+    for window in windows:
+        part = batch[window]
+        oracle = partial(
+            sample_gradients,
+            sample_map,
+            params,
+            part.targets,
+            tuple(part.inputs.shape[1:]),
+            buffers,
+        )
+        inputs = part.inputs.flatten(1)
+        gradients = oracle(inputs)
+        finite = gradients.isfinite().all(1)
         notes = []
         for usable, weight in zip(finite.tolist(), weights[window].tolist(), strict=True):
             reason = "" if weight > 0 else "the local schedule never uses this sample"
             notes.append(reason if usable else "the gradient of this sample is not finite")
         safe = torch.where(weights[window] > 0, weights[window], 1.0).to(delta)
         problem = SampleProblem(
-            operator,
-            operator.value.detach(),
+            inputs,
+            oracle,
+            gradients,
             delta[None] / safe[:, None],
             tuple(not note for note in notes),
             tuple(notes),
         )
         # Several windows mean that memory is short: each is dropped before the next.
-        if shared is not None and size == len(batch):
-            shared[key] = [problem]
+        if shared is not None and len(windows) == 1:
+            shared[key] = problem
         yield problem
 
 

@@ -1,6 +1,8 @@
 """Estimators of spectral quantities; each says whether it converged and what it cost."""
 
+from flwr_leakage.spectral.choose import choose_smallest_eigenvalue
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradient
+from flwr_leakage.spectral.dense import dense_spectrum, gram_spectrum
 from flwr_leakage.spectral.estimate import Estimate
 from flwr_leakage.spectral.lanczos import (
     EigenPairs,
@@ -18,7 +20,10 @@ __all__ = [
     "Estimate",
     "Lanczos",
     "Trace",
+    "choose_smallest_eigenvalue",
     "conjugate_gradient",
+    "dense_spectrum",
+    "gram_spectrum",
     "largest_eigenvalue",
     "random_start",
     "smallest_eigenvalue",

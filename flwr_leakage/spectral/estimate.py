@@ -40,3 +40,22 @@ def orthogonalize(
         along = torch.bmm(basis, vectors[:, :, None])
         vectors = vectors - torch.bmm(along.transpose(1, 2), basis)[:, 0]
     return vectors
+
+
+def remaining_growth(history: list[Tensor]) -> Tensor:
+    """Estimate how much a growing sequence still has to grow, relative to its last entry.
+
+    It is taken to be what the last quarter of the steps (three at least) brought: right for a
+    sequence whose error falls by a half in that many steps, and too large for a faster one.
+
+    Example:
+        >>> history = [torch.tensor(1 - 0.5**k, dtype=torch.float64) for k in range(20)]
+        >>> bool(remaining_growth(history) >= 0.5**19)
+        True
+    """
+    window = max(3, len(history) // 4)
+    last = history[-1]
+    if len(history) <= window:
+        return torch.full_like(last, torch.inf)
+    growth = torch.stack([(last - earlier).abs() for earlier in history[-1 - window :]]).amax(0)
+    return growth / last.abs().clamp_min(torch.finfo(last.dtype).tiny)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
-from flwr_leakage.spectral.estimate import Estimate, normalize_rows, orthogonalize
+from flwr_leakage.spectral.estimate import Estimate, normalize_rows, orthogonalize, remaining_growth
 
 RESOLVABLE_CONDITION = 1e7
 """λmax/λmin beyond which Lanczos with a random start does not resolve λmin in practice."""
@@ -107,7 +107,9 @@ def largest_eigenvalue(
 
     It stops when min(r, r²/gap)/θ ≤ tolerance, with θ the largest Ritz value, r its residual
     and gap the distance to the second one (Parlett, theorem 11.7.1): a bound of the error of
-    *an* eigenvalue, which for the largest one and a generic start is λmax.
+    *an* eigenvalue. So that a neighbour of λmax does not pass for it while the start's small
+    component along the true vector still grows, θ must not have grown by more than the
+    tolerance over the last quarter of the steps (three at least) either.
 
     Args:
         operator: A, of S blocks.
@@ -116,6 +118,7 @@ def largest_eigenvalue(
         max_steps: Gram products at most.
     """
     process = Lanczos(operator, start)
+    history: list[Tensor] = []
     first = operator.products
     while True:
         process.step()
@@ -127,7 +130,9 @@ def largest_eigenvalue(
             gap = (top - theta[:, -2]).clamp_min(torch.finfo(top.dtype).tiny)
             error = torch.minimum(residual, residual**2 / gap)
         error = error / top.clamp_min(torch.finfo(top.dtype).tiny)
-        done = (error <= tolerance) & ((process.last_beta == 0) | (process.num_steps > 2))
+        history.append(top)
+        settled = (remaining_growth(history) <= tolerance) | (process.last_beta == 0)
+        done = (error <= tolerance) & settled
         if bool(done.all()) or process.num_steps >= min(max_steps, operator.num_inputs):
             break
     estimate = Estimate(top, done, error, operator.products - first, "Lanczos")

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
-from flwr_leakage.spectral.estimate import normalize_rows, orthogonalize
+from flwr_leakage.spectral.estimate import normalize_rows, orthogonalize, remaining_growth
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def solve_damped(
     arithmetic, without squaring the condition number, and λmax ≈ σmax(B)² comes along.
 
     It stops where the error bound ‖normal residual‖/(ε‖x‖) is within the tolerance, or where
-    ‖x‖, which never decreases, has grown by less than a quarter of it over the last quarter of
-    the steps, and λmax likewise.
+    the last quarter of the steps let ‖x‖, which never decreases, grow by less; and λmax, where
+    it is not given, likewise.
 
     Args:
         operator: A, of S blocks.
@@ -98,16 +98,12 @@ def solve_damped(
             coordinates = torch.einsum("sek,skj->sej", weights, wt)
             norms = torch.linalg.vector_norm(coordinates, dim=2)
             normal = (alpha.double() * below[-1])[:, None] * coordinates[:, :, -1].abs()
-            floor = torch.finfo(torch.float64).tiny
-            bound = normal / (dampings * norms).clamp_min(floor)
+            bound = normal / (dampings * norms).clamp_min(torch.finfo(torch.float64).tiny)
             norm_history += [norms] * (steps - len(norm_history))
             largest_history += [top] * (steps - len(largest_history))
-            back = max(3, steps // 4)
-            error = bound
-            if steps > back:
-                growth = 4 * (norms - norm_history[-1 - back]) / norms.clamp_min(floor)
-                drift = 4 * (top - largest_history[-1 - back]) / top.clamp_min(floor)
-                error = torch.minimum(bound, torch.maximum(growth, drift[:, None]))
+            error = torch.minimum(bound, remaining_growth(norm_history))
+            if largest is None:
+                error = torch.maximum(error, remaining_growth(largest_history)[:, None])
             converged = (error <= tolerance) | (norms == 0)
             if last or bool(converged.all()):
                 break

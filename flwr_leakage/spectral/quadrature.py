@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
-from flwr_leakage.spectral.estimate import Estimate
+from flwr_leakage.spectral.estimate import Estimate, remaining_growth
 from flwr_leakage.spectral.lanczos import Lanczos
 
 SpectralFunction = Callable[[Tensor, Tensor], Tensor]
@@ -97,10 +97,7 @@ def _probe(
         weights = vectors[:, 0] ** 2
         history.append(operator.num_inputs * (weights * function(nodes, top)).sum(1).cpu())
         value, steps = history[-1], len(history)
-        change = torch.full_like(value, torch.inf)
-        if steps > 4:
-            earlier = history[-1 - max(3, steps // 4)]
-            change = (value - earlier).abs() / value.abs().clamp_min(1e-300)
+        change = remaining_growth(history)
         if bool((process.last_beta == 0).all()):
             change = torch.zeros_like(value)
         limit = min(max_steps, operator.num_inputs)

@@ -1,0 +1,125 @@
+"""From a score to the error that attacks will reach, fitted on attacks that were recorded."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.stats import spearmanr
+
+Outcome = Literal["rmse", "psnr"]
+MIN_PAIRS = 5
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """log₁₀RMSE, or PSNR in dB, as a straight line in log₁₀ of a score, with its error.
+
+    Attributes:
+        score: the score's name.
+        outcome: ``rmse`` (in the unit of the recorded attacks) or ``psnr`` (dB).
+        conditions: attack, model, data, threat model it was fitted on; it holds there only.
+        slope: per decade of the score.
+        intercept: at score 1.
+        error: leave-one-out root mean squared error, in decades of the RMSE or in dB.
+        baseline_error: the same of predicting the mean: what the score has to beat.
+        rank_correlation: Spearman's, of score and outcome.
+        num_pairs: recorded attacks used.
+        lowest: smallest score in the fit.
+        highest: largest score in the fit.
+    """
+
+    score: str
+    outcome: Outcome
+    conditions: str
+    slope: float
+    intercept: float
+    error: float
+    baseline_error: float
+    rank_correlation: float
+    num_pairs: int
+    lowest: float
+    highest: float
+
+    def predict(self, value: float) -> tuple[float, float, float]:
+        """The predicted RMSE or PSNR with the interval of one leave-one-out error around it.
+
+        Raises:
+            ValueError: the score is not positive or lies outside the range of the fit.
+        """
+        if not self.lowest <= value <= self.highest:
+            raise ValueError(
+                f"{self.score} must lie in [{self.lowest:.3g}, {self.highest:.3g}], where the "
+                f"calibration was fitted, got {value:.3g}."
+            )
+        center = self.intercept + self.slope * math.log10(value)
+        ends = (center, center - self.error, center + self.error)
+        if self.outcome == "psnr":
+            return ends
+        middle, lower, upper = (10**end for end in ends)
+        return middle, lower, upper
+
+    def to_json(self) -> str:
+        """All fields, as one JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Calibration":
+        """Read what ``to_json`` wrote."""
+        return cls(**json.loads(text))
+
+
+def fit_calibration(
+    score: str,
+    values: Sequence[float | None],
+    outcomes: Sequence[float | None],
+    outcome: Outcome = "rmse",
+    conditions: str = "",
+) -> Calibration:
+    """Fit by least squares on the pairs of which both are known.
+
+    Args:
+        score: the score's name.
+        values: of the score, positive; pairs with ``None`` or 0 are left out.
+        outcomes: the RMSE or PSNR that an attack reached on the same samples.
+        outcome: which of the two.
+        conditions: see ``Calibration``.
+
+    Raises:
+        ValueError: fewer than five pairs, or all scores equal.
+    """
+    if outcome not in ("rmse", "psnr"):
+        raise ValueError(f"outcome must be 'rmse' or 'psnr', got {outcome!r}.")
+    pairs = [
+        (math.log10(value), reached if outcome == "psnr" else math.log10(reached))
+        for value, reached in zip(values, outcomes, strict=True)
+        if value is not None
+        and reached is not None
+        and value > 0
+        and (outcome == "psnr" or reached > 0)
+    ]
+    if len(pairs) < MIN_PAIRS:
+        raise ValueError(f"at least {MIN_PAIRS} pairs of numbers are needed, got {len(pairs)}.")
+    x, y = np.array(pairs).T
+    if np.ptp(x) == 0:
+        raise ValueError("the scores must not all be equal.")
+    slope, intercept = np.polyfit(x, y, 1)
+    # Leave-one-out residuals of a line have a closed form through the leverages.
+    leverage = 1 / len(x) + (x - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
+    residuals = (y - intercept - slope * x) / (1 - leverage)
+    alone = (y - y.mean()) * len(y) / (len(y) - 1)
+    return Calibration(
+        score=score,
+        outcome=outcome,
+        conditions=conditions,
+        slope=float(slope),
+        intercept=float(intercept),
+        error=float(np.sqrt((residuals**2).mean())),
+        baseline_error=float(np.sqrt((alone**2).mean())),
+        rank_correlation=float(spearmanr(x, y).statistic) if np.ptp(y) > 0 else 0.0,
+        num_pairs=len(pairs),
+        lowest=float(10 ** x.min()),
+        highest=float(10 ** x.max()),
+    )

@@ -1,0 +1,101 @@
+"""All scores of a batch in one call, from a notebook or any training script."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flwr_leakage.gradient_map import GradientMap, Loss, local_update
+from flwr_leakage.normalization import BatchNormMode
+from flwr_leakage.operators import Budget
+from flwr_leakage.params import add
+from flwr_leakage.randomness import make_generator
+from flwr_leakage.records import Batch, Exposure, LocalSchedule, Measurement, Update
+from flwr_leakage.scores.base import Score, compute_scores
+from flwr_leakage.scores.gradient_norm import GradientNorm
+from flwr_leakage.scores.influence_lower_bound import InfluenceLowerBound
+from flwr_leakage.scores.inversion_influence import InversionInfluence
+from flwr_leakage.scores.lambda_max import LambdaMax
+
+
+def default_scores() -> dict[str, Score]:
+    """The scores that a client can afford every round, as in ``conf/score/default.yaml``."""
+    return {
+        "gradient_norm": GradientNorm(),
+        "lambda_max": LambdaMax(),
+        "influence_lower_bound": InfluenceLowerBound(),
+        "inversion_influence": InversionInfluence(),
+    }
+
+
+def score(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    scores: Mapping[str, Score] | Sequence[Score] | None = None,
+    *,
+    loss: Loss = F.cross_entropy,
+    batch_norm: BatchNormMode = "running",
+    perturbation: Mapping[str, Tensor] | None = None,
+    noise_std: float = 0.0,
+    schedule: LocalSchedule | None = None,
+    budget: Budget | None = None,
+    seed: int = 0,
+) -> dict[str, Measurement]:
+    """Score every sample of a batch; the model is not changed.
+
+    Args:
+        model: any module whose gradient is differentiable.
+        inputs: (B, C, H, W), normalised as the model expects.
+        targets: (B,) class indices or (B, K) probabilities.
+        scores: by name or in order; ``default_scores()`` if ``None``.
+        loss: (logits, targets) ↦ scalar.
+        batch_norm: ``batch`` for a client that trains in train mode, else ``running``.
+        perturbation: δ, what a defense adds to the pseudo-gradient of the whole update, keyed as
+            the model's parameters.
+        noise_std: of Gaussian noise added to every entry of the pseudo-gradient.
+        schedule: of the local training; one step over the whole batch if ``None``.
+        budget: for all scores together.
+        seed: of all random draws.
+
+    Returns:
+        Measurements by name, each with values, unit, direction and notes per sample.
+
+    Raises:
+        ValueError: ``noise_std`` is negative, or ``perturbation`` has other keys than the
+            model's parameters.
+    """
+    if noise_std < 0:
+        raise ValueError(f"noise_std must be ≥ 0, got {noise_std}.")
+    gradient_map = GradientMap(model, loss, batch_norm)
+    params, buffers = gradient_map.params, gradient_map.buffers
+    batch = Batch(inputs.detach(), targets.detach())
+    schedule = schedule or LocalSchedule(1.0, 1, max(1, len(batch)))
+    generator = make_generator(seed, purpose="scores")
+    try:
+        change = local_update(gradient_map, params, batch, schedule, buffers)
+        delta = {name: value.detach() for name, value in change.items()}
+    except (RuntimeError, IndexError):
+        # What is wrong with the batch or the model is each score's to say.
+        delta = {name: torch.zeros_like(value) for name, value in params.items()}
+    hidden = {name: torch.zeros_like(value) for name, value in params.items()}
+    if perturbation is not None:
+        hidden = add(hidden, perturbation)
+    if noise_std:
+        hidden = {
+            name: value + noise_std * torch.randn(value.shape, generator=generator)
+            for name, value in hidden.items()
+        }
+    moved = {name: delta[name] - schedule.learning_rate * value for name, value in hidden.items()}
+    exposure = Exposure(
+        params,
+        buffers,
+        batch,
+        batch,
+        Update(delta, buffers, schedule, len(batch)),
+        Update(moved, buffers, schedule, len(batch)),
+    )
+    chosen = default_scores() if scores is None else scores
+    found = compute_scores(chosen, gradient_map, exposure, generator, budget)
+    return {measurement.name: measurement for measurement in found}

@@ -1,0 +1,73 @@
+"""The whole spectrum from the dense matrix, in float64."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.spectral.estimate import Estimate
+
+_SAFETY = 10.0
+
+
+def dense_bytes(operator: LinearOperator) -> int:
+    """Memory of ``dense_spectrum``, roughly: the matrices, a float64 copy and its QR."""
+    entries = operator.num_blocks * operator.num_outputs * operator.num_inputs
+    return entries * (torch.finfo(operator.dtype).bits // 8 + 16)
+
+
+def gram_bytes(operator: LinearOperator) -> int:
+    """Memory of ``gram_spectrum``, roughly: AᵀA and its eigendecomposition's workspace."""
+    return 3 * 8 * operator.num_blocks * operator.num_inputs**2
+
+
+def dense_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:
+    """Eigenvalues of AᵀA, descending, as squared singular values of A in float64.
+
+    A is formed from N products; its QR factorisation first, then the SVD of R. Unlike the
+    eigenvalues of AᵀA, these resolve λmin/λmax down to ε² of the products' precision.
+    """
+    spectra = []
+    for matrix in operator.to_dense():
+        triangle = torch.linalg.qr(matrix.double(), mode="r").R
+        spectra.append(torch.linalg.svdvals(triangle) ** 2)
+    stacked = torch.stack(spectra)
+    missing = operator.num_inputs - stacked.shape[1]
+    return torch.nn.functional.pad(stacked, (0, max(0, missing)))
+
+
+def gram_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:
+    """Eigenvalues of AᵀA, descending, from AᵀA in float64: N Gram products, no N×P memory.
+
+    Raises:
+        ValueError: the operator works in float32, in which a Gram matrix is useless.
+    """
+    if operator.dtype != torch.float64:
+        raise ValueError(f"a Gram matrix needs a float64 operator, got {operator.dtype}.")
+    columns = [operator.gram(operator.unit(i)) for i in range(operator.num_inputs)]
+    gram = torch.stack(columns, 2)
+    return torch.linalg.eigvalsh((gram + gram.transpose(1, 2)) / 2).flip(1).clamp_min(0)
+
+
+def estimate_of(
+    eigenvalues: Float[Tensor, "S N"],
+    index: int,
+    tolerance: float,
+    products: int,
+    operator: LinearOperator,
+    squared: bool,
+) -> Estimate:
+    """One eigenvalue of a dense spectrum, unresolved where rounding may have made it.
+
+    A singular value carries an absolute error of about ε σmax, an eigenvalue of a Gram matrix
+    one of about ε λmax, each times a safety factor of ten.
+    """
+    value = eigenvalues[:, index]
+    top = eigenvalues[:, 0]
+    ratio = top / value.clamp_min(torch.finfo(top.dtype).tiny)
+    epsilon = torch.finfo(operator.dtype).eps
+    relative = _SAFETY * epsilon * (ratio if squared else 2 * ratio.sqrt())
+    method = "dense Gram matrix in float64" if squared else "dense SVD in float64"
+    resolved = (relative <= tolerance) & (value > 0)
+    bound = torch.maximum(value, _SAFETY * epsilon * top * (1 if squared else epsilon * _SAFETY))
+    return Estimate(torch.where(resolved, value, bound), resolved, relative, products, method)
