@@ -241,7 +241,7 @@ def _build(text: str) -> Experiment:
         schedule=schedule,
         defense=_instantiate(config, "defense"),
         scores=_instantiate(config, "score") or {},
-        attack=_instantiate(config, "attack"),
+        attack=_instantiate(config, "attack") or None,
         threat=_checked("threat", ThreatModel)(**vars(settings.threat)),
         selection=_checked("selection", Selection)(
             every=selection.every,

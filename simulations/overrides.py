@@ -10,6 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from flwr_leakage._conf import conf_dir
 
+OPTIONAL = ("experiment",)
+"""Groups that may be null."""
+
 
 def check_overrides(arguments: list[str]) -> str:
     """Return what is wrong with the overrides among ``arguments``, or an empty text.
@@ -59,7 +62,7 @@ def _first_choice(override: Override) -> str:
 def _check_group(override: Override) -> str:
     options = _options(override.key_or_group)
     for choice in _choices(override):
-        if choice not in [*options, "None"]:
+        if choice not in options and not (choice == "None" and override.key_or_group in OPTIONAL):
             return (
                 f"there is no {override.key_or_group} {choice!r}"
                 f"{_suggest(choice, options)}; options: {', '.join(options)}"

@@ -9,7 +9,8 @@ from rich.table import Table
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report import write_report
 from flwr_leakage.tracking import RunData, read_run, write_metadata
-from simulations.build import Config, Experiment
+from flwr_leakage.tracking.jsonl import RECORDS_FILE
+from simulations.build import Config, ConfigError, Experiment
 
 RECOVERED_DB = 25.0
 """A digit or object of 28–32 pixels is plainly recognised from this PSNR on."""
@@ -25,8 +26,14 @@ def headline(config: Config, experiment: Experiment) -> str:
 
 
 def describe(config: Config, experiment: Experiment) -> None:
-    """Write ``run.json``: what the run's numbers belong to."""
+    """Write ``run.json``: what the run's numbers belong to.
+
+    Raises:
+        ConfigError: the folder holds a run already, whose numbers must not be mixed with others.
+    """
     run_dir = Path(experiment.settings.run_dir)
+    if (run_dir / RECORDS_FILE).exists():
+        raise ConfigError(f"run_dir must be a new folder, got {run_dir}, which holds a run.")
     extra = {"run": run_dir.name, "threat": experiment.threat.describe(), **config["choices"]}
     write_metadata(run_dir, config=config, seed=experiment.settings.seed, extra=extra)
 

@@ -190,7 +190,7 @@ class ServerAudit:
         originals = self.spec.denormalize(truth.private.inputs).clamp(0, 1)
         for sample, image in enumerate(originals):
             self.tracker.image(server_round, client_id, sample, "original", image)
-            if answer.batch is not None:
+            if evaluation.assignment[sample] >= 0:
                 matched = evaluation.matched[sample]
                 self.tracker.image(server_round, client_id, sample, "reconstruction", matched)
 

@@ -1,12 +1,13 @@
 """What a person sees while an audit runs: which round, which attack, how far, how long."""
 
 import time
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.status import Status
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Receives lines that stay and a status that changes."""
 

@@ -27,20 +27,20 @@ def _raises(message, context, honest):
 
 def _nan(message, context, honest):
     reply = honest(message, context)
-    weight = reply.content["arrays"].to_torch_state_dict()["layers.1.bias"]
-    replace_arrays(reply, {"layers.1.bias": torch.full_like(weight, float("nan"))})
+    weight = reply.content["arrays"].to_torch_state_dict()["fc.bias"]
+    replace_arrays(reply, {"fc.bias": torch.full_like(weight, float("nan"))})
     return reply
 
 
 def _wrong_shape(message, context, honest):
     reply = honest(message, context)
-    replace_arrays(reply, {"layers.1.bias": torch.zeros(7)})
+    replace_arrays(reply, {"fc.bias": torch.zeros(7)})
     return reply
 
 
 def _missing_entry(message, context, honest):
     reply = honest(message, context)
-    del reply.content["arrays"]["layers.1.bias"]
+    del reply.content["arrays"]["fc.bias"]
     return reply
 
 
@@ -76,7 +76,7 @@ def _broken_note(message, context, honest):
         (_raises, "the disk of client 1 is full"),
         (_nan, "NaN or infinite"),
         (_wrong_shape, "must have shape (4,), got (7,)"),
-        (_missing_entry, "missing: ['layers.1.bias']"),
+        (_missing_entry, "missing: ['fc.bias']"),
         (_extra_entry, "unknown: ['backdoor']"),
         (_no_examples, "must be at least 1, got 0"),
         (_steals_an_identity, "says it is client 0"),

@@ -64,15 +64,15 @@ def test_the_default_run_records_every_client_and_round(tiny_data):
 
 
 def test_same_seed_same_numbers_and_another_seed_others(tiny_data):
-    first, second = (run(tiny_config(tiny_data, f"run_dir={tiny_data}/{n}")) for n in "ab")
-    other = run(tiny_config(tiny_data, "seed=1", f"run_dir={tiny_data}/c"))
+    first, second = (run(tiny_config(tiny_data, name=name)) for name in "ab")
+    other = run(tiny_config(tiny_data, "seed=1", name="c"))
     assert numbers(first) == numbers(second)
     assert numbers(first) != numbers(other)
 
 
 def test_partial_participation_is_repeatable(tiny_data):
     few = ["strategy.fraction_train=0.4", "num_clients=6", "num_rounds=3"]
-    first, second = (run(tiny_config(tiny_data, *few, f"run_dir={tiny_data}/{n}")) for n in "ab")
+    first, second = (run(tiny_config(tiny_data, *few, name=name)) for name in "ab")
     assert numbers(first) == numbers(second)
     assert len(values(first, "psnr")) == 6
 
@@ -111,7 +111,7 @@ def test_known_labels_are_disclosed_and_inferred_ones_are_not(tiny_data, monkeyp
         return original(self, gradient_map, spec, observations, *args, **kwargs)
 
     monkeypatch.setattr(GradientInversion, "__call__", spy)
-    run(tiny_config(tiny_data, "num_rounds=1"))
+    run(tiny_config(tiny_data, "num_rounds=1", name="inferred"))
     assert all(o.disclosed.targets is None and o.disclosed.statistics is None for o in seen)
     seen.clear()
     config = tiny_config(tiny_data, "num_rounds=1", "threat.labels=known")

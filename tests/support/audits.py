@@ -15,20 +15,21 @@ from simulations.build import Config, compose
 TINY = [
     "num_clients=3",
     "num_rounds=2",
-    "dataset=npz",
-    "dataset.name=tiny",
     "model=linear",
     "score=none",
     "attack=idlg",
     "attack.optimizer.iterations=5",
+    "attack.batching=loop",
     "server.test_samples=10",
 ]
 """Overrides of an audit that takes a fraction of a second."""
 
 
-def tiny_config(root: Path, *overrides: str) -> Config:
+def tiny_config(root: Path, *overrides: str, name: str = "run") -> Config:
     """The config of a tiny audit on the data set that the fixture ``tiny_data`` wrote."""
-    return compose([*TINY, f"dataset.root={root}", *overrides], str(root / "run"))
+    chosen = any(override.startswith("dataset=") for override in overrides)
+    data = [] if chosen else ["dataset=npz", "dataset.name=tiny", f"dataset.root={root}"]
+    return compose([*TINY, *data, *overrides], str(root / name))
 
 
 def run(config: Config, client_app: ClientApp | None = None) -> RunData:

@@ -1,0 +1,214 @@
+"""What the defense experiments share: defended training, defended observations, their attack.
+
+Clients take one plain SGD step on one mini-batch a round, so that the pseudo-gradient is the
+gradient that the papers defend.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks import Attack
+from flwr_leakage.attacks.objectives.base import Objective
+from flwr_leakage.data import ImageDataset, embedded_mnist, npz_dataset
+from flwr_leakage.defenses import Defense, LocalRound
+from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.metrics import Evaluator
+from flwr_leakage.params import Params, add, scale
+from flwr_leakage.randomness import make_generator
+from flwr_leakage.records import (
+    Batch,
+    Disclosure,
+    InputSpec,
+    LocalSchedule,
+    Observation,
+    Reconstruction,
+    ThreatModel,
+    Update,
+)
+
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+STRONG = ThreatModel(labels="known")
+
+
+def load_data(root: str | None) -> tuple[ImageDataset, ImageDataset]:
+    """CIFAR-10 from ``root``, or the embedded MNIST digits where it is ``None``."""
+    if root is None:
+        return embedded_mnist()
+    return npz_dataset(root, "cifar10", CIFAR10_MEAN, CIFAR10_STD)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """An objective over the observed entries that are not zero: what adapts it to pruning.
+
+    A candidate is not blamed for entries that the client set to zero.
+    """
+
+    objective: Objective
+
+    def __call__(self, candidate: Params, observed: Params) -> Tensor:
+        """Distance on the support of what was observed."""
+        kept = {k: v * (observed[k] != 0) for k, v in candidate.items()}
+        return self.objective(kept, observed)
+
+
+def defended_update(
+    gradient_map: GradientMap,
+    params: Params,
+    private: Batch,
+    encoded: Batch,
+    learning_rate: float,
+    defense: Defense,
+    generator: torch.Generator,
+) -> Update:
+    """One client's round: one step on all of ``encoded``, then the defense of its update."""
+    schedule = LocalSchedule(learning_rate, 1, len(encoded))
+    buffers = gradient_map.buffers
+    delta = local_update(gradient_map, params, encoded, schedule, buffers)
+    raw = Update(delta, {}, schedule, len(encoded))
+    local_round = LocalRound(gradient_map, params, buffers, private, encoded)
+    return defense.on_update(raw, generator, local_round)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A defended training run.
+
+    Attributes:
+        params: the last ones.
+        checkpoints: the parameters before the rounds asked for.
+        accuracy: on the test set.
+        cpu_seconds: of training, defense included, evaluation excluded.
+    """
+
+    params: Params
+    checkpoints: dict[int, Params]
+    accuracy: float
+    cpu_seconds: float
+
+
+def train(
+    gradient_map: GradientMap,
+    train_set: ImageDataset,
+    test_set: ImageDataset,
+    defense: Defense,
+    *,
+    rounds: int,
+    clients: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    checkpoints: Sequence[int] = (),
+) -> Trained:
+    """FedAvg of one-step clients; every client encodes the samples of its own epoch at once."""
+    params = gradient_map.params
+    kept: dict[int, Params] = {}
+    start = time.process_time()
+    share = len(train_set) // clients
+    order = torch.randperm(len(train_set), generator=make_generator(seed, purpose="partition"))
+    encoded: list[Batch] = []
+    steps_in_epoch = share // batch_size
+    for server_round in range(rounds):
+        if server_round in checkpoints:
+            kept[server_round] = params
+        if server_round % steps_in_epoch == 0:
+            encoded = []
+            for client in range(clients):
+                generator = make_generator(
+                    seed, server_round=server_round, client_id=client, purpose="epoch"
+                )
+                own = order[client * share : (client + 1) * share]
+                private = train_set.batch(own[torch.randperm(share, generator=generator)])
+                encoded.append(defense.on_batch(private, train_set.spec.num_classes, generator))
+        first = (server_round % steps_in_epoch) * batch_size
+        total: Params | None = None
+        for client in range(clients):
+            batch = encoded[client][first : first + batch_size]
+            generator = make_generator(
+                seed, server_round=server_round, client_id=client, purpose="defense"
+            )
+            released = defended_update(
+                gradient_map, params, batch, batch, learning_rate, defense, generator
+            )
+            total = released.delta if total is None else add(total, released.delta)
+        assert total is not None
+        params = add(params, scale(total, 1 / clients))
+    seconds = time.process_time() - start
+    return Trained(params, kept, accuracy(gradient_map, params, test_set), seconds)
+
+
+def accuracy(gradient_map: GradientMap, params: Params, test_set: ImageDataset) -> float:
+    """Share of the test set that is classified right; 0 where the model diverged."""
+    correct = 0
+    with torch.no_grad():
+        for chunk in torch.arange(len(test_set)).split(256):
+            batch = test_set.batch(chunk)
+            logits = gradient_map.logits(params, batch.inputs)
+            correct += int((logits.argmax(1) == batch.targets).sum())
+    return correct / len(test_set)
+
+
+def observe(
+    gradient_map: GradientMap,
+    params: Params,
+    private: Batch,
+    encoded: Batch,
+    batch_size: int,
+    learning_rate: float,
+    defense: Defense,
+    seed: int,
+) -> list[Observation]:
+    """The server's view of clients that hold one batch each; labels are disclosed."""
+    observations = []
+    for client, first in enumerate(range(0, len(encoded), batch_size)):
+        window = slice(first, first + batch_size)
+        generator = make_generator(seed, client_id=client, purpose="observed defense")
+        update = defended_update(
+            gradient_map,
+            params,
+            private[window],
+            encoded[window],
+            learning_rate,
+            defense,
+            generator,
+        )
+        observations.append(
+            Observation(
+                1,
+                client,
+                params,
+                gradient_map.buffers,
+                update,
+                Disclosure(targets=encoded[window].targets),
+            )
+        )
+    return observations
+
+
+def invert(
+    attack: Attack,
+    gradient_map: GradientMap,
+    spec: InputSpec,
+    observations: Sequence[Observation],
+    seed: int,
+) -> tuple[list[Reconstruction], float]:
+    """Attack all observations with known labels; the CPU seconds beside."""
+    start = time.process_time()
+    generator = make_generator(seed, purpose="attack")
+    answers = attack(gradient_map, spec, observations, STRONG, generator)
+    return answers, time.process_time() - start
+
+
+def measure(
+    reconstruction: Reconstruction, truth: Batch, spec: InputSpec, evaluator: Evaluator
+) -> dict[str, list[float]]:
+    """Every metric of every sample; samples without a reconstruction are left out."""
+    evaluation = evaluator.evaluate(reconstruction, truth, spec)
+    return {
+        m.name: [float(value) for value in m.values if value is not None]
+        for m in evaluation.measurements
+    }
