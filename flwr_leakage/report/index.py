@@ -76,6 +76,12 @@ def values(series: Series) -> list[float]:
     return [record.value for record in series.values() if record.value is not None]
 
 
+def is_constant(series: Series) -> bool:
+    """Return whether several values are there and all are equal."""
+    known = values(series)
+    return len(known) > 1 and len(set(known)) == 1
+
+
 def by_round(series: Series) -> dict[int, list[float]]:
     """Return the values there are, by round."""
     return _grouped(series, 0)

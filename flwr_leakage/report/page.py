@@ -17,9 +17,11 @@ from flwr_leakage.report.index import (
     by_round,
     count,
     heading,
+    is_constant,
     label,
     number,
     unit_of,
+    values,
 )
 from flwr_leakage.report.verdict import judge
 from flwr_leakage.tracking import RunData, read_run
@@ -110,11 +112,15 @@ def render_report(run: RunData, recovered_psnr: float = 25.0, max_gallery: int =
         psnr_chart=_psnr_chart(index, recovered_psnr),
         score_charts=_charts(index, "score"),
         utility_charts=_charts(index, "utility"),
-        score_notes=tables.missing(index, "score"),
+        score_notes=(*tables.missing(index, "score"), *_constant_scores(index)),
         rounds=tables.rounds_table(index, recovered_psnr),
         attacks=tables.attacks_table(index),
         gallery=make_gallery(run.images, index, recovered_psnr, max_gallery),
-        agreements=[_score_chart(i, entry) for i, entry in enumerate(agreements(index))],
+        agreements=[
+            _score_chart(i, entry)
+            for i, entry in enumerate(agreements(index))
+            if not is_constant(index.series("score", entry.score))
+        ],
         clients=tables.clients_table(index, run.events, recovered_psnr, MAX_CLIENTS),
         events=tables.events_table(run.events, MAX_EVENTS),
         costs=tables.costs_table(index),
@@ -128,6 +134,19 @@ def _moment(written: object) -> str:
         return f"{datetime.fromisoformat(str(written)):%Y-%m-%d %H:%M:%S %Z}".strip()
     except ValueError:
         return str(written)
+
+
+def _constant_scores(index: Index) -> tuple[str, ...]:
+    """Name the scores that are one number throughout: a chart of them would show nothing."""
+    names_by_value: dict[str, list[str]] = {}
+    for name in index.names("score"):
+        series = index.series("score", name)
+        if is_constant(series):
+            names_by_value.setdefault(number(values(series)[0]), []).append(label(name))
+    return tuple(
+        f"{', '.join(names)}: {value} for every sample, hence without a chart."
+        for value, names in names_by_value.items()
+    )
 
 
 def _dots(groups: dict[int, list[float]]) -> str:
@@ -156,7 +175,7 @@ def _charts(index: Index, kind: str) -> list[Chart]:
     for i, name in enumerate(index.names(kind)):
         series = index.series(kind, name)
         groups = by_round(series)
-        if not groups:
+        if not groups or (kind == "score" and is_constant(series)):
             continue
         description = f"{label(name)} by round: {_tell(groups)}"
         svg = charts.rounds_chart(groups, f"{kind}{i}", description)
@@ -173,8 +192,8 @@ def _tell(groups: dict[int, list[float]]) -> str:
     return f"{', '.join(dict.fromkeys(ends))}."
 
 
-def _middle(values: Sequence[float]) -> tuple[float, float]:
-    ordered = sorted(values)
+def _middle(numbers: Sequence[float]) -> tuple[float, float]:
+    ordered = sorted(numbers)
     return ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
 
 

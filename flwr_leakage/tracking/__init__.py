@@ -3,8 +3,9 @@
 ``TensorBoardTracker`` and ``WandbTracker`` live in their modules, as they need extras.
 """
 
-from flwr_leakage.tracking.jsonl import ImageRecord, JsonlTracker, RunData, read_run
+from flwr_leakage.tracking.jsonl import JsonlTracker
 from flwr_leakage.tracking.metadata import write_metadata
+from flwr_leakage.tracking.run_data import ImageRecord, RunData, read_run
 from flwr_leakage.tracking.tracker import CompositeTracker, Tracker
 
 __all__ = [

@@ -9,13 +9,10 @@ import io
 import json
 import math
 import os
-import time
-import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any
 
 from PIL import Image
 from torch import Tensor
@@ -25,9 +22,6 @@ from flwr_leakage.tracking.tracker import ROLES, checked_pixels
 
 RECORDS_FILE = "records.jsonl"
 METADATA_FILE = "run.json"
-_Row = TypeVar("_Row", LeakageRecord, RunEvent)
-_KINDS = get_args(LeakageRecord.__annotations__["kind"])
-_LEVELS = get_args(RunEvent.__annotations__["level"])
 
 
 def image_path(folder: Path, server_round: int, client_id: int, sample: int, role: str) -> Path:
@@ -153,167 +147,6 @@ class JsonlTracker:
         self._torn = False
 
 
-@dataclass(frozen=True)
-class ImageRecord:
-    """One image of a run.
-
-    Attributes:
-        server_round: counted from 1.
-        client_id: the partition id.
-        sample: index in the client's batch; reconstructions are numbered as their match.
-        role: ``original``, ``reconstruction`` or ``defended``.
-        path: the PNG file.
-    """
-
-    server_round: int
-    client_id: int
-    sample: int
-    role: str
-    path: Path
-
-
-@dataclass(frozen=True)
-class RunData:
-    """Everything that a run folder holds.
-
-    Attributes:
-        folder: the run folder.
-        metadata: the content of ``run.json``, or empty.
-        records: every number, in the order of writing.
-        events: every event, in the order of writing.
-        images: every image whose file exists; of several of one name the last.
-        closed: whether the run was closed by its program (else it was killed or still runs).
-        last_write: the time of the last change of ``records.jsonl``, ISO 8601, or empty.
-        problems: what could not be read, in words.
-    """
-
-    folder: Path
-    metadata: Mapping[str, Any]
-    records: tuple[LeakageRecord, ...]
-    events: tuple[RunEvent, ...]
-    images: tuple[ImageRecord, ...]
-    closed: bool
-    last_write: str
-    problems: tuple[str, ...]
-
-
-def read_run(folder: str | Path) -> RunData:
-    """Read a run folder; lines that cannot be read are left out with a warning.
-
-    Raises:
-        FileNotFoundError: if the folder holds neither ``records.jsonl`` nor ``run.json``.
-    """
-    folder = Path(folder)
-    path = folder / RECORDS_FILE
-    if not path.exists() and not (folder / METADATA_FILE).exists():
-        raise FileNotFoundError(
-            f"expected a run folder with {RECORDS_FILE} or {METADATA_FILE}, got {folder}."
-        )
-    problems: list[str] = []
-    records: list[LeakageRecord] = []
-    events: list[RunEvent] = []
-    images: dict[Path, ImageRecord] = {}
-    closed = False
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line, parse_constant=_refuse_constant)
-            kind = row["type"]
-            if kind == "record":
-                records.append(_record(row))
-            elif kind == "event":
-                events.append(_event(row))
-            elif kind == "image":
-                image = _image(folder, row)
-                images[image.path] = image
-            elif kind == "run":
-                closed = row["status"] == "closed"
-            else:
-                raise ValueError(f"unknown type {kind!r}")
-        except (ValueError, KeyError, TypeError, ArithmeticError, OSError, RecursionError) as error:
-            problems.append(
-                f"line {number} of {RECORDS_FILE} cannot be read ({type(error).__name__}: "
-                f"{error}) and is left out."
-            )
-    metadata = _read_metadata(folder, problems)
-    for problem in problems:
-        warnings.warn(problem, stacklevel=2)
-    return RunData(
-        folder=folder,
-        metadata=metadata,
-        records=tuple(records),
-        events=tuple(events),
-        images=tuple(images.values()),
-        closed=closed,
-        last_write=_iso(path.stat().st_mtime) if path.exists() else "",
-        problems=tuple(problems),
-    )
-
-
-def _record(row: Mapping[str, Any]) -> LeakageRecord:
-    value = row["value"]
-    if value is not None:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"value must be a number or null, got {value!r}")
-        if not math.isfinite(value):
-            raise ValueError(f"value must be finite, got {value}")
-        value = float(value)
-    if row["kind"] not in _KINDS:
-        raise ValueError(f"kind must be one of {_KINDS}, got {row['kind']!r}")
-    return _row(LeakageRecord, {**row, "value": value})
-
-
-def _event(row: Mapping[str, Any]) -> RunEvent:
-    if row["level"] not in _LEVELS:
-        raise ValueError(f"level must be one of {_LEVELS}, got {row['level']!r}")
-    return _row(RunEvent, row)
-
-
-def _row(row_type: type[_Row], row: Mapping[str, Any]) -> _Row:
-    """Build a record of the known fields, with integers and text checked to be such."""
-    content = {field.name: row[field.name] for field in fields(row_type) if field.name in row}
-    for field in fields(row_type):
-        if field.name not in content or field.name == "value":
-            continue
-        expected = int if field.type is int else str
-        if type(content[field.name]) is not expected:
-            raise TypeError(
-                f"{field.name} must be of type {expected.__name__}, got {content[field.name]!r}"
-            )
-    return row_type(**content)
-
-
-def _image(folder: Path, row: Mapping[str, Any]) -> ImageRecord:
-    numbers = (row["server_round"], row["client_id"], row["sample"])
-    if any(type(number) is not int for number in numbers):
-        raise TypeError(f"round, client and sample must be integers, got {numbers}")
-    # The path is made anew: a path in the file could point anywhere.
-    path = image_path(folder, *numbers, row["role"])
-    if not path.is_file():
-        raise ValueError(f"images/{path.name} does not exist")
-    return ImageRecord(*numbers, row["role"], path)
-
-
-def _read_metadata(folder: Path, problems: list[str]) -> dict[str, Any]:
-    path = folder / METADATA_FILE
-    if not path.exists():
-        return {}
-    try:
-        metadata = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
-        if not isinstance(metadata, dict):
-            raise TypeError(f"expected an object, got {type(metadata).__name__}")
-    except (ValueError, TypeError, RecursionError) as error:
-        problems.append(f"{METADATA_FILE} cannot be read ({error}) and is left out.")
-        return {}
-    return metadata
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
-
-
 def _ends_without_newline(descriptor: int) -> bool:
     size = os.fstat(descriptor).st_size
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
@@ -327,8 +160,4 @@ def _png(pixels: Tensor) -> bytes:
 
 
 def _now() -> str:
-    return _iso(time.time())
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -190,7 +190,7 @@ def test_a_run_without_truth(tmp_path):
     tracker.close()
     _, page = report(tmp_path)
     assert "6 updates were attacked, but without the originals" in page.text
-    assert "Scores were computed, but no attack outcome is known" in page.text
+    assert "Scores were computed, but there is nothing to compare" in page.text
     assert page.text.count("no original") == 10
     assert page.text.count("PSNR unknown") == 10
 
@@ -282,6 +282,19 @@ def test_many_clients_stay_readable(tmp_path):
     assert "200 further events left out" in page.text
     assert "Dots: 200 of up to 400 values a round, even by rank." in page.text
     assert len(html) < 1_000_000
+
+
+def test_scores_that_are_one_number_throughout_get_a_sentence_and_no_chart(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    for i in range(6):
+        tracker.log(LeakageRecord("r", 1, i, 0, "metric", "psnr", 10.0 + i, "dB"))
+        for name, value in (("a", 0.0), ("b", 0.0), ("c", 2.0), ("d", float(i))):
+            tracker.log(LeakageRecord("r", 1, i, 0, "score", name, value, "1"))
+    tracker.close()
+    _, page = report(tmp_path)
+    assert "a, b: 0 for every sample, hence without a chart." in page.text
+    assert "c: 2.00 for every sample" in page.text
+    assert len(page.all("svg")) == 3  # PSNR, d by round, d against PSNR
 
 
 def test_a_chart_that_leaves_out_dots_says_so(tmp_path):
