@@ -41,6 +41,7 @@ class GradientNorm:
         for problem in sample_problems(
             gradient_map, exposure, self.point, self.precision, self.memory_bytes
         ):
-            values += torch.linalg.vector_norm(problem.gradients, dim=1).tolist()
+            norms = torch.linalg.vector_norm(problem.gradients, dim=1).tolist()
+            values += [v if ok else None for v, ok in zip(norms, problem.sound, strict=True)]
             notes += problem.notes
         return [measurement("gradient_norm", values, notes, "1", "larger leaks more", 0)]

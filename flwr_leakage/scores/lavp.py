@@ -1,5 +1,6 @@
 """LAVP: curvature of the attacker's loss at the truth, for L2 and cosine attacks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -47,7 +48,7 @@ class LAVP:
         memory_bytes: for the graphs, and for the dense route.
     """
 
-    quantities: tuple[Quantity, ...] = get_args(Quantity)
+    quantities: Sequence[str] = get_args(Quantity)
     tolerance: float = 1e-2
     min_tolerance: float = 1e-2
     max_steps: int = 300
@@ -66,13 +67,13 @@ class LAVP:
         self, gradient_map: GradientMap, exposure: Exposure, generator: torch.Generator
     ) -> list[Measurement]:
         """One measurement for each quantity."""
-        columns: dict[Quantity, Column] = {name: ([], []) for name in self.quantities}
+        columns: dict[str, Column] = {name: ([], []) for name in self.quantities}
         products = 0
         for problem in sample_problems(
             gradient_map, exposure, self.point, self.precision, self.memory_bytes
         ):
             before = problem.operator.products
-            known: dict[Quantity, Column] = {}
+            known: dict[str, Column] = {}
             for name in self.quantities:
                 values, notes = self._column(name, problem, generator, known)
                 columns[name][0].extend(values)
@@ -85,10 +86,10 @@ class LAVP:
 
     def _column(
         self,
-        name: Quantity,
+        name: str,
         problem: SampleProblem,
         generator: torch.Generator,
-        known: dict[Quantity, Column],
+        known: dict[str, Column],
     ) -> Column:
         if name in known:
             return known[name]

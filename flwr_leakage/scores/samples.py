@@ -184,6 +184,15 @@ def sample_problems(
         inputs = part.inputs.flatten(1)
         gradients = oracle(inputs)
         finite = gradients.isfinite().all(1)
+        if not bool(finite.all()):
+            # The samples share their eigendecompositions, so a stand-in takes a bad one's place.
+            inputs = torch.where(finite[:, None], inputs, 0.0)
+            gradients = oracle(inputs)
+            if not bool(gradients.isfinite().all()):
+                raise ValueError(
+                    "gradients must be finite, but even an input of zeros has one that is not: "
+                    "look for NaN or infinity in the parameters, the buffers or the targets."
+                )
         notes = []
         for usable, weight in zip(finite.tolist(), weights[window].tolist(), strict=True):
             reason = "" if weight > 0 else "the local schedule never uses this sample"

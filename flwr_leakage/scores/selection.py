@@ -1,21 +1,17 @@
 """Which samples to score, where there are more than one can afford."""
 
-from typing import Literal
-
 import torch
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Exposure
 from flwr_leakage.scores.gradient_norm import GradientNorm
 
-Selection = Literal["first", "random", "largest_gradient"]
-
 
 def select_samples(
     gradient_map: GradientMap,
     exposure: Exposure,
     max_samples: int,
-    how: Selection,
+    how: str,
     generator: torch.Generator,
 ) -> list[int]:
     """Indices of at most ``max_samples`` samples, ascending, for ``compute_scores(samples=…)``.

@@ -18,7 +18,8 @@ class Lanczos:
 
     Lanczos 1950; full reorthogonalisation as in Parlett, The Symmetric Eigenvalue Problem,
     section 13.7. ``step`` costs one Gram product. A block whose Krylov space is exhausted goes
-    on with zero vectors, uncoupled from the rest of its T.
+    on with zero vectors and rows of T that are uncoupled from the rest and repeat its first
+    entry, a Rayleigh quotient, which extends no end of the spectrum.
 
     Args:
         operator: A, of S blocks.
@@ -51,6 +52,8 @@ class Lanczos:
             self.basis = torch.cat([self.basis, self._next[:, None]], dim=1)
         image = self.operator.gram(self._next)
         alpha = (self._next * image).sum(1)
+        if self._alphas:
+            alpha = torch.where(self._betas[-1] > 0, alpha, self._alphas[0])
         remainder = orthogonalize(image, self.basis)
         self._scale = torch.maximum(self._scale, torch.linalg.vector_norm(image, dim=1))
         self._next, beta = normalize_rows(remainder)
@@ -69,11 +72,6 @@ class Lanczos:
             betas = torch.stack(self._betas[:-1], 1)
             result = result + torch.diag_embed(betas, 1) + torch.diag_embed(betas, -1)
         return result
-
-    def lengths(self) -> Tensor:
-        """(S,) order of T up to the step where the block's Krylov space was exhausted."""
-        alive = torch.stack(self._betas, 1) > 0
-        return (alive.long().cumprod(1).sum(1) + 1).clamp(max=self.num_steps)
 
     def ritz(self) -> tuple[Float[Tensor, "S k"], Float[Tensor, "S k k"]]:
         """Eigenvalues of T, ascending, and its eigenvectors as columns."""
@@ -151,7 +149,8 @@ def smallest_eigenvalue(
     The smallest Ritz value never lies below λmin. A small residual shows that it is near *an*
     eigenvalue, not the smallest one; so it counts as resolved only if, besides, it has not
     moved by more than the tolerance over the last third of the steps and λmax/λmin is below
-    ``RESOLVABLE_CONDITION``, or if the Krylov space is the whole space.
+    ``RESOLVABLE_CONDITION``, or if the Krylov space of the random start is exhausted and λmin
+    stands out from rounding.
 
     Args:
         operator: A, of S blocks.
@@ -161,22 +160,20 @@ def smallest_eigenvalue(
     """
     process = Lanczos(operator, random_start(operator, generator))
     first = operator.products
+    rounding = 10 * torch.finfo(operator.dtype).eps
     history: list[Tensor] = []
     while True:
         process.step()
         theta, vectors = process.ritz()
-        beyond = torch.arange(process.num_steps) >= process.lengths()[:, None]
-        theta = torch.where(beyond, torch.inf, theta) if bool(beyond.any()) else theta
-        lowest, index = theta.min(1)
+        lowest, weights = theta[:, 0], vectors[:, :, 0]
         history.append(lowest)
-        weights = vectors.gather(2, index[:, None, None].expand(-1, process.num_steps, 1))[..., 0]
         scale = lowest.clamp_min(torch.finfo(lowest.dtype).tiny)
         residual = process.last_beta * weights[:, -1].abs() / scale
         moved = (history[2 * len(history) // 3] - lowest) / scale if len(history) > 5 else scale
         done = (residual <= tolerance) & (moved <= tolerance)
-        done &= theta.nan_to_num(posinf=0).amax(1) <= RESOLVABLE_CONDITION * lowest
+        done &= theta[:, -1] <= RESOLVABLE_CONDITION * lowest
         done &= torch.tensor(len(history) > 5)
-        done |= torch.tensor(process.num_steps >= operator.num_inputs) & (lowest > 0)
+        done |= (process.last_beta == 0) & (rounding * theta[:, -1] <= tolerance * lowest)
         if bool(done.all()) or process.num_steps >= min(max_steps, operator.num_inputs):
             break
     spent = operator.products - first

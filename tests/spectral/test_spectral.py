@@ -1,0 +1,238 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flwr_leakage.operators import FunctionJacobian
+from flwr_leakage.spectral import (
+    Lanczos,
+    choose_smallest_eigenvalue,
+    conjugate_gradient,
+    dense_spectrum,
+    gram_spectrum,
+    largest_eigenvalue,
+    random_start,
+    smallest_eigenvalue,
+    solve_damped,
+    spectral_sum,
+)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def with_spectrum(*spectra: list[float], rows: int = 40, dtype=torch.float64, seed: int = 0):
+    """An operator whose AᵀA has the given eigenvalues, one list for each block, and its A."""
+    matrices = []
+    for index, spectrum in enumerate(spectra):
+        g = generator(seed + index)
+        n = len(spectrum)
+        left = torch.linalg.qr(torch.randn(rows, n, generator=g, dtype=torch.float64)).Q
+        right = torch.linalg.qr(torch.randn(n, n, generator=g, dtype=torch.float64)).Q
+        root = torch.tensor(spectrum, dtype=torch.float64).sqrt()
+        matrices.append(left * root @ right.T)
+    stack = torch.stack(matrices)
+    narrow = stack.to(dtype)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (narrow @ x[..., None])[..., 0]
+
+    point = torch.zeros(len(spectra), len(spectra[0]), dtype=dtype)
+    return FunctionJacobian(function, point), stack
+
+
+GEOMETRIC = [10.0 ** (-k / 4) for k in range(24)]
+FLAT = [1.0 + 0.5 * k / 24 for k in range(24)]
+
+
+def test_largest_eigenvalues_of_two_operators_at_once():
+    operator, _ = with_spectrum(GEOMETRIC, FLAT)
+    found = largest_eigenvalue(operator, random_start(operator, generator()), 1e-6)
+    assert bool(found.estimate.converged.all())
+    torch.testing.assert_close(
+        found.estimate.value, torch.tensor([1.0, max(FLAT)]).double(), rtol=1e-5, atol=0
+    )
+    residual = operator.gram(found.vectors) - found.estimate.value[:, None] * found.vectors
+    assert float(residual.norm(dim=1).max()) < 1e-2
+
+
+def test_a_neighbour_of_the_largest_eigenvalue_does_not_pass_for_it():
+    # The start has almost nothing along the first eigenvector: it looks converged to 0.9 first.
+    operator, dense = with_spectrum([1.0, 0.9, *[0.3 * 0.8**k for k in range(30)]], rows=64)
+    right = torch.linalg.svd(dense[0]).Vh
+    weights = torch.ones(32, dtype=torch.float64)
+    weights[0] = 1e-3
+    found = largest_eigenvalue(operator, (weights @ right)[None], 1e-3).estimate
+    assert abs(float(found.value) - 1.0) < 1e-3
+
+
+def test_too_few_steps_are_not_converged():
+    operator, _ = with_spectrum(FLAT)
+    found = largest_eigenvalue(operator, random_start(operator, generator()), 1e-9, max_steps=4)
+    assert not bool(found.estimate.converged.any())
+    assert float(found.estimate.value) <= max(FLAT)
+
+
+def test_lanczos_reproduces_the_whole_spectrum_in_n_steps():
+    operator, _ = with_spectrum(GEOMETRIC)
+    process = Lanczos(operator, random_start(operator, generator()))
+    for _ in range(24):
+        process.step()
+    expected = torch.tensor(sorted(GEOMETRIC), dtype=torch.float64)
+    torch.testing.assert_close(process.ritz()[0][0], expected, rtol=1e-6, atol=1e-14)
+    basis = process.basis[0]
+    torch.testing.assert_close(basis @ basis.T, torch.eye(24).double(), rtol=0, atol=1e-12)
+
+
+def test_lanczos_survives_an_exhausted_krylov_space():
+    operator, _ = with_spectrum([2.0, 2.0, 2.0, 1.0, 1.0, 1.0], FLAT[:6])
+    found = largest_eigenvalue(operator, random_start(operator, generator()), 1e-8)
+    torch.testing.assert_close(found.estimate.value, torch.tensor([2.0, FLAT[5]]).double())
+    low = smallest_eigenvalue(operator, generator(), 1e-8)
+    torch.testing.assert_close(low.estimate.value, torch.tensor([1.0, 1.0]).double())
+
+
+def test_smallest_eigenvalue_where_it_is_resolvable():
+    operator, _ = with_spectrum(GEOMETRIC)
+    found = smallest_eigenvalue(operator, generator()).estimate
+    assert bool(found.converged.all())
+    assert abs(float(found.value) / GEOMETRIC[-1] - 1) < 1e-2
+
+
+def test_an_unresolved_smallest_eigenvalue_is_an_upper_bound_and_no_number():
+    # A cluster far below hides behind a well-separated spectrum; 30 steps cannot reach it.
+    spectrum = [1.0 / (k + 1) for k in range(150)] + [1e-9] * 2
+    operator, _ = with_spectrum(spectrum, rows=200)
+    found = smallest_eigenvalue(operator, generator(), max_steps=30).estimate
+    assert not bool(found.converged.any())
+    assert float(found.value) >= 1e-9
+
+
+def test_dense_routes_give_the_whole_spectrum():
+    operator, _ = with_spectrum(GEOMETRIC, FLAT)
+    expected = torch.tensor([GEOMETRIC, sorted(FLAT, reverse=True)], dtype=torch.float64)
+    torch.testing.assert_close(dense_spectrum(operator), expected)
+    torch.testing.assert_close(gram_spectrum(operator), expected, rtol=1e-6, atol=1e-12)
+
+
+def test_gram_route_refuses_float32():
+    operator, _ = with_spectrum(FLAT, dtype=torch.float32)
+    with pytest.raises(ValueError, match="float64"):
+        gram_spectrum(operator)
+
+
+def test_dense_svd_resolves_what_a_gram_matrix_cannot():
+    spectrum = [10.0**-k for k in range(18)]
+    operator, _ = with_spectrum(spectrum)
+    found = choose_smallest_eigenvalue(operator, generator(), tolerance=1e-4)
+    assert found.method == "dense SVD in float64" and bool(found.converged.all())
+    assert abs(float(found.value) / 1e-17 - 1) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("memory", "limit", "method"),
+    [
+        (2**30, 10, "dense SVD"),
+        (4_000, 10, "Lanczos; too little memory"),
+        (2**30, 10**6, "dense SVD"),
+    ],
+)
+def test_the_chooser_says_what_it_picked(memory, limit, method):
+    spectrum = [10.0 ** (-12 * k / 40) for k in range(40)]
+    operator, _ = with_spectrum(spectrum)
+    found = choose_smallest_eigenvalue(
+        operator, generator(), max_steps=min(limit, 300), memory_bytes=memory
+    )
+    assert found.method.startswith(method)
+    assert bool(found.converged.all()) == method.startswith("dense")
+    if not bool(found.converged.all()):
+        assert float(found.value) >= spectrum[-1]
+
+
+def test_the_chooser_falls_back_on_the_gram_matrix_where_the_dense_one_does_not_fit():
+    spectrum = [10.0 ** (-9 * k / 40) for k in range(40)]
+    operator, _ = with_spectrum(spectrum, rows=4000)
+    found = choose_smallest_eigenvalue(operator, generator(), max_steps=10, memory_bytes=100_000)
+    assert found.method == "dense Gram matrix in float64" and bool(found.converged.all())
+    assert abs(float(found.value) / spectrum[-1] - 1) < 1e-2
+
+
+def test_a_rank_deficient_operator_has_no_smallest_number():
+    operator, _ = with_spectrum([*FLAT[:10], 0.0, 0.0])
+    found = choose_smallest_eigenvalue(operator, generator())
+    assert not bool(found.converged.any())
+    assert float(found.value) < 1e-20
+
+
+def damped_reference(dense, rhs, damping):
+    n = dense.shape[2]
+    gram = dense.transpose(1, 2) @ dense + damping[:, None, None] * torch.eye(n).double()
+    projected = (dense.transpose(1, 2) @ rhs[..., None])[..., 0]
+    return torch.linalg.solve(gram, projected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lsqr_solves_for_several_dampings_at_once(dtype):
+    operator, dense = with_spectrum(GEOMETRIC, FLAT, dtype=dtype)
+    rhs = torch.randn(2, 40, generator=generator(3), dtype=torch.float64)
+    solved = solve_damped(operator, rhs.to(dtype), (1e-1, 1e-3), tolerance=1e-5)
+    assert bool(solved.converged.all())
+    tops = torch.tensor([1.0, max(FLAT)]).double()
+    for index, relative in enumerate((1e-1, 1e-3)):
+        expected = damped_reference(dense, rhs, relative * tops)
+        torch.testing.assert_close(
+            solved.solutions[:, index].double(), expected, rtol=1e-3, atol=1e-3
+        )
+        torch.testing.assert_close(solved.norms[:, index], expected.norm(dim=1), rtol=1e-4, atol=0)
+
+
+def test_unconverged_lsqr_is_a_lower_bound_and_says_so():
+    operator, dense = with_spectrum([1.0 / (k + 1) ** 3 for k in range(100)], rows=120)
+    rhs = torch.randn(1, 120, generator=generator(), dtype=torch.float64)
+    solved = solve_damped(operator, rhs, (1e-9,), tolerance=1e-6, max_steps=5)
+    exact = damped_reference(dense, rhs, torch.tensor([1e-9]).double()).norm()
+    assert not bool(solved.converged.any())
+    assert float(solved.norms) < float(exact)
+
+
+def test_lsqr_of_zero_is_zero():
+    operator, _ = with_spectrum(FLAT)
+    solved = solve_damped(operator, torch.zeros(1, 40).double(), (1e-3,))
+    assert float(solved.norms) == 0 and bool(solved.converged.all())
+
+
+def test_conjugate_gradient_agrees_with_a_direct_solve():
+    operator, dense = with_spectrum(GEOMETRIC, FLAT)
+    rhs = torch.randn(2, 40, generator=generator(3), dtype=torch.float64)
+    damping = torch.tensor([1e-2, 1e-1]).double()
+    projected = operator.rmatvec(rhs)
+    solution, converged, _, products = conjugate_gradient(operator, projected, damping, 1e-10)
+    assert bool(converged.all()) and products > 0
+    torch.testing.assert_close(
+        solution, damped_reference(dense, rhs, damping), rtol=1e-6, atol=1e-9
+    )
+
+
+def test_quadrature_estimates_a_trace_with_its_error():
+    operator, _ = with_spectrum([1.0 / (k + 1) for k in range(100)], rows=120)
+    trace = spectral_sum(operator, lambda x, top: 1 / (x + 1e-2 * top), generator(), 20)
+    exact = sum(1 / (1 / (k + 1) + 1e-2) for k in range(100))
+    assert abs(float(trace.estimate.value) / exact - 1) < 0.05
+    assert abs(float(trace.estimate.value) - exact) < 4 * float(trace.standard_error)
+    assert abs(float(trace.largest) - 1) < 1e-3
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=12),
+    st.integers(0, 10_000),
+)
+def test_estimates_bracket_the_spectrum(spectrum, seed):
+    operator, _ = with_spectrum(spectrum, seed=seed)
+    top = largest_eigenvalue(operator, random_start(operator, generator(seed)), 1e-4).estimate
+    assert float(top.value) <= max(spectrum) * (1 + 1e-9)
+    low = smallest_eigenvalue(operator, generator(seed)).estimate
+    assert float(low.value) >= min(spectrum) * (1 - 1e-6)
+    if bool(low.converged.all()):
+        assert float(low.value) == pytest.approx(min(spectrum), rel=1e-2)
