@@ -40,19 +40,20 @@ def describe(config: Config, experiment: Experiment) -> None:
 
 def finish(run_dir: Path, console: Console) -> None:
     """Write the report, print the table, say where the report is."""
-    report = write_report(run_dir)
+    report = write_report(run_dir, recovered_psnr=RECOVERED_DB)
     print_summary(read_run(run_dir), console)
     console.print(f"Report: {report.resolve()}", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_summary(run: RunData, console: Console) -> None:
     """Print leakage, utility and cost, a line a round."""
-    table = Table(
-        title=f"Leakage by round · {run.metadata.get('threat', '')}", title_justify="left"
+    console.print(
+        f"\nLeakage by round (PSNR in dB; {run.metadata.get('threat', '')})", markup=False
     )
-    columns = ("round", "attacked", f"≥ {RECOVERED_DB:.0f} dB", "PSNR median", "best", "worst")
-    for column in (*columns, "SSIM median", "label acc.", "test acc.", "attack s"):
-        table.add_column(column, justify="right")
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    columns = ("round", "images", f"≥ {RECOVERED_DB:.0f} dB", "median", "best", "worst")
+    for column in (*columns, "SSIM", "labels", "test acc.", "attack s"):
+        table.add_column(column, justify="right", no_wrap=True)
     rounds = sorted({record.server_round for record in run.records if record.server_round > 0})
     for server_round in rounds:
         psnr = _values(run, server_round, "psnr")
@@ -63,7 +64,7 @@ def print_summary(run: RunData, console: Console) -> None:
             _format(statistics.median(psnr) if psnr else None, "{:.1f}"),
             _format(max(psnr, default=None), "{:.1f}"),
             _format(min(psnr, default=None), "{:.1f}"),
-            _median(run, server_round, "ssim", "{:.3f}"),
+            _median(run, server_round, "ssim", "{:.2f}"),
             _mean(run, server_round, "label_accuracy", "{:.0%}"),
             _mean(run, server_round, "test_accuracy", "{:.1%}"),
             _mean(run, server_round, "attack_wall_seconds", "{:.1f}"),
