@@ -174,8 +174,8 @@ def _torchvision_checkpoint(net: Backbone, download: bool) -> Params:
     cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
     if not cached.is_file() and not download:
         raise BackboneUnavailableError(
-            f"no trained backbone for net={net}: no backbone file is given, {cached} does not "
-            f"exist, and download is off"
+            f"no trained backbone for net={net}: no backbone file is given, torch's hub folder has "
+            f"no {cached.name}, and download is off"
         )
     try:
         return weights.get_state_dict(progress=False, check_hash=True, map_location="cpu")
