@@ -103,13 +103,13 @@ def draw_mixing(
 
 def mix(values: Float[Tensor, "n ..."], mixing: Mixing) -> Float[Tensor, "B ..."]:
     """Σⱼ coefficients[i, j] · values[indices[i, j]] for every encoding i."""
-    indices = mixing.indices.to(values.device)
-    coefficients = mixing.coefficients.to(values.device, values.dtype)
-    mixed = torch.zeros_like(values[indices[:, 0]])
-    for j in range(indices.shape[1]):
-        column = coefficients[:, j].reshape(-1, *[1] * (values.ndim - 1))
-        mixed = mixed + column * values[indices[:, j]]
-    return mixed
+    mixed = F.embedding_bag(
+        mixing.indices.to(values.device),
+        values.flatten(1),
+        mode="sum",
+        per_sample_weights=mixing.coefficients.to(values.device, values.dtype),
+    )
+    return mixed.reshape(-1, *values.shape[1:])
 
 
 def soft_targets(targets: Tensor, num_classes: int, dtype: torch.dtype) -> Float[Tensor, "B K"]:
