@@ -10,6 +10,7 @@ from rich.console import Console
 
 from flwr_leakage._conf import conf_dir
 from flwr_leakage.flower.launch import run_inline, run_ray
+from flwr_leakage.tracking import read_run
 from simulations.apps import make_client_app, make_server_app
 from simulations.build import Config, ConfigError, build, to_config
 from simulations.overrides import check_overrides
@@ -37,6 +38,8 @@ def launch(config: Config) -> None:
     client_app = make_client_app(lambda _: config)
     server_app = make_server_app(lambda _: config, Console())
     ENGINES[name](server_app, client_app, int(config["num_clients"]), **options)
+    if not any(record.name == "train_cpu_seconds" for record in read_run(config["run_dir"]).records):
+        sys.exit("error: no client returned a usable update in any round; the report says why.")
 
 
 if __name__ == "__main__":
