@@ -38,7 +38,8 @@ def launch(config: Config) -> None:
     client_app = make_client_app(lambda _: config)
     server_app = make_server_app(lambda _: config, Console())
     ENGINES[name](server_app, client_app, int(config["num_clients"]), **options)
-    if not any(record.name == "train_cpu_seconds" for record in read_run(config["run_dir"]).records):
+    records = read_run(config["run_dir"]).records
+    if not any(record.name == "train_cpu_seconds" for record in records):
         sys.exit("error: no client returned a usable update in any round; the report says why.")
 
 
