@@ -31,7 +31,7 @@ from flwr_leakage.randomness import make_generator
 from simulations.defense_lab import invert, load_data, measure, observe, train
 
 BATCH, LEARNING_RATE = 4, 0.1
-TV_WEIGHTS = (0.0, 1e-3, 1e-2, 1e-1)
+TV_WEIGHTS = (0.0, 1e-2, 1e-1)
 
 
 def defenses(lanczos_steps: int) -> dict[str, list[tuple[float, Defense]]]:
@@ -172,9 +172,9 @@ def main() -> None:
     parser.add_argument("--family", default=None, help="run this family only, and add to the file")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--victims", type=int, default=40)
+    parser.add_argument("--victims", type=int, default=32)
     parser.add_argument("--iterations", type=int, default=200)
-    parser.add_argument("--lanczos-steps", type=int, default=12)
+    parser.add_argument("--lanczos-steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -13,7 +13,6 @@ It never exceeds N τ²: no noise hides more than there is.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +24,7 @@ from flwr_leakage.operators import SampleJacobian
 from flwr_leakage.records import LocalSchedule
 from flwr_leakage.spectral.lanczos import Lanczos
 
-_BISECTIONS = 80
+_TINY = 1e-150
 
 
 def exposure_weights(schedule: LocalSchedule, num_examples: int) -> Float[Tensor, " n"]:
@@ -129,33 +128,44 @@ class SampleSpectra:
 
     def error_at(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
         """(1) under :meth:`energies`, τ² Σ (1 − σ/c)₊: predicted RMSE."""
-        share = 1 - self.singular_values / cutoffs.clamp_min(1e-300)[:, None]
+        share = 1 - self.singular_values / cutoffs.clamp_min(_TINY)[:, None]
         return self.rmse(self.trace(self.prior_std**2 * share.clamp_min(0)))
 
     def cutoffs_of_energy(self, energy: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """The c at which :meth:`energies` add up to ``energy``."""
-        return self._solve(lambda c: self.trace(self.energies(c)), energy)
+        """The c at which :meth:`energies` add up to ``energy``.
+
+        Between two nodes the sum is linear in c: with the m nodes below c,
+        τ² N (c Σ wσ − Σ wσ²) = energy.
+        """
+        first, second = (
+            (self.node_weights * self.singular_values**power).cumsum(1) for power in (1, 2)
+        )
+        goal = energy[:, None] / (self.prior_std**2 * self.operator.num_inputs)
+        below = (self.singular_values * first - second < goal).sum(1, keepdim=True)
+        index = (below - 1).clamp_min(0)
+        slope = first.gather(1, index).clamp_min(_TINY)
+        cutoffs = (goal + second.gather(1, index)) / slope
+        return torch.where(energy > 0, cutoffs[:, 0], 0.0)
 
     def cutoffs_of_error(self, rmse: float) -> Float[Tensor, " S"]:
-        """The c at which :meth:`error_at` reaches ``rmse`` < τ."""
-        return self._solve(self.error_at, torch.full_like(self.exposures, rmse))
+        """The c at which :meth:`error_at` reaches ``rmse`` < τ.
 
-    def _solve(
-        self, function: Callable[[Tensor], Tensor], target: Float[Tensor, " S"]
-    ) -> Float[Tensor, " S"]:
-        """Bisect an increasing function of the cutoffs on a logarithmic scale."""
-        top = self.singular_values.amax(1).clamp_min(1e-150)
-        low, high = (top * 1e-12).log(), (top * 1e12).log()
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            below = function(middle.exp()) < target
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return torch.where(target > 0, high.exp(), torch.zeros_like(high))
+        Between two nodes, with the m nodes below c, τ² (Σ w − Σ wσ / c) = rmse².
+        """
+        zeroth = self.node_weights.cumsum(1)
+        first = (self.node_weights * self.singular_values).cumsum(1)
+        goal = (rmse / self.prior_std) ** 2
+        reached = zeroth - first / self.singular_values.clamp_min(_TINY)
+        below = (reached < goal).sum(1, keepdim=True)
+        index = (below - 1).clamp_min(0)
+        rest = (zeroth.gather(1, index) - goal).clamp_min(_TINY)
+        cutoffs = (first.gather(1, index) / rest)[:, 0]
+        return cutoffs if rmse > 0 else torch.zeros_like(cutoffs)
 
     def draw_noise(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S P"]:
         """δ_i = A_i (√e / σ)(A_iᵀA_i) z_i, with the z_i of the Lanczos run: energy e on average."""
         eigenvalues, vectors = self._lanczos.ritz()
-        floor = torch.finfo(self.operator.dtype).eps * eigenvalues[:, -1:].clamp_min(1e-300)
+        floor = torch.finfo(self.operator.dtype).eps * eigenvalues[:, -1:].clamp_min(_TINY)
         scale = (self.energies(cutoffs).to(eigenvalues) / eigenvalues.clamp_min(floor)).sqrt()
         coordinates = torch.einsum("skj,sj->sk", vectors, scale * vectors[:, 0])
         coordinates = coordinates * self._lanczos.start_norm[:, None].double()

@@ -125,14 +125,14 @@ def test_predictions_are_the_dense_sums_on_average() -> None:
     sigma = torch.linalg.svdvals(dense(local_round, update.schedule))
     isotropic, shaped = [], []
     cutoffs = torch.tensor([0.05, 0.1, 0.2, 0.4], dtype=torch.float64)
-    for seed in range(300):
+    for seed in range(100):
         spectra = measure(seed=seed)
         isotropic.append(spectra.error_under_isotropic_noise(0.02) ** 2 * N)
         shaped.append(spectra.error_at(cutoffs) ** 2 * N)
     exact = error(torch.full_like(sigma, 0.02**2), sigma, 0.8)
-    torch.testing.assert_close(torch.stack(isotropic).mean(0), exact, rtol=0.1, atol=0.0)
+    torch.testing.assert_close(torch.stack(isotropic).mean(0), exact, rtol=0.15, atol=0.0)
     exact = 0.8**2 * (1 - sigma / cutoffs[:, None]).clamp_min(0).sum(1)
-    torch.testing.assert_close(torch.stack(shaped).mean(0), exact, rtol=0.1, atol=0.02)
+    torch.testing.assert_close(torch.stack(shaped).mean(0), exact, rtol=0.15, atol=0.04)
 
 
 def test_cutoffs_solve_their_equations() -> None:
