@@ -21,6 +21,7 @@ from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.audit import ServerAudit
 from flwr_leakage.flower.client import ClientAudit
 from flwr_leakage.flower.progress import Progress
+from flwr_leakage.flower.scoring import ScorePlan
 from flwr_leakage.flower.targets import Selection, Truth
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
@@ -47,10 +48,21 @@ class ClientSettings:
     learning_rate: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
-    score_every: int = 1
     max_samples: int = 1024
-    send_scores: bool = True
     num_threads: int | None = 1
+
+
+@dataclass
+class ScoringSettings:
+    """The ``scoring`` section."""
+
+    every: int = 1
+    max_samples: int | None = None
+    which: str = "first"
+    products: int | None = None
+    seconds: float | None = None
+    keep_rounds: int | None = None
+    send: bool = True
 
 
 @dataclass
@@ -89,6 +101,7 @@ class Settings:
     num_rounds: int = 5
     run_dir: str = ""
     client: ClientSettings = field(default_factory=ClientSettings)
+    scoring: ScoringSettings = field(default_factory=ScoringSettings)
     threat: ThreatSettings = field(default_factory=ThreatSettings)
     selection: SelectionSettings = field(default_factory=SelectionSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -130,9 +143,8 @@ class Experiment:
             defense=self.defense,
             scores=self.scores,
             seed=self.settings.seed,
-            score_every=client.score_every,
+            score_plan=_checked("scoring", ScorePlan)(**vars(self.settings.scoring)),
             max_samples=client.max_samples,
-            send_scores=client.send_scores,
             num_threads=client.num_threads,
         )
 

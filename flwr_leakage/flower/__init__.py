@@ -5,6 +5,7 @@ from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
 from flwr_leakage.flower.inline_grid import InlineGrid
 from flwr_leakage.flower.launch import run_inline, run_ray
 from flwr_leakage.flower.progress import ConsoleProgress, SilentProgress
+from flwr_leakage.flower.scoring import ScorePlan
 from flwr_leakage.flower.strategy import HonestButCurious
 from flwr_leakage.flower.targets import Selection, Truth
 
@@ -14,6 +15,7 @@ __all__ = [
     "HonestButCurious",
     "InlineGrid",
     "LeakageMod",
+    "ScorePlan",
     "Selection",
     "ServerAudit",
     "SilentProgress",

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.flower.arrays import read_arrays, write_arrays
+from flwr_leakage.flower.scoring import ScorePlan
 from flwr_leakage.flower.wire import RECORD_KEY, ClientNote
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params, subtract
@@ -46,10 +47,8 @@ class ClientAudit:
         defense: encodes batches and defends the update; the identity by default.
         scores: risk scores by name; none by default.
         seed: of the defense's and the scores' random draws.
-        score_every: rounds from one scoring to the next, ≥ 1.
+        score_plan: when to score, which samples, at what cost, and what to keep and send.
         max_samples: samples kept for the scores and the defense, from the first on, ≥ 1.
-        send_scores: whether the scores travel to the server, which they tell about private
-            data; they stay in ``context.state`` in any case.
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
     """
 
@@ -59,15 +58,13 @@ class ClientAudit:
     defense: Defense = field(default_factory=Defense)
     scores: Mapping[str, Score] = field(default_factory=dict)
     seed: int = 0
-    score_every: int = 1
+    score_plan: ScorePlan = field(default_factory=ScorePlan)
     max_samples: int = 1024
-    send_scores: bool = False
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("score_every", "max_samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.max_samples < 1:
+            raise ValueError(f"max_samples must be at least 1, got {self.max_samples}.")
 
 
 class _Session:
@@ -205,20 +202,16 @@ class LeakageMod:
                 {name: params[name] + value for name, value in released.delta.items()},
                 released.buffers,
             )
-        measurements: list[Measurement] = []
         start = time.process_time()
-        if exposure and audit.scores and (session.server_round - 1) % audit.score_every == 0:
-            measurements = compute_scores(
-                audit.scores, audit.gradient_map, exposure, session.generator("score")
-            )
+        measurements = _score(session, exposure) if exposure else []
         note = ClientNote(
             client_id=session.client_id,
             measurements=tuple(measurements),
             train_cpu_seconds=train_seconds,
             score_cpu_seconds=time.process_time() - start,
         )
-        _remember(context, session.server_round, note)
-        reply.content[RECORD_KEY] = note.to_record(with_measurements=audit.send_scores)
+        _remember(context, session.server_round, note, audit.score_plan.keep_rounds)
+        reply.content[RECORD_KEY] = note.to_record(with_measurements=audit.score_plan.send)
         return reply
 
 
@@ -235,6 +228,17 @@ def _defend(
     local_round = LocalRound(session.audit.gradient_map, params, buffers, private, defended)
     released = defense.on_update(raw, generator, local_round)
     return released, Exposure(params, buffers, private, defended, raw, released)
+
+
+def _score(session: _Session, exposure: Exposure) -> list[Measurement]:
+    audit, plan = session.audit, session.audit.score_plan
+    if not audit.scores or not plan.includes(session.server_round):
+        return []
+    generator = session.generator("score")
+    samples = plan.samples(audit.gradient_map, exposure, generator)
+    return compute_scores(
+        audit.scores, audit.gradient_map, exposure, generator, plan.budget, samples
+    )
 
 
 @contextmanager
@@ -274,8 +278,14 @@ def _num_examples(reply: Message, session: _Session) -> int:
     raise ValueError("expected the metric 'num-examples' in the reply, got none")
 
 
-def _remember(context: Context, server_round: int, note: ClientNote) -> None:
-    """Keep the scores of every round in the client's own state."""
+def _remember(
+    context: Context, server_round: int, note: ClientNote, keep_rounds: int | None
+) -> None:
+    """Keep the scores of the latest rounds in the client's own state."""
     history = context.state.config_records.get(RECORD_KEY, ConfigRecord())
     history[f"round-{server_round}"] = json.dumps(note.to_json())
+    if keep_rounds is not None:
+        for name in sorted(history, key=lambda name: int(name.removeprefix("round-"))):
+            if len(history) > keep_rounds:
+                del history[name]
     context.state[RECORD_KEY] = history

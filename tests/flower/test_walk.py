@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from audits import numbers, run, tiny_config, values
+from audits import TINY, numbers, run, tiny_config, values
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from flwr_leakage.flower import InlineGrid
 from flwr_leakage.flower.wire import RECORD_KEY
 from flwr_leakage.gradient_map import local_update
 from simulations.apps import make_client_app
-from simulations.build import build
+from simulations.build import build, compose
 
 
 def _train_once(config, client_id=0):
@@ -92,7 +92,7 @@ def test_pruning_reaches_the_wire_and_is_what_the_server_attacks(tiny_data):
 
 def test_scores_stay_on_the_client_unless_sent(tiny_data):
     base = ["score=default", "client.num_examples=2", "client.batch_size=2"]
-    _, kept, grid = _train_once(tiny_config(tiny_data, *base, "client.send_scores=false"))
+    _, kept, grid = _train_once(tiny_config(tiny_data, *base, "scoring.send=false"))
     assert '"measurements": []' in kept.content[RECORD_KEY]["note"]
     context: Context = grid._contexts[next(iter(grid.get_node_ids()))]
     assert "gradient_norm" in context.state[RECORD_KEY]["round-1"]
@@ -143,3 +143,24 @@ def test_every_strategy_runs_under_the_wrapper(tiny_data, strategy):
     data = run(tiny_config(tiny_data, f"strategy={strategy}", "num_clients=8", "num_rounds=1"))
     assert not data.events
     assert len(values(data, "psnr")) == 8
+
+
+def test_a_score_plan_limits_rounds_samples_and_products(tiny_data):
+    plan = ["scoring.every=2", "scoring.max_samples=2", "scoring.which=largest_gradient"]
+    batch = ["client.num_examples=4", "client.batch_size=4", "num_rounds=3", "attack=none"]
+    data = run(_config_with_scores(tiny_data, *plan, *batch))
+    norms = values(data, "gradient_norm")
+    assert {r for r, _, _ in norms} == {1, 3}
+    for server_round in (1, 3):
+        client = [norms[server_round, 0, sample] for sample in range(4)]
+        assert sum(value is not None for value in client) == 2
+    poor = run(_config_with_scores(tiny_data, "scoring.products=3", *batch, name="poor"))
+    spent = [r for r in poor.records if r.name == "lambda_max"]
+    assert spent
+    assert all(r.value is None and "budget of 3 products" in r.note for r in spent)
+
+
+def _config_with_scores(root, *overrides, name="run"):
+    without = [o for o in TINY if not o.startswith(("score=", "attack"))]
+    data = ["dataset=npz", "dataset.name=tiny", f"dataset.root={root}"]
+    return compose([*without, *data, *overrides], str(root / name))
