@@ -47,8 +47,9 @@ class GradientMap:
 
     @property
     def buffers(self) -> Params:
-        """The copied model's buffers."""
-        return dict(self.model.named_buffers())
+        """The copied model's buffers, those that its ``state_dict`` holds."""
+        persistent = self.model.state_dict().keys()
+        return {name: b for name, b in self.model.named_buffers() if name in persistent}
 
     def with_batch_norm(self, mode: BatchNormMode) -> "GradientMap":
         """Return the same map with another BatchNorm mode."""
@@ -110,13 +111,11 @@ class GradientMap:
 
     def _buffers_like(self, inputs: Tensor, buffers: Mapping[str, Tensor] | None) -> Params:
         """Buffers in the dtype of the inputs: a float64 analysis needs float64 statistics."""
-        merged = {**self.model.state_dict(keep_vars=True), **(buffers or {})}
-        names = [name for name, _ in self.model.named_buffers()]
+        own = dict(self.model.named_buffers())
+        merged = {name: (buffers or {}).get(name, value) for name, value in own.items()}
         return {
-            name: merged[name].to(inputs.dtype)
-            if merged[name].is_floating_point()
-            else merged[name]
-            for name in names
+            name: value.to(inputs.dtype) if value.is_floating_point() else value
+            for name, value in merged.items()
         }
 
 

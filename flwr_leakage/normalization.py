@@ -67,7 +67,8 @@ def without_side_effects(model: nn.Module, mode: BatchNormMode) -> nn.Module:
         raise ValueError(f"batch_norm must be 'batch' or 'running', got {mode!r}.")
     stateless = copy.deepcopy(model).eval()
     for parent in list(stateless.modules()):
-        for name, child in list(parent.named_children()):
+        # named_children() lists a layer under the first of its names only.
+        for name, child in list(parent._modules.items()):
             if isinstance(child, _BatchNorm):
                 setattr(parent, name, StatelessBatchNorm(child, mode))
     if isinstance(stateless, _BatchNorm):
@@ -124,14 +125,15 @@ def derive_statistics(
             count, to undo the unbiased variance's factor N/(N − 1).
 
     Raises:
-        ValueError: a layer averages cumulatively (``momentum=None``) or a buffer is missing.
+        ValueError: a layer averages cumulatively (``momentum=None``) or not at all
+            (``momentum=0``), or a buffer is missing.
     """
     statistics: Params = {}
     layers = dict(model.named_modules())
     for name, inputs in layer_inputs.items():
         momentum = layers[name].momentum
-        if not isinstance(momentum, float):
-            raise ValueError(f"layer {name!r} must have a float momentum, got {momentum!r}.")
+        if momentum is None or not 0 < momentum <= 1:
+            raise ValueError(f"layer {name!r} must have a momentum in (0, 1], got {momentum!r}.")
         kept = (1 - momentum) ** num_steps
         count = inputs.numel() // inputs.shape[1]
         for suffix in ("running_mean", "running_var"):
@@ -141,5 +143,5 @@ def derive_statistics(
             value = (after[key].double() - kept * before[key].double()) / (1 - kept)
             if suffix == "running_var":
                 value = (value * (count - 1) / count).clamp_min(0)
-            statistics[key] = value.to(torch.get_default_dtype())
+            statistics[key] = value.to(after[key].dtype)
     return statistics

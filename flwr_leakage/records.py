@@ -79,7 +79,7 @@ class InputSpec:
                 f"mean and std must have one entry for each of {channels} channels, got "
                 f"{self.mean} and {self.std}."
             )
-        if min(self.std) <= 0:
+        if not all(0 < std < math.inf for std in self.std):
             raise ValueError(f"std must be positive, got {self.std}.")
 
     def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class LocalSchedule:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}.")
-        if self.weight_decay < 0:
+        if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay must be ≥ 0, got {self.weight_decay}.")
 
     def slices(self, num_examples: int) -> list[slice]:
@@ -142,9 +142,10 @@ class LocalSchedule:
         """
         if num_examples < 1:
             raise ValueError(f"num_examples must be at least 1, got {num_examples}.")
-        starts = range(0, num_examples, self.batch_size)
-        epoch = [slice(i, min(i + self.batch_size, num_examples)) for i in starts]
-        return [epoch[step % len(epoch)] for step in range(self.num_steps)]
+        # A range costs no memory, whatever number of samples a client claims.
+        epoch = range(0, num_examples, self.batch_size)
+        starts = [epoch[step % len(epoch)] for step in range(self.num_steps)]
+        return [slice(start, min(start + self.batch_size, num_examples)) for start in starts]
 
     def num_samples_used(self, num_examples: int) -> int:
         """How many of ``num_examples`` samples the steps touch; the others leave no trace."""

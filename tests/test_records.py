@@ -1,0 +1,150 @@
+"""The records check what enters them; the schedule agrees with a data loader."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flwr_leakage.records import (
+    Batch,
+    InputSpec,
+    LocalSchedule,
+    Measurement,
+    ThreatModel,
+    Update,
+)
+
+COUNTS = st.integers(1, 12)
+
+
+def test_a_batch_is_cut_and_joined_in_order():
+    batch = Batch(torch.arange(12.0).reshape(4, 1, 1, 3), torch.arange(4))
+    assert len(batch) == 4
+    joined = Batch.concatenate([batch[2:], batch[[1, 0]]])
+    assert joined.targets.tolist() == [2, 3, 1, 0]
+    assert torch.equal(joined.inputs[2], batch.inputs[1])
+    masked = batch[batch.targets > 1]
+    assert masked.targets.tolist() == [2, 3]
+
+
+def test_a_batch_of_unequal_counts_is_refused():
+    with pytest.raises(ValueError, match="same number of samples"):
+        Batch(torch.zeros(2, 1, 1, 1), torch.zeros(3, dtype=torch.long))
+
+
+def test_records_are_frozen():
+    schedule = LocalSchedule(0.1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        schedule.num_steps = 2
+
+
+SPEC = InputSpec((3, 2, 2), 10, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0))
+
+
+def test_normalisation_is_inverted_and_in_the_dtype_of_its_argument():
+    pixels = torch.rand(5, 3, 2, 2, dtype=torch.float64)
+    inputs = SPEC.normalize(pixels)
+    assert inputs.dtype == torch.float64
+    torch.testing.assert_close(inputs[:, 1], (pixels[:, 1] - 0.2) / 0.25)
+    torch.testing.assert_close(SPEC.denormalize(inputs), pixels)
+
+
+def test_clamp_projects_onto_the_box_of_pixels():
+    pixels = torch.linspace(-1, 2, 60, dtype=torch.float64).reshape(5, 3, 2, 2)
+    clamped = SPEC.clamp(SPEC.normalize(pixels))
+    torch.testing.assert_close(SPEC.denormalize(clamped), pixels.clamp(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"mean": (0.1,)}, "each of 3 channels"),
+        ({"std": (0.5, 0.0, 1.0)}, "std must be positive"),
+        ({"std": (0.5, math.nan, 1.0)}, "std must be positive"),
+    ],
+)
+def test_a_wrong_spec_is_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        InputSpec(
+            **{"shape": (3, 2, 2), "num_classes": 10, "mean": (0,) * 3, "std": (1,) * 3, **settings}
+        )
+
+
+@given(COUNTS, COUNTS, COUNTS)
+def test_the_schedule_takes_the_mini_batches_of_a_data_loader(count, batch_size, num_steps):
+    schedule = LocalSchedule(0.1, num_steps=num_steps, batch_size=batch_size)
+    samples = torch.arange(count)
+    loader = torch.utils.data.DataLoader(samples, batch_size=batch_size)
+    epochs = [part.tolist() for _ in range(num_steps) for part in loader]
+    taken = [samples[window].tolist() for window in schedule.slices(count)]
+    assert taken == epochs[:num_steps]
+    touched = {sample for step in taken for sample in step}
+    assert touched == set(range(schedule.num_samples_used(count)))
+
+
+def test_a_client_that_claims_any_number_of_samples_costs_no_memory():
+    schedule = LocalSchedule(0.1, num_steps=2, batch_size=3)
+    assert schedule.slices(10**15) == [slice(0, 3), slice(3, 6)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("learning_rate", 0.0),
+        ("learning_rate", math.nan),
+        ("learning_rate", math.inf),
+        ("num_steps", 0),
+        ("batch_size", 0),
+        ("momentum", 1.0),
+        ("momentum", -0.1),
+        ("momentum", math.nan),
+        ("weight_decay", -0.1),
+        ("weight_decay", math.nan),
+        ("weight_decay", math.inf),
+    ],
+)
+def test_a_wrong_schedule_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"{name} must .*got {value}"):
+        LocalSchedule(**{"learning_rate": 0.1, name: value})
+
+
+def test_no_samples_have_no_steps():
+    with pytest.raises(ValueError, match="num_examples must be at least 1, got 0"):
+        LocalSchedule(0.1).slices(0)
+
+
+def test_the_pseudo_gradient_of_one_step_is_the_gradient():
+    gradient = torch.randn(4, dtype=torch.float64)
+    update = Update({"w": -0.25 * gradient}, {}, LocalSchedule(0.25), 1)
+    torch.testing.assert_close(update.pseudo_gradient()["w"], gradient)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"labels": "guessed"}, {"batch_norm": "eval"}, {"view": "several"}]
+)
+def test_an_unknown_threat_is_refused(settings):
+    (value,) = settings.values()
+    with pytest.raises((ValueError, TypeError), match=value):
+        ThreatModel(**settings)
+
+
+def test_the_threat_names_all_that_is_known():
+    threat = ThreatModel(labels="known", batch_norm="exact", view="aggregate")
+    assert threat.describe() == (
+        "labels known, batch norm exact, local schedule known, aggregate view"
+    )
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_measurement_holds_finite_numbers_only(value):
+    with pytest.raises(ValueError, match="psnr must be finite or None"):
+        Measurement("psnr", (1.0, value), "dB", "larger leaks more")
+
+
+def test_a_measurement_has_a_note_for_each_sample_or_none():
+    Measurement("psnr", (1.0, None), "dB", "larger leaks more", ("", "no number"))
+    with pytest.raises(ValueError, match="each of 2 samples, got 1"):
+        Measurement("psnr", (1.0, None), "dB", "larger leaks more", ("",))
