@@ -4,6 +4,7 @@ from flwr_leakage.operators import Budget
 from flwr_leakage.scores.base import Score, compute_scores
 from flwr_leakage.scores.calibration import Calibration, fit_calibration
 from flwr_leakage.scores.gradient_norm import GradientNorm
+from flwr_leakage.scores.influence_krylov_bound import InfluenceKrylovBound
 from flwr_leakage.scores.influence_lower_bound import InfluenceLowerBound
 from flwr_leakage.scores.inversion_influence import InversionInfluence
 from flwr_leakage.scores.jacobian_norm import JacobianNorm
@@ -22,6 +23,7 @@ __all__ = [
     "Budget",
     "Calibration",
     "GradientNorm",
+    "InfluenceKrylovBound",
     "InfluenceLowerBound",
     "InversionInfluence",
     "JacobianNorm",

@@ -39,8 +39,8 @@ class InversionInfluence:
     with full reorthogonalisation and by stochastic Lanczos quadrature.
 
     Attributes:
-        relative_dampings: ε/λmax, > 0. Small ones are faithful and dear; where λmin/λmax is
-            far below ε the damping hides the directions that cannot be recovered.
+        relative_dampings: ε/λmax, > 0. Only small ones are faithful: on LeNet, 1e-6 ranks
+            samples as the undamped I²F does (Spearman .99), 1e-3 backwards (−.38).
         tolerance: relative, of I²F.
         max_steps: of LSQR and of a probe at most, of two products each.
         expected: when to compute the expected influence: ``undefended`` is where δ = 0.
@@ -51,9 +51,9 @@ class InversionInfluence:
         memory_bytes: see ``sample_problems``.
     """
 
-    relative_dampings: Sequence[float] = (1e-3,)
+    relative_dampings: Sequence[float] = (1e-6,)
     tolerance: float = 1e-2
-    max_steps: int = 300
+    max_steps: int = 1000
     expected: Literal["always", "undefended", "never"] = "undefended"
     num_probes: int = 1
     lambda_max_tolerance: float = 1e-2

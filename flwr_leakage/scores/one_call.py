@@ -14,8 +14,7 @@ from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Measurement, Update
 from flwr_leakage.scores.base import Score, compute_scores
 from flwr_leakage.scores.gradient_norm import GradientNorm
-from flwr_leakage.scores.influence_lower_bound import InfluenceLowerBound
-from flwr_leakage.scores.inversion_influence import InversionInfluence
+from flwr_leakage.scores.influence_krylov_bound import InfluenceKrylovBound
 from flwr_leakage.scores.lambda_max import LambdaMax
 
 
@@ -23,9 +22,8 @@ def default_scores() -> dict[str, Score]:
     """The scores that a client can afford every round, as in ``conf/score/default.yaml``."""
     return {
         "gradient_norm": GradientNorm(),
-        "lambda_max": LambdaMax(),
-        "influence_lower_bound": InfluenceLowerBound(),
-        "inversion_influence": InversionInfluence(),
+        "lambda_max": LambdaMax(tolerance=2e-2),
+        "influence_krylov_bound": InfluenceKrylovBound(),
     }
 
 

@@ -56,7 +56,7 @@ def solve_damped(
         operator: A, of S blocks.
         right_hand_side: b, (S, P).
         relative_dampings: ε/λmax, each > 0.
-        tolerance: relative, of ‖x‖.
+        tolerance: relative, of ‖x‖; 0 takes all steps.
         max_steps: of two products each.
         largest: (S,) λmax where it is known.
     """
@@ -72,7 +72,7 @@ def solve_damped(
     norm_history: list[Tensor] = []
     largest_history: list[Tensor] = []
     relative = torch.tensor(relative_dampings, dtype=torch.float64)
-    next_check = 1
+    next_check = 1 if tolerance > 0 else max_steps
     steps = 0
     while True:
         steps += 1

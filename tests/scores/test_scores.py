@@ -18,6 +18,7 @@ from flwr_leakage.scores import (
     LAVP,
     Budget,
     GradientNorm,
+    InfluenceKrylovBound,
     InfluenceLowerBound,
     InversionInfluence,
     JacobianNorm,
@@ -37,7 +38,8 @@ SCORES = {
     "gradient_norm": GradientNorm(),
     "lambda_max": LambdaMax(),
     "influence_lower_bound": InfluenceLowerBound(),
-    "inversion_influence": InversionInfluence(expected="always"),
+    "inversion_influence": InversionInfluence((1e-3,), expected="always"),
+    "influence_krylov_bound": InfluenceKrylovBound(),
     "lavp": LAVP(),
     "jacobian_norm": JacobianNorm(),
     "singular_influence": SingularInfluence(),
@@ -126,6 +128,36 @@ def test_influence_bounds_hold(gradient_map, batch, expose, generator):
     undamped = (torch.linalg.pinv(J.transpose(1, 2)) @ delta).norm(dim=1)
     for bound, exact in zip(found["influence_lower_bound"].values, undamped, strict=True):
         assert bound <= float(exact)
+
+
+def test_krylov_bound_lies_between_the_lower_bound_and_the_influence(
+    gradient_map, batch, expose, generator
+):
+    exposure = expose(gradient_map, batch, noise_std=1e-2)
+    J, _ = dense(gradient_map, batch)
+    difference = subtract(exposure.released.pseudo_gradient(), exposure.raw.pseudo_gradient())
+    delta = 4 * ravel(difference).double()
+    exact = (torch.linalg.pinv(J.transpose(1, 2)) @ delta).norm(dim=1) / 6
+    previous = torch.zeros(4).double()
+    for num_steps in (1, 5, 20, 36):
+        score = InfluenceKrylovBound(num_steps, precision="float64")
+        (found,) = score(gradient_map, exposure, generator)
+        values = torch.tensor(found.values, dtype=torch.float64)
+        assert bool((values >= previous).all()) and bool((values <= exact * (1 + 1e-6)).all())
+        previous = values
+    torch.testing.assert_close(previous, exact, rtol=1e-3, atol=0)
+    loose = by_name(InfluenceLowerBound()(gradient_map, exposure, generator))[
+        "influence_lower_bound"
+    ]
+    (tight,) = InfluenceKrylovBound(5)(gradient_map, exposure, generator)
+    assert all(a / 6 <= b for a, b in zip(loose.values, tight.values, strict=True))
+
+
+def test_krylov_bound_probes_an_undefended_client(gradient_map, batch, expose, generator):
+    found = by_name(InfluenceKrylovBound()(gradient_map, expose(gradient_map, batch), generator))
+    assert found["influence_krylov_bound_rmse"].values == (0.0,) * 4
+    assert "δ = 0" in found["influence_krylov_bound_rmse"].notes[0]
+    assert all(v > 0 for v in found["unit_noise_influence_bound_rmse"].values)
 
 
 def test_singular_influence_is_that_of_a_singular_vector(gradient_map, batch, expose, generator):
@@ -267,7 +299,7 @@ def test_without_a_defense_the_influence_is_zero_and_says_why(
     gradient_map, batch, expose, generator
 ):
     exposure = expose(gradient_map, batch)
-    found = by_name(InversionInfluence()(gradient_map, exposure, generator))
+    found = by_name(InversionInfluence((1e-3,))(gradient_map, exposure, generator))
     assert found["inversion_influence_1e-03"].values == (0.0,) * 4
     assert "δ = 0" in found["inversion_influence_1e-03"].notes[0]
     assert all(v > 0 for v in found["expected_influence_rmse_1e-03"].values)
@@ -276,7 +308,7 @@ def test_without_a_defense_the_influence_is_zero_and_says_why(
 def test_private_point_counts_what_an_encoding_hides(gradient_map, batch, expose, generator):
     encoded = Batch(batch.inputs * 0.9, batch.targets)
     exposure = expose(gradient_map, batch, defended=encoded)
-    at_defended = by_name(InversionInfluence()(gradient_map, exposure, generator))
+    at_defended = by_name(InversionInfluence((1e-3,))(gradient_map, exposure, generator))
     score = InversionInfluence((1e-5,), point="private", precision="float64")
     at_private = by_name(score(gradient_map, exposure, generator))
     assert at_defended["inversion_influence_1e-03"].values == (0.0,) * 4
