@@ -1,6 +1,6 @@
 """Between Flower's ``ArrayRecord`` and parameters and buffers, with every reply checked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from flwr.app import Array, ArrayRecord
@@ -59,17 +59,23 @@ def _check_names(arrays: Mapping[str, Array], expected: Params) -> None:
 
 
 def _read(name: str, array: Array, like: Tensor) -> Tensor:
-    if tuple(array.shape) != tuple(like.shape):
-        raise MalformedArraysError(
-            f"{name!r} must have shape {tuple(like.shape)}, got {tuple(array.shape)}."
-        )
+    _check_shape(name, array.shape, like)
     try:
         value = torch.tensor(array.numpy())
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # foreign bytes fail in many ways: ends of file, zip files, memory
         raise MalformedArraysError(f"{name!r} cannot be read as an array: {error}") from error
+    _check_shape(name, value.shape, like)  # the bytes may hold another shape than is declared
     if value.is_complex() or value.dtype == torch.bool:
         raise MalformedArraysError(f"{name!r} must hold real numbers, got {value.dtype}.")
-    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        count = int((~torch.isfinite(value)).sum())
+    cast = value.to(like.dtype)  # a large float64 is infinite in float32
+    count = int((~(torch.isfinite(value) & torch.isfinite(cast))).sum())
+    if count:
         raise MalformedArraysError(f"{name!r} holds {count} entries that are NaN or infinite.")
-    return value.to(like.dtype)
+    return cast
+
+
+def _check_shape(name: str, shape: Sequence[int], like: Tensor) -> None:
+    if tuple(shape) != tuple(like.shape):
+        raise MalformedArraysError(
+            f"{name!r} must have shape {tuple(like.shape)}, got {tuple(shape)}."
+        )

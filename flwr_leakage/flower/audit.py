@@ -9,6 +9,7 @@ from flwr_leakage.flower.targets import Selection, Target, Truth, TruthSource, a
 from flwr_leakage.flower.wire import ClientNote
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
+from flwr_leakage.normalization import StatelessBatchNorm
 from flwr_leakage.params import Params
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import (
@@ -107,6 +108,8 @@ class ServerAudit:
         if self.threat.view == "single" or not chosen:
             return [Target.of(observation) for observation in chosen]
         try:
+            if self._uses_batch_statistics():
+                raise ValueError("each client normalised with the statistics of its own batch.")
             return [aggregate(chosen)]
         except ValueError as error:
             self.warn(server_round, -1, f"the aggregate view was not attacked: {error}")
@@ -114,7 +117,8 @@ class ServerAudit:
 
     def _attack_all(self, server_round: int, targets: list[Target]) -> None:
         assert self.attack is not None
-        if not targets:
+        prepared = [entry for target in targets if (entry := self._prepare(target))]
+        if not prepared:
             return
         wall, cpu = time.monotonic(), time.process_time()
         name = self._round_name(server_round)
@@ -126,11 +130,7 @@ class ServerAudit:
                 f"objective {progress.objective:.3g}"
             )
 
-        truths = [self._truth(target) for target in targets]
-        disclosed = [
-            replace(target.observation, disclosed=self._disclose(target.observation, truth))
-            for target, truth in zip(targets, truths, strict=True)
-        ]
+        disclosed = [observation for _, observation, _ in prepared]
         generator = make_generator(self.seed, server_round=server_round, purpose="attack")
         try:
             answers = self.attack(
@@ -139,11 +139,31 @@ class ServerAudit:
         except Exception as error:  # an attack that fails must not end the training
             reason = f"{type(error).__name__}: {error}"
             self.warn(server_round, -1, f"the attack failed: {reason}")
-            answers = [Reconstruction(None, float("nan"), error=reason) for _ in targets]
+            answers = [Reconstruction(None, float("nan"), error=reason) for _ in prepared]
         self._cost(server_round, "attack_wall_seconds", time.monotonic() - wall)
         self._cost(server_round, "attack_cpu_seconds", time.process_time() - cpu)
-        for target, truth, answer in zip(targets, truths, answers, strict=True):
+        for (target, _, truth), answer in zip(prepared, answers, strict=True):
             self._record_answer(target.observation, truth, answer)
+
+    def _uses_batch_statistics(self) -> bool:
+        layers = self.gradient_map.model.modules()
+        return self.gradient_map.batch_norm == "batch" and any(
+            isinstance(layer, StatelessBatchNorm) for layer in layers
+        )
+
+    def _prepare(self, target: Target) -> tuple[Target, Observation, Truth | None] | None:
+        """What the attack is given and what it is measured against; none where a client lies."""
+        seen = target.observation
+        try:
+            truth = self._truth(target)
+            return target, replace(seen, disclosed=self._disclose(seen, truth)), truth
+        except ValueError as error:
+            self.warn(
+                seen.server_round,
+                seen.client_id,
+                f"client {seen.client_id} was not attacked, as there is no truth: {error}",
+            )
+            return None
 
     def _truth(self, target: Target) -> Truth | None:
         """The samples that the local steps used; the others leave no trace to attack."""

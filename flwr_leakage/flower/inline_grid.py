@@ -5,6 +5,7 @@ own, so that an app behaves as it does on Flower's runtimes. ``TaskIdentity`` is
 Flower 1.41; this is the only file that touches it.
 """
 
+import itertools
 from collections.abc import Iterable
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -38,6 +39,7 @@ class InlineGrid(Grid):
         self._app = client_app
         self._run = Run.create_empty(run_id=1)
         self._replies: dict[str, Message] = {}
+        self._numbers = itertools.count()
         self._contexts = {
             SERVER_NODE_ID + 1 + partition: Context(
                 run_id=1,
@@ -79,8 +81,8 @@ class InlineGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Serve each message at once; its reply waits for ``pull_messages``."""
         ids = []
-        for number, message in enumerate(messages, start=len(self._replies)):
-            identifier = f"{message.metadata.dst_node_id}-{number}"
+        for message in messages:
+            identifier = f"{message.metadata.dst_node_id}-{next(self._numbers)}"
             self._replies[identifier] = self._serve(message)
             ids.append(identifier)
         return ids

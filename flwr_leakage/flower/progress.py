@@ -5,6 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 
 @runtime_checkable
@@ -59,7 +60,7 @@ class ConsoleProgress:
             if self._spinner is None:
                 self._spinner = self.console.status("")
                 self._spinner.start()
-            self._spinner.update(f"{self._elapsed()}  {text}".replace("[", "\\["))
+            self._spinner.update(Text(f"{self._elapsed()}  {text}"))
             return
         now = time.monotonic()
         if now - self._last_status >= self.interval:

@@ -5,9 +5,10 @@ break or poison an aggregation (other shapes, entries that are not finite, no sa
 out of it and recorded, so that one bad client does not end a run.
 """
 
+import math
 import random
+from collections import Counter
 from collections.abc import Iterable
-from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -62,7 +63,7 @@ class HonestButCurious(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Observe the replies, delegate the sound ones, then let the audit attack."""
         observed: list[tuple[Observation, Message]] = []
-        notes: list[ClientNote] = []
+        notes: dict[int, ClientNote] = {}
         failed: list[Message] = []
         received = list(replies)
         for reply in received:
@@ -79,15 +80,12 @@ class HonestButCurious(Strategy):
                 note = self._read_note(reply)
                 observation = self._observe(server_round, reply)
             except ValueError as error:
-                self.audit.warn(
-                    server_round,
-                    self._client_of.get(node_id, -1),
-                    f"the reply of node {node_id} was left out of the aggregation: {error}",
-                )
+                self._leave_out(server_round, reply, str(error))
                 continue
             observed.append((observation, reply))
             if note is not None:
-                notes.append(note)
+                notes[node_id] = note
+        observed = self._of_one_layout(server_round, observed)
         silent = len(self._sent) - len(received)
         if silent > 0:
             self.audit.warn(server_round, -1, f"{silent} of {len(self._sent)} nodes never replied")
@@ -99,7 +97,7 @@ class HonestButCurious(Strategy):
         self.audit.inspect(
             server_round,
             [observation for observation, _ in observed],
-            sorted(notes, key=lambda note: note.client_id),
+            [notes[n] for _, reply in observed if (n := reply.metadata.src_node_id) in notes],
         )
         return result
 
@@ -136,6 +134,28 @@ class HonestButCurious(Strategy):
             )
         return note
 
+    def _leave_out(self, server_round: int, reply: Message, reason: str) -> None:
+        node_id = reply.metadata.src_node_id
+        self.audit.warn(
+            server_round,
+            self._client_of.get(node_id, -1),
+            f"the reply of node {node_id} was left out of the aggregation: {reason}",
+        )
+
+    def _of_one_layout(
+        self, server_round: int, observed: list[tuple[Observation, Message]]
+    ) -> list[tuple[Observation, Message]]:
+        """Leave out replies whose records are named unlike most: Flower aggregates none then."""
+        layouts = Counter(_layout(reply) for _, reply in observed)
+        if len(layouts) < 2:
+            return observed
+        (usual, _), *_ = layouts.most_common(1)
+        for _, reply in observed:
+            if _layout(reply) != usual:
+                reason = f"its records are {_layout(reply)}, most clients' are {usual}."
+                self._leave_out(server_round, reply, reason)
+        return [pair for pair in observed if _layout(pair[1]) == usual]
+
     def _observe(self, server_round: int, reply: Message) -> Observation:
         node_id = reply.metadata.src_node_id
         sent = self._sent.get(node_id)
@@ -162,9 +182,20 @@ class HonestButCurious(Strategy):
 
     def _num_examples(self, reply: Message) -> int:
         for metrics in reply.content.metric_records.values():
-            if self.weighted_by_key in metrics:
-                count = int(cast(int, metrics[self.weighted_by_key]))
-                if count < 1:
-                    raise ValueError(f"{self.weighted_by_key!r} must be at least 1, got {count}.")
-                return count
+            count = metrics.get(self.weighted_by_key)
+            if count is None:
+                continue
+            if not isinstance(count, int | float) or not math.isfinite(count) or count < 1:
+                raise ValueError(f"{self.weighted_by_key!r} must be at least 1, got {count}.")
+            return int(count)
         raise ValueError(f"expected the metric {self.weighted_by_key!r}, got none.")
+
+
+def _layout(reply: Message) -> tuple[str, ...]:
+    """The names of a reply's arrays and metrics, with the lengths of metrics that are lists."""
+    metrics = [
+        f"{key}.{name}" + (f"[{len(value)}]" if isinstance(value, list) else "")
+        for key, record in reply.content.metric_records.items()
+        for name, value in record.items()
+    ]
+    return (*reply.content.array_records, *sorted(metrics))

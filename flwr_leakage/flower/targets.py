@@ -60,7 +60,7 @@ class Selection:
             and (observation.server_round - self.first) % self.every == 0
             and (self.clients is None or observation.client_id in self.clients)
         ]
-        return chosen[: self.max_clients]
+        return sorted(chosen, key=lambda observation: observation.client_id)[: self.max_clients]
 
 
 @dataclass(frozen=True)

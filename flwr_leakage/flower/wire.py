@@ -74,13 +74,14 @@ class ClientNote:
             content = json.loads(text)
             measurements = tuple(_measurement(entry) for entry in content["measurements"])
             return ClientNote(
-                client_id=_integer(content["client-id"]),
+                client_id=_count(content["client-id"]),
                 measurements=measurements,
-                train_cpu_seconds=_number(content["train-cpu-seconds"]),
-                score_cpu_seconds=_number(content["score-cpu-seconds"]),
+                train_cpu_seconds=_seconds(content["train-cpu-seconds"]),
+                score_cpu_seconds=_seconds(content["score-cpu-seconds"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"the client's note cannot be read: {error!r}.") from error
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            reason = repr(error)[:200]
+            raise ValueError(f"the client's note cannot be read: {reason}.") from error
 
 
 def _measurement(entry: dict[str, Any]) -> Measurement:
@@ -88,22 +89,49 @@ def _measurement(entry: dict[str, Any]) -> Measurement:
     if direction not in _DIRECTIONS:
         raise ValueError(f"direction must be one of {_DIRECTIONS}, got {direction!r}.")
     return Measurement(
-        name=str(entry["name"])[:100],
-        values=tuple(None if v is None else _number(v) for v in entry["values"]),
-        unit=str(entry["unit"])[:100],
+        name=_text(entry["name"], 100),
+        values=tuple(None if v is None else _number(v) for v in _list(entry["values"])),
+        unit=_text(entry["unit"], 100),
         direction=direction,
-        notes=tuple(str(note)[:500] for note in entry["notes"]),
-        products=_integer(entry["products"]),
+        notes=tuple(_text(note, 500) for note in _list(entry["notes"])),
+        products=_count(entry["products"]),
     )
 
 
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list, got {value!r}.")
+    return value
+
+
+def _text(value: object, max_characters: int) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, got {value!r}.")
+    # JSON can carry lone surrogates, which no file can.
+    return value[:max_characters].encode("utf-8", "replace").decode()
+
+
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise ValueError(f"expected a finite number, got {value!r}.")
     return float(value)
 
 
-def _integer(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"expected an integer, got {value!r}.")
+def _is_finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
+
+
+def _seconds(value: object) -> float:
+    seconds = _number(value)
+    if seconds < 0:
+        raise ValueError(f"expected seconds ≥ 0, got {seconds}.")
+    return seconds
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(f"expected an integer in [0, 2^63), got {value!r}.")
     return value

@@ -1,8 +1,10 @@
 """Bad replies: the run goes on, the record says what happened, nothing written is lost."""
 
+import numpy as np
 import pytest
 import torch
 from audits import replace_arrays, run, tiny_config, values
+from flwr.app import Array, MetricRecord
 from flwr.clientapp import ClientApp
 
 from simulations.apps import make_client_app
@@ -70,9 +72,63 @@ def _broken_note(message, context, honest):
     return reply
 
 
+def _overflow(message, context, honest):
+    reply = honest(message, context)
+    replace_arrays(reply, {"fc.bias": torch.full((4,), 1e300, dtype=torch.float64)})
+    return reply
+
+
+def _hidden_shape(message, context, honest):
+    reply = honest(message, context)
+    reply.content["arrays"]["fc.bias"].data = Array(np.zeros(7, np.float32)).data
+    return reply
+
+
+def _deep_note(message, context, honest):
+    reply = honest(message, context)
+    reply.content["flwr-leakage"]["note"] = "[" * 100_000
+    return reply
+
+
+def _examples(count):
+    def fault(message, context, honest):
+        reply = honest(message, context)
+        reply.content["metrics"]["num-examples"] = count
+        return reply
+
+    return fault
+
+
+def _another_metric(message, context, honest):
+    reply = honest(message, context)
+    reply.content["metrics"]["extra"] = 1.0
+    return reply
+
+
+def _another_name(message, context, honest):
+    reply = honest(message, context)
+    reply.content["weights"] = reply.content.pop("arrays")
+    return reply
+
+
+def _two_metric_records(message, context, honest):
+    reply = honest(message, context)
+    reply.content["more"] = MetricRecord({"num-examples": 1})
+    return reply
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
+        (_overflow, "4 entries that are NaN or infinite"),
+        (_hidden_shape, "must have shape (4,), got (7,)"),
+        (_deep_note, "cannot be read: RecursionError"),
+        (_examples(float("inf")), "must be at least 1, got inf"),
+        (_examples([1, 2]), "must be at least 1, got [1, 2]"),
+        (_another_metric, "its records are"),
+        (_another_name, "its records are"),
+        (_two_metric_records, "its records are"),
+        (_examples(10**12), "was not attacked, as there is no truth: num_examples must lie in"),
         (_raises, "the disk of client 1 is full"),
         (_nan, "NaN or infinite"),
         (_wrong_shape, "must have shape (4,), got (7,)"),
