@@ -27,6 +27,8 @@ class LBFGS:
         history: pairs (s, y) kept, ≥ 1.
         tolerance: a row is finished once its objective is at most this.
         gradient_tolerance: … or once the gradient's largest entry is at most this.
+        relative_tolerance: … or once 10 steps in a row lowered the objective by less than this
+            fraction each.
         armijo: c₁ of the sufficient decrease condition.
         curvature: c₂ of the strong curvature condition.
         max_search: evaluations in one line search, ≥ 1.
@@ -36,6 +38,7 @@ class LBFGS:
     history: int = 30
     tolerance: float = 0.0
     gradient_tolerance: float = 0.0
+    relative_tolerance: float = 0.0
     armijo: float = 1e-4
     curvature: float = 0.9
     max_search: int = 25
@@ -139,7 +142,7 @@ class LBFGS:
         new_f = torch.where(settles, s.low_f, f)
         new_g = torch.where(settles[:, None], s.low_g, g)
         moves = accept | settles
-        finished = s.move(moves, step, new_f, new_g, self.history)
+        finished = s.move(moves, step, new_f, new_g, self.history, self.relative_tolerance)
         finished |= moves & (self._converged(s.f, s.g) | (s.steps >= self.iterations))
         return finished | s.restart(fails_for_good)
 
@@ -158,6 +161,7 @@ class _State:
     trial_t: Tensor
     steps: Tensor
     searched: Tensor
+    stalled: Tensor
     zooming: Tensor
     low_t: Tensor
     low_f: Tensor
@@ -170,7 +174,8 @@ class _State:
     next_pair: Tensor  # where the next pair is written
     s: Tensor  # (A, m, D)
     y: Tensor  # (A, m, D)
-    rho: Tensor  # (A, m), 1/⟨s, y⟩
+    sy: Tensor  # (A, m, m), ⟨s_i, y_j⟩
+    yy: Tensor  # (A, m, m), ⟨y_i, y_j⟩
 
     @classmethod
     def begin(cls, rows: Tensor, x: Tensor, f: Tensor, g: Tensor, history: int) -> "_State":
@@ -182,13 +187,14 @@ class _State:
 
         state = cls(
             rows=rows.clone(), x=x.clone(), f=f.clone(), g=g.clone(), d=-g, slope=full(0.0),
-            t=full(1.0), trial_t=full(1.0), steps=count(), searched=count(),
+            t=full(1.0), trial_t=full(1.0), steps=count(), searched=count(), stalled=count(),
             zooming=count().bool(), low_t=full(0.0), low_f=f.clone(), low_slope=full(0.0),
             low_g=g.clone(), high_t=full(0.0), high_f=full(0.0), high_slope=full(0.0),
             pairs=count(), next_pair=count(),
             s=x.new_zeros(len(rows), history, x.shape[1]),
             y=x.new_zeros(len(rows), history, x.shape[1]),
-            rho=x.new_zeros(len(rows), history),
+sy=x.new_zeros(len(rows), history, history),
+            yy=x.new_zeros(len(rows), history, history),
         )  # fmt: skip
         state.begin_search(torch.ones_like(state.zooming))
         return state
@@ -227,7 +233,15 @@ class _State:
         within = torch.minimum(torch.maximum(within, left + 0.1 * span), left + 0.9 * span)
         self.t = torch.where(extrapolates, further, torch.where(self.zooming, within, self.t))
 
-    def move(self, moves: Tensor, step: Tensor, f: Tensor, g: Tensor, history: int) -> Tensor:
+    def move(
+        self,
+        moves: Tensor,
+        step: Tensor,
+        f: Tensor,
+        g: Tensor,
+        history: int,
+        relative_tolerance: float,
+    ) -> Tensor:
         """Take the accepted steps, and turn those rows to their next direction."""
         index = moves.nonzero()[:, 0]
         finished = torch.zeros_like(moves)
@@ -239,11 +253,19 @@ class _State:
         useful = curvature > 1e-16 * y.square().sum(dim=1)
         kept, slot = index[useful], self.next_pair[index[useful]]
         self.s[kept, slot], self.y[kept, slot] = s[useful], y[useful]
-        self.rho[kept, slot] = 1 / curvature[useful]
+        pair_s, pair_y, everyone = s[useful], y[useful], torch.arange(history, device=s.device)
+        rows, slots = kept[:, None], slot[:, None]
+        self.sy[rows, slots, everyone] = torch.einsum("ad,amd->am", pair_s, self.y[kept])
+        self.sy[rows, everyone, slots] = torch.einsum("amd,ad->am", self.s[kept], pair_y)
+        products = torch.einsum("amd,ad->am", self.y[kept], pair_y)
+        self.yy[rows, slots, everyone] = products
+        self.yy[rows, everyone, slots] = products
         self.next_pair[kept] = (slot + 1) % history
         self.pairs[kept] = (self.pairs[kept] + 1).clamp_max(history)
         decrease = self.f[index] - f[index]
-        finished[index] = decrease <= 0
+        slow = decrease <= relative_tolerance * self.f[index].abs()
+        self.stalled[index] = torch.where(slow, self.stalled[index] + 1, 0)
+        finished[index] = (decrease <= 0) | (self.stalled[index] >= 10)
         self.x[index] += s
         self.f[index], self.g[index] = f[index], g[index]
         self.steps[index] += 1
@@ -279,27 +301,39 @@ class _State:
         self.low_g = torch.where(which[:, None], self.g, self.low_g)
 
     def direction(self, index: Tensor) -> Tensor:
-        """−H g by the two-loop recursion, for some rows; pairs from newest to oldest."""
-        most = int(self.pairs[index].max())
-        q = self.g[index].clone()
-        history = self.rho.shape[1]
-        slots, alphas = [], []
-        for age in range(most):
-            slot = (self.next_pair[index] - 1 - age) % history
-            rho = torch.where(age < self.pairs[index], self.rho[index, slot], 0.0)
-            alpha = rho * (self.s[index, slot] * q).sum(dim=1)
-            q -= alpha[:, None] * self.y[index, slot]
-            slots.append((slot, rho))
-            alphas.append(alpha)
-        if most:
-            newest = slots[0][0]
-            y = self.y[index, newest]
-            scale = 1 / (self.rho[index, newest] * y.square().sum(dim=1)).clamp_min(1e-300)
-            q *= torch.where(self.pairs[index] > 0, scale, 1.0)[:, None]
-        for (slot, rho), alpha in zip(reversed(slots), reversed(alphas), strict=True):
-            beta = rho * (self.y[index, slot] * q).sum(dim=1)
-            q += (alpha - beta)[:, None] * self.s[index, slot]
-        return -q
+        """−H g for some rows, by the compact form (Byrd, Nocedal, Schnabel 1994, theorem 2.2).
+
+        With R the upper triangle of SᵀY in the order of time and D its diagonal,
+        ``H g = γ g + S R⁻ᵀ((D + γ YᵀY) u − γ Yᵀg) − γ Y u``, ``u = R⁻¹ Sᵀg``. It takes a few
+        large products where the two-loop recursion takes four small ones a pair.
+        """
+        gradient, history = self.g[index], self.s.shape[1]
+        if not int(self.pairs[index].max()):
+            return -gradient
+        ages = torch.arange(history, device=index.device)
+        first = self.next_pair[index] - self.pairs[index]
+        order = (first[:, None] + ages) % history  # oldest pair first
+        valid = ages < self.pairs[index, None]
+        both = valid[:, :, None] & valid[:, None, :]
+        rows = index[:, None, None]
+        sy = torch.where(both, self.sy[rows, order[:, :, None], order[:, None, :]], 0.0)
+        yy = torch.where(both, self.yy[rows, order[:, :, None], order[:, None, :]], 0.0)
+        diagonal = sy.diagonal(dim1=1, dim2=2)
+        triangle = sy.triu() + torch.diag_embed((~valid).to(sy.dtype))
+        s, y = self.s[index], self.y[index]
+        newest = (self.pairs[index] - 1).clamp_min(0)[:, None]
+        y_norm = yy.diagonal(dim1=1, dim2=2).gather(1, newest).clamp_min(1e-300)
+        gamma = diagonal.gather(1, newest) / y_norm
+        gamma = torch.where(self.pairs[index, None] > 0, gamma, 1.0)
+        s_g = torch.where(valid, torch.einsum("amd,ad->am", s, gradient).gather(1, order), 0.0)
+        y_g = torch.where(valid, torch.einsum("amd,ad->am", y, gradient).gather(1, order), 0.0)
+        u = torch.linalg.solve_triangular(triangle, s_g[..., None], upper=True)[..., 0]
+        right = diagonal * u + gamma * (torch.einsum("aij,aj->ai", yy, u) - y_g)
+        w = torch.linalg.solve_triangular(triangle.mT, right[..., None], upper=False)[..., 0]
+        in_slots_w = torch.zeros_like(w).scatter(1, order, torch.where(valid, w, 0.0))
+        in_slots_u = torch.zeros_like(u).scatter(1, order, torch.where(valid, u, 0.0))
+        product = gamma * gradient + torch.einsum("am,amd->ad", in_slots_w, s)
+        return -(product - gamma * torch.einsum("am,amd->ad", in_slots_u, y))
 
 
 def _cubic_minimum(
