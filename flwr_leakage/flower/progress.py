@@ -52,7 +52,8 @@ class ConsoleProgress:
 
     def line(self, text: str) -> None:
         """Print a line with the time since the start."""
-        self.console.print(f"{self._elapsed()}  {text}", markup=False, highlight=False)
+        text = f"{self._elapsed()}  {text}"
+        self.console.print(text, markup=False, highlight=False, emoji=False)
 
     def status(self, text: str) -> None:
         """Update the spinner, or print now and then."""

@@ -1,0 +1,73 @@
+"""How a pair of apps is started on either engine."""
+
+import flwr.simulation
+import pytest
+from flwr.app import Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from flwr_leakage.flower import run_inline, run_ray
+
+
+def test_the_server_app_runs_once_and_reaches_every_client():
+    client_app, server_app, partitions, servers = ClientApp(), ServerApp(), [], []
+
+    @client_app.train()
+    def train(message, context):
+        partitions.append(context.node_config["partition-id"])
+        return Message(RecordDict(), reply_to=message)
+
+    @server_app.main()
+    def main(grid, context):
+        servers.append(context)
+        nodes = grid.get_node_ids()
+        messages = [Message(RecordDict(), node, MessageType.TRAIN) for node in nodes]
+        assert len(list(grid.send_and_receive(messages))) == 3
+
+    run_inline(server_app, client_app, 3)
+    assert partitions == [0, 1, 2]
+    assert len(servers) == 1
+    assert servers[0].run_config == {}
+
+
+def test_an_error_of_the_server_app_reaches_the_caller():
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid, context):
+        raise ValueError("no such strategy")
+
+    with pytest.raises(ValueError, match="no such strategy"):
+        run_inline(server_app, ClientApp(), 1)
+
+
+@pytest.fixture
+def simulations(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        flwr.simulation, "run_simulation", lambda *args, **kwargs: calls.append((args, kwargs))
+    )
+    return calls
+
+
+def test_ray_is_told_its_resources(simulations):
+    server_app, client_app = ServerApp(), ClientApp()
+    run_ray(server_app, client_app, 7, num_cpus=3, client_cpus=2, client_gpus=0.5)
+    ((arguments, settings),) = simulations
+    assert arguments == (server_app, client_app, 7)
+    backend = settings["backend_config"]
+    assert backend["client_resources"] == {"num_cpus": 2, "num_gpus": 0.5}
+    assert backend["init_args"]["num_cpus"] == 3
+
+
+def test_all_of_the_machines_cpus_are_used_by_default(simulations, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 5)
+    run_ray(ServerApp(), ClientApp(), 1, client_cpus=5)
+    assert simulations[0][1]["backend_config"]["init_args"]["num_cpus"] == 5
+
+
+@pytest.mark.parametrize("client_cpus", [0, 3])
+def test_a_client_that_would_wait_forever_is_refused(simulations, client_cpus):
+    with pytest.raises(ValueError, match=rf"client_cpus must lie in \[1, 2\], got {client_cpus}"):
+        run_ray(ServerApp(), ClientApp(), 1, num_cpus=2, client_cpus=client_cpus)
+    assert not simulations
