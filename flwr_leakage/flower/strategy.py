@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_leakage.flower.arrays import read_arrays
 from flwr_leakage.flower.audit import ServerAudit
 from flwr_leakage.flower.wire import RECORD_KEY, ClientNote
-from flwr_leakage.params import subtract
+from flwr_leakage.params import Params, subtract
 from flwr_leakage.records import Observation, Update
 
 
@@ -40,6 +40,7 @@ class HonestButCurious(Strategy):
         self.audit = audit
         self.weighted_by_key = weighted_by_key
         self._sent: dict[int, ArrayRecord] = {}
+        self._states: dict[int, tuple[Params, Params]] = {}
         self._client_of: dict[int, int] = {}
 
     def configure_train(
@@ -56,6 +57,7 @@ class HonestButCurious(Strategy):
             message.metadata.dst_node_id: next(iter(message.content.array_records.values()))
             for message in messages
         }
+        self._states = {}
         return messages
 
     def aggregate_train(
@@ -165,7 +167,10 @@ class HonestButCurious(Strategy):
         if len(records) != 1:
             raise ValueError(f"expected one ArrayRecord, got {len(records)}.")
         gradient_map = self.audit.gradient_map
-        params, buffers = read_arrays(sent, gradient_map)
+        # Most strategies send one record to all: it is read once, and held once.
+        if id(sent) not in self._states:
+            self._states[id(sent)] = read_arrays(sent, gradient_map)
+        params, buffers = self._states[id(sent)]
         local_params, local_buffers = read_arrays(records[0], gradient_map)
         return Observation(
             server_round=server_round,
