@@ -560,7 +560,7 @@ def section_one(cifar: str | None, only: str | None) -> None:
 def section_meaning(cifar: str | None, only: str | None) -> None:
     """Gauss–Newton from the truth lands at the I²F, and how far below I_lb lies."""
     shape = (1, 28, 28)
-    batch = load_batch(shape, 6, cifar)
+    batch = load_batch(shape, 4, cifar)
     model = build_model("LeNet", shape)
     gradient_map = GradientMap(model)
     params = {name: value.double() for name, value in gradient_map.params.items()}
@@ -581,7 +581,7 @@ def section_meaning(cifar: str | None, only: str | None) -> None:
             x, jacobian = truth.clone(), dense
             for _ in range(4):
                 gradient = ravel(gradient_map(params, Batch(x, sample.targets)))
-                step = torch.linalg.lstsq(jacobian, released - gradient, driver="gelsd").solution
+                step = torch.linalg.lstsq(jacobian, released - gradient, driver="gels").solution
                 x = x + step.reshape(x.shape)
                 if float(step.norm()) < 1e-3 * float((x - truth).norm()):
                     break

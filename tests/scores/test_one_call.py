@@ -1,0 +1,75 @@
+import copy
+import math
+
+import pytest
+import torch
+from conftest import small_network
+
+from flwr_leakage.records import LocalSchedule
+from flwr_leakage.scores import Budget, GradientNorm, InversionInfluence, default_scores, score
+
+
+@pytest.fixture
+def data():
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(3, 1, 6, 6, generator=generator), torch.tensor([0, 3, 1])
+
+
+def test_one_call_gives_every_default_score_with_direction(data):
+    model = small_network()
+    before = copy.deepcopy(model.state_dict())
+    found = score(model, *data)
+    assert set(default_scores()) - set(found) == {"influence_krylov_bound"}
+    for name, measured in found.items():
+        assert measured.name == name and measured.direction and len(measured.values) == 3
+        assert None not in measured.values
+    torch.testing.assert_close(model.state_dict(), before)
+
+
+def test_noise_scales_the_influence(data):
+    chosen = {"i2f": InversionInfluence((1e-6,), precision="float64")}
+    values = [
+        score(small_network(), *data, chosen, noise_std=std)["inversion_influence_1e-06"].values
+        for std in (1e-3, 1e-2)
+    ]
+    for small, large in zip(*values, strict=True):
+        assert large == pytest.approx(10 * small, rel=2e-2)
+
+
+def test_a_perturbation_is_the_same_as_that_noise(data):
+    model = small_network()
+    change = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    chosen = [InversionInfluence((1e-6,), precision="float64")]
+    schedule = LocalSchedule(0.5, 1, 3)
+    one = score(model, *data, chosen, perturbation=change)
+    two = score(model, *data, chosen, perturbation=change, schedule=schedule)
+    name = "inversion_influence_1e-06"
+    # The pseudo-gradient does not depend on the learning rate of a single step.
+    assert one[name].values == pytest.approx(two[name].values, rel=1e-2)
+
+
+def test_one_call_passes_the_budget_and_the_batch_norm_mode(data):
+    model = small_network(batch_norm=True).train()
+    found = score(model, *data, batch_norm="batch", budget=Budget(products=4))
+    assert None not in found["gradient_norm"].values
+    assert "budget" in found["lambda_max"].notes[0]
+    assert int(model[1].num_batches_tracked) == 0
+
+
+def test_wrong_calls_are_reasons_or_errors(data):
+    inputs, targets = data
+    model = small_network()
+    with pytest.raises(ValueError, match="noise_std"):
+        score(model, inputs, targets, noise_std=-1.0)
+    with pytest.raises(ValueError, match="entries"):
+        score(model, inputs, targets, perturbation={"nothing": torch.ones(1)})
+    with pytest.raises(ValueError, match="number of samples"):
+        score(model, inputs, targets[:2])
+    found = score(model, inputs, torch.tensor([0, 9, 1]), [GradientNorm()])
+    assert "0 … 3" in found["GradientNorm"].notes[0]
+    found = score(model, (255 * inputs).long(), targets, [GradientNorm()])
+    assert "floating-point" in found["GradientNorm"].notes[0]
+    for parameter in model.parameters():
+        parameter.data.fill_(math.nan)
+    found = score(model, inputs, targets, [GradientNorm()])
+    assert "NaN" in found["GradientNorm"].notes[0]
