@@ -8,7 +8,8 @@ out of it and recorded, so that one bad client does not end a run.
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -48,11 +49,8 @@ class HonestButCurious(Strategy):
     ) -> Iterable[Message]:
         """Delegate, and remember what was sent to whom."""
         self.audit.begin_round(server_round)
-        # Flower's strategies sample clients by the process-wide generator.
-        state = random.getstate()
-        random.seed(f"{self.audit.seed}-{server_round}")
-        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        random.setstate(state)
+        with _sampling(f"{self.audit.seed}-{server_round}"):
+            messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self._sent = {
             message.metadata.dst_node_id: next(iter(message.content.array_records.values()))
             for message in messages
@@ -107,7 +105,8 @@ class HonestButCurious(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Delegate."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        with _sampling(f"{self.audit.seed}-{server_round}-evaluate"):
+            return list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -194,6 +193,17 @@ class HonestButCurious(Strategy):
                 raise ValueError(f"{self.weighted_by_key!r} must be at least 1, got {count}.")
             return int(count)
         raise ValueError(f"expected the metric {self.weighted_by_key!r}, got none.")
+
+
+@contextmanager
+def _sampling(seed: str) -> Iterator[None]:
+    """Seed the process-wide generator, by which Flower's strategies sample clients, for a while."""
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def _layout(reply: Message) -> tuple[str, ...]:
