@@ -33,15 +33,20 @@ def add_laplacian_noise(
     """Add Laplacian noise to each entry (Zhu, Liu, Han 2019, section 5).
 
     Its density is ``exp(−|z| / b) / 2b`` with ``b = noise_std / √2``, so that ``noise_std`` is
-    the standard deviation: equal strengths of both laws have equal energy. A Laplacian draw is
-    the difference of two exponential ones.
+    the standard deviation: equal strengths of both laws have equal energy. With v uniform on
+    (−1, 1), ``z = −b · sign(v) · log(1 − |v|)``.
     """
     scale = noise_std / math.sqrt(2)
     noisy: Params = {}
     for name, value in delta.items():
-        draws = torch.empty((2, *value.shape), dtype=value.dtype, device=generator.device)
-        positive, negative = draws.exponential_(generator=generator).to(value.device)
-        noisy[name] = value + scale * (positive - negative)
+        draws = torch.rand(
+            value.shape, dtype=value.dtype, generator=generator, device=generator.device
+        )
+        uniform = draws.to(value.device).mul_(2).sub_(1)
+        # v = −1 has a chance of 2⁻²⁴ in float32, and no finite image.
+        magnitude = uniform.abs().clamp_(max=1 - torch.finfo(value.dtype).eps / 2)
+        noise = magnitude.neg_().log1p_().mul_(uniform.sign_())
+        noisy[name] = value - scale * noise
     return noisy
 
 
