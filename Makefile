@@ -9,7 +9,7 @@ ARGS ?=
 .PHONY: simulate test lint clean
 
 simulate: $(INSTALLED)
-	$(BIN)/python simulations/run.py engine=ray $(ARGS)
+	$(BIN)/python simulations/run.py $(ARGS) engine=ray
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)

@@ -48,7 +48,8 @@ class ClientAudit:
         scores: risk scores by name; none by default.
         seed: of the defense's and the scores' random draws.
         score_plan: when to score, which samples, at what cost, and what to keep and send.
-        max_samples: samples kept for the scores and the defense, from the first on, ≥ 1.
+        max_samples: samples kept for the scores and the defense, ≥ 1: whole mini-batches, from
+            the first one on, until there are so many.
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
     """
 

@@ -19,7 +19,7 @@ TINY = [
     "score=none",
     "attack=idlg",
     "attack.optimizer.iterations=5",
-    "attack.batching=loop",
+    "attack.batching=vmap",
     "server.test_samples=10",
 ]
 """Overrides of an audit that takes a fraction of a second."""
