@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,18 @@ class Activation:
         if self.low == 0 and math.isinf(self.high):
             return torch.where(outputs <= margin, 0.0, outputs)
         return outputs
+
+    def certain_channels(self, outputs: Tensor, low: float, high: float) -> Tensor | None:
+        """Channels (C,) of outputs (1, C, ...) without an entry that is doubtful.
+
+        Estimates between ``low`` and ``high`` may be active or not; ``None`` means that every
+        channel is certain, as the slope has no jump or too few channels would be left.
+        """
+        if not (self.low == 0 and math.isinf(self.high)):
+            return None
+        doubtful = (outputs > low) & (outputs < high)
+        certain = ~doubtful.flatten(2).any(dim=2)[0] if outputs.ndim > 2 else ~doubtful[0]
+        return certain if int(certain.sum()) >= max(1, len(certain) // 4) else None
 
 
 def _everywhere(outputs: Tensor) -> Tensor:
@@ -108,7 +120,7 @@ class Link:
         if isinstance(self.module, nn.Linear):
             return inputs.flatten(1) @ self.weight.T
         m = self.module
-        return F.conv2d(inputs, self.weight, None, m.stride, m.padding, m.dilation)  # type: ignore[arg-type]
+        return F.conv2d(inputs, self.weight, None, m.stride, m.padding, m.dilation)
 
     def preactivation(self, inputs: Tensor) -> Tensor:
         """Preactivations z of inputs (B, *input_shape)."""
@@ -120,7 +132,7 @@ class Link:
     def pull_back(self, errors: Tensor) -> Tensor:
         """∂L/∂a (B, *input_shape) from ∂L/∂(W ∗ a) (B, *output_shape)."""
         zeros = torch.zeros(len(errors), *self.input_shape, dtype=errors.dtype)
-        _, pull = torch.func.vjp(self.linear, zeros)
+        pull = torch.func.vjp(self.linear, zeros)[1]
         return pull(errors)[0]
 
 
@@ -197,7 +209,6 @@ def _extend(
     if not links or links[-1].activation is not None:
         raise ValueError(f"{name!r} ({type(module).__name__}) cannot be part of a chain.")
     last = links[-1]
-    changes: dict[str, object] = {}
     if isinstance(module, StatelessBatchNorm) and module.mode == "running":
         prefix = f"{name}." if name else ""
         merged = {**problem.gradient_map.buffers, **problem.buffers}
@@ -205,9 +216,9 @@ def _extend(
         std = (merged[f"{prefix}running_var"].to(last.weight) + module.eps).sqrt()
         gain = problem.params.get(f"{prefix}weight", torch.ones_like(std)) / std
         offset = problem.params.get(f"{prefix}bias", torch.zeros_like(std))
-        changes = {"scale": gain, "shift": offset - gain * mean}
-    else:
-        changes = {"activation": activation_of(module)}
-        if changes["activation"] is None:
-            raise ValueError(f"{name!r} ({type(module).__name__}) cannot be part of a chain.")
-    links[-1] = Link(**{**last.__dict__, **changes})  # type: ignore[arg-type]
+        links[-1] = replace(last, scale=gain, shift=offset - gain * mean)
+        return
+    activation = activation_of(module)
+    if activation is None:
+        raise ValueError(f"{name!r} ({type(module).__name__}) cannot be part of a chain.")
+    links[-1] = replace(last, activation=activation)

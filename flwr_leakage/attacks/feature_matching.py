@@ -50,7 +50,11 @@ class Whitened:
 
 
 def gradient_equations(
-    link: Link, errors: Tensor, weight_gradient: Tensor, rank_tolerance: float
+    link: Link,
+    errors: Tensor,
+    weight_gradient: Tensor,
+    rank_tolerance: float,
+    certain: Tensor | None = None,
 ) -> Whitened:
     """Whiten the equations that a layer's weight gradient states about its input.
 
@@ -59,7 +63,10 @@ def gradient_equations(
         errors: ∂L/∂(W ∗ a + b), (1, *output_shape).
         weight_gradient: ∂L/∂W.
         rank_tolerance: singular values of M below this fraction of the largest are noise.
+        certain: output channels (C,) whose errors are exact; the others are left out.
     """
+    if certain is not None:
+        errors, weight_gradient = errors[:, certain], weight_gradient[certain]
     if isinstance(link.module, nn.Linear):
         matrix, target = errors.reshape(-1, 1), weight_gradient
     else:
@@ -68,10 +75,10 @@ def gradient_equations(
         positions = torch.eye(height * width, dtype=errors.dtype)
         patches = F.unfold(
             positions.reshape(-1, 1, height, width),
-            m.kernel_size,  # type: ignore[arg-type]
-            m.dilation,  # type: ignore[arg-type]
+            m.kernel_size,
+            m.dilation,
             m.padding,  # type: ignore[arg-type]
-            m.stride,  # type: ignore[arg-type]
+            m.stride,
         )
         channels = errors.shape[1]
         # (output channels · kernel positions, input positions), the same for all input channels
@@ -91,11 +98,13 @@ class Knowledge:
     Attributes:
         link: the layer that takes a.
         outputs: the layer's known activations, (1, *output_shape).
+        errors: ∂L/∂(W ∗ a + b), (1, *output_shape).
         equations: those of its weight gradient.
     """
 
     link: Link
     outputs: Tensor
+    errors: Tensor
     equations: Whitened
 
     def forward_residual(self, inputs: Tensor) -> Tensor:
@@ -182,17 +191,19 @@ class FeatureMatching:
             its input; solving it would cost much and rarely have one solution.
         restarts: starts of the fit, ≥ 1.
         initialisation: of the fit.
+        turns: refinements of the errors at the deepest level from the candidate, ≥ 0.
         solved: a layer counts as found once its relative mean squared residual is below this.
         tolerance: stop once the objective is below this.
     """
 
     rank_tolerance: float = 1e-4
     layer_iterations: int = 700
-    fit_iterations: int = 500
-    polish_iterations: int = 100
+    fit_iterations: int = 1000
+    polish_iterations: int = 50
     rank_fraction: float = 0.6
-    restarts: int = 2
+    restarts: int = 1
     initialisation: Initialisation = field(default_factory=Grey)
+    turns: int = 3
     solved: float = 1e-9
     tolerance: float = 1e-10
 
@@ -250,15 +261,16 @@ class FeatureMatching:
             targets = idlg_label(problem.gradient[f"{chain[-1].name}bias"])
         elif targets.is_floating_point():
             targets = targets.double()
-        best, best_value, best_level = problem.spec.normalize(torch.zeros(1)), math.inf, -1
+        best = torch.zeros(1, *problem.spec.shape, dtype=torch.float64)
+        best_value, best_stage = math.inf, ""
         for restart in range(self.restarts):
             start = self.initialisation(problem.spec, 1, restart, generator).double()
-            for level, inputs in self._candidates(problem, chain, levels, start):
+            for stage, inputs in self._candidates(problem, chain, levels, start):
                 value = _distance(problem, inputs, targets)
                 if value > self.tolerance:
                     inputs, value = self._polish(problem, inputs, targets)
                 if value < best_value:
-                    best, best_value, best_level = problem.spec.clamp(inputs), value, level
+                    best, best_value, best_stage = problem.spec.clamp(inputs), value, stage
                 if value <= self.tolerance:
                     break
             if best_value <= self.tolerance:
@@ -273,7 +285,7 @@ class FeatureMatching:
                 "ranks": [len(level.equations.rows) for level in levels],
                 "positions": [level.equations.rows.shape[1] for level in levels],
                 "layer_residuals": residuals,
-                "level": best_level,
+                "stage": best_stage,
                 "restart": restart,
             },
         )
@@ -290,17 +302,11 @@ class FeatureMatching:
         errors = last.pull_back(bias[None])
         levels: list[Knowledge] = []
         residuals: list[float] = []
+        certain: Tensor | None = None
         for position in range(len(chain) - 2, -1, -1):
             link = chain[position]
-            outputs = outputs.reshape(1, *link.output_shape)
-            assert link.activation is not None
-            per_channel = (-1,) + (1,) * (outputs.ndim - 2)
-            errors = errors.reshape(outputs.shape) * link.activation.slope(outputs)
-            errors = errors * link.scale.reshape(per_channel)
-            equations = gradient_equations(
-                link, errors, problem.gradient[f"{link.name}weight"], self.rank_tolerance
-            )
-            levels.append(Knowledge(link, outputs, equations))
+            levels.append(self._know(problem, link, outputs, errors, certain))
+            equations = levels[-1].equations
             if position == 0 or len(equations.rows) < self.rank_fraction * len(equations.rows.T):
                 break
             activation = chain[position - 1].activation
@@ -311,48 +317,77 @@ class FeatureMatching:
             residuals.append(residual)
             if residual > self.solved:
                 break
-            # Entries within the solution's error of a ReLU's kink count as inactive.
-            margin = 10 * math.sqrt(residual) * float(inputs.abs().max())
-            outputs = activation.settle(inputs, margin)
-            errors = link.pull_back(errors)
+            unit = math.sqrt(residual) * float(inputs.abs().max())
+            outputs = activation.settle(inputs, 10 * unit)
+            certain = activation.certain_channels(inputs, 10 * unit, 100 * unit)
+            errors = link.pull_back(levels[-1].errors)
         return levels, residuals
+
+    def _know(
+        self,
+        problem: Problem,
+        link: Link,
+        outputs: Tensor,
+        errors: Tensor,
+        certain: Tensor | None = None,
+    ) -> Knowledge:
+        """What a layer's outputs and their errors ∂L/∂outputs tell about its input."""
+        assert link.activation is not None
+        outputs = outputs.reshape(1, *link.output_shape)
+        per_channel = (-1,) + (1,) * (outputs.ndim - 2)
+        errors = errors.reshape(outputs.shape) * link.activation.slope(outputs)
+        errors = errors * link.scale.reshape(per_channel)
+        gradient = problem.gradient[f"{link.name}weight"]
+        equations = gradient_equations(link, errors, gradient, self.rank_tolerance, certain)
+        return Knowledge(link, outputs, errors, equations)
 
     def _candidates(
         self, problem: Problem, chain: list[Link], levels: list[Knowledge], start: Tensor
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Inputs fitted to the deepest level, then to the one before from a start near it.
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Inputs that explain what is known, in the order in which they mostly succeed.
 
-        A walk that went one layer too far has features that are roughly right, and errors that
-        are not: then the features serve as a start for the last level that is sure.
+        A walk that went one layer too far has features that are roughly right and errors that
+        are not, as they are wrong at every kink that was missed. Then the features serve as a
+        start for the last level that is sure, and the errors are estimated anew from the
+        candidate, in turns with its fit.
         """
-        top = len(levels) - 1
-        yield top, self._fit(problem, chain, levels, start, use_gradient=True)
-        if top > 0:
-            near = self._fit(problem, chain, levels, start, use_gradient=False)
-            yield top - 1, self._fit(problem, chain, levels[:-1], near, use_gradient=True)
+        top = levels[-1]
+        yield "deepest", self._fit(chain, [top], [top], start)
+        if len(levels) == 1:
+            return
+        sure = levels[-2]
+        inputs = self._fit(chain, [top], [], start)
+        inputs = self._fit(chain, [sure], [sure], inputs)
+        yield "sure", inputs
+        for turn in range(self.turns):
+            features = _features(chain[: chain.index(top.link) + 1], inputs)
+            refreshed = self._know(problem, top.link, features, sure.link.pull_back(sure.errors))
+            inputs = self._fit(chain, [sure], [sure, refreshed], inputs)
+            yield f"turn {turn + 1}", inputs
 
     def _fit(
         self,
-        problem: Problem,
         chain: list[Link],
-        levels: list[Knowledge],
+        forward: list[Knowledge],
+        backward: list[Knowledge],
         start: Tensor,
-        use_gradient: bool,
     ) -> Tensor:
-        """Fit the input to the deepest level known: its outputs and its gradient's equations."""
-        level = levels[-1]
-        depth = len(chain) - 1 - len(levels)
-        spec = problem.spec
-        scale = level.equations.values.square().sum().clamp_min(1e-30)
+        """Fit the input to layers' outputs (``forward``) and gradients (``backward``)."""
+        scale = forward[0].equations.values.square().sum().clamp_min(1e-30)
+        depth = max(chain.index(level.link) for level in [*forward, *backward])
 
         def loss(flat: Tensor) -> Tensor:
-            features = flat.reshape(1, *spec.shape)
-            for link in chain[:depth]:
-                assert link.activation is not None
-                features = link.activation.function(link.preactivation(features))
-            value = level.forward_residual(features).square().sum()
-            if use_gradient:
-                value = value + level.gradient_residual(features).square().sum()
+            features = flat.reshape(start.shape)
+            value = flat.new_zeros(())
+            for position, link in enumerate(chain[: depth + 1]):
+                for level in forward:
+                    if level.link is link:
+                        value = value + level.forward_residual(features).square().sum()
+                for level in backward:
+                    if level.link is link:
+                        value = value + level.gradient_residual(features).square().sum()
+                if position < depth:
+                    features = _features([link], features)
             return value / scale
 
         def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -360,8 +395,7 @@ class FeatureMatching:
             return value[None], gradient[None]
 
         optimizer = LBFGS(iterations=self.fit_iterations, tolerance=1e-18, relative_tolerance=1e-3)
-        found = optimizer(evaluate, start.reshape(1, -1)).points
-        return found.reshape(1, *spec.shape)
+        return optimizer(evaluate, start.reshape(1, -1)).points.reshape(start.shape)
 
     def _polish(self, problem: Problem, inputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
         """Match the gradient itself from a start in the box."""
@@ -378,6 +412,14 @@ class FeatureMatching:
         optimizer = LBFGS(iterations=max(1, self.polish_iterations), tolerance=1e-14)
         found = optimizer(evaluate, start)
         return spec.clamp(found.points.reshape(1, *spec.shape)), float(found.values)
+
+
+def _features(links: list[Link], inputs: Tensor) -> Tensor:
+    """The output of a piece of a chain."""
+    for link in links:
+        assert link.activation is not None
+        inputs = link.activation.function(link.preactivation(inputs))
+    return inputs
 
 
 def _gradient_distance(problem: Problem, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import observe, tiny_network
+from attacked import observe, tiny_network
 
 from flwr_leakage.attacks import (
     LBFGS,

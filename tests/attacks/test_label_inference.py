@@ -1,6 +1,6 @@
 import pytest
 import torch
-from conftest import observe, tiny_network
+from attacked import observe, tiny_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from conftest import tiny_network
+from attacked import tiny_network
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import LBFGS, GradientInversion

@@ -1,0 +1,82 @@
+"""Exact recovery of one sample through a first linear layer."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure
+from flwr_leakage.attacks.labels.counts import mean_feature
+from flwr_leakage.attacks.labels.idlg import SignOfGradient
+from flwr_leakage.attacks.problem import Problem, pose
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
+
+
+@dataclass(frozen=True)
+class Analytic:
+    """``∂L/∂W = δ xᵀ`` and ``∂L/∂b = δ`` give x (Phong et al. 2017, section 3).
+
+    Takes an update of one sample in one plain step, and a model whose first layer is linear.
+    With a bias x is exact: the least squares ``(∂L/∂W)ᵀ δ / ‖δ‖²``.
+    """
+
+    def __call__(
+        self,
+        gradient_map: GradientMap,
+        spec: InputSpec,
+        observations: Sequence[Observation],
+        threat: ThreatModel,
+        generator: torch.Generator,
+        progress: ProgressCallback | None = None,
+    ) -> list[Reconstruction]:
+        """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
+        results = []
+        for index, observation in enumerate(observations):
+            try:
+                problem = pose(gradient_map, spec, observation, threat).to(torch.float64)
+                results.append(self.solve(problem, generator))
+            except (ValueError, RuntimeError) as error:
+                results.append(failure(error))
+            if progress is not None:
+                objective = results[-1].objective
+                progress(AttackProgress(index + 1, len(observations), 1, 1, objective))
+        return results
+
+    def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
+        """Attack one problem.
+
+        Raises:
+            ValueError: several samples or steps; no first linear layer with bias on the input.
+        """
+        began = time.process_time()
+        if problem.num_samples != 1 or not problem.is_single_gradient:
+            raise ValueError(
+                f"the analytic attack takes 1 sample in 1 plain step, got {problem.num_samples} "
+                f"samples in {problem.schedule.num_steps} steps."
+            )
+        modules = problem.gradient_map.model.named_modules()
+        name, layer = next(
+            ((n, m) for n, m in modules if isinstance(m, nn.Linear | nn.Conv2d)), ("", None)
+        )
+        size = torch.Size(problem.spec.shape).numel()
+        if not isinstance(layer, nn.Linear) or layer.in_features != size or layer.bias is None:
+            raise ValueError("the model's first layer must be linear, with bias, on the input.")
+        prefix = f"{name}." if name else ""
+        errors = problem.gradient[f"{prefix}bias"]
+        weight = problem.gradient[f"{prefix}weight"]
+        if not bool(errors.any()):
+            raise ValueError("the first layer's bias has a zero gradient: no unit was active.")
+        inputs = mean_feature(weight, errors)
+        misfit = (torch.outer(errors, inputs) - weight).square().sum() / weight.square().sum()
+        targets: Tensor | None = problem.known_targets
+        if targets is None:
+            targets = SignOfGradient()(problem, generator)
+        clamped = problem.spec.clamp(inputs.reshape(1, *problem.spec.shape))
+        return Reconstruction(
+            batch=Batch(clamped.to(torch.get_default_dtype()), targets),
+            objective=float(misfit),
+            stats={"cpu_seconds": time.process_time() - began},
+        )
