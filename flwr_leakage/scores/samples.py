@@ -86,7 +86,7 @@ def schedule_weights(schedule: LocalSchedule, num_examples: int) -> Tensor:
 
     Example:
         >>> schedule_weights(LocalSchedule(0.1, num_steps=3, batch_size=2), 3)
-        tensor([1.0000, 1.0000, 1.0000], dtype=torch.float64)
+        tensor([1., 1., 1.], dtype=torch.float64)
     """
     weights = torch.zeros(num_examples, dtype=torch.float64)
     momentum, total = schedule.momentum, schedule.num_steps

@@ -12,6 +12,9 @@ from flwr_leakage.spectral.estimate import Estimate, normalize_rows, orthogonali
 RESOLVABLE_CONDITION = 1e7
 """λmax/λmin beyond which Lanczos with a random start does not resolve λmin in practice."""
 
+SETTLING_STEPS = 30
+"""Steps before which no smallest Ritz value passes for λmin, unless the space is exhausted."""
+
 
 class Lanczos:
     """The Lanczos process of AᵀA: AᵀA V = V T + β v eᵀ, with V kept orthonormal.
@@ -148,8 +151,8 @@ def smallest_eigenvalue(
 
     The smallest Ritz value never lies below λmin. A small residual shows that it is near *an*
     eigenvalue, not the smallest one; so it counts as resolved only if, besides, it has not
-    moved by more than the tolerance over the last third of the steps and λmax/λmin is below
-    ``RESOLVABLE_CONDITION``, or if the Krylov space of the random start is exhausted and λmin
+    moved by more than the tolerance over the last third of at least ``SETTLING_STEPS`` steps and
+    λmax/λmin is below ``RESOLVABLE_CONDITION``, or if the Krylov space of the random start is exhausted and λmin
     stands out from rounding.
 
     Args:
@@ -169,10 +172,10 @@ def smallest_eigenvalue(
         history.append(lowest)
         scale = lowest.clamp_min(torch.finfo(lowest.dtype).tiny)
         residual = process.last_beta * weights[:, -1].abs() / scale
-        moved = (history[2 * len(history) // 3] - lowest) / scale if len(history) > 5 else scale
+        moved = (history[2 * len(history) // 3] - lowest) / scale
         done = (residual <= tolerance) & (moved <= tolerance)
         done &= theta[:, -1] <= RESOLVABLE_CONDITION * lowest
-        done &= torch.tensor(len(history) > 5)
+        done &= torch.tensor(process.num_steps > SETTLING_STEPS)
         done |= (process.last_beta == 0) & (rounding * theta[:, -1] <= tolerance * lowest)
         if bool(done.all()) or process.num_steps >= min(max_steps, operator.num_inputs):
             break

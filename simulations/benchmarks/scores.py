@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -600,6 +601,55 @@ def section_meaning(cifar: str | None, only: str | None) -> None:
             )
 
 
+def section_ranking(cifar: str | None, only: str | None) -> None:
+    """Which cheap quantity orders samples as the undamped I²F of Gaussian noise does."""
+    count = 24
+    batch = load_batch((1, 28, 28), count, cifar)
+    operator = operator_of(build_model("LeNet", (1, 28, 28)), batch, torch.float64)
+    dense = operator.to_dense()
+    eigenvalues, vectors = torch.linalg.eigh(dense.transpose(1, 2) @ dense)
+    ranks: dict[str, list[float]] = {}
+    ratios: dict[str, float] = {}
+    costs: dict[str, int] = {}
+    for seed in range(4):
+        delta = torch.randn(operator.num_outputs, generator=generator(seed), dtype=torch.float64)
+        deltas = delta.expand(count, -1)
+        projected = operator.rmatvec(deltas)
+        along = torch.einsum("snk,sn->sk", vectors, projected)
+        exact = (along / eigenvalues).norm(dim=1)
+        found = {
+            "gradient norm": (0, operator.value.norm(dim=1)),
+            "λmax": (9, eigenvalues[:, -1]),
+            "λmin (exact)": (operator.num_inputs, eigenvalues[:, 0]),
+            "I_lb": (10, projected.norm(dim=1) / eigenvalues[:, -1]),
+        }
+        for steps in (4, 8, 16, 32, 64):
+            solved = solve_damped(operator, deltas, (1e-12,), 0.0, steps)
+            found[f"Krylov bound, {steps} steps"] = (solved.products, solved.norms[:, 0])
+        for damping in (1e-1, 1e-2, 1e-3, 1e-4, 1e-6):
+            name = f"I²F, ε = {damping:g} λmax"
+            if seed == 0:
+                costs[name] = solve_damped(operator, deltas, (damping,), 1e-2, 784).products
+            shifted = eigenvalues + damping * eigenvalues[:, -1:]
+            found[name] = (costs[name], (along / shifted).norm(dim=1))
+        for name, (products, values) in found.items():
+            costs[name] = products
+            ranks.setdefault(name, []).append(float(spearmanr(values, exact).statistic))
+            ratios[name] = float((values / exact).mean())
+    print_header(
+        "quantity",
+        "products",
+        "mean Spearman with the I²F",
+        "over 4 noise draws",
+        "ratio to the I²F",
+    )
+    for name, values in ranks.items():
+        spread = f"{min(values):+.2f} … {max(values):+.2f}"
+        same_unit = name.startswith(("I", "Krylov"))
+        ratio = f"{ratios[name]:.3g}" if same_unit else ""
+        print_row(name, costs[name], f"{np.mean(values):+.2f}", spread, ratio)
+
+
 def main() -> None:
     """Print one section's table."""
     sections = {
@@ -610,6 +660,7 @@ def main() -> None:
         "sizes": section_sizes,
         "one": section_one,
         "meaning": section_meaning,
+        "ranking": section_ranking,
     }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--section", choices=sections, required=True)

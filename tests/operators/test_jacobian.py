@@ -181,21 +181,17 @@ def test_a_wrong_shape_is_refused():
 
 
 def test_a_missing_second_derivative_is_named():
-    class Model(nn.Module):
+    class Distances(nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv = nn.Conv2d(2, 2, 1)
-            self.linear = nn.Linear(8, 4)
+            self.linear, self.out = nn.Linear(72, 8), nn.Linear(16, 4)
 
         def forward(self, x):
-            # The double backward of grid_sample is not implemented in torch.
-            theta = torch.tensor([[[1.0, 0.2, 0.0], [0.0, 1.0, 0.1]]]).expand(x.shape[0], -1, -1)
-            grid = nn.functional.affine_grid(theta, [x.shape[0], 2, 2, 2], align_corners=False)
-            return self.linear(
-                nn.functional.grid_sample(self.conv(x), grid, align_corners=False).flatten(1).tanh()
-            )
+            z = self.linear(x.flatten(1)).reshape(-1, 4, 2)
+            # The double backward of cdist is not implemented in torch.
+            return self.out(torch.cdist(z, z.sin()).flatten(1))
 
-    gradient_map = GradientMap(Model())
+    gradient_map = GradientMap(Distances())
     batch = Batch(torch.randn(2, *SHAPE), torch.tensor([0, 1]))
     with pytest.raises(RuntimeError, match="cannot be differentiated"):
         SampleJacobian(gradient_map, gradient_map.params, batch)
