@@ -151,9 +151,9 @@ def smallest_eigenvalue(
 
     The smallest Ritz value never lies below λmin. A small residual shows that it is near *an*
     eigenvalue, not the smallest one; so it counts as resolved only if, besides, it has not
-    moved by more than the tolerance over the last third of at least ``SETTLING_STEPS`` steps and
-    λmax/λmin is below ``RESOLVABLE_CONDITION``, or if the Krylov space of the random start is exhausted and λmin
-    stands out from rounding.
+    moved by more than the tolerance over the last third of at least ``SETTLING_STEPS`` steps
+    and λmax/λmin is below ``RESOLVABLE_CONDITION``, or if the Krylov space of the random start
+    is exhausted and λmin stands out from rounding.
 
     Args:
         operator: A, of S blocks.
