@@ -1,6 +1,6 @@
 """Utility against leakage of the published defenses, in the form of Huang et al. 2021, table 2.
 
-    python simulations/defense_table.py --data-root FOLDER --output defense_table
+    python -m simulations.benchmarks.defense_table --data-root FOLDER --output defense_table
 
 ``FOLDER`` holds ``cifar10_train.npz`` and ``cifar10_test.npz`` (arrays ``images`` and
 ``labels``); without ``--data-root`` the embedded MNIST digits are used. For each defense, at the
@@ -48,7 +48,7 @@ from flwr_leakage.models import LeNet, initialize
 from flwr_leakage.params import Params
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, Reconstruction
-from simulations.defense_lab import Masked, invert, load_data, measure, observe, train
+from simulations.benchmarks.defense_lab import Masked, invert, load_data, measure, observe, train
 
 LEARNING_RATE = 0.05
 BATCH_SIZES = (1, 16, 32)

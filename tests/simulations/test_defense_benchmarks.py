@@ -10,8 +10,8 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.models import LeNet
 from flwr_leakage.randomness import make_generator
-from simulations.defense_lab import Masked, train
-from simulations.defense_table import Lab, mixing_defense, mixing_matrix
+from simulations.benchmarks.defense_lab import Masked, train
+from simulations.benchmarks.defense_table import Lab, mixing_defense, mixing_matrix
 
 
 def make_data(count: int) -> ImageDataset:

@@ -1,6 +1,6 @@
 """Leakage against accuracy: noise put where it hides most, against isotropic noise.
 
-    python simulations/defense_frontier.py --output frontier
+    python -m simulations.benchmarks.defense_frontier --output frontier
 
 trains a LeNet with tanh on real MNIST digits under each defense and strength (8 clients, one
 step on 4 samples a round), and lets a strong attacker (known labels, L-BFGS in float64, total
@@ -28,7 +28,7 @@ from flwr_leakage.metrics import Evaluator
 from flwr_leakage.models import LeNet, initialize
 from flwr_leakage.params import Params
 from flwr_leakage.randomness import make_generator
-from simulations.defense_lab import invert, load_data, measure, observe, train
+from simulations.benchmarks.defense_lab import invert, load_data, measure, observe, train
 
 BATCH, LEARNING_RATE = 4, 0.1
 TV_WEIGHTS = (1e-2, 1e-1)
