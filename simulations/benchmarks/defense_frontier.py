@@ -1,17 +1,23 @@
 """Leakage against accuracy: noise put where it hides most, against isotropic noise.
 
-    python -m simulations.benchmarks.defense_frontier --output frontier
+    python -m simulations.benchmarks.defense_frontier --output frontier --seeds 0 1 2
 
 trains a LeNet with tanh on real MNIST digits under each defense and strength (8 clients, one
 step on 4 samples a round), and lets a strong attacker (known labels, L-BFGS in float64, total
 variation weight tuned on other digits under the same defense) invert batches of 4 at the first
-and at a later round of that very run. It writes ``frontier.json`` and ``frontier.png``.
+and at a later round of that very run. Beside what it reaches stands what the best linear attacker
+would be left with, one who knows the noise's covariance (equation 1 of ``defenses/spectrum.py``).
+
+Each seed draws weights, partition, noise and victims anew. Runs are added to ``frontier.json``
+one by one, those found there are not repeated; ``frontier.md`` and ``frontier.png`` give means
+and standard deviations over seeds.
 """
 
 import argparse
 import json
 import warnings
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import matplotlib
 
@@ -22,33 +28,58 @@ import torch
 
 from flwr_leakage.attacks import LBFGS, Euclidean, GradientInversion, TotalVariation
 from flwr_leakage.data import ImageDataset
-from flwr_leakage.defenses import Defense, GaussianNoise, InfluenceNoise, TargetRisk
-from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.defenses import (
+    Defense,
+    GaussianNoise,
+    InfluenceNoise,
+    LocalRound,
+    SampleSpectra,
+    TargetRisk,
+)
+from flwr_leakage.defenses.influence_noise import allot_energy
+from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.models import LeNet, initialize
 from flwr_leakage.params import Params
 from flwr_leakage.randomness import make_generator
+from flwr_leakage.records import Batch, LocalSchedule, Update
 from simulations.benchmarks.defense_lab import invert, load_data, measure, observe, train
 
-BATCH, LEARNING_RATE = 4, 0.1
+BATCH, LEARNING_RATE, LANCZOS_STEPS = 4, 0.1, 10
 TV_WEIGHTS = (1e-2, 1e-1)
+ISOTROPIC = "isotropic noise"
+
+FAMILIES: dict[str, dict[float, Defense]] = {
+    ISOTROPIC: {s: GaussianNoise(s) for s in (0.03, 0.1, 0.2, 0.4)},
+    "influence_noise": {
+        s: InfluenceNoise(s, num_steps=LANCZOS_STEPS) for s in (0.01, 0.03, 0.1, 0.2)
+    },
+    "target_risk (influence)": {
+        t: TargetRisk(t, "influence", num_steps=LANCZOS_STEPS) for t in (0.3, 0.5, 0.7, 0.9)
+    },
+    "target_risk (gaussian)": {
+        t: TargetRisk(t, "gaussian", num_steps=LANCZOS_STEPS) for t in (0.3, 0.5, 0.7, 0.9)
+    },
+}
 
 
-def defenses(lanczos_steps: int) -> dict[str, list[tuple[float, Defense]]]:
-    """Each family with its strengths, the weakest first."""
-    steps = lanczos_steps
-    return {
-        "isotropic noise": [(s, GaussianNoise(s)) for s in (0.03, 0.1, 0.2, 0.4)],
-        "influence_noise": [
-            (s, InfluenceNoise(s, num_steps=steps)) for s in (0.01, 0.03, 0.1, 0.2)
-        ],
-        "target_risk (influence)": [
-            (t, TargetRisk(t, "influence", num_steps=steps)) for t in (0.3, 0.5, 0.7, 0.9)
-        ],
-        "target_risk (gaussian)": [
-            (t, TargetRisk(t, "gaussian", num_steps=steps)) for t in (0.3, 0.5, 0.7, 0.9)
-        ],
-    }
+def predicted_rmse(
+    defense: Defense, gradient_map: GradientMap, params: Params, batch: Batch, seed: int
+) -> list[float]:
+    """What the best linear attacker is left with, for each sample, in model input units."""
+    schedule = LocalSchedule(LEARNING_RATE, 1, len(batch))
+    around = LocalRound(gradient_map, params, gradient_map.buffers, batch, batch)
+    generator = make_generator(seed, purpose="prediction")
+    if isinstance(defense, TargetRisk):
+        delta = local_update(gradient_map, params, batch, schedule, gradient_map.buffers)
+        plan = defense.plan(Update(delta, {}, schedule, len(batch)), generator, around)
+        return plan.predicted_rmse.tolist()
+    spectra = SampleSpectra.measure(around, schedule, generator, num_steps=LANCZOS_STEPS)
+    if isinstance(defense, GaussianNoise):
+        return spectra.error_under_isotropic_noise(defense.noise_std).tolist()
+    assert isinstance(defense, InfluenceNoise)
+    energy = defense.noise_std**2 * sum(value.numel() for value in params.values())
+    return spectra.error_at(allot_energy(spectra, energy, defense.allotment)).tolist()
 
 
 def attack_rmse(
@@ -64,7 +95,7 @@ def attack_rmse(
     """Pixel RMSE of each sample's reconstruction."""
     attack = GradientInversion(
         objective=Euclidean(),
-        priors=[TotalVariation(tv_weight)] if tv_weight else [],
+        priors=[TotalVariation(tv_weight)],
         optimizer=LBFGS(iterations=iterations),
         dtype="float64",
         batching="vmap",
@@ -82,14 +113,15 @@ def attack_rmse(
 
 
 def run_one(
-    family: str, strength: float, defense: Defense, arguments: argparse.Namespace
+    family: str, strength: float, seed: int, arguments: argparse.Namespace
 ) -> dict[str, object]:
     """Train under one defense, then attack its updates."""
+    defense = FAMILIES[family][strength]
     train_set, test_set = load_data(None)
     model = initialize(
         LeNet(train_set.spec.shape, 10, num_convolutions=3, activation="tanh"),
         "xavier",
-        make_generator(arguments.seed, purpose="model"),
+        make_generator(seed, purpose="model"),
     )
     gradient_map = GradientMap(model)
     trained = train(
@@ -101,105 +133,144 @@ def run_one(
         clients=arguments.clients,
         batch_size=BATCH,
         learning_rate=LEARNING_RATE,
-        seed=arguments.seed,
+        seed=seed,
         checkpoints=(0, arguments.rounds // 5),
     )
-    generator = make_generator(arguments.seed, purpose="victims")
-    chosen = torch.randperm(len(train_set), generator=generator)
+    chosen = torch.randperm(len(train_set), generator=make_generator(seed, purpose="victims"))
     public, private = chosen[:8], chosen[8 : 8 + arguments.victims]
     by_round = {}
     for server_round, params in trained.checkpoints.items():
 
         def attack(indices: torch.Tensor, weight: float, here: Params = params) -> list[float]:
             return attack_rmse(
-                gradient_map,
-                here,
-                train_set,
-                indices,
-                defense,
-                weight,
-                arguments.iterations,
-                arguments.seed,
+                gradient_map, here, train_set, indices, defense, weight, arguments.iterations, seed
             )
 
         weight = min(TV_WEIGHTS, key=lambda w: np.mean(attack(public, w)))
         values = attack(private, weight)
-        tenth = sorted(values)[: max(1, len(values) // 10)]
-        by_round[server_round] = {
+        pixel = train_set.std[0]
+        predicted = [
+            pixel * value
+            for part in private.split(BATCH)
+            for value in predicted_rmse(defense, gradient_map, params, train_set.batch(part), seed)
+        ]
+        by_round[server_round + 1] = {
             "tv_weight": weight,
+            "mean": fmean(values),
+            "worst_decile": fmean(sorted(values)[: max(1, len(values) // 10)]),
+            "predicted_mean": fmean(predicted),
+            "predicted_worst": min(predicted),
             "rmse": values,
-            "mean": float(np.mean(values)),
-            "worst_decile": float(np.mean(tenth)),
         }
     return {
         "family": family,
         "strength": strength,
+        "seed": seed,
         "accuracy": trained.accuracy,
         "train_cpu_seconds": trained.cpu_seconds,
         "rounds": by_round,
     }
 
 
+def spread(rows: list[dict], *keys: str) -> tuple[float, float]:
+    """Mean and standard deviation over runs of the entry under ``keys``."""
+    values = []
+    for row in rows:
+        for key in keys:
+            row = row[key]
+        values.append(float(row))  # type: ignore[arg-type]
+    return fmean(values), pstdev(values)
+
+
+def points(results: list[dict]) -> list[tuple[str, float, list[dict]]]:
+    """Family, strength and the runs of each point of the frontiers."""
+    groups: dict[tuple[str, float], list[dict]] = {}
+    for row in results:
+        groups.setdefault((row["family"], row["strength"]), []).append(row)
+    return [(*key, groups[key]) for key in sorted(groups, key=lambda k: (order(k[0]), k[1]))]
+
+
+def order(family: str) -> int:
+    """Place of a family in tables and plots."""
+    return list(FAMILIES).index(family)
+
+
+def to_markdown(results: list[dict]) -> str:
+    """A line for each point: means ± standard deviations over seeds; RMSE in pixels."""
+    rounds = list(results[0]["rounds"])
+    columns = ["family", "strength", "n", "accuracy, %"]
+    for r in rounds:
+        columns += [f"{what}, round {r}" for what in ("worst decile", "mean", "predicted mean")]
+    columns.append("training, CPU s")
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for family, strength, rows in points(results):
+        accuracy = tuple(100 * value for value in spread(rows, "accuracy"))
+        cells = [family, f"{strength:g}", str(len(rows)), "{:.1f} ± {:.1f}".format(*accuracy)]
+        for r in rounds:
+            for what in ("worst_decile", "mean", "predicted_mean"):
+                cells.append("{:.3f} ± {:.3f}".format(*spread(rows, "rounds", r, what)))
+        cells.append(f"{spread(rows, 'train_cpu_seconds')[0]:.1f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def plot(results: list[dict], path: Path) -> None:
     """One panel for each attacked round: worst-decile RMSE against test accuracy."""
     rounds = list(results[0]["rounds"])
     figure, axes = plt.subplots(1, len(rounds), figsize=(6 * len(rounds), 4.2), squeeze=False)
-    styles = {"isotropic noise": "o-", "influence_noise": "s-"}
-    for axis, server_round in zip(axes[0], rounds, strict=True):
-        for family in dict.fromkeys(r["family"] for r in results):
-            rows = [r for r in results if r["family"] == family]
-            axis.plot(
-                [r["accuracy"] for r in rows],
-                [r["rounds"][server_round]["worst_decile"] for r in rows],
-                styles.get(family, "^--"),
-                label=family,
+    styles = {ISOTROPIC: "o-", "influence_noise": "s-"}
+    for axis, r in zip(axes[0], rounds, strict=True):
+        for name in FAMILIES:
+            here = [rows for family, _, rows in points(results) if family == name]
+            if not here:
+                continue
+            x, x_spread = zip(*(spread(rows, "accuracy") for rows in here), strict=True)
+            y, y_spread = zip(
+                *(spread(rows, "rounds", r, "worst_decile") for rows in here), strict=True
+            )
+            axis.errorbar(
+                x, y, y_spread, x_spread, styles.get(name, "^--"), capsize=2, lw=1.5, label=name
             )
         axis.set(
             xlabel="test accuracy after training",
             ylabel="attack RMSE of the worst decile (pixel)",
-            title=f"updates of round {int(server_round) + 1}: up and to the right is better",
+            title=f"updates of round {r}: up and to the right is better",
         )
         axis.grid(alpha=0.3)
-        axis.legend()
+        axis.legend(loc="lower left")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("frontier"))
-    parser.add_argument("--family", default=None, help="run this family only, and add to the file")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--victims", type=int, default=20)
     parser.add_argument("--iterations", type=int, default=120)
-    parser.add_argument("--lanczos-steps", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", UserWarning)
     data_path = arguments.output.with_suffix(".json")
-    results = json.loads(data_path.read_text()) if arguments.family and data_path.exists() else []
-    for family, members in defenses(arguments.lanczos_steps).items():
-        if arguments.family not in (None, family):
-            continue
-        results = [r for r in results if r["family"] != family]
-        for strength, defense in members:
-            row = run_one(family, strength, defense, arguments)
-            results.append(json.loads(json.dumps(row)))
-            shown = "  ".join(
-                f"round {int(k) + 1}: worst decile {v['worst_decile']:.3f}, mean {v['mean']:.3f} "
-                f"(TV {v['tv_weight']:g})"
-                for k, v in results[-1]["rounds"].items()
-            )
-            print(
-                f"{family:24s} {strength:<6g} accuracy {row['accuracy']:.3f}  {shown}  "
-                f"training {row['train_cpu_seconds']:.1f} s",
-                flush=True,
-            )
-            data_path.write_text(json.dumps(results, indent=1))
-    plot(results, arguments.output.with_suffix(".png"))
+    results = json.loads(data_path.read_text()) if data_path.exists() else []
+    done = {(row["family"], row["strength"], row["seed"]) for row in results}
+    for seed in arguments.seeds:
+        for family, members in FAMILIES.items():
+            for strength in members:
+                if (family, strength, seed) in done:
+                    continue
+                row = json.loads(json.dumps(run_one(family, strength, seed, arguments)))
+                results.append(row)
+                data_path.write_text(json.dumps(results, indent=1))
+                print(to_markdown([row]).splitlines()[-1], flush=True)
+        table = to_markdown(results)
+        arguments.output.with_suffix(".md").write_text(table)
+        plot(results, arguments.output.with_suffix(".png"))
+    print(table)
 
 
 if __name__ == "__main__":
