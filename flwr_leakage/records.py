@@ -205,11 +205,14 @@ class ThreatModel:
             the running buffers the client sent), ``running`` (those the server itself sent),
             ``none`` (the statistics of the attacker's own candidate).
         view: ``single`` client's updates, or only the ``aggregate`` of several.
+        rounds: the latest rounds of a client that are attacked jointly, ≥ 1; for clients that
+            hold the same private samples in each of them.
     """
 
     labels: Literal["known", "inferred"] = "inferred"
     batch_norm: BatchNormKnowledge = "none"
     view: Literal["single", "aggregate"] = "single"
+    rounds: int = 1
 
     def __post_init__(self) -> None:
         choices = {
@@ -220,12 +223,15 @@ class ThreatModel:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}.")
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}.")
 
     def describe(self) -> str:
         """One line for tables and records."""
+        rounds = f", {self.rounds} rounds jointly" if self.rounds > 1 else ""
         return (
             f"labels {self.labels}, batch norm {self.batch_norm}, "
-            f"local schedule known, {self.view} view"
+            f"local schedule known, {self.view} view{rounds}"
         )
 
 
@@ -246,15 +252,18 @@ class Disclosure:
 
 @dataclass(frozen=True)
 class Observation:
-    """All that the server sees of one client in one round.
+    """All that the server sees of one client in one round, or of the sum of several clients.
 
     Attributes:
         server_round: counted from 1.
-        client_id: the partition id.
+        client_id: the partition id; −1 for several clients.
         params: θ_t, the parameters that the server sent.
         buffers: the buffers that the server sent.
         update: what came back.
         disclosed: what the threat model grants in addition.
+        members: the number of examples of each client where ``update`` is the mean of several
+            clients' updates, weighted by these numbers; empty for one client's update.
+        earlier: what was seen in other rounds of the same samples, to be explained jointly.
     """
 
     server_round: int
@@ -263,6 +272,8 @@ class Observation:
     buffers: Params
     update: Update
     disclosed: Disclosure = field(default_factory=Disclosure)
+    members: tuple[int, ...] = ()
+    earlier: "tuple[Observation, ...]" = ()
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
 """The one call shape of every attack."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, Observation, Reconstruction, ThreatModel
@@ -71,3 +74,32 @@ def failure(error: Exception | str) -> Reconstruction:
     """The answer for a target that could not be attacked."""
     text = str(error) or type(error).__name__
     return Reconstruction(batch=None, objective=float("nan"), error=text)
+
+
+@dataclass
+class Reporter:
+    """Passes an optimizer's progress on, at most a few times a second.
+
+    Attributes:
+        progress: whom to tell, if anybody.
+        done: targets that are finished.
+        total: all targets of the call.
+        iterations: the most iterations that a target may take.
+        last: when it was told last.
+    """
+
+    progress: ProgressCallback | None
+    done: int
+    total: int
+    iterations: int
+    last: float = 0.0
+
+    def __call__(self, iteration: int, finished: int, values: Tensor) -> None:
+        """Tell the progress if the last time is long enough ago."""
+        now = time.monotonic()
+        if self.progress is None or now - self.last < 0.25:
+            return
+        self.last = now
+        finite = values[torch.isfinite(values)]
+        mean = float(finite.mean()) if len(finite) else math.nan
+        self.progress(AttackProgress(self.done, self.total, iteration, self.iterations, mean))

@@ -1,8 +1,9 @@
 """Objectives and gradients of many candidates at once."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from flwr_leakage.params import Params
 from flwr_leakage.records import Batch
 
 Batching = Literal["vmap", "loop"]
+
+Seen = tuple[Params, Params, Params, Params]
+"""Parameters, buffers, observed gradient and private statistics of one round."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Evaluator:
     Args:
         problems: one a target, alike in model, shapes, schedule and dtype.
         targets: (R, B) or (R, B, K), of every row.
+        orders: (R, S) the samples in the sequence in which the steps use them, of every row.
         owner: (R,) which problem a row belongs to.
         candidates: how rows stand for batches.
         objective: distance of gradients.
@@ -56,6 +61,7 @@ class Evaluator:
         self,
         problems: Sequence[Problem],
         targets: Tensor,
+        orders: Tensor,
         owner: Tensor,
         candidates: Candidates,
         objective: Objective,
@@ -64,73 +70,124 @@ class Evaluator:
     ) -> None:
         self.problems = problems
         self.targets = targets
+        self.orders = orders
         self.owner = owner
         self.candidates = candidates
         self.objective = objective
         self.priors = priors
         self.batching = batching
-        first = problems[0]
-        self.shared_params = all(_same(p.params, first.params) for p in problems)
-        self.shared_buffers = all(_same(p.buffers, first.buffers) for p in problems)
         self._gathered: tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]] | None = None
+        in_order = torch.arange(candidates.shape[0], device=orders.device)
+        self._reorders = orders.shape[1:] != in_order.shape or not bool((orders == in_order).all())
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Values (A,) and gradients (A, D) of ``points`` (A, D) that belong to ``rows`` (A,)."""
         if self.batching == "loop" or len(rows) == 1:
             results = [
-                self._single(self.problems[int(self.owner[row])], point, self.targets[row])
-                for point, row in zip(points, rows, strict=True)
+                self._single(point, int(row)) for point, row in zip(points, rows, strict=True)
             ]
             return torch.stack([r[0] for r in results]), torch.stack([r[1] for r in results])
         if self._gathered is None or not torch.equal(self._gathered[0], rows):
             self._gathered = (rows, self._gather(rows))
         return self._gathered[1](points)
 
+    def moves(self, point: Tensor, row: int, orders: Tensor, targets: Tensor) -> Tensor:
+        """Values (M,) of one point (D,) under other orders (M, S) and targets (M, N)."""
+        rounds = _seen(self.problems[int(self.owner[row])])
+        orders = orders[:, : self.orders.shape[1]]
+
+        def value(order: Tensor, target: Tensor) -> Tensor:
+            return self._value(point, rounds, target, order)
+
+        with torch.no_grad():
+            if self.batching == "vmap":
+                return torch.func.vmap(value, chunk_size=64)(orders, targets)
+            return torch.stack([value(o, t) for o, t in zip(orders, targets, strict=True)])
+
     def _value(
-        self,
-        row: Tensor,
-        params: Params,
-        buffers: Params,
-        observed: Params,
-        statistics: Params,
-        targets: Tensor,
+        self, row: Tensor, rounds: Sequence[Seen], targets: Tensor, order: Tensor | None
     ) -> Tensor:
-        problem = self.problems[0]
         inputs, targets = self.candidates.split(row, targets)
-        candidate = simulate_gradient(
-            problem.gradient_map, params, buffers, problem.schedule, Batch(inputs, targets)
-        )
-        value = self.objective(candidate, observed)
+        batch = Batch(inputs, targets)
+        if order is not None:
+            batch = Batch(inputs.index_select(0, order), targets.index_select(0, order))
+        problem = self.problems[0]
+        distances = []
+        for posed, (params, buffers, observed, _) in zip(problem.rounds, rounds, strict=True):
+            candidate = simulate_gradient(
+                posed.gradient_map, params, buffers, posed.schedule, batch, posed.members
+            )
+            distances.append(self.objective(candidate, observed))
+        value = torch.stack(distances).mean()
+        params, buffers, _, statistics = rounds[0]
         context = PriorContext(problem.gradient_map, problem.spec, params, buffers, statistics)
         for prior in self.priors:
             value = value + prior(inputs, context)
         return value
 
-    def _single(self, problem: Problem, point: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _single(self, point: Tensor, row: int) -> tuple[Tensor, Tensor]:
         gradient, value = torch.func.grad_and_value(self._value)(
-            point, problem.params, problem.buffers, problem.gradient, problem.statistics, targets
+            point,
+            _seen(self.problems[int(self.owner[row])]),
+            self.targets[row],
+            self.orders[row] if self._reorders else None,
         )
         return value.detach(), gradient.detach()
 
     def _gather(self, rows: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Stack what differs between the rows; share what does not, which is far faster."""
-        chosen = [self.problems[i] for i in self.owner[rows].tolist()]
-
-        def stack(field: str) -> Params:
-            first: Params = getattr(chosen[0], field)
-            return {k: torch.stack([getattr(p, field)[k] for p in chosen]) for k in first}
-
-        params = chosen[0].params if self.shared_params else stack("params")
-        buffers = chosen[0].buffers if self.shared_buffers else stack("buffers")
-        rest = (stack("gradient"), stack("statistics"), self.targets[rows])
-        dims = (0, None if self.shared_params else 0, None if self.shared_buffers else 0, 0, 0, 0)
-        batched = torch.func.vmap(torch.func.grad_and_value(self._value), in_dims=dims)
+        chosen = [_seen(self.problems[i]) for i in self.owner[rows].tolist()]
+        rounds, dims = [], []
+        for number in range(len(chosen[0])):
+            fields, field_dims = [], []
+            for field in range(len(chosen[0][number])):
+                values = [seen[number][field] for seen in chosen]
+                # Observations are never shared: a stack of equal ones costs little.
+                shared = field < 2 and all(_same(value, values[0]) for value in values)
+                fields.append(values[0] if shared else _stack(values))
+                field_dims.append(None if shared else 0)
+            rounds.append(tuple(fields))
+            dims.append(tuple(field_dims))
+        orders = self.orders[rows] if self._reorders else None
+        rest: Any = (rounds, self.targets[rows], orders)
+        batched = torch.func.vmap(
+            torch.func.grad_and_value(self._value),
+            in_dims=(0, dims, 0, 0 if self._reorders else None),
+        )
 
         def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
-            gradients, values = batched(points, params, buffers, *rest)
+            gradients, values = batched(points, *rest)
             return values.detach(), gradients.detach()
 
         return evaluate
+
+
+def faster(evaluator: Callable[[Batching], Evaluator], points: Tensor) -> Evaluator:
+    """Time one evaluation a way, on all rows together and on one, and keep the faster way.
+
+    The loop has to be plainly faster: results of the two ways differ in their last digits, and a
+    choice between near equals would change from run to run.
+    """
+    rows = torch.arange(len(points))
+    looped = evaluator("loop")
+    if len(points) == 1:
+        return looped
+    together = evaluator("vmap")
+    seconds = {}
+    for name, evaluate, count in (("vmap", together, len(points)), ("loop", looped, 1)):
+        evaluate(points[:count], rows[:count])  # the first call pays for what later ones reuse
+        began = time.process_time()
+        evaluate(points[:count], rows[:count])
+        seconds[name] = (time.process_time() - began) / count
+    return looped if 1.3 * seconds["loop"] < seconds["vmap"] else together
+
+
+def _seen(problem: Problem) -> list[Seen]:
+    return [(p.params, p.buffers, p.gradient, p.statistics) for p in problem.rounds]
+
+
+def _stack(tensors: Sequence[Params]) -> Params:
+    return {name: torch.stack([t[name] for t in tensors]) for name in tensors[0]}
 
 
 def _same(left: Params, right: Params) -> bool:

@@ -4,20 +4,22 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure
-from flwr_leakage.attacks.evaluation import Batching, Candidates, Evaluator
+from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure
+from flwr_leakage.attacks.evaluation import Batching, Candidates, Evaluator, faster
 from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.objectives.base import Objective
 from flwr_leakage.attacks.objectives.euclidean import Euclidean
-from flwr_leakage.attacks.optimizers.base import Optimizer
+from flwr_leakage.attacks.optimizers.base import Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
+from flwr_leakage.attacks.order import OrderSearch, Slots, make_slots
 from flwr_leakage.attacks.priors.base import Prior
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.gradient_map import GradientMap
@@ -40,6 +42,9 @@ class GradientInversion:
             (DLG). Not used where the threat model grants the labels.
         initialisation: the first candidate.
         optimizer: the minimiser, with its schedule and stopping rules.
+        order: how the order of the samples over several local steps is found; without it,
+            samples are taken in the order of their labels. Not used where the threat model grants
+            the labels of every step, unless epochs are reshuffled.
         restarts: independent starts a target, ≥ 1.
         box: keep candidates within pixels [0, 1].
         dtype: precision of the computation.
@@ -53,6 +58,7 @@ class GradientInversion:
     labels: LabelInference | Literal["joint"] = field(default_factory=AutomaticLabels)
     initialisation: Initialisation = field(default_factory=Grey)
     optimizer: Optimizer = field(default_factory=LBFGS)
+    order: OrderSearch | None = None
     restarts: int = 1
     box: bool = True
     dtype: Literal["float32", "float64"] = "float32"
@@ -95,7 +101,7 @@ class GradientInversion:
             size = max(1, self.max_rows // self.restarts)
             for begin in range(0, len(group), size):
                 chunk = group[begin : begin + size]
-                report = _Reporter(progress, done, len(observations), self.optimizer.iterations)
+                report = Reporter(progress, done, len(observations), self.optimizer.iterations)
                 for target, result in zip(chunk, self._solve_safely(chunk, report), strict=True):
                     results[target.index] = result
                 done += len(chunk)
@@ -128,7 +134,8 @@ class GradientInversion:
             targets, joint = torch.zeros(problem.num_samples, dtype=torch.int64), True
         else:
             targets = self.labels(problem, streams[0])
-        starts = []
+        slots = make_slots(problem, self.order.epochs if self.order else "repeated")
+        starts, orders = [], []
         for restart, stream in enumerate(streams):
             inputs = self.initialisation(spec, problem.num_samples, restart, stream)
             if self.box:
@@ -138,62 +145,113 @@ class GradientInversion:
                 logits = torch.randn(problem.num_samples * spec.num_classes, generator=stream)
                 row = torch.cat([row, logits])
             starts.append(row.to(like))
+            if self._searches_order(problem):
+                assert self.order is not None
+                orders.append(self.order.draw(slots, stream))
+            else:
+                orders.append(torch.arange(problem.num_samples))
         if targets.is_floating_point():
             targets = targets.to(like.dtype)
-        return _Target(index, problem, targets.to(like.device), joint, torch.stack(starts))
+        return _Target(
+            index,
+            problem,
+            targets.to(like.device),
+            joint,
+            torch.stack(starts),
+            torch.stack(orders).to(like.device),
+            slots,
+            streams,
+        )
 
-    def _solve_safely(self, chunk: "list[_Target]", report: "_Reporter") -> list[Reconstruction]:
-        """Solve together; where that fails, one by one, so that one target spoils no other."""
+    def _searches_order(self, problem: Problem) -> bool:
+        if self.order is None:
+            return False
+        return problem.known_targets is None or self.order.epochs == "reshuffled"
+
+    def _solve_safely(self, chunk: "list[_Target]", report: Reporter) -> list[Reconstruction]:
+        """Solve together; where that fails, in halves, so that one target spoils no other."""
         try:
             return self._solve(chunk, report)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, IndexError, MemoryError) as error:
             if len(chunk) == 1:
                 return [failure(error)]
-        results = []
-        for target in chunk:
-            results += self._solve_safely([target], report)
-        return results
+        half = len(chunk) // 2
+        return self._solve_safely(chunk[:half], report) + self._solve_safely(chunk[half:], report)
 
-    def _solve(self, chunk: "list[_Target]", report: "_Reporter") -> list[Reconstruction]:
+    def _solve(self, chunk: "list[_Target]", report: Reporter) -> list[Reconstruction]:
         began = time.process_time()
         first = chunk[0]
         spec = first.problem.spec
         candidates = Candidates(
             (first.problem.num_samples, *spec.shape), spec.num_classes, first.joint
         )
+        problems = [target.problem for target in chunk]
         owner = torch.arange(len(chunk)).repeat_interleave(self.restarts)
-        points = torch.cat([target.starts for target in chunk])
-        targets = torch.stack([target.targets for target in chunk]).repeat_interleave(
-            self.restarts, dim=0
-        )
+        targets = torch.stack([t.targets for t in chunk]).repeat_interleave(self.restarts, dim=0)
+        orders = torch.cat([target.orders for target in chunk])
 
         def evaluator(batching: Batching) -> Evaluator:
-            problems = [target.problem for target in chunk]
             return Evaluator(
-                problems, targets, owner, candidates, self.objective, self.priors, batching
+                problems,
+                targets,
+                orders[:, : first.slots.used],
+                owner,
+                candidates,
+                self.objective,
+                self.priors,
+                batching,
             )
 
-        if self.batching == "auto":
-            evaluate = _faster(evaluator, points)
-        else:
-            evaluate = evaluator(self.batching)
         size = torch.Size(candidates.shape).numel()
 
         def project(points: Tensor) -> Tensor:
             inputs = spec.clamp(points[:, :size].reshape(-1, *spec.shape))
             return torch.cat([inputs.reshape(len(points), size), points[:, size:]], dim=1)
 
-        minimum = self.optimizer(evaluate, points, project if self.box else None, report)
+        points = torch.cat([target.starts for target in chunk])
+        if self.batching == "auto":
+            evaluate = faster(evaluator, points)
+        else:
+            evaluate = evaluator(self.batching)
+        found = self.optimizer(evaluate, points, project if self.box else None, report)
+        streams = [stream for target in chunk for stream in target.streams]
+        searches = self.order is not None and self._searches_order(first.problem)
+        for _ in range(self.order.turns if self.order is not None and searches else 0):
+            assert self.order is not None
+            changed = []
+            for row, stream in enumerate(streams):
+                order, labels = self.order.improve(
+                    orders[row],
+                    targets[row],
+                    first.slots,
+                    spec.num_classes if self._may_relabel(first) else None,
+                    partial(evaluate.moves, found.points[row], row),
+                    stream,
+                )
+                if not (torch.equal(order, orders[row]) and torch.equal(labels, targets[row])):
+                    orders[row], targets[row] = order, labels
+                    changed.append(row)
+            if not changed:
+                break
+            rows = torch.tensor(changed)
+            evaluate = evaluator(evaluate.batching)
+            again = self.optimizer(
+                partial(_evaluate_some, evaluate, rows),
+                found.points[rows],
+                project if self.box else None,
+                report,
+            )
+            found = _merge(found, again, rows)
         seconds = (time.process_time() - began) / len(chunk)
         results = []
         for position, target in enumerate(chunk):
             rows = torch.arange(self.restarts) + position * self.restarts
-            best = int(rows[minimum.values[rows].argmin()])
-            objective = float(minimum.values[best])
+            best = int(rows[found.values[rows].argmin()])
+            objective = float(found.values[best])
             if not math.isfinite(objective):
                 results.append(failure("the objective was never finite."))
                 continue
-            inputs, labels = candidates.split(minimum.points[best], target.targets)
+            inputs, labels = candidates.split(found.points[best], targets[best])
             if target.joint:
                 labels = labels.argmax(dim=1)
             results.append(
@@ -201,8 +259,8 @@ class GradientInversion:
                     batch=Batch(inputs.to(torch.get_default_dtype()), labels),
                     objective=objective,
                     stats={
-                        "iterations": int(minimum.iterations[best]),
-                        "gradients": int(minimum.evaluations[rows].sum()),
+                        "iterations": int(found.iterations[best]),
+                        "gradients": int(found.evaluations[rows].sum()),
                         "cpu_seconds": seconds,
                         "restart": best - int(rows[0]),
                         "batching": evaluate.batching,
@@ -210,6 +268,10 @@ class GradientInversion:
                 )
             )
         return results
+
+    def _may_relabel(self, target: "_Target") -> bool:
+        given = target.problem.known_targets is not None or target.joint
+        return self.order is not None and self.order.relabel and not given
 
 
 @dataclass(frozen=True)
@@ -221,14 +283,18 @@ class _Target:
     targets: Tensor
     joint: bool
     starts: Tensor
+    orders: Tensor
+    slots: Slots
+    streams: list[torch.Generator]
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What targets must share to be solved together."""
         problem = self.problem
         return (
-            problem.schedule,
+            tuple((p.schedule, p.members) for p in problem.rounds),
             problem.num_samples,
+            problem.known_targets is None,
             self.joint,
             self.targets.shape,
             self.targets.dtype,
@@ -236,42 +302,17 @@ class _Target:
         )
 
 
-def _faster(evaluator: Any, points: Tensor) -> Evaluator:
-    """Time one evaluation a way, on all rows together and on one, and keep the faster way.
-
-    The loop has to be plainly faster: results of the two ways differ in their last digits, and a
-    choice between near equals would change from run to run.
-    """
-    rows = torch.arange(len(points))
-    looped: Evaluator = evaluator("loop")
-    if len(points) == 1:
-        return looped
-    together: Evaluator = evaluator("vmap")
-    seconds = {}
-    for name, evaluate, count in (("vmap", together, len(points)), ("loop", looped, 1)):
-        evaluate(points[:count], rows[:count])  # the first call pays for what later ones reuse
-        began = time.process_time()
-        evaluate(points[:count], rows[:count])
-        seconds[name] = (time.process_time() - began) / count
-    return looped if 1.3 * seconds["loop"] < seconds["vmap"] else together
+def _evaluate_some(
+    evaluate: Evaluator, chosen: Tensor, points: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    return evaluate(points, chosen[rows])
 
 
-@dataclass
-class _Reporter:
-    """Passes an optimizer's progress on, at most a few times a second."""
-
-    progress: ProgressCallback | None
-    done: int
-    total: int
-    iterations: int
-    last: float = 0.0
-
-    def __call__(self, iteration: int, finished: int, values: Tensor) -> None:
-        """Tell the progress if the last time is long enough ago."""
-        now = time.monotonic()
-        if self.progress is None or now - self.last < 0.25:
-            return
-        self.last = now
-        finite = values[torch.isfinite(values)]
-        mean = float(finite.mean()) if len(finite) else math.nan
-        self.progress(AttackProgress(self.done, self.total, iteration, self.iterations, mean))
+def _merge(found: Minimum, again: Minimum, rows: Tensor) -> Minimum:
+    """Put a second fit of some rows in its place."""
+    points, values = found.points.clone(), found.values.clone()
+    iterations, evaluations = found.iterations.clone(), found.evaluations.clone()
+    points[rows], values[rows] = again.points, again.values
+    iterations[rows] += again.iterations
+    evaluations[rows] += again.evaluations
+    return Minimum(points, values, iterations, evaluations)

@@ -1,5 +1,6 @@
 """One observation in the attacker's own terms: checked, and freed of what it may not know."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +27,9 @@ class Problem:
         known_targets: the true targets, where the threat model grants them, else ``None``.
         statistics: BatchNorm statistics of the private batch that the attacker holds, exact or
             derived, else empty.
+        members: the number of examples of each client where the update is the mean of several
+            clients', else empty. The samples are the clients', one client after another.
+        earlier: what other rounds ask of the same samples.
     """
 
     gradient_map: GradientMap
@@ -37,11 +41,19 @@ class Problem:
     num_samples: int
     known_targets: Tensor | None
     statistics: Params
+    members: tuple[int, ...] = ()
+    earlier: "tuple[Problem, ...]" = ()
 
     @property
     def is_single_gradient(self) -> bool:
-        """Whether the update is one plain gradient: one step, no weight decay."""
-        return self.schedule.num_steps == 1 and not self.schedule.weight_decay
+        """Whether the update is one plain gradient: one client, one step, no weight decay."""
+        plain = self.schedule.num_steps == 1 and not self.schedule.weight_decay
+        return plain and not self.members
+
+    @property
+    def rounds(self) -> "tuple[Problem, ...]":
+        """The latest round's problem and the earlier ones'."""
+        return (self, *self.earlier)
 
     @property
     def gradient_weight(self) -> float:
@@ -64,6 +76,7 @@ class Problem:
             buffers=cast(self.buffers),
             gradient=cast(self.gradient),
             statistics=cast(self.statistics),
+            earlier=tuple(problem.to(dtype) for problem in self.earlier),
         )
 
 
@@ -73,16 +86,31 @@ def simulate_gradient(
     buffers: Params,
     schedule: LocalSchedule,
     batch: Batch,
+    members: Sequence[int] = (),
 ) -> Params:
     """The pseudo-gradient −(θ_local − θ_t)/η that a client with ``batch`` would cause.
 
     One plain SGD step gives the gradient itself; everything else replays ``local_update``, the
-    function that defines local training.
+    function that defines local training. For the mean of several clients each is replayed on its
+    own samples: ``Σ_c n_c/n · g_c``, with n_c = ``members[c]`` (McMahan et al. 2017).
     """
+    if members:
+        mean: Params = {}
+        used = [schedule.num_samples_used(count) for count in members]
+        for count, part in zip(members, _split(batch, used), strict=True):
+            gradient = simulate_gradient(gradient_map, params, buffers, schedule, part)
+            weight = count / sum(members)
+            mean = {k: mean.get(k, 0) + weight * value for k, value in gradient.items()}
+        return mean
     if schedule.num_steps == 1 and not schedule.weight_decay:
         return gradient_map(params, batch[: schedule.batch_size], buffers)
     delta = local_update(gradient_map, params, batch, schedule, buffers)
     return {name: -value / schedule.learning_rate for name, value in delta.items()}
+
+
+def _split(batch: Batch, counts: Sequence[int]) -> list[Batch]:
+    ends = torch.tensor(counts).cumsum(0).tolist()
+    return [batch[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def pose(
@@ -92,16 +120,26 @@ def pose(
 
     Raises:
         ValueError: entries are missing, of a wrong shape, not finite or all zero; the number of
-            examples is not positive; the threat model grants what was not disclosed.
+            examples is not positive; the model has another number of outputs than classes; the
+            threat model grants what was not disclosed; rounds differ in their samples.
     """
     update = observation.update
-    if update.num_examples < 1:
+    counts = observation.members or (update.num_examples,)
+    if min(counts) < 1:
+        raise ValueError(f"the update must stem from at least 1 example, got {min(counts)}.")
+    if sum(counts) != update.num_examples:
         raise ValueError(
-            f"the update must stem from at least 1 example, got {update.num_examples}."
+            f"members must sum to the update's {update.num_examples} examples, got {counts}."
         )
     _check_update(gradient_map.params, observation)
+    _check_outputs(gradient_map, spec, observation)
     schedule = update.schedule
-    touched = min(update.num_examples, schedule.num_steps * schedule.batch_size)
+    touched = sum(schedule.num_samples_used(count) for count in counts)
+    if observation.members and threat.batch_norm in ("exact", "derived"):
+        raise ValueError(
+            f"batch_norm={threat.batch_norm!r} is of one client's batch, the update is the mean "
+            f"of {len(counts)} clients'."
+        )
     known_map, buffers, statistics = _batch_norm_knowledge(
         gradient_map, spec, observation, threat, min(touched, schedule.batch_size)
     )
@@ -121,6 +159,12 @@ def pose(
                 f"targets must lie in [0, {spec.num_classes}), got "
                 f"{int(targets.min())} to {int(targets.max())}."
             )
+    earlier = tuple(pose(gradient_map, spec, other, threat) for other in observation.earlier)
+    if any(other.num_samples != touched for other in earlier):
+        raise ValueError(
+            f"all rounds must hold the same {touched} samples, got "
+            f"{[other.num_samples for other in earlier]}."
+        )
     return Problem(
         gradient_map=known_map,
         spec=spec,
@@ -131,7 +175,21 @@ def pose(
         num_samples=touched,
         known_targets=targets,
         statistics=statistics,
+        members=observation.members,
+        earlier=earlier,
     )
+
+
+def _check_outputs(gradient_map: GradientMap, spec: InputSpec, observation: Observation) -> None:
+    """One output a class, by two dummy inputs: BatchNorm takes no single one."""
+    dummy = next(iter(observation.params.values())).new_zeros(2, *spec.shape)
+    with torch.no_grad():
+        logits = gradient_map.logits(observation.params, dummy, observation.buffers)
+    if logits.shape != (2, spec.num_classes):
+        raise ValueError(
+            f"the model must have one output for each of {spec.num_classes} classes, got "
+            f"{logits[0].numel()}."
+        )
 
 
 def _check_update(expected: Params, observation: Observation) -> None:
@@ -174,7 +232,7 @@ def _batch_norm_knowledge(
                 "BatchNorm statistics are known to the attacker, but none were disclosed."
             )
     else:
-        dummy = torch.zeros(batch_size, *spec.shape)
+        dummy = next(iter(observation.params.values())).new_zeros(batch_size, *spec.shape)
         layer_inputs = running.batch_norm_inputs(observation.params, dummy, sent)
         statistics = derive_statistics(
             running.model,
