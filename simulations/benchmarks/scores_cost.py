@@ -1,0 +1,202 @@
+"""What scores cost: a client's default set, batches, sizes, clients."""
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.params import ravel
+from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
+from flwr_leakage.scores import compute_scores, default_scores
+from flwr_leakage.spectral import largest_eigenvalue, solve_damped
+from simulations.benchmarks.scores_setup import (
+    Shape,
+    Stopwatch,
+    build_model,
+    generator,
+    krylov_start,
+    load_batch,
+    operator_of,
+    print_header,
+    print_row,
+)
+
+
+def exposure_of(model: nn.Module, batch: Batch, noise_std: float) -> tuple[GradientMap, Exposure]:
+    """One step over the batch, defended by noise."""
+    gradient_map = GradientMap(model)
+    schedule = LocalSchedule(0.1, 1, len(batch))
+    delta = local_update(gradient_map, gradient_map.params, batch, schedule, gradient_map.buffers)
+    draw = generator(7)
+    moved = {
+        k: v + 0.1 * noise_std * torch.randn(v.shape, generator=draw) for k, v in delta.items()
+    }
+    raw, released = (Update(d, {}, schedule, len(batch)) for d in (delta, moved))
+    params, buffers = gradient_map.params, gradient_map.buffers
+    return gradient_map, Exposure(params, buffers, batch, batch, raw, released)
+
+
+def epochs_seconds(shape: Shape, batch_size: int) -> float:
+    """CPU seconds of five epochs of plain torch SGD over 320 samples, the least of three."""
+    model = build_model("LeNet", shape).requires_grad_(True)
+    data = load_batch(shape, 320, None)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    best = float("inf")
+    for _ in range(3):
+        with Stopwatch() as clock:
+            for _ in range(5):
+                for first in range(0, 320, batch_size):
+                    window = slice(first, first + batch_size)
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(data.inputs[window]), data.targets[window]).backward()
+                    optimizer.step()
+        best = min(best, clock.seconds)
+    return best
+
+
+def section_default(cifar: str | None, only: str | None) -> None:
+    """The default set on eight samples of several LeNet clients, beside local training."""
+    shape = (1, 28, 28)
+    model = build_model("LeNet", shape)
+    whole = load_batch(shape, 64, cifar)
+    print_header("what", "CPU ms", "note")
+    for noise_std, name in ((0.0, "undefended"), (1e-2, "noise 0.01")):
+        times = []
+        products = 0
+        for client in range(8):
+            batch = whole[slice(8 * client, 8 * client + 8)]
+            gradient_map, exposure = exposure_of(model, batch, noise_std)
+            best = float("inf")
+            for _ in range(3):
+                with Stopwatch() as clock:
+                    found = compute_scores(default_scores(), gradient_map, exposure, generator())
+                best = min(best, clock.seconds)
+            times.append(1e3 * best)
+            products = sum(m.products for m in found)
+        spread = f"{min(times):.0f} … {max(times):.0f} over 8 clients, {products} products"
+        print_row(f"default set, 8 samples, {name}", f"{np.mean(times):.0f}", spread)
+    for batch_size in (8, 10, 16, 32):
+        seconds = epochs_seconds(shape, batch_size)
+        print_row(
+            "five epochs over 320 samples", f"{1e3 * seconds:.0f}", f"batch size {batch_size}"
+        )
+
+
+def section_batch(cifar: str | None, only: str | None) -> None:
+    """One JJᵀ product of a sample, alone and in a batch."""
+    shape = (1, 28, 28)
+    model = build_model("LeNet", shape)
+    gradient_map = GradientMap(model)
+    print_header("how", "batch", "CPU ms a sample", "times cheaper")
+    single = load_batch(shape, 1, cifar)
+
+    def plain(x: Tensor) -> Tensor:
+        return ravel(gradient_map(gradient_map.params, Batch(x, single.targets)))
+
+    def naive() -> None:
+        v = torch.ones_like(single.inputs)
+        image = torch.func.jvp(plain, (single.inputs,), (v,))[1]
+        torch.func.vjp(plain, single.inputs)[1](image)
+
+    base = _milliseconds(naive)
+    print_row("fresh jvp and vjp, one by one", 1, f"{base:.2f}", "1.0")
+    for size in (1, 8, 32, 64):
+        operator = operator_of(model, load_batch(shape, size, cifar), torch.float32)
+        v = torch.ones(size, operator.num_inputs)
+        cost = _milliseconds(lambda o=operator, v=v: o.gram(v)) / size
+        print_row("this package", size, f"{cost:.3f}", f"{base / cost:.1f}")
+    for size in (1, 32):
+        gradient_map, exposure = exposure_of(model, load_batch(shape, size, cifar), 1e-2)
+        cost = _milliseconds(
+            lambda m=gradient_map, e=exposure: compute_scores(default_scores(), m, e, generator()),
+            repeats=3,
+        )
+        print_row("whole default set", size, f"{cost / size:.1f}", "")
+
+
+def _milliseconds(function: Callable, repeats: int = 20) -> float:
+    function()
+    with Stopwatch() as clock:
+        for _ in range(repeats):
+            function()
+    return 1e3 * clock.seconds / repeats
+
+
+SIZES = (
+    ("LeNet", 28, 16, 1),
+    ("LeNet", 28, 16, 64),
+    ("LeNet", 32, 16, 8),
+    ("LeNet", 224, 16, 4),
+    ("ConvNet", 32, 16, 8),
+    ("ConvNet", 224, 16, 1),
+    ("ResNet18", 32, 16, 1),
+    ("ResNet18", 32, 16, 8),
+    ("ResNet18", 64, 16, 1),
+    ("ResNet18", 32, 64, 1),
+    ("ResNet18", 32, 64, 4),
+)
+
+
+def section_sizes(cifar: str | None, only: str | None) -> None:
+    """Cost and peak memory of λmax and of I²F at ε = 0.01 λmax, each in its own process."""
+    print_header(
+        "model",
+        "input",
+        "batch",
+        "CPU s λmax a sample",
+        "products",
+        "CPU s I²F a sample",
+        "products",
+        "CPU s of one gradient",
+        "peak MiB (with torch)",
+    )
+    for entry in SIZES:
+        command = [sys.executable, "-m", "simulations.benchmarks.scores", "--section", "one"]
+        command += ["--only", ",".join(map(str, entry))]
+        if cifar:
+            command += ["--cifar", cifar]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print_row(*entry[:2], entry[3], f"failed: {done.stderr.strip().splitlines()[-1:]}")
+        else:
+            print(done.stdout.strip(), flush=True)
+
+
+def section_one(cifar: str | None, only: str | None) -> None:
+    """One row of ``sizes``."""
+    name, size, width, count = (only or "").split(",")
+    shape = (1 if (name, size) == ("LeNet", "28") else 3, int(size), int(size))
+    model = build_model(name, shape, int(width))
+    batch = load_batch(shape, int(count), cifar)
+    gradient_map = GradientMap(model)
+
+    def one_gradient() -> None:
+        gradient_map(gradient_map.params, batch[:1])
+
+    gradient = _milliseconds(one_gradient, 3) / 1e3
+    operator = operator_of(model, batch, torch.float32)
+    start = krylov_start(operator)
+    with Stopwatch(operator) as top:
+        pairs = largest_eigenvalue(operator, start, 1e-2)
+    delta = torch.randn(operator.value.shape[1], generator=generator(1)).expand_as(operator.value)
+    with Stopwatch(operator) as solve:
+        solve_damped(operator, delta, (1e-2,), 1e-2, largest=pairs.estimate.value)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    number = int(count)
+    print_row(
+        f"{name} w{width}" if name == "ResNet18" else name,
+        size,
+        count,
+        f"{top.seconds / number:.3f}",
+        top.products,
+        f"{solve.seconds / number:.3f}",
+        solve.products,
+        f"{gradient:.4f}",
+        f"{peak:.0f}",
+    )

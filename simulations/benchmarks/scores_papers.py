@@ -1,0 +1,209 @@
+"""The papers' procedures beside this package's: one sample, float32 as published.
+
+The procedures are written from the papers' text, their iteration counts are those of the papers
+or of the I²F authors' published code: 100 power iterations, 2,000 steps of gradient descent; 1,000
+power iterations for λmin. A product is one ``matvec`` or ``rmatvec``. A product of JJᵀ by central
+finite differences takes two gradients and two pullbacks and counts as four.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.operators import AngularJacobian, LinearOperator, SampleJacobian
+from flwr_leakage.params import ravel
+from flwr_leakage.records import Batch
+from flwr_leakage.spectral import (
+    choose_smallest_eigenvalue,
+    largest_eigenvalue,
+    random_start,
+    solve_damped,
+)
+from flwr_leakage.spectral.estimate import normalize_rows
+from simulations.benchmarks.scores_setup import (
+    SETTINGS,
+    Stopwatch,
+    angular_gram,
+    dense_gram,
+    generator,
+    krylov_start,
+    operator_of,
+    prepare,
+    print_header,
+    print_row,
+)
+
+POWER_ITERATIONS, SHIFTED_ITERATIONS, DESCENT_STEPS = 100, 1000, 2000
+DAMPINGS = (1e-1, 1e-2, 1e-3, 1e-6)
+
+Row = tuple[object, ...]
+Product = Callable[[Tensor], Tensor]
+
+
+def section_papers(cifar: str | None, only: str | None) -> None:
+    """Products, CPU seconds and error of each, and how many times fewer products."""
+    print_header(
+        "model", "quantity", "procedure", "products", "CPU s", "relative error", "fewer products"
+    )
+    for label, setting in SETTINGS.items():
+        if only and only != label:
+            continue
+        model, batch = prepare(setting, 1, cifar)
+        single = operator_of(model, batch, torch.float32)
+        double = operator_of(model, batch, torch.float64)
+        gram = dense_gram(double)
+        exact, vectors = torch.linalg.eigh(gram)
+        angular = torch.linalg.eigvalsh(angular_gram(double, gram))
+        curvature = matching_curvature(GradientMap(model), batch, single.value)
+        for row in (
+            *_maxima(single, float(exact[0, -1]), float(angular[0, -1]), curvature),
+            *_minimum(double, exact, curvature("L2"), single),
+            *_influence(single, double, exact, vectors),
+        ):
+            print_row(label, *row)
+
+
+def matching_curvature(
+    gradient_map: GradientMap, batch: Batch, observed: Tensor
+) -> Callable[[str], Product]:
+    """Return v ↦ Hv of an attack's loss at the truth, by a central difference of its gradient."""
+
+    def loss(inputs: Tensor, kind: str) -> Tensor:
+        shaped = Batch(inputs.reshape(batch.inputs.shape), batch.targets)
+        found = ravel(gradient_map(gradient_map.params, shaped))[None]
+        if kind == "L2":
+            return 0.5 * ((found - observed) ** 2).sum()
+        return 1 - F.cosine_similarity(found, observed).sum()
+
+    def product(v: Tensor, kind: str) -> Tensor:
+        step = 1e-3 / float(v.norm())
+        sides = []
+        for sign in (1, -1):
+            moved = (batch.inputs.flatten(1) + sign * step * v).detach().requires_grad_()
+            sides.append(torch.autograd.grad(loss(moved, kind), moved)[0])
+        return (sides[0] - sides[1]) / (2 * step)
+
+    return lambda kind: lambda v: product(v, kind)
+
+
+def power_iteration(
+    product: Product, operator: LinearOperator, iterations: int, shift: float = 0.0
+) -> tuple[float, float]:
+    """The eigenvalue of H, or of ``shift`` I − H where there is a shift, and CPU seconds."""
+    v = normalize_rows(random_start(operator, generator()))[0]
+    with Stopwatch() as clock:
+        for _ in range(iterations):
+            image = shift * v - product(v) if shift else product(v)
+            value = float((v * image).sum())
+            v = normalize_rows(image)[0]
+    return (shift - value if shift else value), clock.seconds
+
+
+def _maxima(
+    operator: SampleJacobian,
+    top: float,
+    angular_top: float,
+    curvature: Callable[[str], Product],
+) -> Iterator[Row]:
+    start = krylov_start(operator)
+    for quantity, op, kind, reference in (
+        ("λmax", operator, "L2", top),
+        ("ang_max", AngularJacobian(operator, operator.value), "cosine", angular_top),
+    ):
+        with Stopwatch() as clock:
+            found = largest_eigenvalue(op, start, 1e-2).estimate
+        error = abs(float(found.value) / reference - 1)
+        seconds = f"{clock.seconds:.3f}"
+        yield quantity, "**Lanczos**", found.products, seconds, f"{error:.1e}", ""
+        for name, product, count in (
+            ("exact products", op.gram, 2 * POWER_ITERATIONS),
+            ("finite differences", curvature(kind), 4 * POWER_ITERATIONS),
+        ):
+            value, spent = power_iteration(product, op, POWER_ITERATIONS)
+            yield (
+                quantity,
+                f"power iteration × {POWER_ITERATIONS}, {name}",
+                count,
+                f"{spent:.2f}",
+                f"{value / reference - 1:+.1e}",
+                f"{count / found.products:.0f}×",
+            )
+
+
+def _minimum(
+    double: SampleJacobian, exact: Tensor, product: Product, single: SampleJacobian
+) -> Iterator[Row]:
+    reference, top = float(exact[0, 0]), float(exact[0, -1])
+    with Stopwatch() as clock:
+        least = choose_smallest_eigenvalue(double, generator(), max_steps=400)
+    error = abs(float(least.value) / reference - 1)
+    state = "" if bool(least.converged.all()) else ", unresolved: bound"
+    name = f"**{least.method}**{state}"
+    yield "λmin", name, least.products, f"{clock.seconds:.2f}", f"{error:.1e}", ""
+    value, spent = power_iteration(product, single, SHIFTED_ITERATIONS, shift=top)
+    yield (
+        "λmin",
+        f"power iteration on λmax I − H × {SHIFTED_ITERATIONS}, finite differences",
+        4 * SHIFTED_ITERATIONS,
+        f"{spent:.2f}",
+        f"{value / reference:.3g} × the value",
+        "",
+    )
+
+
+def _influence(
+    single: SampleJacobian, double: SampleJacobian, exact: Tensor, vectors: Tensor
+) -> Iterator[Row]:
+    delta = torch.randn(single.value.shape, generator=generator(1))
+    projected = torch.einsum("snk,sn->sk", vectors, double.rmatvec(delta.double()))
+    top = float(exact[0, -1])
+    for damping in DAMPINGS:
+        quantity = f"I²F, ε = {damping:g} λmax"
+        reference = float((projected / (exact + damping * top)).norm())
+        descended, spent = descend(single, delta, top, damping)
+        theirs = abs(descended / reference - 1)
+        count = 2 * DESCENT_STEPS + 1
+        with Stopwatch() as clock:
+            solved = solve_damped(single, delta, (damping,), 1e-2, 1500)
+        ours = abs(float(solved.norms) / reference - 1)
+        seconds = f"{clock.seconds:.3f}"
+        yield quantity, "**LSQR to 1 %**", solved.products, seconds, f"{ours:.1e}", ""
+        goal, steps = max(theirs, 1e-5), 1
+        while abs(_after(single, delta, damping, steps) / reference - 1) > goal:
+            steps += 1
+        with Stopwatch(single) as clock:
+            equal = abs(_after(single, delta, damping, steps) / reference - 1)
+        seconds = f"{clock.seconds:.3f}"
+        name = "**LSQR to gradient descent's error**"
+        yield quantity, name, clock.products, seconds, f"{equal:.1e}", ""
+        yield (
+            quantity,
+            f"gradient descent × {DESCENT_STEPS}",
+            count,
+            f"{spent:.2f}",
+            f"{descended / reference - 1:+.1e}",
+            f"{count / solved.products:.0f}×; at equal error {count / clock.products:.0f}×",
+        )
+
+
+def _after(operator: SampleJacobian, delta: Tensor, damping: float, steps: int) -> float:
+    return float(solve_damped(operator, delta, (damping,), 0.0, steps).norms)
+
+
+def descend(
+    operator: SampleJacobian, delta: Tensor, top: float, damping: float
+) -> tuple[float, float]:
+    """‖x‖ after gradient descent on ½‖Jᵀx − δ‖² + ε/2 ‖x‖² from noise, and CPU seconds.
+
+    The step is 1/(λmax + ε), the best that is safe for every J; λmax is a gift here.
+    """
+    target = operator.rmatvec(delta)
+    solution = torch.randn(target.shape, generator=generator(2))
+    with Stopwatch() as clock:
+        for _ in range(DESCENT_STEPS):
+            slope = operator.gram(solution) + damping * top * solution - target
+            solution = solution - slope / (top * (1 + damping))
+    return float(solution.norm()), clock.seconds

@@ -1,0 +1,169 @@
+"""What the benchmarks of the scores share: networks, images, dense spectra, a table's rows."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flwr_leakage.data import embedded_mnist
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.models import ConvNet, LeNet, ResNet18, initialize
+from flwr_leakage.operators import LinearOperator, SampleJacobian
+from flwr_leakage.records import Batch
+from flwr_leakage.spectral import random_start
+from flwr_leakage.spectral.estimate import normalize_rows
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A network and the images that it is scored on.
+
+    Attributes:
+        name: ``LeNet``, ``ConvNet`` or ``ResNet18``.
+        shape: (C, H, W) of the inputs.
+        count: images.
+        trained: whether the network is trained first.
+    """
+
+    name: str
+    shape: Shape
+    count: int
+    trained: bool = False
+
+
+SETTINGS = {
+    "LeNet 28": Setting("LeNet", (1, 28, 28), 2),
+    "LeNet 28 trained": Setting("LeNet", (1, 28, 28), 2, trained=True),
+    "LeNet 32": Setting("LeNet", (3, 32, 32), 2),
+    "ReLU ConvNet 32": Setting("ConvNet", (3, 32, 32), 1),
+    "ReLU ConvNet 32 trained": Setting("ConvNet", (3, 32, 32), 1, trained=True),
+    "ResNet-18 w16 32": Setting("ResNet18", (3, 32, 32), 1),
+}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    """A fresh generator."""
+    return torch.Generator().manual_seed(seed)
+
+
+def build_model(name: str, shape: Shape, width: int = 16, seed: int = 0) -> nn.Module:
+    """Models of the field, with random weights: LeNet as Zhu et al. 2019 draw them."""
+    if name == "LeNet":
+        return initialize(LeNet(shape, 10, num_convolutions=3), "uniform", generator(seed))
+    if name == "ConvNet":
+        small = ConvNet(shape, 10, 16, (1, 2, 2), (1, 2, 2), (), use_batch_norm=False)
+        return initialize(small, "default", generator(seed))
+    return initialize(ResNet18(shape, 10, width=width), "default", generator(seed))
+
+
+def train(model: nn.Module, data: Batch, epochs: int = 15) -> None:
+    """Adam with a learning rate of 1e-3 in batches of 32."""
+    optimizer = torch.optim.Adam(model.requires_grad_(True).parameters(), 1e-3)
+    order = generator(1)
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(data), generator=order).split(32):
+            optimizer.zero_grad()
+            F.cross_entropy(model(data.inputs[chosen]), data.targets[chosen]).backward()
+            optimizer.step()
+
+
+def accuracy(model: nn.Module, data: Batch) -> float:
+    """Share of right answers."""
+    with torch.no_grad():
+        return float((model(data.inputs).argmax(1) == data.targets).float().mean())
+
+
+def load_batch(shape: Shape, count: int, cifar: str | None) -> Batch:
+    """Real images, pixels in [0, 1], enlarged by interpolation where the size is larger."""
+    if shape[0] == 1:
+        images = embedded_mnist(mean=(0.0,), std=(1.0,))[1].batch(list(range(count)))
+        inputs, labels = images.inputs, images.targets
+    else:
+        images = load_cifar(cifar)
+        inputs, labels = images.inputs[:count], images.targets[:count]
+    if inputs.shape[-1] != shape[-1]:
+        inputs = F.interpolate(inputs, size=shape[1:], mode="bilinear")
+    return Batch(inputs.contiguous(), labels)
+
+
+def load_cifar(path: str | None) -> Batch:
+    """All images of an .npz, pixels in [0, 1]."""
+    if path is None:
+        raise SystemExit("this section needs --cifar, an .npz with images and labels")
+    with np.load(path, allow_pickle=False) as stored:
+        inputs = torch.tensor(stored["images"]).permute(0, 3, 1, 2).contiguous() / 255
+        return Batch(inputs, torch.tensor(stored["labels"]).long())
+
+
+def training_data(shape: Shape, cifar: str | None) -> Batch:
+    """Images that no table is computed on: 4,000 digits, or all but the file's first 100."""
+    if shape[0] == 1:
+        return embedded_mnist(mean=(0.0,), std=(1.0,))[0].batch(list(range(4000)))
+    return load_cifar(cifar)[100:]
+
+
+def prepare(setting: Setting, count: int, cifar: str | None) -> tuple[nn.Module, Batch]:
+    """The network and its images."""
+    model = build_model(setting.name, setting.shape)
+    if setting.trained:
+        train(model, training_data(setting.shape, cifar))
+    return model, load_batch(setting.shape, count, cifar)
+
+
+def operator_of(model: nn.Module, batch: Batch, dtype: torch.dtype) -> SampleJacobian:
+    """The Jacobian of every sample."""
+    gradient_map = GradientMap(model)
+    params = {name: value.to(dtype) for name, value in gradient_map.params.items()}
+    return SampleJacobian(gradient_map, params, Batch(batch.inputs.to(dtype), batch.targets))
+
+
+def dense_gram(operator: LinearOperator) -> Tensor:
+    """JJᵀ of each sample in float64, column by column."""
+    columns = [operator.gram(operator.unit(i)) for i in range(operator.num_inputs)]
+    gram = torch.stack(columns, 2)
+    return (gram + gram.transpose(1, 2)) / 2
+
+
+def krylov_start(operator: SampleJacobian) -> Tensor:
+    """As the scores start: Jg and a tenth of noise."""
+    noise = normalize_rows(random_start(operator, generator()))[0]
+    return normalize_rows(operator.rmatvec(operator.value))[0] + 0.1 * noise
+
+
+def angular_gram(operator: SampleJacobian, gram: Tensor) -> Tensor:
+    """(JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖² from a dense JJᵀ."""
+    along = operator.rmatvec(operator.value)
+    squared = (operator.value**2).sum(1)[:, None, None]
+    return (gram - along[:, :, None] * along[:, None] / squared) / squared
+
+
+def print_row(*cells: object) -> None:
+    """One row of a markdown table."""
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def print_header(*names: str) -> None:
+    """The head of a markdown table."""
+    print_row(*names)
+    print_row(*("---" for _ in names))
+
+
+class Stopwatch:
+    """CPU seconds of a block, and the products that an operator spent in it."""
+
+    def __init__(self, operator: LinearOperator | None = None) -> None:
+        self.operator = operator
+
+    def __enter__(self) -> "Stopwatch":
+        self.products = 0 if self.operator is None else -self.operator.products
+        self.seconds = -time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.process_time()
+        self.products += 0 if self.operator is None else self.operator.products
