@@ -129,6 +129,29 @@ def dense_gram(operator: LinearOperator) -> Tensor:
     return (gram + gram.transpose(1, 2)) / 2
 
 
+@dataclass(frozen=True)
+class Spectra:
+    """JJᵀ of S samples: eigenvalues (S, N), ascending, and eigenvectors (S, N, N) as columns."""
+
+    eigenvalues: Tensor
+    vectors: Tensor
+
+    def influence(self, projected: Tensor, relative_damping: float = 0.0) -> Tensor:
+        """‖(JJᵀ + εI)⁻¹Jδ‖ of each sample from ``projected`` = Jδ, ε relative to λmax."""
+        along = torch.einsum("snk,sn->sk", self.vectors, projected)
+        shifted = self.eigenvalues + relative_damping * self.eigenvalues[:, -1:]
+        return (along / shifted).norm(dim=1)
+
+
+def dense_spectra(model: nn.Module, batch: Batch, together: int = 8) -> Spectra:
+    """In float64, from the dense J of a few samples at a time."""
+    parts = []
+    for first in range(0, len(batch), together):
+        dense = operator_of(model, batch[first : first + together], torch.float64).to_dense()
+        parts.append(torch.linalg.eigh(dense.transpose(1, 2) @ dense))
+    return Spectra(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
+
+
 def krylov_start(operator: SampleJacobian) -> Tensor:
     """As the scores start: Jg and a tenth of noise."""
     noise = normalize_rows(random_start(operator, generator()))[0]
