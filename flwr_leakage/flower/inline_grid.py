@@ -19,11 +19,15 @@ from flwr.supercore.task_identity import TaskIdentity
 
 SERVER_NODE_ID = 1
 
+FIRST_NODE_ID = 1 << 32
+"""The first client's node."""
+
 
 class InlineGrid(Grid):
     """Serve ``num_clients`` nodes, one after the other, in the calling thread.
 
-    Node i + 2 holds partition i, so that node ids are the same in every run.
+    Node ``FIRST_NODE_ID`` + i holds partition i: ids are the same in every run, and as on Flower's
+    runtimes no number of a partition.
 
     Args:
         client_app: the app that every node runs.
@@ -41,9 +45,9 @@ class InlineGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._numbers = itertools.count()
         self._contexts = {
-            SERVER_NODE_ID + 1 + partition: Context(
+            FIRST_NODE_ID + partition: Context(
                 run_id=1,
-                node_id=SERVER_NODE_ID + 1 + partition,
+                node_id=FIRST_NODE_ID + partition,
                 node_config={"partition-id": partition, "num-partitions": num_clients},
                 state=RecordDict(),
                 run_config=dict(run_config or {}),

@@ -119,20 +119,20 @@ class HonestButCurious(Strategy):
         self.strategy.summary()
 
     def _read_note(self, reply: Message) -> ClientNote | None:
-        """Read the mod's note and learn which partition a node holds."""
+        """Read the mod's note and learn which client a node is; without one, it is its node id."""
         node_id = reply.metadata.src_node_id
         record = reply.content.config_records.get(RECORD_KEY)
         if record is None:
-            self._client_of.setdefault(node_id, len(self._client_of))
+            self._client_of.setdefault(node_id, node_id)
             return None
         note = ClientNote.from_record(record)
-        known = self._client_of.setdefault(node_id, note.client_id)
-        others = [node for node, client in self._client_of.items() if client == note.client_id]
-        if known != note.client_id or len(others) > 1:
-            self._client_of.pop(node_id) if known == note.client_id else None
-            raise ValueError(
-                f"node {node_id} says it is client {note.client_id}, which node {others[0]} is."
-            )
+        known = self._client_of.get(node_id, note.client_id)
+        if known != note.client_id:
+            raise ValueError(f"node {node_id} is client {known} and says {note.client_id}.")
+        for node, client in self._client_of.items():
+            if client == note.client_id and node != node_id:
+                raise ValueError(f"node {node_id} says it is client {client}, as node {node} did.")
+        self._client_of[node_id] = note.client_id
         return note
 
     def _leave_out(self, server_round: int, reply: Message, reason: str) -> None:

@@ -94,6 +94,23 @@ def test_without_a_mod_on_the_clients_the_server_still_recovers_their_images(tmp
     assert max(objectives) < 1e-6
 
 
+def test_clients_with_and_without_a_mod_are_told_apart(tmp_path):
+    plain, audited = _client_app([]), _client_app([LeakageMod(_audit())])
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        chosen = plain if context.node_config["partition-id"] == 0 else audited
+        return chosen(message, context)
+
+    run_inline(_server_app(tmp_path / "run", attack=_attack()), app, 3)
+    data = read_run(tmp_path / "run")
+    assert not data.events
+    clients = {record.client_id for record in data.records if record.name == "objective"}
+    assert len(clients) == 3
+    assert clients > {1, 2}
+
+
 def test_flowers_own_clipping_mod_composes_around_the_audit(tmp_path):
     mods = [fixedclipping_mod, LeakageMod(_audit(defense=GradientPruning(prune_ratio=0.5)))]
     data = _run_clipped(tmp_path, mods)

@@ -14,7 +14,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from flwr_leakage.flower.inline_grid import SERVER_NODE_ID, InlineGrid
+from flwr_leakage.flower.inline_grid import FIRST_NODE_ID, SERVER_NODE_ID, InlineGrid
 
 
 def _app(function):
@@ -42,9 +42,11 @@ def test_nodes_hold_the_partitions_in_order():
         return _echo(message, context)
 
     grid = InlineGrid(_app(note), 3, {"key": "value"})
-    assert list(grid.get_node_ids()) == [2, 3, 4]
+    assert list(grid.get_node_ids()) == [FIRST_NODE_ID + i for i in range(3)]
     replies = grid.send_and_receive(_messages(grid))
-    assert [reply.metadata.src_node_id for reply in replies] == [2, 3, 4]
+    assert [reply.metadata.src_node_id for reply in replies] == [
+        FIRST_NODE_ID + i for i in range(3)
+    ]
     assert [config["partition-id"] for _, config, _ in seen] == [0, 1, 2]
     assert all(config["num-partitions"] == 3 for _, config, _ in seen)
     assert all(run_config == {"key": "value"} for _, _, run_config in seen)
@@ -53,14 +55,14 @@ def test_nodes_hold_the_partitions_in_order():
 def test_each_node_keeps_a_state_of_its_own_between_rounds():
     def count(message, context):
         record = context.state.setdefault("count", MetricRecord({"calls": 0}))
-        record["calls"] += context.node_id
+        record["calls"] += context.node_id - FIRST_NODE_ID + 1
         return Message(RecordDict({"count": record}), reply_to=message)
 
     grid = InlineGrid(_app(count), 2)
     for server_round in (1, 2, 3):
         replies = grid.send_and_receive(_messages(grid))
         calls = [reply.content["count"]["calls"] for reply in replies]
-        assert calls == [2 * server_round, 3 * server_round]
+        assert calls == [server_round, 2 * server_round]
 
 
 def test_no_object_is_shared_between_server_and_clients():
@@ -85,7 +87,7 @@ def test_no_object_is_shared_between_server_and_clients():
 
 def test_an_exception_is_an_error_reply_and_the_others_go_on():
     def fails(message, context):
-        if context.node_id == 3:
+        if context.node_id == FIRST_NODE_ID + 1:
             raise OSError("no space left")
         return _echo(message, context)
 
@@ -93,7 +95,7 @@ def test_an_exception_is_an_error_reply_and_the_others_go_on():
     replies = list(grid.send_and_receive(_messages(grid)))
     assert [reply.has_error() for reply in replies] == [False, True, False]
     assert "OSError: no space left" in replies[1].error.reason
-    assert replies[1].metadata.src_node_id == 3
+    assert replies[1].metadata.src_node_id == FIRST_NODE_ID + 1
 
 
 @pytest.mark.parametrize("answer", [None, "text"])
@@ -122,7 +124,7 @@ def test_the_identity_is_the_nodes_inside_and_the_servers_outside(fails):
 
     grid = InlineGrid(_app(identify), 2)
     replies = list(grid.send_and_receive(_messages(grid)))
-    assert inside == [2, 3]
+    assert inside == list(grid.get_node_ids())
     assert TaskIdentity.node_id == SERVER_NODE_ID
     assert all(reply.metadata.dst_node_id == SERVER_NODE_ID for reply in replies)
 
