@@ -200,10 +200,10 @@ class ThreatModel:
 
     Attributes:
         labels: ``known`` (given), or ``inferred`` from the update by the attack.
-        batch_norm: statistics the attacker normalises with where the client trained with
-            batch statistics: ``exact`` (given: those of the private batch), ``derived`` (from
-            the running buffers the client sent), ``running`` (those the server itself sent),
-            ``none`` (the statistics of the attacker's own candidate).
+        batch_norm: what the attacker knows of the statistics that a client in train mode
+            normalised with: ``exact`` (given: those of the private batch) and ``derived`` (from
+            the running buffers the client sent) are for a prior, ``running`` (those the server
+            itself sent) replace them, ``none`` are those of the attacker's own candidate.
         view: ``single`` client's updates, or only the ``aggregate`` of several.
         rounds: the latest rounds of a client that are attacked jointly, ≥ 1; for clients that
             hold the same private samples in each of them.

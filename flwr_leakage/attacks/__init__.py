@@ -9,25 +9,42 @@ from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.labels.counts import ClassCounts, class_counts, mean_feature
 from flwr_leakage.attacks.labels.idlg import SignOfGradient, idlg_label
+from flwr_leakage.attacks.labels.llg import LabelImpact, labels_from_impact
+from flwr_leakage.attacks.labels.yin import SmallestMinimum, smallest_columns
 from flwr_leakage.attacks.levenberg_marquardt import LevenbergMarquardt
 from flwr_leakage.attacks.objectives.base import Objective
 from flwr_leakage.attacks.objectives.cosine import Cosine, cosine_distance
 from flwr_leakage.attacks.objectives.euclidean import Euclidean, squared_distance
+from flwr_leakage.attacks.objectives.l1 import L1, Tag, absolute_distance
+from flwr_leakage.attacks.objectives.layer_weighted import LayerWeighted
+from flwr_leakage.attacks.objectives.masked import Masked
+from flwr_leakage.attacks.objectives.noise_aware import NoiseAware
 from flwr_leakage.attacks.optimizers.adam import Adam
 from flwr_leakage.attacks.optimizers.base import Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.priors.base import Prior, PriorContext
-from flwr_leakage.attacks.priors.total_variation import TotalVariation, total_variation
+from flwr_leakage.attacks.priors.batch_norm_statistics import (
+    BatchNormStatistics,
+    statistics_distance,
+)
+from flwr_leakage.attacks.priors.mean_square import MeanSquare
+from flwr_leakage.attacks.priors.total_variation import (
+    TotalVariation,
+    colour_differences,
+    total_variation,
+)
 from flwr_leakage.attacks.problem import Problem, pose, simulate_gradient
 from flwr_leakage.attacks.strongest import Strongest
 
 __all__ = [
+    "L1",
     "LBFGS",
     "Adam",
     "Analytic",
     "Attack",
     "AttackProgress",
     "AutomaticLabels",
+    "BatchNormStatistics",
     "ClassCounts",
     "Cosine",
     "Euclidean",
@@ -35,9 +52,14 @@ __all__ = [
     "GradientInversion",
     "Grey",
     "Initialisation",
+    "LabelImpact",
     "LabelInference",
+    "LayerWeighted",
     "LevenbergMarquardt",
+    "Masked",
+    "MeanSquare",
     "Minimum",
+    "NoiseAware",
     "Normal",
     "Objective",
     "Optimizer",
@@ -46,14 +68,21 @@ __all__ = [
     "Problem",
     "ProgressCallback",
     "SignOfGradient",
+    "SmallestMinimum",
     "Strongest",
+    "Tag",
     "TotalVariation",
+    "absolute_distance",
     "class_counts",
+    "colour_differences",
     "cosine_distance",
     "idlg_label",
+    "labels_from_impact",
     "mean_feature",
     "pose",
     "simulate_gradient",
+    "smallest_columns",
     "squared_distance",
+    "statistics_distance",
     "total_variation",
 ]

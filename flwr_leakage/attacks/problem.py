@@ -25,8 +25,7 @@ class Problem:
         schedule: the client's local schedule.
         num_samples: samples that the schedule's steps touch; the others leave no trace.
         known_targets: the true targets, where the threat model grants them, else ``None``.
-        statistics: BatchNorm statistics of the private batch that the attacker holds, exact or
-            derived, else empty.
+        statistics: BatchNorm statistics that the threat model grants for a prior, or empty.
         members: the number of examples of each client where the update is the mean of several
             clients', else empty. The samples are the clients', one client after another.
         earlier: what other rounds ask of the same samples.
@@ -217,28 +216,29 @@ def _batch_norm_knowledge(
     threat: ThreatModel,
     batch_size: int,
 ) -> tuple[GradientMap, Params, Params]:
-    """The map, buffers and private statistics that the threat model leaves the attacker."""
+    """The map and buffers to normalise with, and the statistics that a prior may know."""
     sent = dict(observation.buffers)
     has_batch_norm = any(isinstance(m, StatelessBatchNorm) for m in gradient_map.model.modules())
     if not has_batch_norm or gradient_map.batch_norm == "running" or threat.batch_norm == "none":
         return gradient_map, sent, {}
     running = gradient_map.with_batch_norm("running")
     if threat.batch_norm == "running":
-        return running, sent, {}
+        return running, sent, sent
+    # A client in train mode differentiates through its batch statistics. Normalising by the same
+    # statistics as constants gives another gradient, at the truth too: they serve as a prior only.
     if threat.batch_norm == "exact":
-        statistics = observation.disclosed.statistics
-        if statistics is None:
+        if observation.disclosed.statistics is None:
             raise ValueError(
                 "BatchNorm statistics are known to the attacker, but none were disclosed."
             )
-    else:
-        dummy = next(iter(observation.params.values())).new_zeros(batch_size, *spec.shape)
-        layer_inputs = running.batch_norm_inputs(observation.params, dummy, sent)
-        statistics = derive_statistics(
-            running.model,
-            sent,
-            observation.update.buffers,
-            observation.update.schedule.num_steps,
-            layer_inputs,
-        )
-    return running, {**sent, **statistics}, dict(statistics)
+        return gradient_map, sent, dict(observation.disclosed.statistics)
+    dummy = next(iter(observation.params.values())).new_zeros(batch_size, *spec.shape)
+    layer_inputs = running.batch_norm_inputs(observation.params, dummy, sent)
+    statistics = derive_statistics(
+        running.model,
+        sent,
+        observation.update.buffers,
+        observation.update.schedule.num_steps,
+        layer_inputs,
+    )
+    return gradient_map, sent, statistics

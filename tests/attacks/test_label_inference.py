@@ -4,7 +4,16 @@ from attacked import observe, tiny_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_leakage.attacks import ClassCounts, SignOfGradient, class_counts, mean_feature, pose
+from flwr_leakage.attacks import (
+    ClassCounts,
+    LabelImpact,
+    SignOfGradient,
+    SmallestMinimum,
+    class_counts,
+    labels_from_impact,
+    mean_feature,
+    pose,
+)
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 
@@ -81,3 +90,44 @@ def test_a_last_layer_of_another_width_is_named():
     observation = observe(gradient_map, batch, LocalSchedule(0.1))
     with pytest.raises(ValueError, match="4 classes, got 3"):
         SignOfGradient()(pose(gradient_map, SPEC, observation, INFERRED), torch.Generator())
+
+
+@settings(max_examples=20, deadline=None)
+@given(labels=st.lists(st.integers(0, 3), min_size=1, max_size=4), seed=st.integers(0, 50))
+def test_the_smallest_minima_are_the_labels_where_none_repeats(labels, seed):
+    problem = problem_of(sorted(labels), seed=seed)
+    found = SmallestMinimum()(problem, torch.Generator()).tolist()
+    assert len(set(found)) == len(labels)
+    if len(set(labels)) == len(labels):
+        assert found == sorted(labels)
+
+
+def test_more_samples_than_classes_repeat_a_label():
+    with pytest.raises(ValueError, match="at most 4"):
+        SmallestMinimum()(problem_of([0, 1, 2, 3, 3]), torch.Generator())
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), num_samples=st.integers(1, 9))
+def test_impacts_give_as_many_labels_as_samples(seed, num_samples):
+    generator = torch.Generator().manual_seed(seed)
+    found = labels_from_impact(torch.randn(5, 3, generator=generator), num_samples)
+    assert found.tolist() == sorted(found.tolist())
+    assert len(found) == num_samples
+
+
+def test_impacts_find_the_labels_of_a_uniform_softmax():
+    labels = torch.tensor([0, 2, 2])
+    logit_errors = 1 / 5 - torch.bincount(labels, minlength=5) / 3
+    gradient = torch.outer(logit_errors, torch.tensor([0.5, 2.0]))
+    assert labels_from_impact(gradient, 3).tolist() == labels.tolist()
+    assert LabelImpact()(problem_of([2]), torch.Generator()).tolist() == [2]
+
+
+def test_public_images_take_the_place_of_dummies():
+    labels = [0, 0, 1, 3, 3, 3]
+    problem = problem_of(labels)
+    generator = torch.Generator().manual_seed(0)
+    private = SPEC.normalize(torch.rand(len(labels), *SPEC.shape, generator=generator))
+    found = ClassCounts("dummies", public=private)(problem, torch.Generator())
+    assert found.tolist() == labels

@@ -1,6 +1,6 @@
 """How often each class occurs in a batch, from the last layer's gradient."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.records import InputSpec
 
 
 def class_counts(
@@ -101,12 +102,14 @@ class ClassCounts:
 
     Attributes:
         softmax: where p̄ comes from: ``features`` (the mean feature vector that the last weight's
-            gradient gives away), or ``dummies`` (random images in the data's box).
+            gradient gives away), or ``dummies`` (random images in the data's box, or public ones).
         num_dummies: random images whose softmax is averaged, ≥ 1.
+        public: (M, C, H, W) public images in model space, taken in place of random ones.
     """
 
     softmax: Literal["features", "dummies"] = "features"
     num_dummies: int = 64
+    public: Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.softmax not in ("features", "dummies"):
@@ -124,15 +127,14 @@ class ClassCounts:
         if layer.bias is None:
             raise ValueError("class counts need the last layer's bias, the model has none.")
         bias_gradient = problem.gradient[layer.bias] / problem.gradient_weight
-        noise = torch.rand(self.num_dummies, *problem.spec.shape, generator=generator)
-        dummies = problem.spec.normalize(noise).to(bias_gradient)
         feature = mean_feature(
             problem.gradient[layer.weight] / problem.gradient_weight, bias_gradient
         )
         if self.softmax == "features":
             logits = (problem.params[layer.weight] @ feature + problem.params[layer.bias])[None]
         else:
-            logits = problem.gradient_map.logits(problem.params, dummies, problem.buffers)
+            images = self._images(problem.spec, generator).to(bias_gradient)
+            logits = problem.gradient_map.logits(problem.params, images, problem.buffers)
         softmax = replayed_softmax(
             logits,
             feature.square().sum(),
@@ -142,3 +144,8 @@ class ClassCounts:
         )
         counts = class_counts(bias_gradient, softmax, problem.num_samples)
         return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+
+    def _images(self, spec: InputSpec, generator: torch.Generator) -> Tensor:
+        if self.public is not None:
+            return self.public
+        return spec.normalize(torch.rand(self.num_dummies, *spec.shape, generator=generator))

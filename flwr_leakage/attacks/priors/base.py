@@ -18,8 +18,10 @@ class PriorContext:
         gradient_map: the model, for priors on its features.
         spec: the public facts about the data.
         params: θ_t.
-        buffers: the statistics that the attacker normalises with.
-        statistics: BatchNorm statistics of the private batch that the attacker holds, or empty.
+        buffers: the statistics that the attacker normalises with, if in running mode.
+        statistics: BatchNorm statistics that the threat model grants, or empty.
+        first_step: (b, C, H, W) the candidate's inputs of the first local step, to which those
+            statistics belong; all inputs if ``None``.
     """
 
     gradient_map: GradientMap
@@ -27,6 +29,7 @@ class PriorContext:
     params: Params
     buffers: Params
     statistics: Params
+    first_step: Tensor | None = None
 
 
 @runtime_checkable

@@ -1,7 +1,9 @@
 """Total variation: natural images are piecewise smooth."""
 
 from dataclasses import dataclass
+from itertools import combinations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,15 +25,30 @@ def total_variation(images: Float[Tensor, "B C H W"]) -> Tensor:
     return vertical + horizontal
 
 
+def colour_differences(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
+    """The C channels and the differences of every two of them.
+
+    The double opponents of Åström and Schnörr (2016): edges of natural images show in all
+    channels at once, so that differences of channels vary less than the channels.
+    """
+    pairs = [images[:, i] - images[:, j] for i, j in combinations(range(images.shape[1]), 2)]
+    return torch.cat([images, *(pair[:, None] for pair in pairs)], dim=1)
+
+
 @dataclass(frozen=True)
 class TotalVariation:
     """``weight ·`` total variation of the candidate.
 
     Attributes:
         weight: relative to the objective, ≥ 0.
+        absolute: of |x| instead of x, for InstaHide's images, whose signs are flipped at random
+            (Huang et al. 2021's published code).
+        colour: of the differences of channels as well.
     """
 
     weight: float
+    absolute: bool = False
+    colour: bool = False
 
     def __post_init__(self) -> None:
         if self.weight < 0:
@@ -39,4 +56,5 @@ class TotalVariation:
 
     def __call__(self, inputs: Float[Tensor, "B C H W"], context: PriorContext) -> Tensor:
         """The penalty of a candidate batch in model space, a scalar."""
-        return self.weight * total_variation(inputs)
+        images = inputs.abs() if self.absolute else inputs
+        return self.weight * total_variation(colour_differences(images) if self.colour else images)
