@@ -17,7 +17,7 @@ from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.objectives.base import Objective
 from flwr_leakage.attacks.objectives.euclidean import Euclidean
-from flwr_leakage.attacks.optimizers.base import Minimum, Optimizer
+from flwr_leakage.attacks.optimizers.base import Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.order import OrderSearch, Slots, make_slots
 from flwr_leakage.attacks.priors.base import Prior
@@ -98,7 +98,7 @@ class GradientInversion:
             groups.setdefault(target.kind, []).append(target)
         done = sum(result is not None for result in results)
         for group in groups.values():
-            size = max(1, self.max_rows // self.restarts)
+            size = max(1, self.max_rows // len(group[0].starts))
             for begin in range(0, len(group), size):
                 chunk = group[begin : begin + size]
                 report = Reporter(progress, done, len(observations), self.optimizer.iterations)
@@ -135,32 +135,35 @@ class GradientInversion:
         else:
             targets = self.labels(problem, streams[0])
         slots = make_slots(problem, self.order.epochs if self.order else "repeated")
+        searches = self._searches_order(problem)
+        num_starts = self.order.starts if self.order and searches else 1
         starts, orders = [], []
         for restart, stream in enumerate(streams):
-            inputs = self.initialisation(spec, problem.num_samples, restart, stream)
-            if self.box:
-                inputs = spec.clamp(inputs)
-            row = inputs.reshape(-1)
-            if joint:
-                logits = torch.randn(problem.num_samples * spec.num_classes, generator=stream)
-                row = torch.cat([row, logits])
-            starts.append(row.to(like))
-            if self._searches_order(problem):
-                assert self.order is not None
-                orders.append(self.order.draw(slots, stream))
-            else:
-                orders.append(torch.arange(problem.num_samples))
+            for start in range(num_starts):
+                number = restart * num_starts + start
+                inputs = self.initialisation(spec, problem.num_samples, number, stream)
+                if self.box:
+                    inputs = spec.clamp(inputs)
+                row = inputs.reshape(-1)
+                if joint:
+                    logits = torch.randn(problem.num_samples * spec.num_classes, generator=stream)
+                    row = torch.cat([row, logits])
+                starts.append(row.to(like))
+                if self.order and searches:
+                    orders.append(self.order.draw(slots, stream))
+                else:
+                    orders.append(torch.arange(problem.num_samples))
         if targets.is_floating_point():
             targets = targets.to(like.dtype)
         return _Target(
             index,
             problem,
-            targets.to(like.device),
             joint,
-            torch.stack(starts),
-            torch.stack(orders).to(like.device),
             slots,
             streams,
+            torch.stack(starts),
+            targets.to(like.device).expand(len(starts), *targets.shape).clone(),
+            torch.stack(orders).to(like.device),
         )
 
     def _searches_order(self, problem: Problem) -> bool:
@@ -186,62 +189,41 @@ class GradientInversion:
             (first.problem.num_samples, *spec.shape), spec.num_classes, first.joint
         )
         problems = [target.problem for target in chunk]
-        owner = torch.arange(len(chunk)).repeat_interleave(self.restarts)
-        targets = torch.stack([t.targets for t in chunk]).repeat_interleave(self.restarts, dim=0)
-        orders = torch.cat([target.orders for target in chunk])
-
-        def evaluator(batching: Batching) -> Evaluator:
-            return Evaluator(
-                problems,
-                targets,
-                orders[:, : first.slots.used],
-                owner,
-                candidates,
-                self.objective,
-                self.priors,
-                batching,
-            )
-
+        points, targets, orders = (
+            torch.cat([getattr(target, name) for target in chunk])
+            for name in ("starts", "targets", "orders")
+        )
         size = torch.Size(candidates.shape).numel()
+
+        def evaluator(batching: Batching, targets: Tensor, orders: Tensor) -> Evaluator:
+            owner = torch.arange(len(chunk)).repeat_interleave(len(targets) // len(chunk))
+            used = orders[:, : first.slots.used]
+            parts = (self.objective, self.priors, batching)
+            return Evaluator(problems, targets, used, owner, candidates, *parts)
 
         def project(points: Tensor) -> Tensor:
             inputs = spec.clamp(points[:, :size].reshape(-1, *spec.shape))
             return torch.cat([inputs.reshape(len(points), size), points[:, size:]], dim=1)
 
-        points = torch.cat([target.starts for target in chunk])
-        if self.batching == "auto":
-            evaluate = faster(evaluator, points)
-        else:
-            evaluate = evaluator(self.batching)
-        found = self.optimizer(evaluate, points, project if self.box else None, report)
-        streams = [stream for target in chunk for stream in target.streams]
-        searches = self.order is not None and self._searches_order(first.problem)
-        for _ in range(self.order.turns if self.order is not None and searches else 0):
-            assert self.order is not None
-            changed = []
-            for row, stream in enumerate(streams):
-                order, labels = self.order.improve(
-                    orders[row],
-                    targets[row],
-                    first.slots,
-                    spec.num_classes if self._may_relabel(first) else None,
-                    partial(evaluate.moves, found.points[row], row),
-                    stream,
-                )
-                if not (torch.equal(order, orders[row]) and torch.equal(labels, targets[row])):
-                    orders[row], targets[row] = order, labels
-                    changed.append(row)
-            if not changed:
-                break
-            rows = torch.tensor(changed)
-            evaluate = evaluator(evaluate.batching)
-            again = self.optimizer(
-                partial(_evaluate_some, evaluate, rows),
-                found.points[rows],
-                project if self.box else None,
+        batching = self.batching
+        if batching == "auto":
+            batching = faster(lambda way: evaluator(way, targets, orders), points)
+        bounds = project if self.box else None
+        if self.order is not None and self._searches_order(first.problem):
+            given = first.problem.known_targets is not None or first.joint
+            points, targets, orders = self.order.search(
+                partial(evaluator, batching),
+                self.optimizer,
+                points,
+                targets,
+                orders,
+                first.slots,
+                [stream for target in chunk for stream in target.streams],
+                None if given else spec.num_classes,
+                bounds,
                 report,
             )
-            found = _merge(found, again, rows)
+        found = self.optimizer(evaluator(batching, targets, orders), points, bounds, report)
         seconds = (time.process_time() - began) / len(chunk)
         results = []
         for position, target in enumerate(chunk):
@@ -263,29 +245,25 @@ class GradientInversion:
                         "gradients": int(found.evaluations[rows].sum()),
                         "cpu_seconds": seconds,
                         "restart": best - int(rows[0]),
-                        "batching": evaluate.batching,
+                        "batching": batching,
                     },
                 )
             )
         return results
 
-    def _may_relabel(self, target: "_Target") -> bool:
-        given = target.problem.known_targets is not None or target.joint
-        return self.order is not None and self.order.relabel and not given
-
 
 @dataclass(frozen=True)
 class _Target:
-    """A problem ready to be solved: its labels, or that they are variables, and its starts."""
+    """A problem ready to be solved, with a start, targets and an order in each of its R rows."""
 
     index: int
     problem: Problem
-    targets: Tensor
     joint: bool
-    starts: Tensor
-    orders: Tensor
     slots: Slots
     streams: list[torch.Generator]
+    starts: Tensor
+    targets: Tensor
+    orders: Tensor
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -300,19 +278,3 @@ class _Target:
             self.targets.dtype,
             tuple(problem.statistics),
         )
-
-
-def _evaluate_some(
-    evaluate: Evaluator, chosen: Tensor, points: Tensor, rows: Tensor
-) -> tuple[Tensor, Tensor]:
-    return evaluate(points, chosen[rows])
-
-
-def _merge(found: Minimum, again: Minimum, rows: Tensor) -> Minimum:
-    """Put a second fit of some rows in its place."""
-    points, values = found.points.clone(), found.values.clone()
-    iterations, evaluations = found.iterations.clone(), found.evaluations.clone()
-    points[rows], values[rows] = again.points, again.values
-    iterations[rows] += again.iterations
-    evaluations[rows] += again.evaluations
-    return Minimum(points, values, iterations, evaluations)

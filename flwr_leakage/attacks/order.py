@@ -6,14 +6,17 @@ commutator ``H_i g_j − H_j g_i``. So samples found under a wrong order are nea
 exchanges can be tried on them at the cost of one replayed update each.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from flwr_leakage.attacks.evaluation import Evaluator
+from flwr_leakage.attacks.optimizers.base import Optimizer, Report
 from flwr_leakage.attacks.problem import Problem
 
 Values = Callable[[Tensor, Tensor], Tensor]
@@ -72,14 +75,18 @@ def make_slots(problem: Problem, epochs: Literal["repeated", "reshuffled"]) -> S
 
 @dataclass(frozen=True)
 class OrderSearch:
-    """Alternate between fitting samples and exchanging them between steps.
+    """Alternate between short fits and exchanging samples between steps, from several starts.
 
-    After a fit, every exchange of two samples of one epoch between two steps is tried, and every
-    other label of every sample; the best one is kept as long as it lowers the objective. Then the
-    samples are fitted anew, from where they are.
+    In a turn every exchange of two samples of one epoch between two steps is tried, and every
+    other label of every sample; the best one is made as long as it lowers the objective. Then the
+    samples are fitted a little. Every second start trusts the inferred labels in its first turn;
+    in the others they may change before anything is fitted. The start with the least objective
+    goes on to the optimizer's full fit.
 
     Attributes:
-        turns: fits after the first one, at most; ≥ 0.
+        starts: that compete, ≥ 1.
+        turns: of each start, ≥ 0.
+        iterations: of the optimizer in a turn's fit, ≥ 1.
         epochs: whether the client goes through its samples in one order in all epochs
             (``repeated``), or in a new one each (``reshuffled``, as a shuffling loader does).
         relabel: whether other labels are tried, too.
@@ -87,7 +94,9 @@ class OrderSearch:
         improvement: the least relative decrease that makes a move, in (0, 1).
     """
 
-    turns: int = 4
+    starts: int = 4
+    turns: int = 3
+    iterations: int = 30
     epochs: Literal["repeated", "reshuffled"] = "repeated"
     relabel: bool = True
     max_moves: int = 256
@@ -96,8 +105,9 @@ class OrderSearch:
     def __post_init__(self) -> None:
         if self.turns < 0:
             raise ValueError(f"turns must be at least 0, got {self.turns}.")
-        if self.max_moves < 1:
-            raise ValueError(f"max_moves must be at least 1, got {self.max_moves}.")
+        for name in ("starts", "iterations", "max_moves"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.epochs not in ("repeated", "reshuffled"):
             raise ValueError(f"epochs must be 'repeated' or 'reshuffled', got {self.epochs!r}.")
         if not 0 < self.improvement < 1:
@@ -109,6 +119,57 @@ class OrderSearch:
         epochs = int(slots.epoch.max()) + 1
         return torch.cat([torch.randperm(count, generator=generator) for _ in range(epochs)])
 
+    def search(
+        self,
+        evaluator: Callable[[Tensor, Tensor], Evaluator],
+        optimizer: Optimizer,
+        points: Float[Tensor, "R D"],
+        targets: Tensor,
+        orders: Int[Tensor, "R S"],
+        slots: Slots,
+        streams: Sequence[torch.Generator],
+        num_classes: int | None,
+        project: Callable[[Tensor], Tensor] | None,
+        report: Report | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Search the orders and targets of R rows, ``starts`` in a sequence for each stream.
+
+        Args:
+            evaluator: (targets, orders) ↦ the rows' objective.
+            optimizer: for the short fits; any with ``iterations``.
+            points: where the rows start.
+            targets: (R, N) of their samples.
+            orders: the sample in each slot.
+            slots: of all rows.
+            streams: the random draws of each ``starts`` rows.
+            num_classes: of the labels that may be tried; ``None`` leaves the targets alone.
+            project: onto the feasible set.
+            report: of the optimizer.
+
+        Returns:
+            Point, targets and order of the best of each ``starts`` rows.
+        """
+        quick = replace(optimizer, iterations=self.iterations)  # type: ignore[type-var]
+        values = points.new_zeros(len(points))
+        for turn in range(self.turns + 1):
+            evaluate = evaluator(targets, orders)
+            targets, orders = targets.clone(), orders.clone()
+            for row in range(len(points)):
+                trusts = not self.relabel or (turn == 0 and row % self.starts % 2 == 0)
+                orders[row], targets[row], values[row] = self.improve(
+                    orders[row],
+                    targets[row],
+                    slots,
+                    None if trusts else num_classes,
+                    partial(evaluate.moves, points[row], row),
+                    streams[row // self.starts],
+                )
+            if turn < self.turns:
+                points = quick(evaluator(targets, orders), points, project, report).points
+        groups = values.reshape(-1, self.starts).nan_to_num(nan=torch.inf)
+        best = groups.argmin(dim=1) + self.starts * torch.arange(len(groups))
+        return points[best], targets[best], orders[best]
+
     def improve(
         self,
         order: Int[Tensor, " S"],
@@ -117,8 +178,8 @@ class OrderSearch:
         num_classes: int | None,
         values: Values,
         generator: torch.Generator,
-    ) -> tuple[Tensor, Tensor]:
-        """Make the best move while there is one; returns the order and the targets.
+    ) -> tuple[Tensor, Tensor, float]:
+        """Make the best move while there is one; returns order, targets and their objective.
 
         Args:
             order: the sample in each slot.
@@ -140,7 +201,7 @@ class OrderSearch:
             if not float(found[best]) < (1 - self.improvement) * value:
                 break
             order, targets, value = orders[best], labels[best], float(found[best])
-        return order, targets
+        return order, targets, value
 
 
 def _moves(
