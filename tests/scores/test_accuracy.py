@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from conftest import small_network
+from scored import small_network
+from torch.nn import functional as F
 
 from flwr_leakage.data import embedded_mnist
 from flwr_leakage.gradient_map import GradientMap
@@ -29,6 +30,18 @@ def lenet():
     return model, batch
 
 
+def trained_lenet():
+    """More than half of the test digits right, and λmax/λmin beyond 1e7."""
+    model, batch = lenet()
+    train = embedded_mnist(mean=(0.0,), std=(1.0,))[0].batch(list(range(2000)))
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for chosen in torch.randperm(2000, generator=generator()).repeat(3).split(32):
+        optimizer.zero_grad()
+        F.cross_entropy(model(train.inputs[chosen]), train.targets[chosen]).backward()
+        optimizer.step()
+    return model, batch
+
+
 def convnet():
     model = ConvNet((3, 12, 12), 10, 8, (1, 2, 2), (1, 2, 2), (), use_batch_norm=False)
     return initialize(model, "default", generator()), synthetic((2, 3, 12, 12))
@@ -42,12 +55,13 @@ def resnet():
 def synthetic(shape):
     """Smooth inputs: blurred noise."""
     noise = torch.rand(shape, generator=generator(1))
-    blurred = torch.nn.functional.avg_pool2d(noise, 3, 1, 1)
+    blurred = F.avg_pool2d(noise, 3, 1, 1)
     return Batch(blurred, torch.arange(shape[0]))
 
 
 @pytest.fixture(
-    scope="module", params=[lenet, convnet, pytest.param(resnet, marks=pytest.mark.slow)]
+    scope="module",
+    params=[lenet, trained_lenet, convnet, pytest.param(resnet, marks=pytest.mark.slow)],
 )
 def dense(request):
     """The operator, JJᵀ's eigenvalues and eigenvectors, and those of the angular operator."""
@@ -86,16 +100,18 @@ def test_the_influence_is_within_a_thousandth(dense, damping):
     torch.testing.assert_close(solved.norms[:, 0], exact, rtol=1e-3, atol=0)
 
 
-def test_the_minimum_is_within_a_hundredth_or_unresolved(dense):
+def test_the_minimum_is_right_or_unresolved(dense):
     operator, eigenvalues, _, _, _ = dense
     found = choose_smallest_eigenvalue(operator, generator(3))
     for value, resolved, exact, top in zip(
         found.value, found.converged, eigenvalues[:, 0], eigenvalues[:, -1], strict=True
     ):
-        if top / exact.clamp_min(1e-300) < 1e7:
+        well_conditioned = top / exact.clamp_min(1e-300) < 1e7
+        if well_conditioned:
             assert bool(resolved)
         if bool(resolved):
-            assert float(value) == pytest.approx(float(exact), rel=1e-2)
+            tolerance = 1e-2 if well_conditioned else 1e-4
+            assert float(value) == pytest.approx(float(exact), rel=tolerance)
         else:
             assert float(value) >= float(exact) * (1 - 1e-6)
 

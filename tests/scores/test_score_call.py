@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from conftest import small_network
+from scored import small_network
 
 from flwr_leakage.records import LocalSchedule
 from flwr_leakage.scores import Budget, GradientNorm, InversionInfluence, default_scores, score

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from scored import make_exposure, small_network
 from torch import nn
 
 from flwr_leakage.gradient_map import GradientMap
@@ -66,13 +67,13 @@ def assert_values(measurement, expected: torch.Tensor, rtol: float) -> None:
     torch.testing.assert_close(found, expected.double(), rtol=rtol, atol=0)
 
 
-def test_gradient_norm(gradient_map, batch, expose, generator):
-    (found,) = GradientNorm()(gradient_map, expose(gradient_map, batch), generator)
+def test_gradient_norm(gradient_map, batch, generator):
+    (found,) = GradientNorm()(gradient_map, make_exposure(gradient_map, batch), generator)
     assert_values(found, dense(gradient_map, batch)[1].norm(dim=1), 1e-5)
 
 
-def test_lavp_equals_dense_eigenvalues(gradient_map, batch, expose, generator):
-    exposure = expose(gradient_map, batch)
+def test_lavp_equals_dense_eigenvalues(gradient_map, batch, generator):
+    exposure = make_exposure(gradient_map, batch)
     found = by_name(LAVP(tolerance=1e-4)(gradient_map, exposure, generator))
     J, g = dense(gradient_map, batch)
     gram = J @ J.transpose(1, 2)
@@ -91,8 +92,8 @@ def test_lavp_equals_dense_eigenvalues(gradient_map, batch, expose, generator):
     assert_values(alone, eigenvalues[:, 0], 1e-2)
 
 
-def test_inversion_influence_equals_a_dense_solve(gradient_map, batch, expose, generator):
-    exposure = expose(gradient_map, batch, noise_std=1e-2)
+def test_inversion_influence_equals_a_dense_solve(gradient_map, batch, generator):
+    exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     score = InversionInfluence((1e-2, 1e-4), tolerance=1e-4, expected="always", num_probes=40)
     found = by_name(score(gradient_map, exposure, generator))
     J, _ = dense(gradient_map, batch)
@@ -110,8 +111,8 @@ def test_inversion_influence_equals_a_dense_solve(gradient_map, batch, expose, g
         assert_values(found[f"expected_influence_rmse_{label}"], (expected / 36).sqrt(), 0.1)
 
 
-def test_influence_bounds_hold(gradient_map, batch, expose, generator):
-    exposure = expose(gradient_map, batch, noise_std=1e-2)
+def test_influence_bounds_hold(gradient_map, batch, generator):
+    exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     found = by_name(InfluenceLowerBound()(gradient_map, exposure, generator))
     J, _ = dense(gradient_map, batch)
     delta = (
@@ -131,9 +132,9 @@ def test_influence_bounds_hold(gradient_map, batch, expose, generator):
 
 
 def test_krylov_bound_lies_between_the_lower_bound_and_the_influence(
-    gradient_map, batch, expose, generator
+    gradient_map, batch, generator
 ):
-    exposure = expose(gradient_map, batch, noise_std=1e-2)
+    exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     J, _ = dense(gradient_map, batch)
     difference = subtract(exposure.released.pseudo_gradient(), exposure.raw.pseudo_gradient())
     delta = 4 * ravel(difference).double()
@@ -153,15 +154,19 @@ def test_krylov_bound_lies_between_the_lower_bound_and_the_influence(
     assert all(a / 6 <= b for a, b in zip(loose.values, tight.values, strict=True))
 
 
-def test_krylov_bound_probes_an_undefended_client(gradient_map, batch, expose, generator):
-    found = by_name(InfluenceKrylovBound()(gradient_map, expose(gradient_map, batch), generator))
+def test_krylov_bound_probes_an_undefended_client(gradient_map, batch, generator):
+    found = by_name(
+        InfluenceKrylovBound()(gradient_map, make_exposure(gradient_map, batch), generator)
+    )
     assert found["influence_krylov_bound_rmse"].values == (0.0,) * 4
     assert "δ = 0" in found["influence_krylov_bound_rmse"].notes[0]
     assert all(v > 0 for v in found["unit_noise_influence_bound_rmse"].values)
 
 
-def test_singular_influence_is_that_of_a_singular_vector(gradient_map, batch, expose, generator):
-    found = by_name(SingularInfluence()(gradient_map, expose(gradient_map, batch), generator))
+def test_singular_influence_is_that_of_a_singular_vector(gradient_map, batch, generator):
+    found = by_name(
+        SingularInfluence()(gradient_map, make_exposure(gradient_map, batch), generator)
+    )
     J, _ = dense(gradient_map, batch)
     for index, name in ((0, "first_singular_influence"), (-1, "last_singular_influence")):
         right = torch.linalg.svd(J, full_matrices=False).Vh[:, index]
@@ -169,17 +174,17 @@ def test_singular_influence_is_that_of_a_singular_vector(gradient_map, batch, ex
         assert_values(found[name], solved[..., 0].norm(dim=1), 1e-2)
 
 
-def test_jacobian_norms(gradient_map, batch, expose, generator):
+def test_jacobian_norms(gradient_map, batch, generator):
     score = JacobianNorm(num_probes=400)
-    found = by_name(score(gradient_map, expose(gradient_map, batch), generator))
+    found = by_name(score(gradient_map, make_exposure(gradient_map, batch), generator))
     J, _ = dense(gradient_map, batch)
     assert_values(found["jacobian_norm"], torch.linalg.svdvals(J)[:, 0], 1e-2)
     assert_values(found["jacobian_frobenius_norm"], J.norm(dim=(1, 2)), 0.1)
 
 
-def test_layer_shares_add_up_and_match(gradient_map, batch, expose, generator):
+def test_layer_shares_add_up_and_match(gradient_map, batch, generator):
     score = LayerShares(num_probes=400)
-    found = by_name(score(gradient_map, expose(gradient_map, batch), generator))
+    found = by_name(score(gradient_map, make_exposure(gradient_map, batch), generator))
     J, _ = dense(gradient_map, batch)
     first = 30  # parameters of the convolution: 27 weights and 3 biases
     share = (J[:, :, :first].norm(dim=(1, 2)) / J.norm(dim=(1, 2))) ** 2
@@ -201,8 +206,10 @@ def test_lipschitz_of_a_linear_map_is_exact(generator):
     torch.testing.assert_close(angular, torch.ones(2).double(), rtol=1e-6, atol=0)
 
 
-def test_lipschitz_is_below_the_norm_of_the_jacobian(gradient_map, batch, expose, generator):
-    found = by_name(Lipschitz(num_draws=50)(gradient_map, expose(gradient_map, batch), generator))
+def test_lipschitz_is_below_the_norm_of_the_jacobian(gradient_map, batch, generator):
+    found = by_name(
+        Lipschitz(num_draws=50)(gradient_map, make_exposure(gradient_map, batch), generator)
+    )
     J, _ = dense(gradient_map, batch)
     for value, top in zip(
         found["lipschitz"].values, torch.linalg.svdvals(J)[:, 0].tolist(), strict=True
@@ -225,8 +232,6 @@ def test_nonlinear_bound_of_a_quadratic_gradient(generator):
     # g = w·x², J = 2wx, |J'| = 2|w|: μ_L is estimated as max(|J|, slopes nearby).
     gradient_map = GradientMap(Square(), loss=lambda out, _: 0.5 * (out**2).sum())
     batch = Batch(torch.tensor([[3.0]]), torch.tensor([0]))
-    from conftest import make_exposure
-
     exposure = make_exposure(gradient_map, batch, noise_std=0.5)
     score = NonlinearBound(radius=1e-3, num_draws=3, precision="float64")
     (found,) = score(gradient_map, exposure, generator)
@@ -236,9 +241,9 @@ def test_nonlinear_bound_of_a_quadratic_gradient(generator):
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_contract(name, gradient_map, batch, expose):
+def test_contract(name, gradient_map, batch):
     """Same seed same result, nothing changed, units and notes in order, one by one the same."""
-    exposure = expose(gradient_map, batch, noise_std=1e-2)
+    exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     before = copy.deepcopy((exposure, gradient_map.params))
     results = [
         compute_scores(
@@ -260,8 +265,8 @@ def test_contract(name, gradient_map, batch, expose):
 @pytest.mark.parametrize(
     "name", ["gradient_norm", "lambda_max", "influence_lower_bound", "lavp", "singular_influence"]
 )
-def test_little_memory_gives_the_same_values(name, gradient_map, batch, expose):
-    exposure = expose(gradient_map, batch, noise_std=1e-2)
+def test_little_memory_gives_the_same_values(name, gradient_map, batch):
+    exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     wide = type(SCORES[name])(precision="float64")
     # Room for one sample at a time, and for none of the dense matrices.
     narrow = type(SCORES[name])(precision="float64", memory_bytes=30_000)
@@ -274,11 +279,9 @@ def test_little_memory_gives_the_same_values(name, gradient_map, batch, expose):
         torch.testing.assert_close(found, torch.tensor(left.values), rtol=2e-2, atol=0)
 
 
-def test_schedule_weights_with_momentum_equal_the_first_order_expansion(
-    gradient_map, batch, expose
-):
+def test_schedule_weights_with_momentum_equal_the_first_order_expansion(gradient_map, batch):
     schedule = LocalSchedule(1e-6, 5, 2, momentum=0.9)
-    exposure = expose(gradient_map, batch, schedule)
+    exposure = make_exposure(gradient_map, batch, schedule)
     _, gradients = dense(gradient_map, batch)
     weights = schedule_weights(schedule, 4)
     released = ravel(exposure.raw.pseudo_gradient()).double()
@@ -286,28 +289,24 @@ def test_schedule_weights_with_momentum_equal_the_first_order_expansion(
     assert weights.tolist() == pytest.approx([7.3555, 7.3555, 4.9950 - 0.0, 4.9950], rel=1)
 
 
-def test_a_sample_that_the_schedule_never_uses_has_no_number(
-    gradient_map, batch, expose, generator
-):
-    exposure = expose(gradient_map, batch, LocalSchedule(0.1, 1, 2), noise_std=1e-2)
+def test_a_sample_that_the_schedule_never_uses_has_no_number(gradient_map, batch, generator):
+    exposure = make_exposure(gradient_map, batch, LocalSchedule(0.1, 1, 2), noise_std=1e-2)
     (found,) = LambdaMax()(gradient_map, exposure, generator)
     assert found.values[2:] == (None, None) and found.values[0] is not None
     assert "never uses" in found.notes[2]
 
 
-def test_without_a_defense_the_influence_is_zero_and_says_why(
-    gradient_map, batch, expose, generator
-):
-    exposure = expose(gradient_map, batch)
+def test_without_a_defense_the_influence_is_zero_and_says_why(gradient_map, batch, generator):
+    exposure = make_exposure(gradient_map, batch)
     found = by_name(InversionInfluence((1e-3,))(gradient_map, exposure, generator))
     assert found["inversion_influence_1e-03"].values == (0.0,) * 4
     assert "δ = 0" in found["inversion_influence_1e-03"].notes[0]
     assert all(v > 0 for v in found["expected_influence_rmse_1e-03"].values)
 
 
-def test_private_point_counts_what_an_encoding_hides(gradient_map, batch, expose, generator):
+def test_private_point_counts_what_an_encoding_hides(gradient_map, batch, generator):
     encoded = Batch(batch.inputs * 0.9, batch.targets)
-    exposure = expose(gradient_map, batch, defended=encoded)
+    exposure = make_exposure(gradient_map, batch, defended=encoded)
     at_defended = by_name(InversionInfluence((1e-3,))(gradient_map, exposure, generator))
     score = InversionInfluence((1e-5,), point="private", precision="float64")
     at_private = by_name(score(gradient_map, exposure, generator))
@@ -315,9 +314,9 @@ def test_private_point_counts_what_an_encoding_hides(gradient_map, batch, expose
     assert all(v > 0 for v in at_private["inversion_influence_1e-05"].values)
 
 
-def test_a_zero_gradient_is_marked(batch, expose, generator):
+def test_a_zero_gradient_is_marked(batch, generator):
     gradient_map = GradientMap(nn.Sequential(nn.Flatten(), nn.Linear(36, 4)), loss=_flat_loss)
-    exposure = expose(gradient_map, batch, noise_std=1e-2)
+    exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     found = by_name(compute_scores(SCORES, gradient_map, exposure, generator))
     assert found["gradient_norm"].values == (0.0,) * 4
     assert found["angular_max"].values == (None,) * 4
@@ -331,8 +330,8 @@ def _flat_loss(logits, targets):
     return 0 * logits.sum()
 
 
-def test_nan_weights_are_marked(gradient_map, batch, expose, generator):
-    exposure = expose(gradient_map, batch)
+def test_nan_weights_are_marked(gradient_map, batch, generator):
+    exposure = make_exposure(gradient_map, batch)
     poisoned = {k: torch.full_like(v, math.nan) for k, v in exposure.params.items()}
     exposure = type(exposure)(
         poisoned, {}, exposure.private, exposure.defended, exposure.raw, exposure.released
@@ -342,16 +341,18 @@ def test_nan_weights_are_marked(gradient_map, batch, expose, generator):
         assert measured.notes[0]
 
 
-def test_one_poisoned_sample_leaves_the_others_alone(gradient_map, batch, expose, generator):
+def test_one_poisoned_sample_leaves_the_others_alone(gradient_map, batch, generator):
     inputs = batch.inputs.clone()
     inputs[1, 0, 0, 0] = math.nan
-    exposure = expose(gradient_map, batch, noise_std=1e-2)
+    exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     poisoned = Batch(inputs, batch.targets)
     exposure = type(exposure)(
         exposure.params, {}, poisoned, poisoned, exposure.raw, exposure.released
     )
     clean = by_name(
-        compute_scores(SCORES, gradient_map, expose(gradient_map, batch, noise_std=1e-2), generator)
+        compute_scores(
+            SCORES, gradient_map, make_exposure(gradient_map, batch, noise_std=1e-2), generator
+        )
     )
     for measured in compute_scores(SCORES, gradient_map, exposure, generator):
         assert measured.values[1] is None and "not finite" in measured.notes[1]
@@ -360,8 +361,8 @@ def test_one_poisoned_sample_leaves_the_others_alone(gradient_map, batch, expose
         assert others == pytest.approx([clean[measured.name].values[i] for i in (0, 2, 3)], rel=0.6)
 
 
-def test_integer_inputs_and_wrong_labels_are_reasons(gradient_map, batch, expose, generator):
-    exposure = expose(gradient_map, batch)
+def test_integer_inputs_and_wrong_labels_are_reasons(gradient_map, batch, generator):
+    exposure = make_exposure(gradient_map, batch)
     for inputs, targets, reason in (
         (batch.inputs.long(), batch.targets, "floating-point"),
         (batch.inputs, torch.tensor([0, 1, 2, 4]), "0 … 3"),
@@ -375,12 +376,10 @@ def test_integer_inputs_and_wrong_labels_are_reasons(gradient_map, batch, expose
             LambdaMax()(gradient_map, broken, generator)
 
 
-def test_batch_norm_in_train_mode_keeps_the_statistics_of_the_batch(
-    network, batch, expose, generator
-):
-    model = network(batch_norm=True).train()
+def test_batch_norm_in_train_mode_keeps_the_statistics_of_the_batch(batch, generator):
+    model = small_network(batch_norm=True).train()
     gradient_map = GradientMap(model, batch_norm="batch")
-    exposure = expose(gradient_map, batch, noise_std=1e-2)
+    exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     found = by_name(compute_scores(SCORES, gradient_map, exposure, generator))
     given = gradient_map.statistics(exposure.params, batch.inputs)
     fixed = gradient_map.with_batch_norm("running")
@@ -391,7 +390,7 @@ def test_batch_norm_in_train_mode_keeps_the_statistics_of_the_batch(
     assert int(model[1].num_batches_tracked) == 0
 
 
-def test_a_second_derivative_that_is_not_implemented_is_a_reason(batch, expose, generator):
+def test_a_second_derivative_that_is_not_implemented_is_a_reason(batch, generator):
     class Distances(nn.Module):
         def __init__(self):
             super().__init__()
@@ -402,7 +401,7 @@ def test_a_second_derivative_that_is_not_implemented_is_a_reason(batch, expose, 
             return self.out(torch.cdist(z, z.sin()).flatten(1))
 
     gradient_map = GradientMap(Distances())
-    exposure = expose(gradient_map, batch)
+    exposure = make_exposure(gradient_map, batch)
     found = by_name(
         compute_scores(
             {"lambda_max": LambdaMax(), "lipschitz": Lipschitz(num_draws=2)},
@@ -415,8 +414,8 @@ def test_a_second_derivative_that_is_not_implemented_is_a_reason(batch, expose, 
     assert None not in found["lipschitz"].values  # needs first derivatives only
 
 
-def test_a_budget_stops_the_dear_scores_only(gradient_map, batch, expose, generator):
-    exposure = expose(gradient_map, batch, noise_std=1e-2)
+def test_a_budget_stops_the_dear_scores_only(gradient_map, batch, generator):
+    exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     scores = {"gradient_norm": GradientNorm(), "lavp": LAVP(), "after": GradientNorm()}
     found = compute_scores(scores, gradient_map, exposure, generator, Budget(products=20))
     assert None not in found[0].values and None not in found[2].values
@@ -429,8 +428,8 @@ def test_a_budget_stops_the_dear_scores_only(gradient_map, batch, expose, genera
     assert issubclass(BudgetExhausted, RuntimeError)
 
 
-def test_selected_samples_have_the_values_of_the_whole(gradient_map, batch, expose, generator):
-    exposure = expose(gradient_map, batch, noise_std=1e-2)
+def test_selected_samples_have_the_values_of_the_whole(gradient_map, batch, generator):
+    exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     (whole,) = compute_scores([GradientNorm()], gradient_map, exposure, generator)
     chosen = select_samples(gradient_map, exposure, 2, "largest_gradient", generator)
     assert sorted(whole.values)[-2:] == sorted(whole.values[i] for i in chosen)
@@ -446,8 +445,8 @@ def test_selected_samples_have_the_values_of_the_whole(gradient_map, batch, expo
         select_samples(gradient_map, exposure, 3, "last", generator)
 
 
-def test_scores_share_their_lanczos_run(gradient_map, batch, expose):
-    exposure = expose(gradient_map, batch, noise_std=1e-2)
+def test_scores_share_their_lanczos_run(gradient_map, batch):
+    exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     scores = {"a": LambdaMax(), "b": LambdaMax()}
     first, second = compute_scores(scores, gradient_map, exposure, torch.Generator().manual_seed(0))
     assert first.values == second.values
@@ -455,9 +454,9 @@ def test_scores_share_their_lanczos_run(gradient_map, batch, expose):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
-def test_every_config_builds_and_runs(path, gradient_map, batch, expose, generator):
+def test_every_config_builds_and_runs(path, gradient_map, batch, generator):
     scores = instantiate(OmegaConf.load(path), _convert_="all")
-    exposure = expose(gradient_map, batch, noise_std=1e-2)
+    exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     measurements = compute_scores(scores or {}, gradient_map, exposure, generator)
     assert all(None not in m.values for m in measurements), measurements
     assert bool(measurements) == (path.stem != "none")
