@@ -7,7 +7,7 @@ import torch
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
-from flwr_leakage.records import Batch, InputSpec, Update
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,16 @@ class Defense:
 
     def validate(self, spec: InputSpec, num_examples: int) -> None:
         """Raise ``ValueError`` where the defense cannot work on this data, before training."""
+
+    def epsilon(self, schedule: LocalSchedule, num_examples: int, num_rounds: int) -> float | None:
+        """ε of the differential privacy of a single sample, or ``None``: no guarantee is known.
+
+        Args:
+            schedule: the local training.
+            num_examples: the client's samples in a round.
+            num_rounds: rounds in which the sample takes part.
+        """
+        return None
 
     def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
         """Encode a mini-batch before a training step."""

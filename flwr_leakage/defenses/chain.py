@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from flwr_leakage.defenses.base import Defense, LocalRound
-from flwr_leakage.records import Batch, InputSpec, Update
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 
 def _transforms_update(defense: Defense) -> bool:
@@ -53,6 +53,13 @@ class Chain(Defense):
         """Validate each defense."""
         for defense in self.defenses:
             defense.validate(spec, num_examples)
+
+    def epsilon(self, schedule: LocalSchedule, num_examples: int, num_rounds: int) -> float | None:
+        """That of the one with a guarantee; none where a sample is mixed into several others."""
+        if self.encodes_batches:
+            return None
+        known = (d.epsilon(schedule, num_examples, num_rounds) for d in self.defenses)
+        return next((epsilon for epsilon in known if epsilon is not None), None)
 
     def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
         """Encode by each defense in order."""

@@ -78,7 +78,7 @@ def dp_epsilon(noise_multiplier: float, sample_rate: float, num_steps: int, delt
         from opacus.accountants import RDPAccountant
     except ImportError as error:
         raise ImportError(
-            "accounting ε needs Opacus: pip install 'flwr-leakage[opacus]'"
+            "accounting ε needs Opacus: pip install 'flwr-leakage[opacus]' (or set delta to null)"
         ) from error
     accountant = RDPAccountant()
     accountant.history = [(noise_multiplier, sample_rate, num_steps)]
@@ -98,10 +98,13 @@ class DPSGD(Defense):
         max_norm: C > 0, the largest norm of a sample's gradient; ``inf`` clips nothing and
             needs ``noise_multiplier`` 0.
         noise_multiplier: ≥ 0, standard deviation of the summed gradient's noise over C.
+        delta: δ in (0, 1) of the guarantee that is reported, below one over the client's
+            samples; ``None`` reports none, and needs no Opacus.
     """
 
     max_norm: float = 1.0
     noise_multiplier: float = 1.0
+    delta: float | None = 1e-5
 
     replaces_update: ClassVar[bool] = True
 
@@ -117,21 +120,21 @@ class DPSGD(Defense):
                 "noise_multiplier must be 0 where max_norm is infinite, got "
                 f"{self.noise_multiplier}."
             )
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"delta must lie in (0, 1) or be None, got {self.delta}.")
 
-    def epsilon(
-        self, schedule: LocalSchedule, num_examples: int, num_rounds: int, delta: float
-    ) -> float:
-        """ε spent on a sample of a client that trains in ``num_rounds`` rounds.
+    def epsilon(self, schedule: LocalSchedule, num_examples: int, num_rounds: int) -> float | None:
+        """ε spent on a sample that takes part in ``num_rounds`` rounds, at ``delta``.
 
-        Args:
-            schedule: the local training.
-            num_examples: samples of the client.
-            num_rounds: rounds that it takes part in.
-            delta: δ in (0, 1), below 1 / ``num_examples``.
+        The bound counts every step that touches the sample, without amplification by sampling.
+
+        Raises:
+            ImportError: Opacus is not installed.
         """
-        windows = schedule.slices(num_examples)
-        touches = sum(window.start == 0 for window in windows)
-        return dp_epsilon(self.noise_multiplier, 1.0, touches * num_rounds, delta)
+        if self.delta is None:
+            return None
+        touches = sum(window.start == 0 for window in schedule.slices(num_examples))
+        return dp_epsilon(self.noise_multiplier, 1.0, touches * num_rounds, self.delta)
 
     def on_update(
         self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None

@@ -1,11 +1,20 @@
 import math
+import sys
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.defenses import DPSGD, LocalRound, clipped_mean_gradient, dp_epsilon
+from flwr_leakage.defenses import (
+    DPSGD,
+    Chain,
+    GradientPruning,
+    LocalRound,
+    MixUp,
+    clipped_mean_gradient,
+    dp_epsilon,
+)
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, LocalSchedule, Update
@@ -91,9 +100,24 @@ def test_epsilon_of_the_gaussian_mechanism() -> None:
 def test_epsilon_counts_how_often_a_sample_is_touched() -> None:
     pytest.importorskip("opacus")
     schedule = LocalSchedule(0.1, num_steps=4, batch_size=2)
-    defense = DPSGD(1.0, 2.0)
+    defense = DPSGD(1.0, 2.0, delta=1e-4)
     # Three batches an epoch: the first samples are touched twice in four steps.
-    assert defense.epsilon(schedule, 5, 3, 1e-5) == pytest.approx(dp_epsilon(2.0, 1.0, 6, 1e-5))
+    expected = dp_epsilon(2.0, 1.0, 6, 1e-4)
+    assert defense.epsilon(schedule, 5, 3) == pytest.approx(expected)
+    # What comes after cannot weaken the guarantee; mixing before it would.
+    assert Chain([defense, GradientPruning(0.5)]).epsilon(schedule, 5, 3) == pytest.approx(expected)
+    assert Chain([MixUp(2), defense]).epsilon(schedule, 5, 3) is None
+
+
+def test_without_delta_there_is_no_epsilon_to_account() -> None:
+    assert DPSGD(delta=None).epsilon(LocalSchedule(0.1), 1, 1) is None
+    assert GradientPruning(0.9).epsilon(LocalSchedule(0.1), 1, 1) is None
+
+
+def test_a_missing_accountant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    with pytest.raises(ImportError, match=r"flwr-leakage\[opacus\]"):
+        DPSGD().epsilon(LocalSchedule(0.1), 1, 1)
 
 
 @pytest.mark.parametrize(("sample_rate", "delta"), [(0.0, 0.1), (1.5, 0.1), (1.0, 0.0), (1.0, 1.0)])
