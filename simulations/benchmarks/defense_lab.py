@@ -4,6 +4,7 @@ Clients take one plain SGD step on one mini-batch a round, so that the pseudo-gr
 gradient that the papers defend.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class Trained:
     Attributes:
         params: the last ones.
         checkpoints: the parameters before the rounds asked for.
-        accuracy: on the test set.
+        accuracy: on the test set; NaN without one.
         cpu_seconds: of training, defense included, evaluation excluded.
     """
 
@@ -94,7 +95,7 @@ class Trained:
 def train(
     gradient_map: GradientMap,
     train_set: ImageDataset,
-    test_set: ImageDataset,
+    test_set: ImageDataset | None,
     defense: Defense,
     *,
     rounds: int,
@@ -102,10 +103,15 @@ def train(
     batch_size: int,
     learning_rate: float,
     seed: int,
+    momentum: float = 0.0,
     checkpoints: Sequence[int] = (),
 ) -> Trained:
-    """FedAvg of one-step clients; every client encodes the samples of its own epoch at once."""
+    """FedAvg of one-step clients; every client encodes the samples of its own epoch at once.
+
+    ``momentum`` is the server's (FedAvgM, Hsu et al. 2019): it sees defended updates only.
+    """
     params = gradient_map.params
+    velocity: Params | None = None
     kept: dict[int, Params] = {}
     start = time.process_time()
     share = len(train_set) // clients
@@ -136,9 +142,12 @@ def train(
             )
             total = released.delta if total is None else add(total, released.delta)
         assert total is not None
-        params = add(params, scale(total, 1 / clients))
+        mean = scale(total, 1 / clients)
+        velocity = mean if velocity is None else add(scale(velocity, momentum), mean)
+        params = add(params, velocity)
     seconds = time.process_time() - start
-    return Trained(params, kept, accuracy(gradient_map, params, test_set), seconds)
+    reached = math.nan if test_set is None else accuracy(gradient_map, params, test_set)
+    return Trained(params, kept, reached, seconds)
 
 
 def accuracy(gradient_map: GradientMap, params: Params, test_set: ImageDataset) -> float:

@@ -5,11 +5,15 @@
 ``FOLDER`` holds ``cifar10_train.npz`` and ``cifar10_test.npz`` (arrays ``images`` and
 ``labels``); without ``--data-root`` the embedded MNIST digits are used. For each defense, at the
 paper's strengths: test accuracy and CPU time of training against none, then the attack on the
-same private images in batches of 1, 16 and 32. The attacker knows the labels (soft ones too) and
-adapts: it compares the entries that were not pruned only, chooses objective, optimizer and total
-variation by their PSNR on images of its own under the same defense, and decodes MixUp and
-InstaHide from several epochs with the mapping and coefficients given (the paper's upper bound on
-leakage). It writes ``defense_table.json`` and ``defense_table.md``.
+same private images in batches of 1, 16 and 32. The network has more parameters than a batch of 32
+has pixels, so that a large batch is not hidden by counting alone. The attacker knows the labels
+(soft ones too) and adapts: it compares the entries that were not pruned only, chooses the weight
+of total variation on images of its own under the same defense, and decodes MixUp and InstaHide
+from several epochs with the mapping and coefficients given (the paper's upper bound on leakage).
+
+Rows are added to ``defense_table.json`` one by one, and those found there are not repeated;
+``defense_table.md`` is made of all of them. ``--rows`` names some, so that two processes can
+share the work.
 """
 
 import argparse
@@ -20,24 +24,14 @@ from statistics import fmean, pstdev
 
 import torch
 
-from flwr_leakage.attacks import (
-    LBFGS,
-    Adam,
-    Attack,
-    Cosine,
-    Euclidean,
-    GradientInversion,
-    TotalVariation,
-)
+from flwr_leakage.attacks import LBFGS, Attack, Euclidean, GradientInversion, TotalVariation
 from flwr_leakage.attacks.decode import decode_instahide, decode_mixup
 from flwr_leakage.data import ImageDataset
 from flwr_leakage.defenses import (
     Chain,
     Defense,
-    GaussianNoise,
     GradientPruning,
     InstaHide,
-    LaplacianNoise,
     MixUp,
     NoDefense,
     draw_mixing,
@@ -45,14 +39,15 @@ from flwr_leakage.defenses import (
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Lpips
 from flwr_leakage.models import LeNet, initialize
-from flwr_leakage.params import Params
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, Reconstruction
 from simulations.benchmarks.defense_lab import Masked, invert, load_data, measure, observe, train
+from simulations.benchmarks.defense_times import first_images, ratios, step_block
 
-LEARNING_RATE = 0.05
+LEARNING_RATE, MOMENTUM = 0.01, 0.9
 BATCH_SIZES = (1, 16, 32)
-PAPER_EPOCHS = 20  # examples/attack_decode.py of the paper's code
+TV_WEIGHTS = (1e-4, 1e-3, 1e-2)
+PAPER_EPOCHS = 20  # the default of examples/attack_decode.py in the paper's code
 
 DEFENSES: dict[str, Defense] = {
     "none": NoDefense(),
@@ -65,36 +60,19 @@ DEFENSES: dict[str, Defense] = {
     "Intra-InstaHide 4 + pruning 0.9": Chain([InstaHide(4), GradientPruning(0.9)]),
 }
 
-TIMED: dict[str, Defense] = {
-    **DEFENSES,
-    "Gaussian noise 0.1": GaussianNoise(0.1),
-    "Laplacian noise 0.1": LaplacianNoise(0.1),
-}
 
+def inversion(tv_weight: float, batch_size: int, iterations: int) -> GradientInversion:
+    """The attack; ``tv_weight`` is that of a batch of one.
 
-def recipes(iterations: int) -> dict[str, Attack]:
-    """What the attacker chooses from."""
-
-    def lbfgs(tv_weight: float) -> GradientInversion:
-        return GradientInversion(
-            objective=Masked(Euclidean()),
-            priors=[TotalVariation(tv_weight)] if tv_weight else [],
-            optimizer=LBFGS(iterations=iterations),
-            dtype="float64",
-            batching="vmap",
-        )
-
-    return {
-        "L2, L-BFGS": lbfgs(0.0),
-        "L2, L-BFGS, TV 1e-3": lbfgs(1e-3),
-        "L2, L-BFGS, TV 1e-2": lbfgs(1e-2),
-        "cosine, Adam sign, TV 1e-2": GradientInversion(
-            objective=Masked(Cosine()),
-            priors=[TotalVariation(1e-2)],
-            optimizer=Adam(2 * iterations, 0.1, "hard", "step"),
-            batching="vmap",
-        ),
-    }
+    A sample's share of a mean gradient falls as 1 / B, so that its misfit falls as 1 / B², and
+    its share of the mean total variation as 1 / B: the weight falls as 1 / B.
+    """
+    return GradientInversion(
+        objective=Masked(Euclidean()),
+        priors=[TotalVariation(tv_weight / batch_size)],
+        optimizer=LBFGS(iterations=iterations),
+        batching="auto",
+    )
 
 
 def mixing_defense(defense: Defense) -> MixUp | InstaHide | None:
@@ -119,68 +97,74 @@ class Lab:
     """What every cell of the table needs."""
 
     gradient_map: GradientMap
-    params: Params
     data: ImageDataset
     evaluator: Evaluator
     epochs: int
     seed: int
 
+    def recover(
+        self, defense: Defense, private: Batch, batch_size: int, attack: Attack, epoch: int
+    ) -> tuple[Batch | None, float]:
+        """Invert one epoch's gradients: its (encoded) images, and CPU seconds a batch."""
+        spec = self.data.spec
+        generator = make_generator(self.seed, server_round=epoch, purpose="encode")
+        encoded = defense.on_batch(private, spec.num_classes, generator)
+        observations = observe(
+            self.gradient_map,
+            self.gradient_map.params,
+            private,
+            encoded,
+            batch_size,
+            LEARNING_RATE,
+            defense,
+            self.seed + epoch,
+        )
+        answers, seconds = invert(attack, self.gradient_map, spec, observations, self.seed)
+        found = [answer.batch.inputs for answer in answers if answer.batch is not None]
+        complete = len(found) == len(answers)
+        images = Batch(torch.cat(found), encoded.targets) if complete else None
+        return images, seconds / len(observations)
+
     def reconstruct(
-        self, defense: Defense, private: Batch, batch_size: int, attack: Attack, epochs: int
-    ) -> tuple[Batch | None, list[Batch], float]:
-        """Recovered images (decoded where mixed), encodings of each epoch, seconds a batch."""
-        spec, mixer = self.data.spec, mixing_defense(defense)
-        encodings: list[Batch] = []
-        weights, seconds, batches = [], 0.0, 0
-        for epoch in range(epochs if mixer else 1):
-            generator = make_generator(self.seed, server_round=epoch, purpose="encode")
-            encoded = defense.on_batch(private, spec.num_classes, generator)
-            observations = observe(
-                self.gradient_map,
-                self.params,
-                private,
-                encoded,
-                batch_size,
-                LEARNING_RATE,
-                defense,
-                self.seed + epoch,
-            )
-            answers, spent = invert(attack, self.gradient_map, spec, observations, self.seed)
-            seconds, batches = seconds + spent, batches + len(observations)
-            if any(answer.batch is None for answer in answers):
-                return None, [], seconds / batches
-            found = torch.cat([a.batch.inputs for a in answers if a.batch is not None])
-            encodings.append(Batch(found, encoded.targets))
-            if mixer:
-                weights.append(mixing_matrix(mixer, len(private), self.seed, epoch))
-        if mixer is None:
-            return encodings[0], encodings, seconds / batches
-        stacked = torch.cat([e.inputs for e in encodings])
+        self, defense: Defense, private: Batch, batch_size: int, attack: Attack
+    ) -> tuple[Batch | None, float]:
+        """Recover the private images, decoded where they are mixed; CPU seconds a batch."""
+        mixer = mixing_defense(defense)
+        encodings, weights, seconds = [], [], []
+        for epoch in range(self.epochs if mixer else 1):
+            found, spent = self.recover(defense, private, batch_size, attack, epoch)
+            seconds.append(spent)
+            if found is None:
+                return None, fmean(seconds)
+            if mixer is None:
+                return found, spent
+            encodings.append(found.inputs)
+            weights.append(mixing_matrix(mixer, len(private), self.seed, epoch))
         if isinstance(mixer, InstaHide):
             generator = make_generator(self.seed, purpose="decode")
-            images = decode_instahide(stacked, torch.cat(weights), spec, generator).images
+            images = decode_instahide(
+                torch.cat(encodings), torch.cat(weights), self.data.spec, generator
+            ).images
         else:
-            images = decode_mixup(stacked, torch.cat(weights))
-        return Batch(images, private.targets), encodings, seconds / batches
+            images = decode_mixup(torch.cat(encodings), torch.cat(weights))
+        return Batch(images, private.targets), fmean(seconds)
 
-    def adapt(self, defense: Defense, public: Batch, iterations: int) -> str:
-        """The recipe that best recovers the attacker's own (encoded) images in batches of 1."""
-        scores: dict[str, float] = {}
+    def adapt(self, defense: Defense, public: Batch, iterations: int) -> float:
+        """The total variation that best recovers the attacker's own encoded images, one by one."""
         generator = make_generator(self.seed, server_round=0, purpose="encode")
         truth = defense.on_batch(public, self.data.spec.num_classes, generator)
-        for name, attack in recipes(iterations).items():
-            _, encodings, _ = self.reconstruct(defense, public, 1, attack, 1)
-            if not encodings:
-                continue
-            error = (encodings[0].inputs - truth.inputs).square().mean().sqrt()
-            scores[name] = float(error)
-        return min(scores, key=lambda name: scores[name])
+        errors: dict[float, float] = {}
+        for weight in TV_WEIGHTS:
+            found, _ = self.recover(defense, public, 1, inversion(weight, 1, iterations), 0)
+            if found is not None:
+                errors[weight] = float((found.inputs - truth.inputs).square().mean())
+        return min(errors, key=lambda weight: errors[weight])
 
     def cell(
         self, defense: Defense, private: Batch, batch_size: int, attack: Attack
     ) -> dict[str, object]:
         """Average, best and spread of each metric at one attack batch size."""
-        found, _, seconds = self.reconstruct(defense, private, batch_size, attack, self.epochs)
+        found, seconds = self.reconstruct(defense, private, batch_size, attack)
         answer = Reconstruction(found, 0.0, error="" if found else "the attack failed")
         values = measure(answer, private, self.data.spec, self.evaluator)
         summary: dict[str, object] = {"attack_cpu_seconds_per_batch": seconds}
@@ -192,43 +176,9 @@ class Lab:
         return summary
 
 
-def training_time_ratios(
-    gradient_map: GradientMap,
-    data: ImageDataset,
-    test_set: ImageDataset,
-    seed: int,
-    repeats: int,
-) -> dict[str, float]:
-    """CPU time of an epoch of training against none: the least of repeats that take turns."""
-    times: dict[str, list[float]] = {name: [] for name in TIMED}
-    few = ImageDataset(
-        test_set.name,
-        test_set.images[:1],
-        test_set.labels[:1],
-        test_set.class_names,
-        test_set.mean,
-        test_set.std,
-    )
-    for _ in range(repeats):
-        for name, defense in TIMED.items():
-            trained = train(
-                gradient_map,
-                data,
-                few,
-                defense,
-                rounds=len(data) // 32,
-                clients=1,
-                batch_size=32,
-                learning_rate=LEARNING_RATE,
-                seed=seed,
-            )
-            times[name].append(trained.cpu_seconds)
-    return {name: min(values) / min(times["none"]) for name, values in times.items()}
-
-
 def to_markdown(rows: list[dict], distance: str) -> str:
     """The table: a line for each defense, columns for each attack batch size."""
-    header = "| defense | accuracy | time | attack |" + "".join(
+    header = "| defense | accuracy | time | TV |" + "".join(
         f" {distance} b={b}: avg / best / std | PSNR b={b}: avg / best / std |" for b in BATCH_SIZES
     )
     lines = [header, "|" + "---|" * (4 + 2 * len(BATCH_SIZES))]
@@ -237,7 +187,7 @@ def to_markdown(rows: list[dict], distance: str) -> str:
             row["defense"],
             f"{100 * row['accuracy']:.1f} %",
             f"{row['time_ratio']:.2f}×",
-            row["recipe"],
+            f"{row['tv_weight']:g}",
         ]
         for size in BATCH_SIZES:
             cell = row["cells"][str(size)]
@@ -277,77 +227,79 @@ def cost_table(rows: list[dict], num_samples: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def run_row(name: str, lab: Lab, test_set: ImageDataset, arguments: argparse.Namespace) -> dict:
+    """Train under one defense, then attack the untrained network's gradients."""
+    defense, data = DEFENSES[name], lab.data
+    trained = train(
+        lab.gradient_map,
+        data,
+        test_set,
+        defense,
+        rounds=arguments.training_epochs * (len(data) // 32),
+        clients=1,
+        batch_size=32,
+        learning_rate=LEARNING_RATE,
+        momentum=MOMENTUM,
+        seed=arguments.seed,
+    )
+    few = first_images(data, 256)
+    blocks = {
+        which: step_block(lab.gradient_map.model, few, DEFENSES[which])
+        for which in dict.fromkeys(("none", name))
+    }
+    chosen = torch.randperm(len(data), generator=make_generator(lab.seed, purpose="victims"))
+    public, private = data.batch(chosen[:6]), data.batch(chosen[8 : 8 + max(BATCH_SIZES)])
+    weight = lab.adapt(defense, public, arguments.iterations)
+    cells = {}
+    for size in BATCH_SIZES:
+        steps = arguments.iterations if size == 1 else arguments.batch_iterations
+        attack = inversion(weight, size, steps)
+        cells[str(size)] = lab.cell(defense, private[: max(size, 16)], size, attack)
+    return {
+        "defense": name,
+        "accuracy": trained.accuracy,
+        "time_ratio": ratios(blocks, arguments.turns)[name][1],
+        "tv_weight": weight,
+        "cells": cells,
+    }
+
+
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-root", default=None)
     parser.add_argument("--output", type=Path, default=Path("defense_table"))
+    parser.add_argument("--rows", nargs="+", choices=list(DEFENSES), default=list(DEFENSES))
     parser.add_argument("--lpips-backbone", default=None, help="SqueezeNet 1.1 weights")
-    parser.add_argument("--training-epochs", type=int, default=8)
-    parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--channels", type=int, default=48)
+    parser.add_argument("--training-epochs", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=3, help="T, of recovered encodings")
-    parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument("--repeats", type=int, default=3, help="of the timing of training")
-    parser.add_argument("--only-times", action="store_true", help="time training, and stop")
+    parser.add_argument("--iterations", type=int, default=100, help="on single images")
+    parser.add_argument("--batch-iterations", type=int, default=200, help="on batches")
+    parser.add_argument("--turns", type=int, default=10, help="of the timing of training")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     train_set, test_set = load_data(arguments.data_root)
+    spec = train_set.spec
     model = initialize(
-        LeNet(train_set.spec.shape, train_set.spec.num_classes, 12, 3, activation="tanh"),
-        "xavier",
+        LeNet(spec.shape, spec.num_classes, arguments.channels, 3, activation="gelu"),
+        "default",
         make_generator(arguments.seed, purpose="model"),
     )
-    gradient_map = GradientMap(model)
-    lpips = arguments.lpips_backbone and Lpips("squeeze", arguments.lpips_backbone)
-    lab = Lab(
-        gradient_map,
-        gradient_map.params,
-        train_set,
-        Evaluator(lpips=lpips or None),
-        arguments.epochs,
-        arguments.seed,
-    )
-    distance = "lpips_squeeze" if lpips else "rmse"
-    generator = make_generator(arguments.seed, purpose="victims")
-    chosen = torch.randperm(len(train_set), generator=generator)
-    public = train_set.batch(chosen[:6])
-    private = train_set.batch(chosen[8 : 8 + arguments.images])
-    ratios = training_time_ratios(
-        gradient_map, train_set, test_set, arguments.seed, arguments.repeats
-    )
-    for name, ratio in ratios.items():
-        print(f"training time of {name}: {ratio:.2f}×")
-    if arguments.only_times:
-        return
-    rows: list[dict] = []
-    for name, defense in DEFENSES.items():
-        trained = train(
-            gradient_map,
-            train_set,
-            test_set,
-            defense,
-            rounds=arguments.training_epochs * (len(train_set) // 32),
-            clients=1,
-            batch_size=32,
-            learning_rate=LEARNING_RATE,
-            seed=arguments.seed,
-        )
-        recipe = lab.adapt(defense, public, arguments.iterations)
-        attack = recipes(arguments.iterations)[recipe]
-        rows.append(
-            {
-                "defense": name,
-                "accuracy": trained.accuracy,
-                "time_ratio": ratios[name],
-                "recipe": recipe,
-                "cells": {
-                    str(size): lab.cell(defense, private, size, attack) for size in BATCH_SIZES
-                },
-            }
-        )
-        print(to_markdown(rows[-1:], distance).splitlines()[-1], flush=True)
-        arguments.output.with_suffix(".json").write_text(json.dumps(rows, indent=1))
+    backbone = arguments.lpips_backbone
+    evaluator = Evaluator(lpips=Lpips("squeeze", backbone) if backbone else None)
+    lab = Lab(GradientMap(model), train_set, evaluator, arguments.epochs, arguments.seed)
+    distance = "lpips_squeeze" if backbone else "rmse"
+    data_path = arguments.output.with_suffix(".json")
+    rows = json.loads(data_path.read_text()) if data_path.exists() else []
+    for name in arguments.rows:
+        if any(row["defense"] == name for row in rows):
+            continue
+        rows.append(run_row(name, lab, test_set, arguments))
+        rows.sort(key=lambda row: list(DEFENSES).index(row["defense"]))
+        data_path.write_text(json.dumps(rows, indent=1))
+        print(name, flush=True)
     table = to_markdown(rows, distance) + "\n" + cost_table(rows, 50_000)
     arguments.output.with_suffix(".md").write_text(table)
     print(table)
