@@ -126,9 +126,9 @@ def evaluate_global_model(
     accuracy, loss = correct / count, total_loss / count
     audit.utility(server_round, "test_accuracy", accuracy)
     audit.utility(server_round, "test_loss", loss, "nat")
-    epsilon = experiment.defense.epsilon(
-        experiment.schedule, experiment.settings.client.num_examples, server_round
-    )
-    if server_round and epsilon is not None and math.isfinite(epsilon):
-        audit.utility(server_round, "dp_epsilon", epsilon)
+    if server_round:
+        num_examples = experiment.settings.client.num_examples
+        epsilon = experiment.defense.epsilon(experiment.schedule, num_examples, server_round)
+        if epsilon is not None and math.isfinite(epsilon):
+            audit.utility(server_round, "dp_epsilon", epsilon)
     return MetricRecord({"accuracy": accuracy, "loss": loss, "num-examples": count})
