@@ -19,6 +19,7 @@ SECTIONS = {
     "batch": scores_cost.section_batch,
     "sizes": scores_cost.section_sizes,
     "one": scores_cost.section_one,
+    "clients": scores_cost.section_clients,
     "meaning": scores_meaning.section_meaning,
     "ranking": scores_meaning.section_ranking,
 }

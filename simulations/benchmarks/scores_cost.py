@@ -1,20 +1,27 @@
 """What scores cost: a client's default set, batches, sizes, clients."""
 
+import logging
 import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flwr_leakage.flower.launch import run_inline
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
 from flwr_leakage.scores import compute_scores, default_scores
 from flwr_leakage.spectral import largest_eigenvalue, solve_damped
+from flwr_leakage.tracking import read_run
+from simulations.apps import make_client_app, make_server_app
 from simulations.benchmarks.scores_setup import (
     Shape,
     Stopwatch,
@@ -26,6 +33,7 @@ from simulations.benchmarks.scores_setup import (
     print_header,
     print_row,
 )
+from simulations.build import compose
 
 
 def exposure_of(model: nn.Module, batch: Batch, noise_std: float) -> tuple[GradientMap, Exposure]:
@@ -139,7 +147,6 @@ SIZES = (
     ("ResNet18", 32, 16, 8),
     ("ResNet18", 64, 16, 1),
     ("ResNet18", 32, 64, 1),
-    ("ResNet18", 32, 64, 4),
 )
 
 
@@ -200,3 +207,30 @@ def section_one(cifar: str | None, only: str | None) -> None:
         f"{gradient:.4f}",
         f"{peak:.0f}",
     )
+
+
+def section_clients(cifar: str | None, only: str | None) -> None:
+    """The default set on 8 samples of each of several LeNet clients, in rounds of Flower.
+
+    Clients share nothing, so Flower's simulation runtime scores as many at a time as it has
+    processors (``engine=ray``); here they run one after the other and their CPU seconds add up.
+    """
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    print_header("clients", "scores, CPU s a round", "CPU ms a client", "least … largest client")
+    for count in (1, 4, 16, 64):
+        overrides = [f"num_clients={count}", "num_rounds=2", "attack=none", "server.test_samples=1"]
+        overrides += ["client.num_examples=8", "client.batch_size=8"]
+        with tempfile.TemporaryDirectory() as folder:
+            config = compose(overrides, folder)
+            server = make_server_app(lambda _, c=config: c, Console(quiet=True))
+            run_inline(server, make_client_app(lambda _, c=config: c), count)
+            records = read_run(Path(folder)).records
+        # The first round warms up.
+        spent = [
+            1e3 * (record.value or 0.0)
+            for record in records
+            if record.name == "score_cpu_seconds" and record.server_round == 2
+        ]
+        assert len(spent) == count
+        spread = f"{min(spent):.0f} … {max(spent):.0f}"
+        print_row(count, f"{sum(spent) / 1e3:.2f}", f"{np.mean(spent):.0f}", spread)
