@@ -48,6 +48,7 @@ class ClientSettings:
     learning_rate: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
+    same_samples: bool = False
     max_samples: int = 1024
     num_threads: int | None = 1
 
@@ -72,6 +73,7 @@ class ThreatSettings:
     labels: str = "inferred"
     batch_norm: str = "none"
     view: str = "single"
+    rounds: int = 1
 
 
 @dataclass
@@ -131,7 +133,11 @@ class Experiment:
 
     def client_batch(self, client_id: int, server_round: int) -> Batch:
         """The private samples of a client in a round."""
-        return self.data.client_batch(client_id, server_round, self.settings.client.num_examples)
+        return self._batch(client_id, server_round, self.settings.client.num_examples)
+
+    def _batch(self, client_id: int, server_round: int, num_examples: int) -> Batch:
+        drawn_in = 1 if self.settings.client.same_samples else server_round
+        return self.data.client_batch(client_id, drawn_in, num_examples)
 
     def client_audit(self) -> ClientAudit:
         """The settings of the clients' mod."""
@@ -168,7 +174,7 @@ class Experiment:
 
     def truth(self, server_round: int, client_id: int, num_examples: int) -> Truth:
         """Re-derive from the seed what a client trained on, and how its defense encoded it."""
-        private = self.data.client_batch(client_id, server_round, num_examples)
+        private = self._batch(client_id, server_round, num_examples)
         generator = make_generator(
             self.settings.seed, server_round=server_round, client_id=client_id, purpose="encode"
         )

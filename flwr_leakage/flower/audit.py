@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from flwr_leakage.attacks.base import Attack, AttackProgress
 from flwr_leakage.flower.progress import Progress, SilentProgress
-from flwr_leakage.flower.targets import Selection, Target, Truth, TruthSource, aggregate
+from flwr_leakage.flower.targets import History, Selection, Target, Truth, TruthSource, aggregate
 from flwr_leakage.flower.wire import ClientNote
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
@@ -72,6 +72,7 @@ class ServerAudit:
                 f"the truth; got {self.threat.describe()} and no truth."
             )
         self._round_start = time.monotonic()
+        self._history = History(self.threat.rounds)
 
     def begin_round(self, server_round: int) -> None:
         """Note when a round starts."""
@@ -106,13 +107,13 @@ class ServerAudit:
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)
         if self.threat.view == "single" or not chosen:
-            return [Target.of(observation) for observation in chosen]
+            targets = [Target.of(observation) for observation in chosen]
+        else:
+            targets = [aggregate(chosen, self._uses_batch_statistics())]
         try:
-            if self._uses_batch_statistics():
-                raise ValueError("each client normalised with the statistics of its own batch.")
-            return [aggregate(chosen)]
+            return [self._history.fuse(target) for target in targets]
         except ValueError as error:
-            self.warn(server_round, -1, f"the aggregate view was not attacked: {error}")
+            self.warn(server_round, -1, f"nothing was attacked: {error}")
             return []
 
     def _attack_all(self, server_round: int, targets: list[Target]) -> None:
@@ -156,7 +157,9 @@ class ServerAudit:
         seen = target.observation
         try:
             truth = self._truth(target)
-            return target, replace(seen, disclosed=self._disclose(seen, truth)), truth
+            earlier = tuple(replace(e, disclosed=self._disclose(e, truth)) for e in seen.earlier)
+            disclosed = replace(seen, disclosed=self._disclose(seen, truth), earlier=earlier)
+            return target, disclosed, truth
         except ValueError as error:
             self.warn(
                 seen.server_round,

@@ -1,7 +1,7 @@
 """Whom the server attacks, and what a simulation knows of the truth."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -82,34 +82,33 @@ class Target:
 
     def join(self, truths: Sequence[Truth]) -> Truth:
         """The members' samples that left a trace in the update, in the members' order."""
-        used = self.observation.update.schedule.num_samples_used(
-            self.observation.update.num_examples
-        )
+        schedule = self.observation.update.schedule
+        used = [schedule.num_samples_used(len(truth.private)) for truth in truths]
         return Truth(
-            Batch.concatenate([truth.private for truth in truths])[:used],
-            Batch.concatenate([truth.defended for truth in truths])[:used],
+            Batch.concatenate([t.private[:n] for t, n in zip(truths, used, strict=True)]),
+            Batch.concatenate([t.defended[:n] for t, n in zip(truths, used, strict=True)]),
         )
 
 
-def aggregate(observations: Sequence[Observation]) -> Target:
+def aggregate(observations: Sequence[Observation], batch_statistics: bool = False) -> Target:
     """What secure aggregation reveals: the mean update, weighted by the numbers of samples.
 
     Where every client takes one step on all of its samples, the weighted mean is the update of
-    one client that holds all of the samples. With more steps it is no client's update.
+    one client that holds all of the samples. Otherwise it is explained by a replay of every
+    client, whose numbers of samples the server knows as they weight the mean.
 
-    Raises:
-        ValueError: a client takes more than one step, or leaves samples out of it.
+    Args:
+        observations: the clients' updates of one round.
+        batch_statistics: each client normalised with the statistics of its own batch, so that
+            even one step is no step of the union.
     """
     first = observations[0]
     schedule = first.update.schedule
-    counts = [observation.update.num_examples for observation in observations]
-    if schedule.num_steps != 1 or max(counts) > schedule.batch_size:
-        raise ValueError(
-            "the aggregate of clients equals one client's update for one local step on all of a "
-            f"client's samples, got {schedule.num_steps} steps of {schedule.batch_size} samples "
-            f"and clients of up to {max(counts)} samples."
-        )
+    counts = tuple(observation.update.num_examples for observation in observations)
     total = sum(counts)
+    is_union = schedule.num_steps == 1 and max(counts) <= schedule.batch_size
+    if is_union and not batch_statistics:
+        schedule = replace(schedule, batch_size=total)
     delta = {name: torch.zeros_like(value) for name, value in first.update.delta.items()}
     for observation, count in zip(observations, counts, strict=True):
         delta = add(delta, scale(observation.update.delta, count / total))
@@ -119,7 +118,41 @@ def aggregate(observations: Sequence[Observation]) -> Target:
             client_id=-1,
             params=first.params,
             buffers=first.buffers,
-            update=Update(delta, {}, replace(schedule, batch_size=total), total),
+            update=Update(delta, {}, schedule, total),
+            members=() if is_union and not batch_statistics else counts,
         ),
         tuple((o.client_id, count) for o, count in zip(observations, counts, strict=True)),
     )
+
+
+@dataclass
+class History:
+    """The latest rounds of each target, for attacks on several rounds at once.
+
+    Attributes:
+        rounds: kept of each target, the present one included.
+    """
+
+    rounds: int = 1
+    seen: dict[tuple[tuple[int, int], ...], list[Observation]] = field(default_factory=dict)
+
+    def fuse(self, target: Target) -> Target:
+        """Keep the target, and join the kept rounds of the same members with it.
+
+        Raises:
+            ValueError: a step leaves samples out, so that a round's order would count; it is
+                another one in every round.
+        """
+        if self.rounds == 1:
+            return target
+        schedule = target.observation.update.schedule
+        largest = max(count for _, count in target.members)
+        if largest > schedule.batch_size:
+            raise ValueError(
+                "rounds can be attacked jointly where every step takes all of a client's samples, "
+                f"got steps of {schedule.batch_size} and clients of up to {largest} samples."
+            )
+        kept = self.seen.setdefault(target.members, [])
+        joint = replace(target.observation, earlier=tuple(kept))
+        self.seen[target.members] = [*kept, target.observation][-(self.rounds - 1) :]
+        return replace(target, observation=joint)

@@ -1,5 +1,7 @@
 """The server's audit: what it grants, and what it does where a client lies or attacks fail."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -103,17 +105,35 @@ def test_a_client_whose_truth_does_not_exist_is_left_out_and_named():
     assert "got 9" in event.message
 
 
-def test_the_aggregate_of_batch_statistics_is_not_taken_for_an_update():
+def test_the_aggregate_of_batch_statistics_is_not_taken_for_an_update_of_the_union():
     threat = ThreatModel(view="aggregate")
     network = _network(nn.BatchNorm2d(1))
-    memory = _inspect(GradientMap(network, batch_norm="batch"), threat=threat)
-    assert not memory.observations
-    (event,) = memory.events
-    assert "statistics of its own batch" in event.message
-    for gradient_map in (GradientMap(network), GradientMap(_network(), batch_norm="batch")):
+    for gradient_map, members in (
+        (GradientMap(network, batch_norm="batch"), (2, 2)),
+        (GradientMap(network), ()),
+        (GradientMap(_network(), batch_norm="batch"), ()),
+    ):
         memory = _inspect(gradient_map, threat=threat)
-        assert [o.client_id for o in memory.observations] == [-1]
+        assert [(o.client_id, o.members) for o in memory.observations] == [(-1, members)]
         assert not memory.events
+
+
+def test_rounds_are_attacked_jointly_with_what_is_granted_of_each():
+    gradient_map = GradientMap(_network(nn.BatchNorm2d(1)), batch_norm="batch")
+    threat = ThreatModel(labels="known", batch_norm="exact", rounds=2)
+    memory = _Memory()
+    audit = ServerAudit(
+        gradient_map, SPEC, SCHEDULE, memory, attack=memory, threat=threat, truth=_truth
+    )
+    for server_round in (1, 2, 3):
+        seen = replace(_observe(gradient_map, 0), server_round=server_round)
+        audit.inspect(server_round, [seen], [])
+    assert [[e.server_round for e in o.earlier] for o in memory.observations] == [[], [1], [2]]
+    (earlier,) = memory.observations[-1].earlier
+    assert earlier.disclosed.targets.tolist() == [1, 1]
+    assert earlier.disclosed.statistics is not None
+    notes = {record.note for record in memory.records if record.name == "objective"}
+    assert all("2 rounds jointly" in note for note in notes)
 
 
 def test_without_a_truth_reconstructions_are_kept_and_nothing_is_measured():

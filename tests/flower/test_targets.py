@@ -1,12 +1,22 @@
 """Whom the server attacks, and what the aggregate of several clients is."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from flwr_leakage.flower.targets import Selection, Target, Truth, aggregate
+from flwr_leakage.attacks import pose, simulate_gradient
+from flwr_leakage.flower.targets import History, Selection, Target, Truth, aggregate
 from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.records import Batch, LocalSchedule, Observation, Update
+from flwr_leakage.records import (
+    Batch,
+    InputSpec,
+    LocalSchedule,
+    Observation,
+    ThreatModel,
+    Update,
+)
 
 SCHEDULE = LocalSchedule(0.3, batch_size=4)
 
@@ -47,8 +57,15 @@ def test_counts_below_one_are_refused_by_name(name):
         Selection(**{name: 0})
 
 
-def _clients(counts, schedule, network):
-    gradient_map = GradientMap(network)
+def _network(*norm):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *norm, nn.Flatten(), nn.Linear(6, 4), nn.Sigmoid(), nn.Linear(4, 3)
+    ).double()
+
+
+def _clients(counts, schedule, network, mode="running"):
+    gradient_map = GradientMap(network, batch_norm=mode)
     generator = torch.Generator().manual_seed(1)
     batches = [
         Batch(
@@ -67,8 +84,7 @@ def _clients(counts, schedule, network):
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_the_aggregate_of_one_full_step_is_the_update_of_the_union(weight_decay):
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Sigmoid(), nn.Linear(4, 3)).double()
+    network = _network()
     schedule = LocalSchedule(0.3, batch_size=4, momentum=0.9, weight_decay=weight_decay)
     gradient_map, batches, observations = _clients([1, 4, 2], schedule, network)
     before = [o.update.delta["1.weight"].clone() for o in observations]
@@ -87,12 +103,48 @@ def test_the_aggregate_of_one_full_step_is_the_update_of_the_union(weight_decay)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "count"), [(LocalSchedule(0.3, 2, 4), 2), (LocalSchedule(0.3, 1, 4), 5)]
+    ("schedule", "counts", "norm"),
+    [
+        (LocalSchedule(0.3, 3, 2, momentum=0.9, weight_decay=0.1), [1, 5, 2], ()),
+        (LocalSchedule(0.3, 1, 4), [1, 5], ()),
+        (LocalSchedule(0.3, 1, 4), [2, 4], (nn.BatchNorm2d(1),)),
+    ],
 )
-def test_what_is_no_update_of_the_union_is_refused(schedule, count):
-    observations = [_observation(schedule=schedule, count=n) for n in (1, count)]
-    with pytest.raises(ValueError, match=f"clients of up to {count} samples"):
-        aggregate(observations)
+def test_what_is_no_update_of_the_union_is_explained_by_a_replay_of_every_client(
+    schedule, counts, norm
+):
+    mode = "batch" if norm else "running"
+    gradient_map, batches, observations = _clients(counts, schedule, _network(*norm), mode)
+    target = aggregate(observations, batch_statistics=bool(norm))
+    assert target.observation.members == tuple(counts)
+    truth = target.join([Truth(batch, batch) for batch in batches])
+    seen = replace(target.observation, params=gradient_map.params, buffers=gradient_map.buffers)
+    problem = pose(gradient_map, InputSpec((1, 2, 3), 3), seen, ThreatModel())
+    assert len(truth.private) == problem.num_samples
+    replayed = simulate_gradient(
+        gradient_map, problem.params, {}, problem.schedule, truth.private, problem.members
+    )
+    for name, value in problem.gradient.items():
+        torch.testing.assert_close(replayed[name], value, rtol=1e-12, atol=1e-13)
+
+
+def test_rounds_are_kept_of_each_target_and_joined():
+    history = History(rounds=3)
+    for server_round in range(1, 6):
+        for client in range(2):
+            seen = _observation(server_round, client, count=2, schedule=LocalSchedule(0.1, 2, 2))
+            fused = history.fuse(Target.of(seen)).observation
+            assert fused.server_round == server_round
+            expected = range(max(1, server_round - 2), server_round)
+            assert [o.server_round for o in fused.earlier] == list(expected)
+            assert all(o.client_id == client and not o.earlier for o in fused.earlier)
+    assert History().fuse(Target.of(_observation())).observation.earlier == ()
+
+
+def test_rounds_of_unknown_orders_are_not_joined():
+    target = Target.of(_observation(count=5))
+    with pytest.raises(ValueError, match="clients of up to 5 samples"):
+        History(rounds=2).fuse(target)
 
 
 def _truth(*targets):

@@ -132,6 +132,15 @@ def test_the_aggregate_view_attacks_one_mean_update(tiny_data):
     assert set(values(data, "psnr")) == {(1, -1, sample) for sample in range(3)}
 
 
+def test_rounds_of_the_same_samples_are_attacked_jointly(tiny_data):
+    config = tiny_config(tiny_data, "client.same_samples=true", "threat.rounds=2")
+    first, second = (build(config).client_batch(0, server_round) for server_round in (1, 2))
+    assert torch.equal(first.inputs, second.inputs)
+    data = run(config)
+    assert not data.events
+    assert set(values(data, "psnr")) == {(r, client, 0) for r in (1, 2) for client in range(3)}
+
+
 @pytest.mark.parametrize(
     "strategy",
     [
