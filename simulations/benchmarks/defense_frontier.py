@@ -51,14 +51,12 @@ ISOTROPIC = "isotropic noise"
 
 FAMILIES: dict[str, dict[float, Defense]] = {
     ISOTROPIC: {s: GaussianNoise(s) for s in (0.03, 0.1, 0.2, 0.4)},
-    "influence_noise": {
-        s: InfluenceNoise(s, num_steps=LANCZOS_STEPS) for s in (0.01, 0.03, 0.1, 0.2)
-    },
+    "influence_noise": {s: InfluenceNoise(s, num_steps=LANCZOS_STEPS) for s in (0.03, 0.1, 0.2)},
     "target_risk (influence)": {
-        t: TargetRisk(t, "influence", num_steps=LANCZOS_STEPS) for t in (0.3, 0.5, 0.7, 0.9)
+        t: TargetRisk(t, "influence", num_steps=LANCZOS_STEPS) for t in (0.9, 0.7, 0.5)
     },
     "target_risk (gaussian)": {
-        t: TargetRisk(t, "gaussian", num_steps=LANCZOS_STEPS) for t in (0.3, 0.5, 0.7, 0.9)
+        t: TargetRisk(t, "gaussian", num_steps=LANCZOS_STEPS) for t in (0.9, 0.7)
     },
 }
 
