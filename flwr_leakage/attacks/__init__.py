@@ -27,6 +27,7 @@ from flwr_leakage.attacks.priors.batch_norm_statistics import (
     BatchNormStatistics,
     statistics_distance,
 )
+from flwr_leakage.attacks.priors.group_consistency import GroupConsistency, aligned
 from flwr_leakage.attacks.priors.mean_square import MeanSquare
 from flwr_leakage.attacks.priors.total_variation import (
     TotalVariation,
@@ -51,6 +52,7 @@ __all__ = [
     "FeatureMatching",
     "GradientInversion",
     "Grey",
+    "GroupConsistency",
     "Initialisation",
     "LabelImpact",
     "LabelInference",
@@ -73,6 +75,7 @@ __all__ = [
     "Tag",
     "TotalVariation",
     "absolute_distance",
+    "aligned",
     "class_counts",
     "colour_differences",
     "cosine_distance",

@@ -120,7 +120,10 @@ class Evaluator:
             distances.append(self.objective(candidate, observed))
         value = torch.stack(distances).mean()
         params, buffers, _, statistics = rounds[0]
-        context = PriorContext(problem.gradient_map, problem.spec, params, buffers, statistics)
+        first = batch.inputs[problem.schedule.slices(len(batch))[0]]
+        context = PriorContext(
+            problem.gradient_map, problem.spec, params, buffers, statistics, first
+        )
         for prior in self.priors:
             value = value + prior(inputs, context)
         return value

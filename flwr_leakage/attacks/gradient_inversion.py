@@ -17,10 +17,11 @@ from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.objectives.base import Objective
 from flwr_leakage.attacks.objectives.euclidean import Euclidean
-from flwr_leakage.attacks.optimizers.base import Optimizer
+from flwr_leakage.attacks.optimizers.base import Evaluate, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.order import OrderSearch, Slots, make_slots
 from flwr_leakage.attacks.priors.base import Prior
+from flwr_leakage.attacks.priors.group_consistency import GroupConsistency
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import make_generator
@@ -38,6 +39,7 @@ class GradientInversion:
     Attributes:
         objective: distance of the candidate's pseudo-gradient from the observed one.
         priors: penalties of the candidate's inputs.
+        group: penalty of a restart's distance from the mean of a target's restarts.
         labels: how labels are inferred, or ``joint`` to optimise label logits with the inputs
             (DLG). Not used where the threat model grants the labels.
         initialisation: the first candidate.
@@ -55,6 +57,7 @@ class GradientInversion:
 
     objective: Objective = field(default_factory=Euclidean)
     priors: Sequence[Prior] = ()
+    group: GroupConsistency | None = None
     labels: LabelInference | Literal["joint"] = field(default_factory=AutomaticLabels)
     initialisation: Initialisation = field(default_factory=Grey)
     optimizer: Optimizer = field(default_factory=LBFGS)
@@ -223,7 +226,12 @@ class GradientInversion:
                 bounds,
                 report,
             )
-        found = self.optimizer(evaluator(batching, targets, orders), points, bounds, report)
+        evaluate: Evaluate = evaluator(batching, targets, orders)
+        if self.group is not None:
+            owner = torch.arange(len(chunk)).repeat_interleave(self.restarts)
+            labels = None if first.joint else targets
+            evaluate = self.group.around(evaluate, owner, labels, candidates.shape[0], size)
+        found = self.optimizer(evaluate, points, bounds, report)
         seconds = (time.process_time() - began) / len(chunk)
         results = []
         for position, target in enumerate(chunk):
