@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from flwr_leakage.attacks.presets import load_preset
@@ -52,6 +52,7 @@ NETWORKS = ("LeNet 28", "LeNet 28 trained")
 NOISES = (1e-3, 3e-3, 1e-2, 3e-2)
 PRUNINGS = (0.5, 0.9, 0.99)
 DRAWS = 2
+BOOTSTRAPS = 300
 SCORES = (
     "gradient_norm",
     "lambda_max",
@@ -171,17 +172,18 @@ def rank_correlation(groups: Sequence[Sequence[Row]], name: str) -> tuple[float,
         np.array([[float(r["digit"]), float(r[name]), float(r["rmse"])] for r in group])
         for group in groups
     ]
-    digits = sorted({int(d) for table in tables for d in table[:, 0]})
+    of_digit = [{d: np.flatnonzero(t[:, 0] == d) for d in set(t[:, 0])} for t in tables]
+    digits = sorted(of_digit[0])
 
-    def mean(chosen: Sequence[int]) -> float:
+    def mean(chosen: Sequence[float]) -> float:
         found = []
-        for table in tables:
-            taken = np.concatenate([table[table[:, 0] == digit] for digit in chosen])
-            found.append(spearmanr(taken[:, 1], taken[:, 2]).statistic)
+        for table, places in zip(tables, of_digit, strict=True):
+            taken = table[np.concatenate([places[digit] for digit in chosen])]
+            found.append(np.corrcoef(rankdata(taken[:, 1]), rankdata(taken[:, 2]))[0, 1])
         return float(np.mean(found))
 
     draws = np.random.default_rng(0)
-    resampled = [mean(draws.choice(digits, len(digits))) for _ in range(500)]
+    resampled = [mean(draws.choice(digits, len(digits))) for _ in range(BOOTSTRAPS)]
     low, high = np.percentile(resampled, [2.5, 97.5])
     return mean(digits), float(low), float(high)
 
@@ -207,9 +209,10 @@ def _groups(rows: list[Row]) -> dict[str, list[list[Row]]]:
         draws = sorted({row["draw"] for row in of})
         levels = sorted({row["strength"] for row in of})
         for level in levels:
-            found[f"{sign} = {level:g}"] = [
+            parts = [
                 [r for r in of if r["strength"] == level and r["draw"] == draw] for draw in draws
             ]
+            found[f"{sign} = {level:g}"] = [part for part in parts if part]
         if len(levels) > 1:
             found[f"all {sign}"] = [[r for r in of if r["draw"] == draw] for draw in draws]
     return found
