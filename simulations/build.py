@@ -16,6 +16,7 @@ from torch import nn
 import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage._conf import conf_dir
 from flwr_leakage.attacks.base import Attack
+from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.data import FederatedDataset
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.audit import ServerAudit
@@ -90,6 +91,9 @@ class SelectionSettings:
 class ServerSettings:
     """The ``server`` section."""
 
+    attack_workers: int = 1
+    attack_chunk: int = 16
+    attack_folder: str | None = None
     num_threads: int | None = None
     test_samples: int | None = 1000
 
@@ -259,7 +263,7 @@ def _build(text: str) -> Experiment:
         schedule=schedule,
         defense=_instantiate(config, "defense"),
         scores=_instantiate(config, "score") or {},
-        attack=_instantiate(config, "attack") or None,
+        attack=_attack(config, settings.server),
         threat=_checked("threat", ThreatModel)(**vars(settings.threat)),
         selection=_checked("selection", Selection)(
             every=selection.every,
@@ -316,6 +320,15 @@ def _network(config: Config, spec: InputSpec, seed: int) -> nn.Module:
         network, scheme, make_generator(seed, purpose="initialization")
     )
     return network
+
+
+def _attack(config: Config, server: ServerSettings) -> Attack | None:
+    attack = _instantiate(config, "attack") or None
+    if attack is None or (server.attack_workers == 1 and server.attack_folder is None):
+        return attack
+    return _checked("server", Parallel)(
+        attack, server.attack_workers, server.attack_chunk, server.attack_folder
+    )
 
 
 def _instantiate(config: Mapping[str, Any], key: str, **arguments: Any) -> Any:

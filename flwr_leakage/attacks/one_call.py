@@ -1,7 +1,8 @@
 """Invert updates in one call, without Flower."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.base import Attack, ProgressCallback
+from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap, Loss
 from flwr_leakage.normalization import BatchNormMode
-from flwr_leakage.params import Params, subtract
+from flwr_leakage.params import Params, scale, subtract
 from flwr_leakage.records import (
     BatchNormKnowledge,
     Disclosure,
@@ -32,10 +34,19 @@ class ParameterChange:
     Attributes:
         before: parameters, and buffers where there are any, as in a ``state_dict``.
         after: likewise.
+        server_learning_rate: η_s where both are the server's, before and after an aggregation
+            ``θ ← θ + η_s · mean Δ``; 1 for a client's own.
     """
 
     before: Mapping[str, Tensor] = field(repr=False)
     after: Mapping[str, Tensor] = field(repr=False)
+    server_learning_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.server_learning_rate < math.inf:
+            raise ValueError(
+                f"server_learning_rate must be positive, got {self.server_learning_rate}."
+            )
 
 
 Gradients = Mapping[str, Tensor] | tuple[Tensor, ...]
@@ -59,10 +70,14 @@ def attack(  # type: ignore[misc]
     num_examples: int = 1,
     schedule: LocalSchedule | None = None,
     targets: Tensor | Sequence[Tensor] | None = None,
+    members: Sequence[int] = (),
+    same_samples: bool = False,
     loss: Loss = F.cross_entropy,
     batch_norm: BatchNormMode = "running",
     batch_norm_knowledge: BatchNormKnowledge = "none",
     seed: int = 0,
+    workers: int = 1,
+    folder: str | None = None,
     progress: ProgressCallback | None = None,
 ) -> Reconstruction | list[Reconstruction]:
     """Reconstruct the samples behind one update, or behind each of a list of updates.
@@ -77,14 +92,21 @@ def attack(  # type: ignore[misc]
             and after it is needed, as the learning rate scales the change.
         targets: the true labels where the attacker knows them, one tensor an update; inferred
             from the update otherwise.
+        members: the number of examples of each client where each update is the mean of several
+            clients', weighted by these numbers; they sum to ``num_examples``.
+        same_samples: the updates stem from the same samples, the latest last: they are attacked
+            jointly, with one reconstruction.
         loss: (logits, targets) ↦ scalar.
         batch_norm: whether the client normalised with ``batch`` or ``running`` statistics.
         batch_norm_knowledge: what the attacker normalises with in the first case.
         seed: of the attack's random draws.
+        workers: processes that share the updates; see ``flwr_leakage.attacks.Parallel``.
+        folder: where finished updates are kept, so that an interrupted call can go on.
         progress: called from time to time.
 
     Returns:
-        One reconstruction, or a list of them for a list of updates.
+        One reconstruction, or a list of them for a list of updates (with one entry for
+        ``same_samples``).
 
     Raises:
         ValueError: the preset is unknown; parameters before and after came without a schedule;
@@ -99,13 +121,21 @@ def attack(  # type: ignore[misc]
         raise ValueError(f"targets must hold one tensor for each of {len(updates)} updates.")
     gradient_map = GradientMap(model, loss, batch_norm)
     observations = [
-        _observe(gradient_map, given, num_examples, schedule, label, index)
+        _observe(gradient_map, given, num_examples, schedule, label, index, tuple(members))
         for index, (given, label) in enumerate(zip(updates, labels, strict=True))
     ]
+    if same_samples:
+        *earlier, latest = observations
+        observations = [replace(latest, earlier=tuple(earlier))]
     threat = ThreatModel(
-        labels="inferred" if targets is None else "known", batch_norm=batch_norm_knowledge
+        labels="inferred" if targets is None else "known",
+        batch_norm=batch_norm_knowledge,
+        view="aggregate" if members else "single",
+        rounds=len(updates) if same_samples else 1,
     )
     chosen = load_preset(preset) if isinstance(preset, str) else preset
+    if workers > 1 or folder is not None:
+        chosen = Parallel(chosen, workers, folder=folder)
     generator = torch.Generator().manual_seed(seed)
     results = chosen(gradient_map, spec, observations, threat, generator, progress)
     return results if isinstance(update, list) else results[0]
@@ -118,6 +148,7 @@ def _observe(
     schedule: LocalSchedule | None,
     targets: Tensor | None,
     index: int,
+    members: tuple[int, ...],
 ) -> Observation:
     params, buffers = gradient_map.params, gradient_map.buffers
     buffers_after: Params = {}
@@ -128,7 +159,7 @@ def _observe(
         buffers_after = {name: given.after[name] for name in buffers if name in given.after}
         after = {name: given.after[name] for name in params}
         params = {name: given.before[name] for name in params}
-        delta = subtract(after, params)
+        delta = scale(subtract(after, params), 1 / given.server_learning_rate)
     else:
         schedule = schedule or LocalSchedule(1.0, batch_size=num_examples)
         if isinstance(given, tuple):
@@ -146,4 +177,5 @@ def _observe(
         buffers=buffers,
         update=Update(delta, buffers_after, schedule, num_examples),
         disclosed=Disclosure(targets=targets),
+        members=members,
     )

@@ -48,6 +48,61 @@ def test_parameters_before_and_after(spec, images):
     assert float((result.batch.inputs - images[:1]).abs().max()) < 0.05
 
 
+def _train(network, inputs, labels):
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    F.cross_entropy(network(inputs), labels).backward()
+    optimizer.step()
+    return before, network.state_dict()
+
+
+def test_the_servers_step_is_undone(spec, images):
+    before, after = _train(tiny_network(), images[:1], torch.tensor([2]))
+    stepped = {k: before[k] + 0.5 * (after[k] - before[k]) for k in before}
+    quick = GradientInversion(optimizer=LBFGS(iterations=20), batching="loop", dtype="float64")
+    settings = {"spec": spec, "preset": quick, "schedule": LocalSchedule(0.1)}
+    changes = [ParameterChange(before, after), ParameterChange(before, stepped, 0.5)]
+    client, server = (attack(tiny_network(), change, **settings) for change in changes)
+    torch.testing.assert_close(client.batch.inputs, server.batch.inputs, atol=1e-2, rtol=0)
+    with pytest.raises(ValueError, match="server_learning_rate must be positive"):
+        ParameterChange(before, after, 0.0)
+
+
+def test_rounds_of_the_same_samples_give_one_reconstruction(spec, images):
+    inputs, labels = images[:2], torch.tensor([0, 3])
+    changes = [ParameterChange(*_train(tiny_network(seed), inputs, labels)) for seed in (1, 2)]
+    schedule = LocalSchedule(0.1, batch_size=2)
+    settings = {"spec": spec, "preset": SOLVER, "schedule": schedule, "num_examples": 2}
+    (joint,) = attack(tiny_network(), changes, same_samples=True, **settings)
+    (alone,) = attack(tiny_network(), changes[1:], **settings)
+
+    def error(result):
+        order = [0, 1] if result.batch.targets.tolist() == [0, 3] else [1, 0]
+        return float((result.batch.inputs[order] - inputs).square().mean())
+
+    assert joint.objective < 1e-3
+    assert error(joint) < error(alone)
+
+
+def test_the_mean_of_two_clients_is_replayed_client_by_client(spec, images):
+    gradients = [
+        loss_gradients(tiny_network(), images[i : i + 1], torch.tensor([i])) for i in range(2)
+    ]
+    mean = tuple((a + 3 * b) / 4 for a, b in zip(*gradients, strict=True))
+    result = attack(
+        tiny_network(),
+        mean,
+        spec=spec,
+        preset=SOLVER,
+        num_examples=4,
+        members=(1, 3),
+        targets=torch.tensor([0, 1]),
+        schedule=LocalSchedule(0.1, batch_size=1),
+    )
+    assert result.objective < 1e-4
+    assert float((result.batch.inputs - images[:2]).abs().max()) < 0.3
+
+
 def test_a_preset_by_name_and_wrong_lengths(spec, images):
     network = tiny_network()
     gradients = loss_gradients(network, images[:1], torch.tensor([0]))
