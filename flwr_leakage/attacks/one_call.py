@@ -98,7 +98,8 @@ def attack(  # type: ignore[misc]
             jointly, with one reconstruction.
         loss: (logits, targets) ↦ scalar.
         batch_norm: whether the client normalised with ``batch`` or ``running`` statistics.
-        batch_norm_knowledge: what the attacker normalises with in the first case.
+        batch_norm_knowledge: what the attacker knows of those statistics in the first case;
+            ``exact`` ones can not be handed over here.
         seed: of the attack's random draws.
         workers: processes that share the updates; see ``flwr_leakage.attacks.Parallel``.
         folder: where finished updates are kept, so that an interrupted call can go on.
