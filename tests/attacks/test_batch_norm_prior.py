@@ -177,6 +177,25 @@ def test_priors_batched_equal_one_by_one(batch, knowledge, steps):
         torch.testing.assert_close(result.batch.inputs, alone.batch.inputs, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("knowledge", "found"), [("exact", True), ("running", False)])
+def test_over_several_steps_the_prior_is_of_the_first_steps_samples(batch, knowledge, found):
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.Sigmoid(), nn.Flatten(), nn.Linear(196, 4)
+    ).double()
+    schedule = LocalSchedule(0.01, num_steps=2, batch_size=2)
+    gradient_map, observation = observation_of(network, batch, schedule)
+    attack = GradientInversion(
+        priors=(BatchNormStatistics(1.0),),
+        initialisation=lambda *_: batch.inputs,
+        optimizer=LBFGS(iterations=1),
+        dtype="float64",
+    )
+    threat = ThreatModel("known", knowledge)
+    (result,) = attack(gradient_map, SPEC, [observation], threat, torch.Generator())
+    assert (result.objective < 1e-5) == found
+
+
 def test_total_variation_of_sign_flipped_images_is_that_of_the_image():
     generator = torch.Generator().manual_seed(0)
     image = torch.rand(1, 3, 8, 8, generator=generator)
