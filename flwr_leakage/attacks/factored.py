@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from flwr_leakage.attacks.smoothing import SmoothedRelu
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
 
@@ -192,9 +191,7 @@ class _Product(torch.autograd.Function):
         return multiply(rows, weight)
 
     @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: Any, errors: Tensor
-    ) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, None, None]:
         weight, transposed = ctx.saved_tensors
         return _Product.apply(errors, transposed, weight), None, None
 
@@ -225,9 +222,7 @@ class _WeightGradient(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(  # type: ignore[override]
-        ctx: Any, outer: Tensor
-    ) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None, None]:
         inputs, errors = ctx.saved_tensors
         to_inputs = _convolution_backward(errors, inputs, outer, ctx.settings, 0)
         return to_inputs, F.conv2d(inputs, outer, None, *ctx.settings), None, None
@@ -253,7 +248,6 @@ class GradientProducts:
         params: θ_t, the same for all targets.
         buffers: the statistics to normalise with, the same for all targets.
         observed: g* of every target.
-        sharpness: β of the smoothed second derivative of ReLU; 0 for the plain one.
     """
 
     def __init__(
@@ -262,24 +256,15 @@ class GradientProducts:
         params: Params,
         buffers: Params,
         observed: Sequence[Params],
-        sharpness: float = 0.0,
-        balance: float = 0.0,
     ) -> None:
         self.gradient_map = gradient_map
         self.params = {name: _laid_out(value.detach()) for name, value in params.items()}
         self.buffers = buffers
         self.observed = [{k: _laid_out(v) for k, v in target.items()} for target in observed]
         self.names = {id(value): name for name, value in self.params.items()}
-        self.sharpness = sharpness
         self.matrices = Matrices()
-        self.weights = []
-        squares = []
-        for target in observed:
-            norms = {name: value.square().sum() for name, value in target.items()}
-            weights = {name: norm.clamp_min(1e-30) ** -balance for name, norm in norms.items()}
-            self.weights.append(weights)
-            squares.append(torch.stack([weights[name] * norms[name] for name in norms]).sum())
-        self.observed_squared = torch.stack(squares)
+        squares = [[v.square().sum() for v in target.values()] for target in observed]
+        self.observed_squared = torch.stack([torch.stack(terms).sum() for terms in squares])
 
     def __call__(
         self, inputs: Tensor, targets: Sequence[Tensor], chosen: Sequence[int]
@@ -297,7 +282,7 @@ class GradientProducts:
         """
         recorder = _Recorder(self.names, self.matrices)
         with recorder:
-            logits = self._logits(inputs)
+            logits = self.gradient_map.logits(self.params, _laid_out(inputs), self.buffers)
         met = [name for layer in recorder.layers for name in layer.names if name is not None]
         if sorted(met) != sorted(self.params):
             raise UnsupportedError("every parameter must be used once")
@@ -305,35 +290,28 @@ class GradientProducts:
         losses = [self.gradient_map.loss(*pair) for pair in zip(pieces, targets, strict=True)]
         outputs = [layer.outputs for layer in recorder.layers]
         errors = torch.autograd.grad(torch.stack(losses).sum(), outputs, create_graph=True)
-        inner, squared = [], []
-        for layer, error in zip(recorder.layers, errors, strict=True):
-            for name, product, square in self._of_layer(layer, error, chosen):
-                weight = torch.stack([self.weights[target][name] for target in chosen])
-                inner.append(weight * product)
-                squared.append(weight * square)
-        return torch.stack(inner).sum(0), torch.stack(squared).sum(0)
-
-    def _logits(self, inputs: Tensor) -> Tensor:
-        inputs = _laid_out(inputs)
-        if not self.sharpness:
-            return self.gradient_map.logits(self.params, inputs, self.buffers)
-        with SmoothedRelu(self.sharpness):
-            return self.gradient_map.logits(self.params, inputs, self.buffers)
+        products = [
+            pair
+            for layer, error in zip(recorder.layers, errors, strict=True)
+            for pair in self._of_layer(layer, error, chosen)
+        ]
+        inner, squared = (torch.stack(terms).sum(0) for terms in zip(*products, strict=True))
+        return inner, squared
 
     def _of_layer(
         self, layer: _Layer, error: Tensor, chosen: Sequence[int]
-    ) -> Iterator[tuple[str, Tensor, Tensor]]:
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """The products of a layer's bias, then of its weight."""
         weight, bias = layer.names
         count = len(chosen)
         positions = (1,) if layer.kind == "patches" else tuple(range(2, error.ndim))
         if bias is not None:
-            yield bias, *self._of_vector(bias, error.sum(positions), chosen)
+            yield self._of_vector(bias, error.sum(positions), chosen)
         if weight is None:
             return
         if layer.kind == "normalised":
             gradients = (error * layer.inputs).sum(positions)
-            yield weight, *self._of_vector(weight, gradients, chosen)
+            yield self._of_vector(weight, gradients, chosen)
             return
         inner, squared = [], []
         shares = layer.inputs.chunk(count), error.chunk(count)
@@ -347,7 +325,7 @@ class GradientProducts:
             rows, errors = inputs.flatten(0, 1), errors.flatten(0, 1)
             inner.append((self.matrices.product(rows, weight, observed, target) * errors).sum())
             squared.append(((rows @ rows.T) * (errors @ errors.T)).sum())
-        yield weight, torch.stack(inner), torch.stack(squared)
+        yield torch.stack(inner), torch.stack(squared)
 
     def _of_vector(
         self, name: str, gradients: Tensor, chosen: Sequence[int]

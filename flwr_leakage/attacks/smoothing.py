@@ -71,7 +71,7 @@ class _Relu(torch.autograd.Function):
         ctx.sharpness = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, None]:
         return _Masked.apply(errors, ctx.saved_tensors[0], ctx.sharpness), None
 
 
@@ -90,9 +90,7 @@ class _Masked(torch.autograd.Function):
         ctx.sharpness = inputs[2]
 
     @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: Any, outer: Tensor
-    ) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None]:
         errors, inputs = ctx.saved_tensors
         sigmoid = torch.sigmoid(ctx.sharpness * inputs)
         slope = ctx.sharpness * sigmoid * (1 - sigmoid)

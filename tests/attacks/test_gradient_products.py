@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -57,9 +59,10 @@ def cosine(inner, squared):
 @pytest.mark.parametrize("sharpness", [0.0, 10.0])
 def test_products_and_their_derivative_are_those_of_the_gradients(network, batch_size, sharpness):
     labels, observed = observe(network, 2, batch_size)
-    products = GradientProducts(network, network.params, network.buffers, observed, sharpness)
+    products = GradientProducts(network, network.params, network.buffers, observed)
     inputs = images(2 * batch_size).requires_grad_()
-    inner, squared = products(inputs, labels, [0, 1])
+    with SmoothedRelu(sharpness) if sharpness else nullcontext():
+        inner, squared = products(inputs, labels, [0, 1])
     (derivative,) = torch.autograd.grad(cosine(inner, squared), inputs)
 
     def direct(x):
@@ -75,12 +78,8 @@ def test_products_and_their_derivative_are_those_of_the_gradients(network, batch
     torch.testing.assert_close((inner, squared), expected, rtol=1e-9, atol=1e-12)
     norms = torch.stack([ravel(target).square().sum() for target in observed])
     torch.testing.assert_close(products.observed_squared, norms)
-    with torch.enable_grad():
-        if sharpness:
-            with SmoothedRelu(sharpness):
-                reference = torch.func.grad(lambda x: cosine(*direct(x)))(inputs.detach())
-        else:
-            reference = torch.func.grad(lambda x: cosine(*direct(x)))(inputs.detach())
+    with SmoothedRelu(sharpness) if sharpness else nullcontext():
+        reference = torch.func.grad(lambda x: cosine(*direct(x)))(inputs.detach())
     torch.testing.assert_close(derivative, reference, rtol=1e-6, atol=1e-9)
 
 
@@ -94,20 +93,6 @@ def test_targets_together_equal_one_by_one_and_any_may_be_left_out(network):
             inputs[index : index + 1].detach().requires_grad_(), [labels[index]], [index]
         )
         torch.testing.assert_close(alone, tuple(value[index : index + 1] for value in together))
-
-
-def test_balance_divides_each_gradient_by_its_observed_norm(network):
-    labels, observed = observe(network, 1)
-    gradient = network(network.params, Batch(images(1), labels[0]), network.buffers)
-    products = GradientProducts(network, network.params, network.buffers, observed, balance=1.0)
-    inner, squared = products(images(1).requires_grad_(), labels, [0])
-    norms = {k: v.norm() for k, v in observed[0].items()}
-    scaled = [ravel({k: v / norms[k] for k, v in g.items()}) for g in (gradient, observed[0])]
-    torch.testing.assert_close(inner[0], scaled[0] @ scaled[1])
-    torch.testing.assert_close(squared[0], scaled[0] @ scaled[0])
-    torch.testing.assert_close(
-        products.observed_squared[0], torch.tensor(float(len(observed[0]))).double()
-    )
 
 
 class Twice(nn.Module):

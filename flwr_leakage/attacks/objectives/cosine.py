@@ -15,9 +15,18 @@ def inner_product(left: Params, right: Params) -> Tensor:
 
 def cosine_distance(candidate: Params, observed: Params) -> Tensor:
     """``1 − ⟨g, g*⟩ / (‖g‖ ‖g*‖)`` (Geiping et al. 2020, eq. 4), in [0, 2]."""
-    norms = inner_product(candidate, candidate) * inner_product(observed, observed)
+    return cosine_of_products(
+        inner_product(candidate, observed),
+        inner_product(candidate, candidate),
+        inner_product(observed, observed),
+    )
+
+
+def cosine_of_products(inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
+    """The cosine distance from ⟨g, g*⟩, ‖g‖² and ‖g*‖²."""
+    norms = squared * observed_squared
     tiny = 1e-30 if norms.element_size() < 8 else 1e-300
-    return 1 - inner_product(candidate, observed) / norms.clamp_min(tiny).sqrt()
+    return 1 - inner / norms.clamp_min(tiny).sqrt()
 
 
 @dataclass(frozen=True)
@@ -27,3 +36,7 @@ class Cosine:
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
         """Distance of the candidate's gradient from the observed one, a scalar."""
         return cosine_distance(candidate, observed)
+
+    def of_products(self, inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
+        """The same from ⟨g, g*⟩, ‖g‖² and ‖g*‖², entry by entry."""
+        return cosine_of_products(inner, squared, observed_squared)
