@@ -22,6 +22,8 @@ from flwr_leakage.attacks.objectives.noise_aware import NoiseAware
 from flwr_leakage.attacks.optimizers.adam import Adam
 from flwr_leakage.attacks.optimizers.base import Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
+from flwr_leakage.attacks.order import OrderSearch
+from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.priors.base import Prior, PriorContext
 from flwr_leakage.attacks.priors.batch_norm_statistics import (
     BatchNormStatistics,
@@ -65,6 +67,8 @@ __all__ = [
     "Normal",
     "Objective",
     "Optimizer",
+    "OrderSearch",
+    "Parallel",
     "Prior",
     "PriorContext",
     "Problem",

@@ -242,6 +242,8 @@ class GradientInversion:
                 results.append(failure("the objective was never finite."))
                 continue
             inputs, labels = candidates.split(found.points[best], targets[best])
+            in_order = orders[best, : len(inputs)]
+            inputs, labels = inputs[in_order], labels[in_order]
             if target.joint:
                 labels = labels.argmax(dim=1)
             results.append(

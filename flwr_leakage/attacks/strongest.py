@@ -81,13 +81,18 @@ def _distance(
     targets: Tensor = batch.targets
     if targets.is_floating_point():
         targets = targets.double()
+    candidate = Batch(batch.inputs.double(), targets)
+    distances = []
     with torch.no_grad():
-        gradient = simulate_gradient(
-            problem.gradient_map,
-            problem.params,
-            problem.buffers,
-            problem.schedule,
-            Batch(batch.inputs.double(), targets),
-        )
-    value = float(Euclidean()(gradient, problem.gradient))
+        for posed in problem.rounds:
+            gradient = simulate_gradient(
+                posed.gradient_map,
+                posed.params,
+                posed.buffers,
+                posed.schedule,
+                candidate,
+                posed.members,
+            )
+            distances.append(float(Euclidean()(gradient, posed.gradient)))
+    value = sum(distances) / len(distances)
     return value if math.isfinite(value) else math.inf

@@ -8,7 +8,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from flwr_leakage.attacks import Attack, GradientInversion
+from flwr_leakage.attacks import Attack, GradientInversion, Strongest
 from flwr_leakage.attacks.presets import load_preset, preset_names
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
@@ -38,6 +38,15 @@ def test_unknown_names_and_settings_fail():
         instantiate(node, _convert_="all")
 
 
+def shortened(attack):
+    if isinstance(attack, Strongest):
+        return replace(attack, attacks=[shortened(part) for part in attack.attacks])
+    if isinstance(attack, GradientInversion):
+        iterations = min(attack.optimizer.iterations, 300)
+        return replace(attack, optimizer=replace(attack.optimizer, iterations=iterations))
+    return attack
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_solves_a_small_case(name, gradient_map, spec):
     if name == "analytic":
@@ -46,9 +55,7 @@ def test_every_preset_solves_a_small_case(name, gradient_map, spec):
     image = spec.normalize((across[:, None] * across.sqrt()).reshape(1, *spec.shape))
     batch = Batch(image, torch.tensor([1]))
     observation = observe(gradient_map, batch, LocalSchedule(0.1))
-    attack = load_preset(name)
-    if isinstance(attack, GradientInversion) and attack.optimizer.iterations > 400:
-        attack = replace(attack, optimizer=replace(attack.optimizer, iterations=400))
+    attack = shortened(load_preset(name))
     (result,) = attack(
         gradient_map, spec, [observation], ThreatModel(), torch.Generator().manual_seed(0)
     )
