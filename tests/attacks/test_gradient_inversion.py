@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -108,6 +108,7 @@ def test_a_bad_target_is_named_and_the_others_go_on(gradient_map, spec, observat
     good = observations[0]
     zero = {k: torch.zeros_like(v) for k, v in good.update.delta.items()}
     missing = {k: v for k, v in good.update.delta.items() if k != "3.bias"}
+    two = replace(good.update.schedule, batch_size=2)
     bad = {
         "NaN": corrupt(good, "3.bias", torch.full((4,), math.nan)),
         "infinite": corrupt(good, "3.bias", torch.full((4,), math.inf)),
@@ -115,6 +116,11 @@ def test_a_bad_target_is_named_and_the_others_go_on(gradient_map, spec, observat
         "zero everywhere": replace(good, update=replace(good.update, delta=zero)),
         "missing or unknown": replace(good, update=replace(good.update, delta=missing)),
         "at least 1 example": replace(good, update=replace(good.update, num_examples=0)),
+        "members must sum": replace(good, members=(1, 1)),
+        "the same 1 samples": replace(
+            good,
+            earlier=(replace(good, update=replace(good.update, schedule=two, num_examples=2)),),
+        ),
     }
     results = SOLVER(gradient_map, spec, [*bad.values(), good], INFERRED, generator())
     for reason, result in zip(bad, results, strict=False):
@@ -122,6 +128,48 @@ def test_a_bad_target_is_named_and_the_others_go_on(gradient_map, spec, observat
         assert math.isnan(result.objective)
         assert reason in result.error
     assert largest_error(results[-1], images[:1]) < 0.05
+
+
+def test_more_classes_than_the_head_has_are_named(gradient_map, spec, observations):
+    wider = replace(spec, num_classes=7)
+    for threat in (INFERRED, KNOWN):
+        (result,) = SOLVER(gradient_map, wider, observations[:1], threat, generator())
+        assert "one output for each of 7 classes, got 4" in result.error
+
+
+@dataclass(frozen=True)
+class Cramped:
+    """An optimizer that runs out of memory with more rows than it takes."""
+
+    most: int
+    inner: LBFGS
+    error: type[Exception]
+
+    @property
+    def iterations(self):
+        return self.inner.iterations
+
+    def __call__(self, evaluate, start, project=None, report=None):
+        if len(start) > self.most:
+            raise self.error("not enough memory")
+        return self.inner(evaluate, start, project, report)
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError, torch.OutOfMemoryError])
+def test_what_does_not_fit_into_memory_is_solved_in_parts(
+    error, gradient_map, spec, observations, images
+):
+    inner = LBFGS(iterations=5)
+    attack = replace(SOLVER, optimizer=inner, dtype="float64", batching="vmap")
+    expected = attack(gradient_map, spec, observations, INFERRED, generator())
+    cramped = replace(attack, optimizer=Cramped(1, inner, error))
+    for result, whole in zip(
+        cramped(gradient_map, spec, observations, INFERRED, generator()), expected, strict=True
+    ):
+        torch.testing.assert_close(result.batch.inputs, whole.batch.inputs, atol=1e-5, rtol=0)
+    hopeless = replace(attack, optimizer=Cramped(0, inner, error))
+    results = hopeless(gradient_map, spec, observations, INFERRED, generator())
+    assert [result.error for result in results] == ["not enough memory"] * 3
 
 
 def test_labels_are_used_only_where_the_threat_model_grants_them(
