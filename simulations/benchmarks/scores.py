@@ -1,4 +1,4 @@
-"""Scores: accuracy against dense float64, cost beside the papers' procedures, and what they mean.
+"""Scores: accuracy against dense float64, cost beside the papers' procedures, meaning of I²F.
 
     python -m simulations.benchmarks.scores --section accuracy --cifar cifar10_test.npz
 
@@ -21,7 +21,6 @@ SECTIONS = {
     "one": scores_cost.section_one,
     "clients": scores_cost.section_clients,
     "meaning": scores_meaning.section_meaning,
-    "ranking": scores_meaning.section_ranking,
 }
 
 

@@ -1,9 +1,6 @@
-"""What the scores mean: errors of Gauss–Newton, rankings of samples."""
+"""What the I²F means: where Gauss–Newton from the truth ends on a perturbed gradient."""
 
-import numpy as np
 import torch
-from scipy.stats import spearmanr
-from torch import Tensor
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import SampleJacobian
@@ -11,14 +8,9 @@ from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 from flwr_leakage.spectral import solve_damped
 from simulations.benchmarks.scores_setup import (
-    SETTINGS,
-    Spectra,
     build_model,
-    dense_spectra,
     generator,
     load_batch,
-    operator_of,
-    prepare,
     print_header,
     print_row,
 )
@@ -65,52 +57,3 @@ def section_meaning(cifar: str | None, only: str | None) -> None:
                 f"{error / float(influence):.3f}",
                 f"{bound:.3g}",
             )
-
-
-def section_ranking(cifar: str | None, only: str | None) -> None:
-    """Which cheap quantity orders digits as the undamped I²F of Gaussian noise does."""
-    count, draws = 32, 4
-    header = ("network", "quantity", "products", f"mean Spearman with the I²F over {draws} draws")
-    print_header(*header, "least … largest", "median ratio to the I²F")
-    for label in ("LeNet 28", "LeNet 28 trained"):
-        if only and only != label:
-            continue
-        model, batch = prepare(SETTINGS[label], count, cifar)
-        operator = operator_of(model, batch, torch.float64)
-        spectra = dense_spectra(model, batch)
-        ranks: dict[str, list[float]] = {}
-        ratios: dict[str, list[float]] = {}
-        costs: dict[str, int] = {}
-        for seed in range(draws):
-            shape = (count, operator.num_outputs)
-            deltas = torch.randn(shape, generator=generator(seed), dtype=torch.float64)
-            exact = spectra.influence(operator.rmatvec(deltas))
-            for name, (products, values) in _candidates(operator, spectra, deltas).items():
-                costs.setdefault(name, products)
-                ranks.setdefault(name, []).append(float(spearmanr(values, exact).statistic))
-                ratios.setdefault(name, []).append(float((values / exact).median()))
-        for name, found in ranks.items():
-            spread = f"{min(found):+.2f} … {max(found):+.2f}"
-            same_unit = name.startswith(("I", "Krylov"))
-            ratio = f"{np.mean(ratios[name]):.3g}" if same_unit else ""
-            print_row(label, name, costs[name], f"{np.mean(found):+.2f}", spread, ratio)
-
-
-def _candidates(
-    operator: SampleJacobian, spectra: Spectra, deltas: Tensor
-) -> dict[str, tuple[int, Tensor]]:
-    """Products for each sample, and a value for each."""
-    eigenvalues, projected = spectra.eigenvalues, operator.rmatvec(deltas)
-    found = {
-        "gradient norm": (0, operator.value.norm(dim=1)),
-        "λmax": (10, eigenvalues[:, -1]),
-        "λmin (exact)": (operator.num_inputs, eigenvalues[:, 0]),
-        "I_lb": (11, projected.norm(dim=1) / eigenvalues[:, -1]),
-    }
-    for steps in (4, 8, 16, 32):
-        solved = solve_damped(operator, deltas, (1e-12,), 0.0, steps)
-        found[f"Krylov bound, {steps} steps"] = (solved.products, solved.norms[:, 0])
-    for damping in (1e-2, 1e-3, 1e-4, 1e-6):
-        solved = solve_damped(operator, deltas, (damping,), 1e-2, operator.num_inputs)
-        found[f"I²F, ε = {damping:g} λmax"] = (solved.products, solved.norms[:, 0])
-    return found
