@@ -132,6 +132,16 @@ def test_the_aggregate_view_attacks_one_mean_update(tiny_data):
     assert set(values(data, "psnr")) == {(1, -1, sample) for sample in range(3)}
 
 
+def test_finished_attacks_are_kept_and_read_again(tiny_data, tmp_path):
+    kept = [f"server.attack_folder={tmp_path}/kept", "server.attack_chunk=2"]
+    first = run(tiny_config(tiny_data, *kept, name="first"))
+    files = {file: file.stat().st_mtime_ns for file in (tmp_path / "kept").iterdir()}
+    second = run(tiny_config(tiny_data, *kept, name="second"))
+    assert len(files) == 4  # two rounds of three clients in chunks of two
+    assert {f: f.stat().st_mtime_ns for f in (tmp_path / "kept").iterdir()} == files
+    assert values(first, "psnr") == values(second, "psnr")
+
+
 def test_rounds_of_the_same_samples_are_attacked_jointly(tiny_data):
     config = tiny_config(tiny_data, "client.same_samples=true", "threat.rounds=2")
     first, second = (build(config).client_batch(0, server_round) for server_round in (1, 2))
