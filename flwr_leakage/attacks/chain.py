@@ -32,10 +32,15 @@ class Activation:
     low: float
     high: float
 
+    @property
+    def has_kink(self) -> bool:
+        """Whether it is a ReLU: outputs of zero tell a bound of z only."""
+        return self.low == 0 and math.isinf(self.high)
+
     def settle(self, outputs: Tensor, margin: float) -> Tensor:
         """Clamp estimated outputs to the range; those within ``margin`` of a kink go onto it."""
         outputs = outputs.clamp(self.low, self.high)
-        if self.low == 0 and math.isinf(self.high):
+        if self.has_kink:
             return torch.where(outputs <= margin, 0.0, outputs)
         return outputs
 
@@ -45,7 +50,7 @@ class Activation:
         Estimates between ``low`` and ``high`` may be active or not; ``None`` means that every
         channel is certain, as the slope has no jump or too few channels would be left.
         """
-        if not (self.low == 0 and math.isinf(self.high)):
+        if not self.has_kink:
             return None
         doubtful = (outputs > low) & (outputs < high)
         certain = ~doubtful.flatten(2).any(dim=2)[0] if outputs.ndim > 2 else ~doubtful[0]

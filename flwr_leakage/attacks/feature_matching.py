@@ -9,7 +9,8 @@ equations ``z = W ∗ a + b`` where the activation tells z, the inequalities ``z
 does not, and the activation's range for a, this is a convex problem in a. Where it has one
 solution, the next layer can be treated likewise. When the weight gradients have too few
 equations left, the input is fitted to the deepest features that were found: a residual that
-is continuous in x, where the gradient itself jumps at every flip of a ReLU.
+is continuous in x, where the gradient itself jumps at every flip of a ReLU. Through ReLUs that
+fit gets stuck, unless it starts with a strong preference for smooth images that then fades.
 """
 
 import math
@@ -18,160 +19,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure
 from flwr_leakage.attacks.chain import Link, trace_chain
 from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import idlg_label
+from flwr_leakage.attacks.layer_equations import Knowledge, gradient_equations, solve_layer
 from flwr_leakage.attacks.objectives.euclidean import Euclidean
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, pose, simulate_gradient
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
-
-
-@dataclass(frozen=True)
-class Whitened:
-    """The linear equations ``M a = T`` of a weight gradient, in M's right singular vectors.
-
-    Attributes:
-        rows: V (r, P), orthonormal: the directions of a that the gradient determines.
-        null: N (P, P − r), orthonormal: the others.
-        values: S⁻¹ Uᵀ T (r, C): ``V a = values`` for a of shape (P, C).
-    """
-
-    rows: Tensor
-    null: Tensor
-    values: Tensor
-
-
-def gradient_equations(
-    link: Link,
-    errors: Tensor,
-    weight_gradient: Tensor,
-    rank_tolerance: float,
-    certain: Tensor | None = None,
-) -> Whitened:
-    """Whiten the equations that a layer's weight gradient states about its input.
-
-    Args:
-        link: the layer.
-        errors: ∂L/∂(W ∗ a + b), (1, *output_shape).
-        weight_gradient: ∂L/∂W.
-        rank_tolerance: singular values of M below this fraction of the largest are noise.
-        certain: output channels (C,) whose errors are exact; the others are left out.
-    """
-    if certain is not None:
-        errors, weight_gradient = errors[:, certain], weight_gradient[certain]
-    if isinstance(link.module, nn.Linear):
-        matrix, target = errors.reshape(-1, 1), weight_gradient
-    else:
-        m = link.module
-        _, height, width = link.input_shape
-        positions = torch.eye(height * width, dtype=errors.dtype)
-        patches = F.unfold(
-            positions.reshape(-1, 1, height, width),
-            m.kernel_size,
-            m.dilation,
-            m.padding,  # type: ignore[arg-type]
-            m.stride,
-        )
-        channels = errors.shape[1]
-        # (output channels · kernel positions, input positions), the same for all input channels
-        matrix = torch.einsum("pkq,oq->okp", patches, errors.reshape(channels, -1))
-        matrix = matrix.reshape(-1, height * width)
-        target = weight_gradient.flatten(2).transpose(1, 2).reshape(len(matrix), -1)
-    left, singular, right = torch.linalg.svd(matrix, full_matrices=True)
-    rank = int((singular > rank_tolerance * singular[0]).sum())
-    values = (left[:, :rank].T @ target) / singular[:rank, None]
-    return Whitened(right[:rank], right[rank:].T, values)
-
-
-@dataclass(frozen=True)
-class Knowledge:
-    """What is known of the input a of one layer, to be used in a fit.
-
-    Attributes:
-        link: the layer that takes a.
-        outputs: the layer's known activations, (1, *output_shape).
-        errors: ∂L/∂(W ∗ a + b), (1, *output_shape).
-        equations: those of its weight gradient.
-    """
-
-    link: Link
-    outputs: Tensor
-    errors: Tensor
-    equations: Whitened
-
-    def forward_residual(self, inputs: Tensor) -> Tensor:
-        """How far ``z(a)`` is from what the outputs tell, per entry, in units of typical a."""
-        link = self.link
-        z = link.preactivation(inputs)
-        activation = link.activation
-        if activation is None:
-            residual = z - self.outputs
-            weight = torch.ones_like(z)
-        else:
-            known = activation.invertible(self.outputs)
-            target = activation.inverse(self.outputs)
-            residual = torch.where(known, z - target, z.clamp_min(0))
-            slope = activation.slope(self.outputs)
-            weight = torch.where(known, slope / slope.max().clamp_min(1e-30), 1.0)
-        gain = link.scale.abs() * link.weight.flatten(1).norm(dim=1)
-        return weight * residual / gain.mean().clamp_min(1e-30)
-
-    def gradient_residual(self, inputs: Tensor) -> Tensor:
-        """How far a is from the weight gradient's equations, whitened."""
-        rows = self.equations.rows
-        return rows @ inputs.reshape(-1, rows.shape[1]).T - self.equations.values
-
-    def from_null(self, free: Tensor) -> Tensor:
-        """The a that satisfies the gradient's equations with null space coordinates ``free``."""
-        flat = self.equations.rows.T @ self.equations.values + self.equations.null @ free
-        return flat.T.reshape(1, *self.link.input_shape)
-
-
-def solve_layer(
-    knowledge: Knowledge, low: Tensor | float, high: Tensor | float, iterations: int
-) -> tuple[Tensor, float]:
-    """Find the input a of a layer: the convex problem of the module's docstring.
-
-    The gradient's equations hold exactly, in null space coordinates; the forward equations and
-    the range [low, high] of a are met in least squares.
-
-    Returns:
-        a (1, *input_shape) and the mean squared residual, relative to a's mean square.
-    """
-    equations = knowledge.equations
-    channels = equations.values.shape[1]
-    freedom = equations.null.shape[1]
-    start = torch.zeros(1, freedom * channels, dtype=equations.rows.dtype)
-
-    def residuals(flat: Tensor) -> Tensor:
-        inputs = knowledge.from_null(flat.reshape(freedom, channels))
-        outside = (low - inputs).clamp_min(0) + (inputs - high).clamp_min(0)
-        forward = knowledge.forward_residual(inputs)
-        return torch.cat([forward.flatten(), outside.flatten()])
-
-    if freedom:
-        unit = float(residuals(start[0]).square().mean().clamp_min(1e-30))
-
-        def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            gradient, value = torch.func.grad_and_value(
-                lambda flat: residuals(flat).square().mean() / unit
-            )(points[0])
-            return value[None], gradient[None]
-
-        start = LBFGS(iterations=iterations, tolerance=1e-20, relative_tolerance=1e-3)(
-            evaluate, start
-        ).points
-    solution = knowledge.from_null(start.reshape(freedom, channels))
-    error = residuals(start[0]).square().mean() / solution.square().mean().clamp_min(1e-30)
-    return solution, float(error)
 
 
 @dataclass(frozen=True)
@@ -185,27 +46,29 @@ class FeatureMatching:
         rank_tolerance: singular values of a gradient's equations below this fraction of the
             largest are left out.
         layer_iterations: of the convex problem of a layer.
-        fit_iterations: of the input's fit to the features.
-        polish_iterations: of matching the gradient itself, from the fitted input.
+        fit_iterations: of the input's fit to the features, where no ReLU is in the way.
+        smoothing: weights of the total variation in the successive fits through ReLUs.
+        smoothed_iterations: of each of those.
         rank_fraction: the walk ends at a layer whose gradient determines less than this share of
             its input; solving it would cost much and rarely have one solution.
         restarts: starts of the fit, ≥ 1.
         initialisation: of the fit.
-        turns: refinements of the errors at the deepest level from the candidate, ≥ 0.
+        margin: recovered outputs of a ReLU up to this share of the largest may be zero.
         solved: a layer counts as found once its relative mean squared residual is below this.
-        tolerance: stop once the objective is below this.
+        solved_distance: a target is solved once the gradients' distance is at most this.
     """
 
     rank_tolerance: float = 1e-4
     layer_iterations: int = 700
     fit_iterations: int = 1000
-    polish_iterations: int = 50
+    smoothing: Sequence[float] = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5)
+    smoothed_iterations: int = 80
     rank_fraction: float = 0.6
     restarts: int = 1
     initialisation: Initialisation = field(default_factory=Grey)
-    turns: int = 3
+    margin: float = 0.01
     solved: float = 1e-9
-    tolerance: float = 1e-10
+    solved_distance: float = 1e-4
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank_tolerance < 1:
@@ -265,15 +128,14 @@ class FeatureMatching:
         best_value, best_stage = math.inf, ""
         for restart in range(self.restarts):
             start = self.initialisation(problem.spec, 1, restart, generator).double()
-            for stage, inputs in self._candidates(problem, chain, levels, start):
+            for stage, inputs in self._candidates(chain, levels, start):
+                inputs = problem.spec.clamp(inputs)
                 value = _distance(problem, inputs, targets)
-                if value > self.tolerance:
-                    inputs, value = self._polish(problem, inputs, targets)
                 if value < best_value:
-                    best, best_value, best_stage = problem.spec.clamp(inputs), value, stage
-                if value <= self.tolerance:
+                    best, best_value, best_stage = inputs, value, stage
+                if value <= self.solved_distance:
                     break
-            if best_value <= self.tolerance:
+            if best_value <= self.solved_distance:
                 break
         if not math.isfinite(best_value):
             return failure("the objective was never finite.")
@@ -305,7 +167,7 @@ class FeatureMatching:
         certain: Tensor | None = None
         for position in range(len(chain) - 2, -1, -1):
             link = chain[position]
-            levels.append(self._know(problem, link, outputs, errors, certain))
+            levels.append(self._know(problem, link, outputs, errors, certain, bool(levels)))
             equations = levels[-1].equations
             if position == 0 or len(equations.rows) < self.rank_fraction * len(equations.rows.T):
                 break
@@ -329,7 +191,8 @@ class FeatureMatching:
         link: Link,
         outputs: Tensor,
         errors: Tensor,
-        certain: Tensor | None = None,
+        certain: Tensor | None,
+        estimated: bool,
     ) -> Knowledge:
         """What a layer's outputs and their errors ∂L/∂outputs tell about its input."""
         assert link.activation is not None
@@ -339,79 +202,67 @@ class FeatureMatching:
         errors = errors * link.scale.reshape(per_channel)
         gradient = problem.gradient[f"{link.name}weight"]
         equations = gradient_equations(link, errors, gradient, self.rank_tolerance, certain)
-        return Knowledge(link, outputs, errors, equations)
+        margin = self.margin * float(outputs.max()) if link.activation.has_kink and estimated else 0
+        return Knowledge(link, outputs, errors, equations, margin)
 
     def _candidates(
-        self, problem: Problem, chain: list[Link], levels: list[Knowledge], start: Tensor
+        self, chain: list[Link], levels: list[Knowledge], start: Tensor
     ) -> Iterator[tuple[str, Tensor]]:
-        """Inputs that explain what is known, in the order in which they mostly succeed.
+        """Inputs that explain the deepest level, and then the last one that is sure.
 
         A walk that went one layer too far has features that are roughly right and errors that
-        are not, as they are wrong at every kink that was missed. Then the features serve as a
-        start for the last level that is sure, and the errors are estimated anew from the
-        candidate, in turns with its fit.
+        are not; the fit to them is then a start for the level before.
         """
-        top = levels[-1]
-        yield "deepest", self._fit(chain, [top], [top], start)
-        if len(levels) == 1:
-            return
-        sure = levels[-2]
-        inputs = self._fit(chain, [top], [], start)
-        inputs = self._fit(chain, [sure], [sure], inputs)
-        yield "sure", inputs
-        for turn in range(self.turns):
-            features = _features(chain[: chain.index(top.link) + 1], inputs)
-            refreshed = self._know(problem, top.link, features, sure.link.pull_back(sure.errors))
-            inputs = self._fit(chain, [sure], [sure, refreshed], inputs)
-            yield f"turn {turn + 1}", inputs
+        inputs = self._fit(chain, levels[-1], start, self.smoothing)
+        yield "deepest", inputs
+        if len(levels) > 1:
+            yield "sure", self._fit(chain, levels[-2], inputs, self.smoothing[-1:])
 
     def _fit(
-        self,
-        chain: list[Link],
-        forward: list[Knowledge],
-        backward: list[Knowledge],
-        start: Tensor,
+        self, chain: list[Link], level: Knowledge, start: Tensor, smoothing: Sequence[float]
     ) -> Tensor:
-        """Fit the input to layers' outputs (``forward``) and gradients (``backward``)."""
-        scale = forward[0].equations.values.square().sum().clamp_min(1e-30)
-        depth = max(chain.index(level.link) for level in [*forward, *backward])
+        """Fit the input to a layer's outputs and its weight's gradient.
 
-        def loss(flat: Tensor) -> Tensor:
-            features = flat.reshape(start.shape)
-            value = flat.new_zeros(())
-            for position, link in enumerate(chain[: depth + 1]):
-                for level in forward:
-                    if level.link is link:
-                        value = value + level.forward_residual(features).square().sum()
-                for level in backward:
-                    if level.link is link:
-                        value = value + level.gradient_residual(features).square().sum()
-                if position < depth:
-                    features = _features([link], features)
-            return value / scale
+        Through ReLUs in successive fits, each with less total variation than the last.
+        """
+        before = chain[: chain.index(level.link)]
+        kinked = any(link.activation and link.activation.has_kink for link in [*before, level.link])
+        gradient_scale = level.equations.values.square().sum().clamp_min(1e-30)
+        forward_scale = level.forward_size().clamp_min(1e-30) if kinked else gradient_scale
 
-        def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            gradient, value = torch.func.grad_and_value(loss)(points[0])
-            return value[None], gradient[None]
+        def minimise(start: Tensor, weight: float, optimizer: LBFGS) -> Tensor:
+            def loss(flat: Tensor) -> Tensor:
+                inputs = flat.reshape(start.shape)
+                features = _features(before, inputs)
+                value = level.forward_residual(features).square().sum() / forward_scale
+                value = value + level.gradient_residual(features).square().sum() / gradient_scale
+                return value + weight * smooth_variation(inputs) if weight else value
 
-        optimizer = LBFGS(iterations=self.fit_iterations, tolerance=1e-18, relative_tolerance=1e-3)
-        return optimizer(evaluate, start.reshape(1, -1)).points.reshape(start.shape)
+            def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+                gradient, value = torch.func.grad_and_value(loss)(points[0])
+                return value[None], gradient[None]
 
-    def _polish(self, problem: Problem, inputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
-        """Match the gradient itself from a start in the box."""
-        spec = problem.spec
+            return optimizer(evaluate, start.reshape(1, -1)).points.reshape(start.shape)
 
-        def loss(flat: Tensor) -> Tensor:
-            return _gradient_distance(problem, flat.reshape(1, *spec.shape), targets)
+        if not kinked:
+            return minimise(
+                start, 0.0, LBFGS(self.fit_iterations, tolerance=1e-18, relative_tolerance=1e-3)
+            )
+        inputs = start
+        for weight in smoothing:
+            optimizer = LBFGS(self.smoothed_iterations, relative_tolerance=1e-3)
+            inputs = minimise(inputs, weight, optimizer)
+        return inputs
 
-        def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            gradient, value = torch.func.grad_and_value(loss)(points[0])
-            return value[None], gradient[None]
 
-        start = spec.clamp(inputs).reshape(1, -1)
-        optimizer = LBFGS(iterations=max(1, self.polish_iterations), tolerance=1e-14)
-        found = optimizer(evaluate, start)
-        return spec.clamp(found.points.reshape(1, *spec.shape)), float(found.values)
+def smooth_variation(images: Tensor, kink: float = 0.02) -> Tensor:
+    """Total variation of images (B, C, H, W), with |d| replaced by √(d² + kink²)."""
+    vertical = images[..., 1:, :] - images[..., :-1, :]
+    horizontal = images[..., :, 1:] - images[..., :, :-1]
+    return sum(
+        ((d.square() + kink**2).sqrt().mean() for d in (vertical, horizontal)),
+        start=images.new_zeros(()),
+    )
 
 
 def _features(links: list[Link], inputs: Tensor) -> Tensor:
@@ -422,17 +273,14 @@ def _features(links: list[Link], inputs: Tensor) -> Tensor:
     return inputs
 
 
-def _gradient_distance(problem: Problem, inputs: Tensor, targets: Tensor) -> Tensor:
-    gradient = simulate_gradient(
-        problem.gradient_map,
-        problem.params,
-        problem.buffers,
-        problem.schedule,
-        Batch(inputs, targets),
-    )
-    return Euclidean()(gradient, problem.gradient)
-
-
 def _distance(problem: Problem, inputs: Tensor, targets: Tensor) -> float:
-    """The attacker's own objective of an input in the box."""
-    return float(_gradient_distance(problem, problem.spec.clamp(inputs), targets).detach())
+    """The attacker's own objective."""
+    with torch.no_grad():
+        gradient = simulate_gradient(
+            problem.gradient_map,
+            problem.params,
+            problem.buffers,
+            problem.schedule,
+            Batch(inputs, targets),
+        )
+    return float(Euclidean()(gradient, problem.gradient))

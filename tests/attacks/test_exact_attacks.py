@@ -15,7 +15,7 @@ from flwr_leakage.attacks import (
     pose,
 )
 from flwr_leakage.attacks.chain import activation_of, trace_chain
-from flwr_leakage.attacks.feature_matching import gradient_equations
+from flwr_leakage.attacks.layer_equations import gradient_equations
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 

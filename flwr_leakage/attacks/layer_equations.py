@@ -1,0 +1,153 @@
+"""What a layer's outputs and its weight's gradient tell about its input: a convex problem."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flwr_leakage.attacks.chain import Link
+from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """The linear equations ``M a = T`` of a weight gradient, in M's right singular vectors.
+
+    Attributes:
+        rows: V (r, P), orthonormal: the directions of a that the gradient determines.
+        null: N (P, P − r), orthonormal: the others.
+        values: S⁻¹ Uᵀ T (r, C): ``V a = values`` for a of shape (P, C).
+    """
+
+    rows: Tensor
+    null: Tensor
+    values: Tensor
+
+
+def gradient_equations(
+    link: Link,
+    errors: Tensor,
+    weight_gradient: Tensor,
+    rank_tolerance: float,
+    certain: Tensor | None = None,
+) -> Whitened:
+    """Whiten the equations that a layer's weight gradient states about its input.
+
+    Args:
+        link: the layer.
+        errors: ∂L/∂(W ∗ a + b), (1, *output_shape).
+        weight_gradient: ∂L/∂W.
+        rank_tolerance: singular values of M below this fraction of the largest are noise.
+        certain: output channels (C,) whose errors are exact; the others are left out.
+    """
+    if certain is not None:
+        errors, weight_gradient = errors[:, certain], weight_gradient[certain]
+    if isinstance(link.module, nn.Linear):
+        matrix, target = errors.reshape(-1, 1), weight_gradient
+    else:
+        m = link.module
+        _, height, width = link.input_shape
+        positions = torch.eye(height * width, dtype=errors.dtype)
+        patches = F.unfold(
+            positions.reshape(-1, 1, height, width),
+            m.kernel_size,
+            m.dilation,
+            m.padding,  # type: ignore[arg-type]
+            m.stride,
+        )
+        channels = errors.shape[1]
+        # (output channels · kernel positions, input positions), the same for all input channels
+        matrix = torch.einsum("pkq,oq->okp", patches, errors.reshape(channels, -1))
+        matrix = matrix.reshape(-1, height * width)
+        target = weight_gradient.flatten(2).transpose(1, 2).reshape(len(matrix), -1)
+    left, singular, right = torch.linalg.svd(matrix, full_matrices=True)
+    rank = int((singular > rank_tolerance * singular[0]).sum())
+    values = (left[:, :rank].T @ target) / singular[:rank, None]
+    return Whitened(right[:rank], right[rank:].T, values)
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What is known of the input a of one layer, to be used in a fit.
+
+    Attributes:
+        link: the layer that takes a.
+        outputs: the layer's known activations, (1, *output_shape).
+        errors: ∂L/∂(W ∗ a + b), (1, *output_shape).
+        equations: those of its weight gradient.
+        margin: outputs of a ReLU up to this may be zero: they bound z from above, no more.
+    """
+
+    link: Link
+    outputs: Tensor
+    errors: Tensor
+    equations: Whitened
+    margin: float = 0.0
+
+    def forward_residual(self, inputs: Tensor) -> Tensor:
+        """How far ``z(a)`` is from what the outputs tell, per entry, in units of typical a."""
+        link = self.link
+        z = link.preactivation(inputs)
+        assert link.activation is not None
+        known = link.activation.invertible(self.outputs - self.margin)
+        target = link.activation.inverse(self.outputs)
+        residual = torch.where(known, z - target, (z - self.outputs).clamp_min(0))
+        slope = link.activation.slope(self.outputs)
+        weight = torch.where(known, slope / slope.max().clamp_min(1e-30), 1.0)
+        gain = link.scale.abs() * link.weight.flatten(1).norm(dim=1)
+        return weight * residual / gain.mean().clamp_min(1e-30)
+
+    def forward_size(self) -> Tensor:
+        """The squared size of the known outputs in the units of ``forward_residual``."""
+        gain = self.link.scale.abs() * self.link.weight.flatten(1).norm(dim=1)
+        return self.outputs.square().sum() / gain.mean().square().clamp_min(1e-30)
+
+    def gradient_residual(self, inputs: Tensor) -> Tensor:
+        """How far a is from the weight gradient's equations, whitened."""
+        rows = self.equations.rows
+        return rows @ inputs.reshape(-1, rows.shape[1]).T - self.equations.values
+
+    def from_null(self, free: Tensor) -> Tensor:
+        """The a that satisfies the gradient's equations with null space coordinates ``free``."""
+        flat = self.equations.rows.T @ self.equations.values + self.equations.null @ free
+        return flat.T.reshape(1, *self.link.input_shape)
+
+
+def solve_layer(
+    knowledge: Knowledge, low: Tensor | float, high: Tensor | float, iterations: int
+) -> tuple[Tensor, float]:
+    """Find the input a of a layer: the convex problem of the module's docstring.
+
+    The gradient's equations hold exactly, in null space coordinates; the forward equations and
+    the range [low, high] of a are met in least squares.
+
+    Returns:
+        a (1, *input_shape) and the mean squared residual, relative to a's mean square.
+    """
+    equations = knowledge.equations
+    channels = equations.values.shape[1]
+    freedom = equations.null.shape[1]
+    start = torch.zeros(1, freedom * channels, dtype=equations.rows.dtype)
+
+    def residuals(flat: Tensor) -> Tensor:
+        inputs = knowledge.from_null(flat.reshape(freedom, channels))
+        outside = (low - inputs).clamp_min(0) + (inputs - high).clamp_min(0)
+        forward = knowledge.forward_residual(inputs)
+        return torch.cat([forward.flatten(), outside.flatten()])
+
+    if freedom:
+        unit = float(residuals(start[0]).square().mean().clamp_min(1e-30))
+
+        def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            gradient, value = torch.func.grad_and_value(
+                lambda flat: residuals(flat).square().mean() / unit
+            )(points[0])
+            return value[None], gradient[None]
+
+        start = LBFGS(iterations=iterations, tolerance=1e-20, relative_tolerance=1e-3)(
+            evaluate, start
+        ).points
+    solution = knowledge.from_null(start.reshape(freedom, channels))
+    error = residuals(start[0]).square().mean() / solution.square().mean().clamp_min(1e-30)
+    return solution, float(error)
