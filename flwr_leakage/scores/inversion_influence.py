@@ -39,8 +39,9 @@ class InversionInfluence:
     with full reorthogonalisation and by stochastic Lanczos quadrature.
 
     Attributes:
-        relative_dampings: ε/λmax, > 0. Only small ones are faithful: on LeNet, 1e-6 ranks
-            samples as the undamped I²F does (Spearman .99), 1e-3 backwards (−.38).
+        relative_dampings: ε/λmax, > 0. Only small ones are faithful: on an untrained LeNet, 1e-6
+            ranks 32 digits under equal noise as an attack's error does (Spearman .88), 1e-3
+            backwards (−.46).
         tolerance: relative, of I²F.
         max_steps: of LSQR and of a probe at most, of two products each.
         expected: when to compute the expected influence: ``undefended`` is where δ = 0.

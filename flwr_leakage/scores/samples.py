@@ -7,6 +7,7 @@ wᵢ Jᵢᵀ Δxᵢ = δ, and the sample's own perturbation is **δᵢ = δ/wᵢ
 its own has no batch statistics, so BatchNorm keeps those of the whole batch, as constants.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -253,7 +254,7 @@ def measurement(
     """Build a measurement; a value that is not finite becomes ``None`` with a note."""
     clean: list[float | None] = []
     for index, value in enumerate(values):
-        if value is not None and not torch.isfinite(torch.tensor(value)):
+        if value is not None and not math.isfinite(value):
             notes[index] = notes[index] or f"no number: {value}"
             value = None
         clean.append(value)

@@ -43,14 +43,14 @@ class SingularInfluence:
     ) -> list[Measurement]:
         """``first_singular_influence`` and ``last_singular_influence``."""
         spectrum = LAVP(
-            ("lambda_max", "lambda_min") if self.smallest else ("lambda_max",),
-            self.tolerance,
-            self.min_tolerance,
-            self.max_steps,
-            self.max_dense_inputs,
-            self.point,
-            self.precision,
-            self.memory_bytes,
+            quantities=("lambda_max", "lambda_min") if self.smallest else ("lambda_max",),
+            tolerance=self.tolerance,
+            min_tolerance=self.min_tolerance,
+            max_steps=self.max_steps,
+            max_dense_inputs=self.max_dense_inputs,
+            point=self.point,
+            precision=self.precision,
+            memory_bytes=self.memory_bytes,
         )
         results = []
         names = ("first_singular_influence", "last_singular_influence")

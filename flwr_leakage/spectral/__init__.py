@@ -1,7 +1,6 @@
 """Estimators of spectral quantities; each says whether it converged and what it cost."""
 
 from flwr_leakage.spectral.choose import choose_smallest_eigenvalue
-from flwr_leakage.spectral.conjugate_gradient import conjugate_gradient
 from flwr_leakage.spectral.dense import dense_spectrum, gram_spectrum
 from flwr_leakage.spectral.estimate import Estimate
 from flwr_leakage.spectral.lanczos import (
@@ -21,7 +20,6 @@ __all__ = [
     "Lanczos",
     "Trace",
     "choose_smallest_eigenvalue",
-    "conjugate_gradient",
     "dense_spectrum",
     "gram_spectrum",
     "largest_eigenvalue",

@@ -1,9 +1,13 @@
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from scored import small_network
+from torch.nn import functional as F
 
 from flwr_leakage.records import LocalSchedule
 from flwr_leakage.scores import Budget, GradientNorm, InversionInfluence, default_scores, score
@@ -24,6 +28,21 @@ def test_one_call_gives_every_default_score_with_direction(data):
         assert measured.name == name and measured.direction and len(measured.values) == 3
         assert None not in measured.values
     torch.testing.assert_close(model.state_dict(), before)
+
+
+def test_soft_targets_of_one_class_are_hard_ones(data):
+    inputs, targets = data
+    hard = score(small_network(), inputs, targets)
+    soft = score(small_network(), inputs, F.one_hot(targets, 4).float())
+    for name, measured in hard.items():
+        assert soft[name].values == pytest.approx(measured.values, rel=1e-4)
+    spread = score(small_network(), inputs, torch.full((3, 4), 0.25))
+    assert spread["gradient_norm"].values != hard["gradient_norm"].values
+
+
+def test_the_default_set_is_that_of_the_config():
+    path = Path(__file__).parents[2] / "conf" / "score" / "default.yaml"
+    assert instantiate(OmegaConf.load(path), _convert_="all") == default_scores()
 
 
 def test_noise_scales_the_influence(data):

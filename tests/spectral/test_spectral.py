@@ -7,7 +7,6 @@ from flwr_leakage.operators import FunctionJacobian
 from flwr_leakage.spectral import (
     Lanczos,
     choose_smallest_eigenvalue,
-    conjugate_gradient,
     dense_spectrum,
     gram_spectrum,
     largest_eigenvalue,
@@ -200,18 +199,6 @@ def test_lsqr_of_zero_is_zero():
     operator, _ = with_spectrum(FLAT)
     solved = solve_damped(operator, torch.zeros(1, 40).double(), (1e-3,))
     assert float(solved.norms) == 0 and bool(solved.converged.all())
-
-
-def test_conjugate_gradient_agrees_with_a_direct_solve():
-    operator, dense = with_spectrum(GEOMETRIC, FLAT)
-    rhs = torch.randn(2, 40, generator=generator(3), dtype=torch.float64)
-    damping = torch.tensor([1e-2, 1e-1]).double()
-    projected = operator.rmatvec(rhs)
-    solution, converged, _, products = conjugate_gradient(operator, projected, damping, 1e-10)
-    assert bool(converged.all()) and products > 0
-    torch.testing.assert_close(
-        solution, damped_reference(dense, rhs, damping), rtol=1e-6, atol=1e-9
-    )
 
 
 def test_quadrature_estimates_a_trace_with_its_error():
