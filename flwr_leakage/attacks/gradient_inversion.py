@@ -199,7 +199,8 @@ class GradientInversion:
         size = torch.Size(candidates.shape).numel()
 
         def evaluator(batching: Batching, targets: Tensor, orders: Tensor) -> Evaluator:
-            owner = torch.arange(len(chunk)).repeat_interleave(len(targets) // len(chunk))
+            every = torch.arange(len(chunk), device=targets.device)
+            owner = every.repeat_interleave(len(targets) // len(chunk))
             used = orders[:, : first.slots.used]
             parts = (self.objective, self.priors, batching)
             return Evaluator(problems, targets, used, owner, candidates, *parts)
@@ -228,7 +229,8 @@ class GradientInversion:
             )
         evaluate: Evaluate = evaluator(batching, targets, orders)
         if self.group is not None:
-            owner = torch.arange(len(chunk)).repeat_interleave(self.restarts)
+            every = torch.arange(len(chunk), device=points.device)
+            owner = every.repeat_interleave(self.restarts)
             labels = None if first.joint else targets
             evaluate = self.group.around(evaluate, owner, labels, candidates.shape[0], size)
         found = self.optimizer(evaluate, points, bounds, report)

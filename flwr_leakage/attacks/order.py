@@ -167,7 +167,8 @@ class OrderSearch:
             if turn < self.turns:
                 points = quick(evaluator(targets, orders), points, project, report).points
         groups = values.reshape(-1, self.starts).nan_to_num(nan=torch.inf)
-        best = groups.argmin(dim=1) + self.starts * torch.arange(len(groups))
+        firsts = torch.arange(0, len(points), self.starts, device=points.device)
+        best = firsts + groups.argmin(dim=1)
         return points[best], targets[best], orders[best]
 
     def improve(
@@ -219,7 +220,7 @@ def _moves(
     if num_classes is None:
         return orders, labels
     sample = torch.arange(len(targets)).repeat_interleave(num_classes - 1)
-    shift = torch.arange(1, num_classes).repeat(len(targets))
+    shift = torch.arange(1, num_classes, device=targets.device).repeat(len(targets))
     relabelled = targets.repeat(len(sample), 1)
     relabelled[torch.arange(len(sample)), sample] = (targets[sample] + shift) % num_classes
     return (
