@@ -273,9 +273,20 @@ def _build(text: str) -> Experiment:
         ),
         evaluator=_instantiate(config, "metric"),
     )
-    _checked("defense", experiment.defense.validate)(data.spec, client.num_examples)
+    _check_defense(experiment)
     _checked("client", experiment.client_audit)()
     return experiment
+
+
+def _check_defense(experiment: Experiment) -> None:
+    """The client app encodes each mini-batch by itself: the smallest one decides."""
+    settings, defense = experiment.settings, experiment.defense
+    num_examples = settings.client.num_examples
+    sizes = [window.stop - window.start for window in experiment.schedule.slices(num_examples)]
+    check = _checked("defense", defense.validate)
+    check(experiment.gradient_map, experiment.spec, min(sizes))
+    account = _checked("defense", defense.epsilon)
+    account(experiment.schedule, num_examples, settings.num_rounds)
 
 
 def _settings(config: Config) -> Settings:
@@ -347,7 +358,7 @@ def _checked(key: str, function: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, ImportError) as error:
             raise ConfigError(f"{key}: {error}") from error
 
     return call

@@ -31,11 +31,15 @@ class LocalRound:
 
 def check_update(update: Update) -> None:
     """Raise ``ValueError`` for an update that no defense can work on: empty, or of integers."""
-    if sum(value.numel() for value in update.delta.values()) == 0:
-        raise ValueError("update.delta must hold at least one entry, got none.")
-    for name, value in update.delta.items():
+    _check_floating("update.delta", update.delta)
+
+
+def _check_floating(what: str, values: Params) -> None:
+    if sum(value.numel() for value in values.values()) == 0:
+        raise ValueError(f"{what} must hold at least one entry, got none.")
+    for name, value in values.items():
         if not value.is_floating_point():
-            raise ValueError(f"update.delta[{name!r}] must be floating point, got {value.dtype}.")
+            raise ValueError(f"{what}[{name!r}] must be floating point, got {value.dtype}.")
 
 
 def require_local_round(defense: "Defense", local_round: LocalRound | None) -> LocalRound:
@@ -65,8 +69,18 @@ class Defense:
         """Whether the training loop must pass its mini-batches through ``on_batch``."""
         return type(self).on_batch is not Defense.on_batch
 
-    def validate(self, spec: InputSpec, num_examples: int) -> None:
-        """Raise ``ValueError`` where the defense cannot work on this data, before training."""
+    def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
+        """Check, before training, that the defense can work on this model and this data.
+
+        Args:
+            gradient_map: of the client's model and loss.
+            spec: of the inputs.
+            num_examples: samples of the smallest mini-batch that ``on_batch`` is to encode.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        _check_floating("the model's parameters", gradient_map.params)
 
     def epsilon(self, schedule: LocalSchedule, num_examples: int, num_rounds: int) -> float | None:
         """ε of the differential privacy of a single sample, or ``None``: no guarantee is known.

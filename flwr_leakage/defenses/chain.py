@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from flwr_leakage.defenses.base import Defense, LocalRound
+from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 
@@ -49,10 +50,10 @@ class Chain(Defense):
         """Whether one of the chain encodes batches."""
         return any(defense.encodes_batches for defense in self.defenses)
 
-    def validate(self, spec: InputSpec, num_examples: int) -> None:
+    def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """Validate each defense."""
         for defense in self.defenses:
-            defense.validate(spec, num_examples)
+            defense.validate(gradient_map, spec, num_examples)
 
     def epsilon(self, schedule: LocalSchedule, num_examples: int, num_rounds: int) -> float | None:
         """That of the one with a guarantee; none where a sample is mixed into several others."""

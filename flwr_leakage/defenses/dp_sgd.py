@@ -13,7 +13,7 @@ from flwr_leakage.defenses.noise import add_gaussian_noise
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.normalization import StatelessBatchNorm
 from flwr_leakage.params import Params
-from flwr_leakage.records import Batch, LocalSchedule, Update
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 
 def clipped_mean_gradient(
@@ -85,6 +85,16 @@ def dp_epsilon(noise_multiplier: float, sample_rate: float, num_steps: int, delt
     return float(accountant.get_epsilon(delta))
 
 
+def _check_separable(gradient_map: GradientMap) -> None:
+    if gradient_map.batch_norm == "batch" and any(
+        isinstance(layer, StatelessBatchNorm) for layer in gradient_map.model.modules()
+    ):
+        raise ValueError(
+            "DP-SGD needs gradients of single samples, which BatchNorm with batch statistics "
+            "mixes: train with batch_norm='running' or without BatchNorm."
+        )
+
+
 @dataclass(frozen=True)
 class DPSGD(Defense):
     """Replay the local training with clipped and noised steps; see :func:`clipped_mean_gradient`.
@@ -136,6 +146,11 @@ class DPSGD(Defense):
         touches = sum(window.start == 0 for window in schedule.slices(num_examples))
         return dp_epsilon(self.noise_multiplier, 1.0, touches * num_rounds, self.delta)
 
+    def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
+        """Every sample must have a gradient of its own."""
+        super().validate(gradient_map, spec, num_examples)
+        _check_separable(gradient_map)
+
     def on_update(
         self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
     ) -> Update:
@@ -143,14 +158,7 @@ class DPSGD(Defense):
         check_update(update)
         around = require_local_round(self, local_round)
         gradient_map, batch, schedule = around.gradient_map, around.defended, update.schedule
-        layers = gradient_map.model.modules()
-        if gradient_map.batch_norm == "batch" and any(
-            isinstance(layer, StatelessBatchNorm) for layer in layers
-        ):
-            raise ValueError(
-                "DP-SGD needs gradients of single samples, which BatchNorm with batch statistics "
-                "mixes: train with batch_norm='running' or without BatchNorm."
-            )
+        _check_separable(gradient_map)
         current = dict(around.params)
         velocity: Params | None = None
         for window in schedule.slices(len(batch)):

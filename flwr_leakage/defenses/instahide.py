@@ -19,6 +19,7 @@ from flwr_leakage.defenses.mixing import (
     mix,
     soft_targets,
 )
+from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec
 
 Partners = Literal["intra", "inter"]
@@ -141,11 +142,13 @@ class InstaHide(Defense):
         """Private images in each encoding."""
         return 2 if self.partners == "inter" else self.k
 
-    def validate(self, spec: InputSpec, num_examples: int) -> None:
-        """The client must hold enough samples, and the public set be of their shape."""
+    def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
+        """Each mini-batch must hold enough samples, and the public set be of their shape."""
+        super().validate(gradient_map, spec, num_examples)
         if num_examples < self.num_private:
             raise ValueError(
-                f"{self.num_private} private images are mixed, but the client holds {num_examples}."
+                f"{self.num_private} private images are mixed, but the smallest mini-batch holds "
+                f"{num_examples}."
             )
         if self.public is not None and tuple(self.public.shape[1:]) != spec.shape:
             raise ValueError(

@@ -6,6 +6,7 @@ import torch
 
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.defenses.mixing import Mixing, check_mixing, draw_mixing, mix, soft_targets
+from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec
 
 
@@ -41,11 +42,13 @@ class MixUp(Defense):
     def __post_init__(self) -> None:
         check_mixing(self.k, self.max_coefficient)
 
-    def validate(self, spec: InputSpec, num_examples: int) -> None:
-        """The client must hold at least k samples."""
+    def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
+        """The smallest mini-batch must hold at least k samples."""
+        super().validate(gradient_map, spec, num_examples)
         if num_examples < self.k:
             raise ValueError(
-                f"k must be at most the client's {num_examples} samples, got {self.k}."
+                f"k must be at most {num_examples}, the samples of the smallest mini-batch, "
+                f"got {self.k}."
             )
 
     def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import Update
+from flwr_leakage.records import InputSpec, Update
 
 
 def last_linear_layer(model: nn.Module) -> str:
@@ -104,6 +104,18 @@ class Soteria(Defense):
         if self.max_samples < 1:
             raise ValueError(f"max_samples must be at least 1, got {self.max_samples}.")
 
+    def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
+        """The model must have the linear layer."""
+        super().validate(gradient_map, spec, num_examples)
+        self._layer_and_weight(gradient_map.model)
+
+    def _layer_and_weight(self, model: nn.Module) -> tuple[str, str]:
+        """Names of the layer and of its weight."""
+        layer = last_linear_layer(model) if self.layer is None else self.layer
+        if not isinstance(dict(model.named_modules()).get(layer), nn.Linear):
+            raise ValueError(f"layer must name a linear layer of the model, got {layer!r}.")
+        return layer, f"{layer}.weight" if layer else "weight"
+
     def on_update(
         self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
     ) -> Update:
@@ -112,10 +124,7 @@ class Soteria(Defense):
         around = require_local_round(self, local_round)
         if self.prune_ratio == 0:
             return update
-        layer = self.layer or last_linear_layer(around.gradient_map.model)
-        key = f"{layer}.weight" if layer else "weight"
-        if key not in update.delta or update.delta[key].ndim != 2:
-            raise ValueError(f"layer must name a linear layer of the model, got {layer!r}.")
+        layer, key = self._layer_and_weight(around.gradient_map.model)
         sensitivity = representation_sensitivity(
             around.gradient_map,
             around.params,

@@ -190,7 +190,7 @@ def to_markdown(rows: list[dict], distance: str) -> str:
             f"{row['tv_weight']:g}",
         ]
         for size in BATCH_SIZES:
-            cell = row["cells"][str(size)]
+            cell = row["cells"].get(str(size), {})
             for name, digits in ((distance, 3), ("psnr", 1)):
                 numbers = cell.get(name)
                 cells.append(
@@ -217,13 +217,13 @@ def cost_table(rows: list[dict], num_samples: int) -> str:
         mixed = mixing_defense(DEFENSES[row["defense"]]) is not None
         factor = PAPER_EPOCHS if mixed else 1
         hours = [
-            row["cells"][str(b)]["attack_cpu_seconds_per_batch"] * num_samples / b * factor / 3600
+            f"{cell['attack_cpu_seconds_per_batch'] * num_samples / b * factor / 3600:.1f}"
+            if (cell := row["cells"].get(str(b)))
+            else "—"
             for b in BATCH_SIZES
         ]
         model = "t_b · T · D / b" if mixed else "t_b · D / b"
-        lines.append(
-            f"| {row['defense']} | {model} | " + " | ".join(f"{h:.1f}" for h in hours) + " |"
-        )
+        lines.append(f"| {row['defense']} | {model} | " + " | ".join(hours) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -251,7 +251,7 @@ def run_row(name: str, lab: Lab, test_set: ImageDataset, arguments: argparse.Nam
     public, private = data.batch(chosen[:6]), data.batch(chosen[8 : 8 + max(BATCH_SIZES)])
     weight = lab.adapt(defense, public, arguments.iterations)
     cells = {}
-    for size in BATCH_SIZES:
+    for size in arguments.batch_sizes:
         steps = arguments.iterations if size == 1 else arguments.batch_iterations
         attack = inversion(weight, size, steps)
         cells[str(size)] = lab.cell(defense, private[: max(size, 16)], size, attack)
@@ -270,6 +270,7 @@ def main() -> None:
     parser.add_argument("--data-root", default=None)
     parser.add_argument("--output", type=Path, default=Path("defense_table"))
     parser.add_argument("--rows", nargs="+", choices=list(DEFENSES), default=list(DEFENSES))
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES)
     parser.add_argument("--lpips-backbone", default=None, help="SqueezeNet 1.1 weights")
     parser.add_argument("--channels", type=int, default=48)
     parser.add_argument("--training-epochs", type=int, default=10)

@@ -1,7 +1,9 @@
 import pytest
 import torch
+from torch import nn
 
 from flwr_leakage.defenses import Chain, Clipping, Defense, GaussianNoise, GradientPruning
+from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 UPDATE = Update({"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}, {}, LocalSchedule(1.0), 1)
@@ -13,7 +15,7 @@ class Add(Defense):
 
 
 class Double(Defense):
-    def validate(self, spec: InputSpec, num_examples: int) -> None:
+    def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         raise ValueError("doubling is refused")
 
     def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
@@ -42,7 +44,9 @@ def test_prune_then_clip_equals_hand_computation() -> None:
 
 def test_chains_nest_and_validate_each() -> None:
     with pytest.raises(ValueError, match="doubling is refused"):
-        Chain([Add(), Chain([Double()])]).validate(InputSpec((1, 1, 1), 2), 1)
+        Chain([Add(), Chain([Double()])]).validate(
+            GradientMap(nn.Linear(1, 2)), InputSpec((1, 1, 1), 2), 1
+        )
 
 
 def test_a_defense_that_recomputes_comes_first() -> None:

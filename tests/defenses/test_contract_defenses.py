@@ -185,7 +185,7 @@ def test_bad_updates_are_rejected(name: str, delta: dict, message: str) -> None:
 
 @pytest.mark.parametrize("name", DEFENSES)
 def test_validation_accepts_good_data(name: str) -> None:
-    DEFENSES[name].validate(SPEC, 8)
+    DEFENSES[name].validate(GradientMap(make_model()), SPEC, 8)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,31 @@ def test_data_that_cannot_be_encoded_is_rejected_before_training(
     defense: d.Defense, num_examples: int
 ) -> None:
     with pytest.raises(ValueError):
-        defense.validate(SPEC, num_examples)
+        defense.validate(GradientMap(make_model()), SPEC, num_examples)
+
+
+def integer_weights() -> nn.Module:
+    model = make_model()
+    model[1].weight = nn.Parameter(torch.zeros(12, 16, dtype=torch.int64), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("defense", "gradient_map", "message"),
+    [
+        (d.GradientPruning(0.5), GradientMap(nn.Flatten()), "at least one entry"),
+        (d.GaussianNoise(0.1), GradientMap(integer_weights()), "floating point, got torch.int64"),
+        (d.Chain([d.Clipping(1.0)]), GradientMap(nn.Flatten()), "at least one entry"),
+        (d.DPSGD(), GradientMap(make_model(), batch_norm="batch"), "gradients of single samples"),
+        (d.Soteria(0.5, layer="2"), GradientMap(make_model()), "linear layer of the model"),
+        (d.Soteria(0.5), GradientMap(nn.Conv2d(1, 1, 1)), "got one without"),
+    ],
+)
+def test_models_that_cannot_be_defended_are_rejected_before_training(
+    defense: d.Defense, gradient_map: GradientMap, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        defense.validate(gradient_map, SPEC, 8)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +250,7 @@ def test_data_that_cannot_be_encoded_is_rejected_before_training(
         (lambda: d.load_public_images("missing.npz"), "needs a public set"),
         (lambda: d.DPSGD(0.0), "max_norm"),
         (lambda: d.DPSGD(1.0, -1.0), "noise_multiplier"),
+        (lambda: d.DPSGD(delta=1.0), "delta must lie in"),
         (lambda: d.DPSGD(math.inf, 1.0), "noise_multiplier must be 0"),
         (lambda: d.Soteria(1.0), "prune_ratio"),
         (lambda: d.InfluenceNoise(-0.1), "noise_std"),

@@ -1,0 +1,68 @@
+"""Every defense of the configs through a run, and every error before one starts."""
+
+import importlib.util
+import math
+import sys
+
+import numpy as np
+import pytest
+from audits import run, tiny_config, values
+
+from flwr_leakage._conf import conf_dir
+from simulations.build import ConfigError, build
+
+OPTIONS = sorted(path.stem for path in (conf_dir() / "defense").glob("*.yaml"))
+SIZES = ["client.num_examples=8", "client.batch_size=4", "client.num_steps=2"]
+
+
+def config_of(folder, option, *overrides):
+    if option == "instahide_inter":
+        images = np.random.default_rng(1).integers(0, 256, (5, 8, 8), dtype=np.uint8)
+        np.savez(folder / "public.npz", images=images)
+        overrides = (f"defense.public.path={folder / 'public.npz'}", *overrides)
+    if option == "dp_sgd" and importlib.util.find_spec("opacus") is None:
+        overrides = ("defense.delta=null", *overrides)
+    return tiny_config(folder, *SIZES, f"defense={option}", *overrides)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.filterwarnings("ignore:target_rmse")
+def test_every_option_runs(tiny_data, option):
+    data = run(config_of(tiny_data, option))
+    assert not data.events
+    assert set(values(data, "train_cpu_seconds")) == {(r, c, -1) for r in (1, 2) for c in range(3)}
+
+
+def test_epsilon_is_reported_by_round(tiny_data):
+    pytest.importorskip("opacus")
+    data = run(config_of(tiny_data, "dp_sgd", "defense.noise_multiplier=2"))
+    epsilon = values(data, "dp_epsilon")
+    assert set(epsilon) == {(1, -1, -1), (2, -1, -1)}
+    assert 0 < epsilon[1, -1, -1] < epsilon[2, -1, -1] < math.inf
+
+
+@pytest.mark.parametrize(
+    ("option", "overrides", "said"),
+    [
+        ("pruning", ["defense.prune_ratio=1.5"], "prune_ratio must lie in"),
+        ("gaussian", ["defense.noise_std=-1"], "noise_std must be finite and ≥ 0"),
+        ("clipping", ["defense.max_norm=0"], "max_norm must be positive"),
+        ("mixup", ["defense.k=9"], "k must be at most 4, the samples of the smallest mini-batch"),
+        ("mixup", ["client.num_examples=6"], "k must be at most 2"),
+        ("instahide", ["client.batch_size=3"], "4 private images are mixed"),
+        ("pruning_mixup", ["client.num_examples=2"], "k must be at most 2"),
+        ("instahide_inter", ["defense.public.path=null"], "needs a public set"),
+        ("dp_sgd", ["model=resnet8", "model.batch_norm=batch"], "gradients of single samples"),
+        ("soteria", ["defense.layer=nothing"], "layer must name a linear layer"),
+    ],
+)
+def test_what_cannot_work_is_an_error_before_the_run(tiny_data, option, overrides, said):
+    with pytest.raises(ConfigError, match=f"defense: .*{said}"):
+        build(config_of(tiny_data, option, *overrides))
+
+
+def test_epsilon_without_opacus_is_an_error_before_the_run(tiny_data, monkeypatch):
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    config = tiny_config(tiny_data, *SIZES, "defense=dp_sgd", name="no_opacus")
+    with pytest.raises(ConfigError, match=r"defense: .*flwr-leakage\[opacus\].*delta to null"):
+        build(config)
