@@ -25,6 +25,7 @@ from flwr_leakage.spectral import (
 from flwr_leakage.spectral.estimate import normalize_rows
 from simulations.benchmarks.scores_setup import (
     SETTINGS,
+    Spectra,
     Stopwatch,
     angular_gram,
     dense_gram,
@@ -62,7 +63,10 @@ def section_papers(cifar: str | None, only: str | None) -> None:
                 float(largest_eigenvalue(op, start, 1e-9, 200).estimate.value)
                 for op in (double, AngularJacobian(double, double.value))
             )
-            for row in _maxima(single, top, angular_top, curvature):
+            for row in (
+                *_maxima(single, top, angular_top, curvature),
+                *_influence(single, converged_influence(double, top), top, (1e-3,)),
+            ):
                 print_row(label, *row)
             continue
         gram = dense_gram(double)
@@ -71,7 +75,9 @@ def section_papers(cifar: str | None, only: str | None) -> None:
         for row in (
             *_maxima(single, float(exact[0, -1]), float(angular[0, -1]), curvature),
             *_minimum(double, exact, curvature("L2"), single),
-            *_influence(single, double, exact, vectors),
+            *_influence(
+                single, dense_influence(double, exact, vectors), float(exact[0, -1]), DAMPINGS
+            ),
         ):
             print_row(label, *row)
 
@@ -164,18 +170,33 @@ def _minimum(
     )
 
 
+Reference = Callable[[Tensor, float], float]
+"""(δ, ε/λmax) ↦ ‖(JJᵀ + εI)⁻¹Jδ‖."""
+
+
+def dense_influence(operator: SampleJacobian, exact: Tensor, vectors: Tensor) -> Reference:
+    """From the dense spectrum of JJᵀ."""
+    spectra = Spectra(exact, vectors)
+    return lambda delta, damping: float(
+        spectra.influence(operator.rmatvec(delta.double()), damping)
+    )
+
+
+def converged_influence(operator: SampleJacobian, top: float) -> Reference:
+    """From LSQR in float64 to 1e-6."""
+    largest = torch.tensor([top], dtype=torch.float64)
+    return lambda delta, damping: float(
+        solve_damped(operator, delta.double(), (damping,), 1e-6, 1500, largest).norms
+    )
+
+
 def _influence(
-    single: SampleJacobian,
-    double: SampleJacobian,
-    exact: Tensor,
-    vectors: Tensor,
+    single: SampleJacobian, reference_of: Reference, top: float, dampings: tuple[float, ...]
 ) -> Iterator[Row]:
     delta = torch.randn(single.value.shape, generator=generator(1))
-    projected = torch.einsum("snk,sn->sk", vectors, double.rmatvec(delta.double()))
-    top = float(exact[0, -1])
-    for damping in DAMPINGS:
+    for damping in dampings:
         quantity = f"I²F, ε = {damping:g} λmax"
-        reference = float((projected / (exact + damping * top)).norm())
+        reference = reference_of(delta, damping)
         descended, spent = descend(single, delta, top, damping)
         theirs = abs(descended / reference - 1)
         count = 2 * DESCENT_STEPS + 1
