@@ -63,8 +63,8 @@ def make_network(name: str, width: int) -> nn.Module:
 
 def train(network: nn.Module, images: Batch, epochs: int) -> None:
     """SGD in train mode, so that running statistics are those that a server would hold."""
-    optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
     for _ in range(epochs):
+        optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
         for chosen in torch.randperm(len(images)).split(64):
             optimizer.zero_grad()
             F.cross_entropy(network(images.inputs[chosen]), images.targets[chosen]).backward()
@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--network", choices=["resnet18", "convnet"], default="resnet18")
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--weight", type=float, default=0.02, help="of the statistics' prior")
+    parser.add_argument("--relative", action="store_true", help="in units of known deviations")
     parser.add_argument("--epochs", default="0,1,4", help="attack after so many epochs")
     parser.add_argument("--batches", default="4:2,16:1", help="batch size:batches, …")
     parser.add_argument("--knowledge", default="exact,proxy,running,inferred")
@@ -177,7 +178,10 @@ def attack(
     assert isinstance(preset.optimizer, Adam)
     solver = replace(
         preset,
-        priors=(preset.priors[0], BatchNormStatistics(given.weight)),
+        priors=(
+            preset.priors[0],
+            BatchNormStatistics(given.weight, relative=given.relative),
+        ),
         optimizer=replace(preset.optimizer, iterations=given.iterations),
     )
     threat = ThreatModel("known", KNOWLEDGE[knowledge])

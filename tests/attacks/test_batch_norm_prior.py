@@ -132,6 +132,19 @@ def test_distance_of_statistics_counts_norms_and_the_first_layer_more():
     assert all(bool(torch.isfinite(slope).all()) for slope in slopes.values())
 
 
+def test_the_relative_distance_does_not_see_a_layers_scale():
+    left = {"a.running_mean": torch.tensor([1.0, 2.0]), "a.running_var": torch.tensor([4.0, 9.0])}
+    right = {"a.running_mean": torch.tensor([0.0, 0.0]), "a.running_var": torch.tensor([4.0, 4.0])}
+    expected = ((1 / 4 + 4 / 4) / 2) ** 0.5 + (25 / 16 / 2) ** 0.5
+    assert float(statistics_distance(left, right, relative=True)) == pytest.approx(expected)
+    for statistics in (left, right):
+        statistics["a.running_mean"] = 10 * statistics["a.running_mean"]
+        statistics["a.running_var"] = 100 * statistics["a.running_var"]
+    assert float(statistics_distance(left, right, relative=True)) == pytest.approx(expected)
+    root = {name.removeprefix("a."): value for name, value in left.items()}
+    assert float(statistics_distance(root, root, relative=True)) == pytest.approx(2e-6)
+
+
 def test_derived_statistics_are_the_exact_ones_after_one_step(network, batch):
     gradient_map, observation = observation_of(network, batch)
     problem = pose(gradient_map, SPEC, observation, ThreatModel("known", "derived"))

@@ -11,24 +11,33 @@ from flwr_leakage.params import Params
 
 
 def statistics_distance(
-    candidate: Params, known: Params, first_layer_factor: float = 1.0
+    candidate: Params, known: Params, first_layer_factor: float = 1.0, relative: bool = False
 ) -> Float[Tensor, ""]:
     """``Σ_l ‖μ_l(x) − μ_l‖₂ + ‖σ²_l(x) − σ²_l‖₂`` over the BatchNorm layers l.
 
     Yin et al. 2021, eq. 10; norms, not their squares, as in Yin et al. 2020's published code.
+    These grow with a layer's width and with its weights. The relative distance has the root mean
+    squares of ``(μ_l(x) − μ_l) / σ_l`` and ``(σ²_l(x) − σ²_l) / σ²_l`` over the channels instead.
 
     Args:
         candidate: mean and variance of every layer's input, keyed as its buffers.
         known: likewise; layers that are missing here do not count.
         first_layer_factor: multiplies the first layer's terms.
+        relative: in units of the known standard deviations and variances.
     """
     names = [name for name in candidate if name in known]
     first = names[0].rpartition(".")[0] if names else ""
     total = next(iter(candidate.values())).new_zeros(())
     for name in names:
+        layer, _, kind = name.rpartition(".")
+        squares = (candidate[name] - known[name]).square()
+        if relative:
+            variance = known[f"{layer}.running_var" if layer else "running_var"]
+            scale = variance.clamp_min(1e-5) ** (1 if kind == "running_mean" else 2)
+            squares = squares / scale / squares.numel()
         # A root has no derivative at zero, which an exact match would reach.
-        gap = ((candidate[name] - known[name]).square().sum() + 1e-12).sqrt()
-        total = total + (first_layer_factor * gap if name.rpartition(".")[0] == first else gap)
+        gap = (squares.sum() + 1e-12).sqrt()
+        total = total + (first_layer_factor * gap if layer == first else gap)
     return total
 
 
@@ -45,11 +54,14 @@ class BatchNormStatistics:
         weight: relative to the objective, ≥ 0.
         first_layer_factor: multiplies the first layer's terms, > 0.
         known: ``granted`` by the threat model, or ``running`` for the server's own buffers.
+        relative: in units of the known standard deviations, so that one weight suits all widths
+            and stages of training.
     """
 
     weight: float
     first_layer_factor: float = 1.0
     known: Literal["granted", "running"] = "granted"
+    relative: bool = False
 
     def __post_init__(self) -> None:
         if self.weight < 0:
@@ -68,4 +80,6 @@ class BatchNormStatistics:
         found = context.gradient_map.statistics(context.params, first, context.buffers)
         if not found:
             return inputs.new_zeros(())
-        return self.weight * statistics_distance(found, known, self.first_layer_factor)
+        return self.weight * statistics_distance(
+            found, known, self.first_layer_factor, self.relative
+        )
