@@ -1,6 +1,7 @@
 """Every estimator of the scores against dense float64."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -61,11 +62,11 @@ def section_accuracy(cifar: str | None, only: str | None) -> None:
         exact, vectors = torch.linalg.eigh(gram)
         condition = float((exact[:, -1] / exact[:, 0].clamp_min(1e-300)).max())
         print_row(label, "λmax/λmin", f"{condition:.1e}", "", "", "")
-        for row in (
-            *_maxima(operator, exact, torch.linalg.eigvalsh(angular_gram(operator, gram))),
-            *_influences(operator, exact, vectors),
-            *_traces(operator, exact),
-            *_minima(operator, exact[:, 0]),
+        for row in chain(
+            _maxima(operator, exact, torch.linalg.eigvalsh(angular_gram(operator, gram))),
+            _influences(operator, exact, vectors),
+            _traces(operator, exact),
+            _minima(operator, exact[:, 0]),
         ):
             print_row(label, *row)
 

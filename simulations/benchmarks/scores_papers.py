@@ -7,6 +7,7 @@ finite differences takes two gradients and two pullbacks and counts as four.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -63,19 +64,19 @@ def section_papers(cifar: str | None, only: str | None) -> None:
                 float(largest_eigenvalue(op, start, 1e-9, 200).estimate.value)
                 for op in (double, AngularJacobian(double, double.value))
             )
-            for row in (
-                *_maxima(single, top, angular_top, curvature),
-                *_influence(single, converged_influence(double, top), top, (1e-3,)),
+            for row in chain(
+                _maxima(single, top, angular_top, curvature),
+                _influence(single, converged_influence(double, top), top, (1e-3,)),
             ):
                 print_row(label, *row)
             continue
         gram = dense_gram(double)
         exact, vectors = torch.linalg.eigh(gram)
         angular = torch.linalg.eigvalsh(angular_gram(double, gram))
-        for row in (
-            *_maxima(single, float(exact[0, -1]), float(angular[0, -1]), curvature),
-            *_minimum(double, exact, curvature("L2"), single),
-            *_influence(
+        for row in chain(
+            _maxima(single, float(exact[0, -1]), float(angular[0, -1]), curvature),
+            _minimum(double, exact, curvature("L2"), single),
+            _influence(
                 single, dense_influence(double, exact, vectors), float(exact[0, -1]), DAMPINGS
             ),
         ):
