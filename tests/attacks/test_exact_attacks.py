@@ -15,7 +15,9 @@ from flwr_leakage.attacks import (
     pose,
 )
 from flwr_leakage.attacks.chain import activation_of, trace_chain
-from flwr_leakage.attacks.layer_equations import gradient_equations
+from flwr_leakage.attacks.feature_matching import smooth_variation
+from flwr_leakage.attacks.layer_equations import Knowledge, gradient_equations
+from flwr_leakage.attacks.priors.total_variation import total_variation
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 
@@ -142,3 +144,47 @@ def test_strongest_keeps_the_nearest_gradient_and_survives_misfits(images):
     assert math.isnan(none.objective)
     with pytest.raises(ValueError, match="at least one"):
         Strongest(attacks=[])
+
+
+def test_feature_matching_recovers_a_smooth_image_through_relus():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(1, 12, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(12, 24, 3, padding=1, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(24 * 16, 4),
+    )
+    rows, columns = torch.meshgrid(torch.linspace(0, 1, 8), torch.linspace(0, 1, 8), indexing="ij")
+    image = SPEC.normalize((0.5 + 0.3 * torch.sin(3 * rows + 2 * columns))[None, None])
+    gradient_map, observation = case(network, image)
+    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert result.objective < 1e-3
+    error = (SPEC.denormalize(result.batch.inputs) - SPEC.denormalize(image)).square().mean()
+    assert error < 1e-4  # 40 dB
+
+
+def test_smooth_variation_is_total_variation_away_from_its_kink(images):
+    torch.testing.assert_close(smooth_variation(images, 1e-9), total_variation(images))
+    flat = torch.full_like(images, 0.3)
+    assert float(smooth_variation(flat, 0.02)) == pytest.approx(0.04)
+
+
+def test_outputs_within_the_margin_bound_the_preactivation_only(images):
+    gradient_map, observation = case(deep_network(nn.ReLU), images[:1])
+    problem = pose(gradient_map, SPEC, observation, INFERRED).to(torch.float64)
+    first = trace_chain(problem)[0]
+    inputs = images[:1].double()
+    outputs = torch.relu(first.preactivation(inputs))
+    margin = float(outputs.max()) / 2
+    zeros = torch.zeros_like(outputs)
+    equations = gradient_equations(
+        first, torch.ones_like(outputs), problem.gradient[f"{first.name}weight"], 1e-4
+    )
+    exact = Knowledge(first, outputs, zeros, equations)
+    assert float(exact.forward_residual(inputs).abs().max()) < 1e-12
+    small = torch.where(outputs <= margin, outputs + 0.1, outputs)  # an estimate, too large
+    assert float(Knowledge(first, small, zeros, equations).forward_residual(inputs).abs().max()) > 0
+    bounded = Knowledge(first, small, zeros, equations, margin + 0.1).forward_residual(inputs)
+    assert float(bounded.abs().max()) < 1e-12
