@@ -8,14 +8,16 @@ variation weight tuned on other digits under the same defense) invert batches of
 and at a later round of that very run. Beside what it reaches stands what the best linear attacker
 would be left with, one who knows the noise's covariance (equation 1 of ``defenses/spectrum.py``).
 
-Each seed draws weights, partition, noise and victims anew. Runs are added to ``frontier.json``
-one by one, those found there are not repeated; ``frontier.md`` and ``frontier.png`` give means
-and standard deviations over seeds.
+Each seed draws weights, partition, noise and victims anew, and accuracy is compared with training
+without a defense under the same draws. Runs are added to ``frontier.json`` one by one, those found
+there are not repeated; ``frontier.md`` and ``frontier.png`` give means and standard deviations
+over seeds. ``--rounds 0`` attacks the untrained network alone.
 """
 
 import argparse
 import json
 import warnings
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -33,6 +35,7 @@ from flwr_leakage.defenses import (
     GaussianNoise,
     InfluenceNoise,
     LocalRound,
+    NoDefense,
     SampleSpectra,
     TargetRisk,
 )
@@ -43,7 +46,14 @@ from flwr_leakage.models import LeNet, initialize
 from flwr_leakage.params import Params
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, LocalSchedule, Update
-from simulations.benchmarks.defense_lab import invert, load_data, measure, observe, train
+from simulations.benchmarks.defense_lab import (
+    Trained,
+    invert,
+    load_data,
+    measure,
+    observe,
+    train,
+)
 
 BATCH, LEARNING_RATE, LANCZOS_STEPS = 4, 0.1, 10
 TV_WEIGHTS = (1e-2, 1e-1)
@@ -110,11 +120,10 @@ def attack_rmse(
     return values
 
 
-def run_one(
-    family: str, strength: float, seed: int, arguments: argparse.Namespace
-) -> dict[str, object]:
-    """Train under one defense, then attack its updates."""
-    defense = FAMILIES[family][strength]
+def train_under(
+    defense: Defense, seed: int, rounds: int, clients: int
+) -> tuple[GradientMap, Trained]:
+    """A network of its own for each seed, trained on the digits under a defense."""
     train_set, test_set = load_data(None)
     model = initialize(
         LeNet(train_set.spec.shape, 10, num_convolutions=3, activation="tanh"),
@@ -127,13 +136,30 @@ def run_one(
         train_set,
         test_set,
         defense,
-        rounds=arguments.rounds,
-        clients=arguments.clients,
+        rounds=rounds,
+        clients=clients,
         batch_size=BATCH,
         learning_rate=LEARNING_RATE,
         seed=seed,
-        checkpoints=(0, arguments.rounds // 5),
+        checkpoints=(0, rounds // 5),
     )
+    return gradient_map, trained
+
+
+@lru_cache
+def undefended_accuracy(seed: int, rounds: int, clients: int) -> float:
+    """What training without a defense reaches under the same draws."""
+    return train_under(NoDefense(), seed, rounds, clients)[1].accuracy
+
+
+def run_one(
+    family: str, strength: float, seed: int, arguments: argparse.Namespace
+) -> dict[str, object]:
+    """Train under one defense, then attack its updates."""
+    defense = FAMILIES[family][strength]
+    train_set, _ = load_data(None)
+    gradient_map, trained = train_under(defense, seed, arguments.rounds, arguments.clients)
+    baseline = undefended_accuracy(seed, arguments.rounds, arguments.clients)
     chosen = torch.randperm(len(train_set), generator=make_generator(seed, purpose="victims"))
     public, private = chosen[:8], chosen[8 : 8 + arguments.victims]
     by_round = {}
@@ -165,6 +191,7 @@ def run_one(
         "strength": strength,
         "seed": seed,
         "accuracy": trained.accuracy,
+        "accuracy_change": trained.accuracy - baseline,
         "train_cpu_seconds": trained.cpu_seconds,
         "rounds": by_round,
     }
@@ -196,14 +223,16 @@ def order(family: str) -> int:
 def to_markdown(results: list[dict]) -> str:
     """A line for each point: means ± standard deviations over seeds; RMSE in pixels."""
     rounds = list(results[0]["rounds"])
-    columns = ["family", "strength", "n", "accuracy, %"]
+    columns = ["family", "strength", "n", "accuracy, %", "change, points"]
     for r in rounds:
         columns += [f"{what}, round {r}" for what in ("worst decile", "mean", "predicted mean")]
     columns.append("training, CPU s")
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for family, strength, rows in points(results):
-        accuracy = tuple(100 * value for value in spread(rows, "accuracy"))
-        cells = [family, f"{strength:g}", str(len(rows)), "{:.1f} ± {:.1f}".format(*accuracy)]
+        cells = [family, f"{strength:g}", str(len(rows))]
+        for what in ("accuracy", "accuracy_change"):
+            mean, std = spread(rows, what)
+            cells.append(f"{100 * mean:.1f} ± {100 * std:.1f}")
         for r in rounds:
             for what in ("worst_decile", "mean", "predicted_mean"):
                 cells.append("{:.3f} ± {:.3f}".format(*spread(rows, "rounds", r, what)))
@@ -222,7 +251,7 @@ def plot(results: list[dict], path: Path) -> None:
             here = [rows for family, _, rows in points(results) if family == name]
             if not here:
                 continue
-            x, x_spread = zip(*(spread(rows, "accuracy") for rows in here), strict=True)
+            x, x_spread = zip(*(spread(rows, "accuracy_change") for rows in here), strict=True)
             y, y_spread = zip(
                 *(spread(rows, "rounds", r, "worst_decile") for rows in here), strict=True
             )
@@ -230,7 +259,7 @@ def plot(results: list[dict], path: Path) -> None:
                 x, y, y_spread, x_spread, styles.get(name, "^--"), capsize=2, lw=1.5, label=name
             )
         axis.set(
-            xlabel="test accuracy after training",
+            xlabel="change of test accuracy against training without a defense",
             ylabel="attack RMSE of the worst decile (pixel)",
             title=f"updates of round {r}: up and to the right is better",
         )

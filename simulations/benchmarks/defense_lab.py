@@ -145,6 +145,8 @@ def train(
         mean = scale(total, 1 / clients)
         velocity = mean if velocity is None else add(scale(velocity, momentum), mean)
         params = add(params, velocity)
+    if rounds in checkpoints:
+        kept[rounds] = params
     seconds = time.process_time() - start
     reached = math.nan if test_set is None else accuracy(gradient_map, params, test_set)
     return Trained(params, kept, reached, seconds)
