@@ -88,7 +88,7 @@ class LevenbergMarquardt:
         """
         began = time.process_time()
         spec, shape = problem.spec, (problem.num_samples, *problem.spec.shape)
-        observed = ravel(problem.gradient)
+        observed = torch.cat([ravel(posed.gradient) for posed in problem.rounds])
         size = torch.Size(shape).numel()
         if size * len(observed) > self.max_entries:
             raise ValueError(
@@ -103,10 +103,13 @@ class LevenbergMarquardt:
 
         def residual(flat: Tensor) -> Tensor:
             batch = Batch(flat.reshape(shape), targets)
-            gradient = simulate_gradient(
-                problem.gradient_map, problem.params, problem.buffers, problem.schedule, batch
-            )
-            return (ravel({k: gradient[k] for k in problem.gradient}) - observed) / scale
+            found = []
+            for p in problem.rounds:
+                gradient = simulate_gradient(
+                    p.gradient_map, p.params, p.buffers, p.schedule, batch, p.members
+                )
+                found.append(ravel({k: gradient[k] for k in p.gradient}))
+            return (torch.cat(found) - observed) / scale
 
         def columns(flat: Tensor, directions: Tensor) -> Tensor:
             return torch.func.vmap(
