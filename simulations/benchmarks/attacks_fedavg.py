@@ -40,8 +40,8 @@ from flwr_leakage.records import (
 )
 from simulations.benchmarks.attacks import CLASSES, NORMALISATION, SHAPE, load, make_network
 
-SCHEDULES = [(1, 1, 1), (2, 1, 2), (5, 1, 5), (10, 1, 10), (2, 4, 4), (4, 2, 4), (10, 1, 1)]
-"""(steps, batch size, images)."""
+SCHEDULES = "1x1x1,2x1x2,5x1x5,10x1x10,2x4x4,4x2x4,10x1x1"
+"""Steps x batch size x images."""
 HEAD = "PSNR, dB | SSIM | LPIPS | labels | objective | CPU s |\n|"
 
 
@@ -57,6 +57,7 @@ class Lab:
     evaluator: Evaluator
     clients: int
     learning_rate: float
+    schedules: list[list[int]]
 
     def batch(self, client: int, count: int) -> Batch:
         """The private images of a client."""
@@ -108,7 +109,7 @@ class Lab:
 def steps(lab: Lab) -> Iterator[str]:
     """Quality against local steps; labels and order searched."""
     yield f"| steps | batch | images | {HEAD}---|---|---|---|---|---|---|---|---|"
-    for num_steps, batch_size, count in SCHEDULES:
+    for num_steps, batch_size, count in lab.schedules:
         schedule = LocalSchedule(lab.learning_rate, num_steps, batch_size)
         truths = [lab.batch(client, count) for client in range(lab.clients)]
         seen = [lab.observe(batch, schedule, i) for i, batch in enumerate(truths)]
@@ -200,6 +201,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=0.01)
     parser.add_argument("--iterations", type=int, default=0, help="0: the preset's")
+    parser.add_argument("--starts", type=int, default=0, help="of the order; 0: the preset's")
+    parser.add_argument("--schedules", default=SCHEDULES, help="steps x batch size x images, …")
     parser.add_argument("--lpips", help="file of a SqueezeNet 1.1 backbone")
     parser.add_argument("--seed", type=int, default=0, help="of the network's weights")
     given = parser.parse_args()
@@ -214,20 +217,22 @@ def main() -> None:
     assert recipe.order is not None
     if given.iterations:
         recipe = replace(recipe, optimizer=replace(recipe.optimizer, iterations=given.iterations))
+    order = replace(recipe.order, starts=given.starts or recipe.order.starts)
     lab = Lab(
         GradientMap(network),
         spec,
         Batch(spec.normalize(pixels), targets),
         replace(recipe, order=None, batching="vmap"),
-        recipe.order,
+        order,
         Evaluator(lpips=Lpips("squeeze", given.lpips) if given.lpips else None),
         given.clients,
         given.learning_rate,
+        [[int(number) for number in text.split("x")] for text in given.schedules.split(",")],
     )
     print(
         f"\n{given.network}, weights of seed {given.seed}, {given.clients} clients, CIFAR-10 "
         f"{given.split} images, learning rate {given.learning_rate}, "
-        f"{recipe.optimizer.iterations} iterations.\n"
+        f"{recipe.optimizer.iterations} iterations, {order.starts} starts of the order.\n"
     )
     for line in tables[given.table](lab):
         print(line, flush=True)
