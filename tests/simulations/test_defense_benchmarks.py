@@ -12,6 +12,7 @@ from flwr_leakage.models import LeNet
 from flwr_leakage.randomness import make_generator
 from simulations.benchmarks.defense_lab import Masked, train
 from simulations.benchmarks.defense_table import Lab, mixing_defense, mixing_matrix
+from simulations.benchmarks.defense_times import ratios
 
 
 def make_data(count: int) -> ImageDataset:
@@ -59,12 +60,13 @@ def test_training_learns_and_repeats() -> None:
             batch_size=8,
             learning_rate=0.3,
             seed=1,
-            checkpoints=(0, 5),
+            checkpoints=(0, 5, 60),
         )
         for _ in range(2)
     ]
     assert runs[0].accuracy > 0.5
-    assert list(runs[0].checkpoints) == [0, 5]
+    assert list(runs[0].checkpoints) == [0, 5, 60]
+    assert runs[0].checkpoints[60] is runs[0].params
     assert all(torch.equal(runs[0].params[k], runs[1].params[k]) for k in runs[0].params)
 
 
@@ -72,7 +74,7 @@ def test_training_learns_and_repeats() -> None:
 def test_undefended_and_mixed_images_are_recovered(defense) -> None:
     data = make_data(6)
     gradient_map = make_map()
-    lab = Lab(gradient_map, gradient_map.params, data, Evaluator(), epochs=3, seed=0)
+    lab = Lab(gradient_map, data, Evaluator(), epochs=3, seed=0)
     attack = GradientInversion(
         objective=Masked(Euclidean()),
         optimizer=LBFGS(iterations=60),
@@ -81,3 +83,30 @@ def test_undefended_and_mixed_images_are_recovered(defense) -> None:
     )
     cell = lab.cell(defense, data.batch(range(6)), 1, attack)
     assert cell["psnr"]["mean"] > 20
+
+
+def test_momentum_is_that_of_the_servers_optimizer() -> None:
+    data, gradient_map = make_data(8), make_map()
+    settings = {"clients": 1, "batch_size": 8, "learning_rate": 0.1, "seed": 1}
+    first = train(gradient_map, data, None, NoDefense(), rounds=1, **settings).params
+    second = train(gradient_map, data, None, NoDefense(), rounds=2, **settings).params
+    pushed = train(gradient_map, data, None, NoDefense(), rounds=2, momentum=0.9, **settings).params
+    for name, start in gradient_map.params.items():
+        expected = second[name] + 0.9 * (first[name] - start)
+        torch.testing.assert_close(pushed[name], expected)
+
+
+def test_times_are_ratios_within_a_turn() -> None:
+    machine_load = iter([9.0, 1.0, 2.0, 4.0])
+
+    def blocks():
+        load = 1.0
+
+        def none() -> float:
+            nonlocal load
+            load = next(machine_load)
+            return load
+
+        return {"none": none, "slow": lambda: 1.5 * load}
+
+    assert ratios(blocks(), 3) == {"none": (1.0, 1.0, 1.0), "slow": (1.5, 1.5, 1.5)}
