@@ -39,6 +39,9 @@ from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, 
 
 _RELU = (F.relu, torch.relu, Tensor.relu)
 
+LAST_GEOMETRY = ((3, 3), (1, 1), (1, 1), (1, 1))
+"""Kernel, dilation, padding and stride of the convolution that tells the last mask."""
+
 TRIMS = 3
 """Solutions of one layer's equations; after each, channels that contradict it are left out."""
 
@@ -282,7 +285,7 @@ class FeatureRecursion:
     """
 
     rank_tolerance: float = 1e-5
-    zero: float = 1e-6
+    zero: float = 1e-5
     fitted: int = 3
     iterations: int = 300
     initialisation: Initialisation = field(default_factory=Grey)
@@ -401,7 +404,10 @@ def recover_features(problem: Problem, rank_tolerance: float, zero: float) -> di
     passed, errors = walk(masks)
     if any(use.source == count - 1 for use in passed.uses):
         raise ValueError("the last ReLU must not feed a convolution.")
-    masks[count - 1] = last_mask(passed.uses[-1], errors[-1], problem.gradient)
+    last = [i for i, use in enumerate(passed.uses) if use.geometry == LAST_GEOMETRY]
+    if not last:
+        raise ValueError("the last convolution must be 3×3 with padding 1 and stride 1.")
+    masks[count - 1] = last_mask(passed.uses[last[-1]], errors[last[-1]], problem.gradient)
     features: dict[int, Tensor] = {}
     for number in reversed(range(count - 1)):
         passed, errors = walk(masks)
@@ -446,8 +452,6 @@ def last_mask(use: Use, error: Tensor, gradient: Mapping[str, Tensor]) -> Tensor
     if not torch.allclose(error.flatten(2)[0], shared[:, None].expand(-1, error[0, 0].numel())):
         raise ValueError("features must be averaged over positions before the last layer.")
     observed = gradient[use.name]
-    if observed.shape[2:] != (3, 3) or use.outputs.shape[2:] != use.input_shape[1:]:
-        raise ValueError("the last convolution must be 3×3 with padding 1 and stride 1.")
     product = observed.flatten(1) / shared[:, None]
     positions = error[0, 0].numel()
     columns = binary_columns(product, positions)

@@ -5,10 +5,11 @@
 
 lays every method's schedule over 300 iterations (``feature_recursion`` has its own). With
 ``--seconds`` instead, a short trial measures what an iteration costs, and every method gets as
-many as fit into those CPU seconds an image. It prints a Markdown table, and appends a JSON line an image to ``--output``, so that
-methods may be run apart. One thread, one image at a time; ``--together`` attacks all images in
-one call. The folder holds ``cifar10_test.npz`` and ``cifar10_train.npz``; the methods of
-``breaching`` need ``breaching==0.1.2`` (extra ``benchmark``).
+many as fit into those CPU seconds an image. It prints a Markdown table, and appends a JSON line
+an image to ``--output``, so that methods may be run apart. One thread, one image at a time;
+``--together`` attacks all images in one call. The folder holds ``cifar10_test.npz`` and
+``cifar10_train.npz``; the methods of ``breaching`` need ``breaching==0.1.2`` (extra
+``benchmark``).
 """
 
 import argparse

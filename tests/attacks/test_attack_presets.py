@@ -11,6 +11,7 @@ from torch import nn
 from flwr_leakage.attacks import Attack, GradientInversion, Strongest
 from flwr_leakage.attacks.presets import load_preset, preset_names
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.models import ResNet8
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
 
 FOLDER = Path(__file__).parents[2] / "conf" / "attack"
@@ -51,6 +52,9 @@ def shortened(attack):
 def test_every_preset_solves_a_small_case(name, gradient_map, spec):
     if name == "analytic":
         gradient_map = GradientMap(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)))
+    if name == "feature_recursion":
+        torch.manual_seed(0)
+        gradient_map = GradientMap(ResNet8(spec.shape, spec.num_classes, width=16))
     across = torch.linspace(0.1, 0.9, 8)
     image = spec.normalize((across[:, None] * across.sqrt()).reshape(1, *spec.shape))
     batch = Batch(image, torch.tensor([1]))
