@@ -4,6 +4,7 @@
     python simulations/benchmarks/attacks_fedavg.py labels --root FOLDER --network lenet
     python simulations/benchmarks/attacks_fedavg.py epochs --root FOLDER --network lenet
     python simulations/benchmarks/attacks_fedavg.py views --root FOLDER --network lenet
+    python simulations/benchmarks/attacks_fedavg.py rounds --root FOLDER --network lenet
 
 each print a Markdown table, row by row: PSNR, SSIM, LPIPS and label accuracy of reconstructions
 that are assigned to the private images by the least squared error, averaged over a client's images
@@ -72,7 +73,9 @@ class Lab:
         claims: int | None = None,
     ) -> Observation:
         """What the server sees, through the rounding of parameters to float32."""
-        params, buffers = self.gradient_map.params, self.gradient_map.buffers
+        # Copies: the model may move on, what was seen may not.
+        params = {name: value.clone() for name, value in self.gradient_map.params.items()}
+        buffers = self.gradient_map.buffers
         delta = local_update(self.gradient_map, params, batch, schedule, buffers)
         delta = {k: (params[k] + v.detach()) - params[k] for k, v in delta.items()}
         update = Update(delta, {}, schedule, claims or len(batch))
@@ -153,7 +156,7 @@ def epochs(lab: Lab) -> Iterator[str]:
 
 
 def views(lab: Lab) -> Iterator[str]:
-    """Sums of 1, 2 and 4 clients, and 1, 2 and 4 rounds of one client's four images."""
+    """Sums of 1, 2 and 4 clients."""
     yield f"| view | images | {HEAD}---|---|---|---|---|---|---|---|"
     searched = replace(lab.recipe, order=lab.order)
     for num_steps in (1, 2):
@@ -172,6 +175,11 @@ def views(lab: Lab) -> Iterator[str]:
                 truths.append(Batch.concatenate(batches))
             name = f"sum of {size}, {num_steps} step{'s' * (num_steps > 1)}"
             yield lab.row(f"{name} | {size * num_steps}", searched, seen, truths)
+
+
+def rounds(lab: Lab) -> Iterator[str]:
+    """1, 2 and 4 rounds of one client's four images, attacked jointly."""
+    yield f"| view | images | {HEAD}---|---|---|---|---|---|---|---|"
     schedule = LocalSchedule(lab.learning_rate, 1, 4)
     truths = [lab.batch(client, 4) for client in range(lab.clients)]
     history, joined = History(rounds=4), {}
@@ -181,9 +189,9 @@ def views(lab: Lab) -> Iterator[str]:
         joined[server_round] = [history.fuse(target).observation for target in targets]
         mean = aggregate(fresh).observation.update.delta
         _move(lab.gradient_map, mean)
-    for rounds in (1, 2, 4):
-        name = f"{rounds} round{'s jointly' * (rounds > 1)}"
-        yield lab.row(f"{name} | 4", lab.recipe, joined[rounds], truths)
+    for number in (1, 2, 4):
+        name = f"{number} round{'s jointly' * (number > 1)}"
+        yield lab.row(f"{name} | 4", lab.recipe, joined[number], truths)
 
 
 def _move(gradient_map: GradientMap, delta: dict[str, Tensor]) -> None:
@@ -193,7 +201,13 @@ def _move(gradient_map: GradientMap, delta: dict[str, Tensor]) -> None:
 def main() -> None:
     """Read the command line, run, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    tables = {"steps": steps, "labels": labels, "epochs": epochs, "views": views}
+    tables = {
+        "steps": steps,
+        "labels": labels,
+        "epochs": epochs,
+        "views": views,
+        "rounds": rounds,
+    }
     parser.add_argument("table", choices=list(tables))
     parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
     parser.add_argument("--network", choices=["lenet", "relu"], default="lenet")
