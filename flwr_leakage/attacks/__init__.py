@@ -3,6 +3,7 @@
 from flwr_leakage.attacks.analytic import Analytic
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.feature_matching import FeatureMatching
+from flwr_leakage.attacks.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.initialisation import Grey, Initialisation, Normal
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
@@ -12,6 +13,7 @@ from flwr_leakage.attacks.labels.idlg import SignOfGradient, idlg_label
 from flwr_leakage.attacks.labels.llg import LabelImpact, labels_from_impact
 from flwr_leakage.attacks.labels.yin import SmallestMinimum, smallest_columns
 from flwr_leakage.attacks.levenberg_marquardt import LevenbergMarquardt
+from flwr_leakage.attacks.objectives.angular import Angular
 from flwr_leakage.attacks.objectives.base import Objective
 from flwr_leakage.attacks.objectives.cosine import Cosine, cosine_distance
 from flwr_leakage.attacks.objectives.euclidean import Euclidean, squared_distance
@@ -44,6 +46,7 @@ __all__ = [
     "LBFGS",
     "Adam",
     "Analytic",
+    "Angular",
     "Attack",
     "AttackProgress",
     "AutomaticLabels",
@@ -52,6 +55,7 @@ __all__ = [
     "Cosine",
     "Euclidean",
     "FeatureMatching",
+    "FeatureRecursion",
     "GradientInversion",
     "Grey",
     "GroupConsistency",

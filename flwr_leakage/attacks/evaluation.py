@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.objectives.base import Objective
+from flwr_leakage.attacks.optimizers.base import Evaluate
 from flwr_leakage.attacks.priors.base import Prior, PriorContext
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch
 
-Batching = Literal["vmap", "loop"]
+Batching = Literal["vmap", "loop", "products"]
 
 Seen = tuple[Params, Params, Params, Params]
 """Parameters, buffers, observed gradient and private statistics of one round."""
@@ -54,7 +55,7 @@ class Evaluator:
         candidates: how rows stand for batches.
         objective: distance of gradients.
         priors: penalties of the inputs.
-        batching: ``vmap`` evaluates all rows in one pass, ``loop`` one by one.
+        batching: ``vmap`` evaluates all rows in one pass, else one by one.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Evaluator:
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Values (A,) and gradients (A, D) of ``points`` (A, D) that belong to ``rows`` (A,)."""
-        if self.batching == "loop" or len(rows) == 1:
+        if self.batching != "vmap" or len(rows) == 1:
             results = [
                 self._single(point, int(row)) for point, row in zip(points, rows, strict=True)
             ]
@@ -165,7 +166,7 @@ class Evaluator:
         return evaluate
 
 
-def faster(evaluator: Callable[[Batching], Evaluator], points: Tensor) -> Batching:
+def faster(evaluator: Callable[[Batching], Evaluate], points: Tensor) -> Batching:
     """Time one evaluation a way, on all rows together and on one, and keep the faster way.
 
     The loop has to be plainly faster: results of the two ways differ in their last digits, and a

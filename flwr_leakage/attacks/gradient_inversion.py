@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure
 from flwr_leakage.attacks.evaluation import Batching, Candidates, Evaluator, faster
+from flwr_leakage.attacks.factored_evaluation import FactoredEvaluator, supports
 from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
@@ -23,9 +25,14 @@ from flwr_leakage.attacks.order import OrderSearch, Slots, make_slots
 from flwr_leakage.attacks.priors.base import Prior
 from flwr_leakage.attacks.priors.group_consistency import GroupConsistency
 from flwr_leakage.attacks.problem import Problem, pose
+from flwr_leakage.attacks.smoothing import SmoothedRelu
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
+
+LARGE_NETWORK = 500_000
+"""Parameters from which ``auto`` tries products of gradients: they spare arrays of that size. A
+count and no measurement, as the two ways differ in rounding."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,12 @@ class GradientInversion:
         restarts: independent starts a target, ≥ 1.
         box: keep candidates within pixels [0, 1].
         dtype: precision of the computation.
-        batching: ``vmap`` (all rows in one pass), ``loop`` (one by one), or ``auto``: what a
-            measurement of one evaluation at the start found faster.
+        relu_sharpness: β of ReLU's smoothed second derivative (``attacks/smoothing.py``), > 0;
+            ``None`` leaves it zero.
+        batching: ``vmap`` (all rows in one pass), ``loop`` (one by one), ``products`` (one pass
+            that forms products of gradients only, ``attacks/factored.py``), or ``auto``:
+            products where the parts allow them and the network is large, else whichever of the
+            first two a measurement of one evaluation at the start found faster.
         max_rows: rows solved together at most, ≥ 1; bounds memory.
     """
 
@@ -65,7 +76,8 @@ class GradientInversion:
     restarts: int = 1
     box: bool = True
     dtype: Literal["float32", "float64"] = "float32"
-    batching: Literal["vmap", "loop", "auto"] = "auto"
+    relu_sharpness: float | None = None
+    batching: Literal["vmap", "loop", "products", "auto"] = "auto"
     max_rows: int = 64
 
     def __post_init__(self) -> None:
@@ -74,8 +86,14 @@ class GradientInversion:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype must be 'float32' or 'float64', got {self.dtype!r}.")
-        if self.batching not in ("vmap", "loop", "auto"):
-            raise ValueError(f"batching must be vmap, loop or auto, got {self.batching!r}.")
+        if self.batching not in ("vmap", "loop", "products", "auto"):
+            raise ValueError(
+                f"batching must be vmap, loop, products or auto, got {self.batching!r}."
+            )
+        if self.relu_sharpness is not None and not self.relu_sharpness > 0:
+            raise ValueError(f"relu_sharpness must be positive, got {self.relu_sharpness}.")
+        if self.batching == "products" and self.order is not None:
+            raise ValueError("products take one plain gradient, whose samples have no order.")
         if isinstance(self.labels, str) and self.labels != "joint":
             raise ValueError(f"labels must be a label attack or 'joint', got {self.labels!r}.")
 
@@ -174,10 +192,16 @@ class GradientInversion:
             return False
         return problem.known_targets is None or self.order.epochs == "reshuffled"
 
+    def _suits_products(self, problem: Problem) -> bool:
+        size = sum(value.numel() for value in problem.params.values())
+        return self.order is None and size >= LARGE_NETWORK
+
     def _solve_safely(self, chunk: "list[_Target]", report: Reporter) -> list[Reconstruction]:
         """Solve together; where that fails, in halves, so that one target spoils no other."""
+        sharpness = self.relu_sharpness
         try:
-            return self._solve(chunk, report)
+            with SmoothedRelu(sharpness) if sharpness else nullcontext():
+                return self._solve(chunk, report)
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
             if len(chunk) == 1:
                 return [failure(error)]
@@ -198,18 +222,26 @@ class GradientInversion:
         )
         size = torch.Size(candidates.shape).numel()
 
-        def evaluator(batching: Batching, targets: Tensor, orders: Tensor) -> Evaluator:
+        def owner_of(targets: Tensor) -> Tensor:
             every = torch.arange(len(chunk), device=targets.device)
-            owner = every.repeat_interleave(len(targets) // len(chunk))
+            return every.repeat_interleave(len(targets) // len(chunk))
+
+        def evaluator(batching: Batching, targets: Tensor, orders: Tensor) -> Evaluator:
             used = orders[:, : first.slots.used]
             parts = (self.objective, self.priors, batching)
-            return Evaluator(problems, targets, used, owner, candidates, *parts)
+            return Evaluator(problems, targets, used, owner_of(targets), candidates, *parts)
+
+        def by_products(targets: Tensor) -> FactoredEvaluator:
+            parts = (self.objective, self.priors)
+            return FactoredEvaluator(problems, targets, owner_of(targets), candidates, *parts)
 
         def project(points: Tensor) -> Tensor:
             inputs = spec.clamp(points[:, :size].reshape(-1, *spec.shape))
             return torch.cat([inputs.reshape(len(points), size), points[:, size:]], dim=1)
 
         batching = self.batching
+        if batching == "auto" and self._suits_products(first.problem):
+            batching = "products" if supports(lambda: by_products(targets), points) else "auto"
         if batching == "auto":
             batching = faster(lambda way: evaluator(way, targets, orders), points)
         bounds = project if self.box else None
@@ -227,7 +259,11 @@ class GradientInversion:
                 bounds,
                 report,
             )
-        evaluate: Evaluate = evaluator(batching, targets, orders)
+        evaluate: Evaluate
+        if batching == "products":
+            evaluate = by_products(targets)
+        else:
+            evaluate = evaluator(batching, targets, orders)
         if self.group is not None:
             every = torch.arange(len(chunk), device=points.device)
             owner = every.repeat_interleave(self.restarts)

@@ -69,20 +69,23 @@ def draw_coefficients(
 ) -> Float[Tensor, "B k"]:
     """Draw coefficients uniformly from the simplex, conditioned on none above the bound.
 
-    Huang et al. (2021, section 3.2) bound the largest coefficient by 0.65. A row above the
-    bound is drawn again; a bound so close to 1 / k that 64 draws fail pulls the row towards
-    1 / k until it holds. For k = 1 the only coefficient is one, whatever the bound.
+    Huang et al. (2021, section 3.2) bound the largest coefficient by 0.65. Rows above the
+    bound are drawn again; with a bound so close to 1 / k that 64 draws fail, the missing rows are
+    pulled towards 1 / k until it holds. For k = 1 the only coefficient is one, whatever the bound.
     """
     if k == 1:
         return torch.ones(num_samples, 1, device=generator.device)
-    coefficients = _simplex(num_samples, k, generator)
+    # Twice the rows at once, as mostly enough of them hold: a call costs more than its numbers.
+    kept = torch.empty(0, k, device=generator.device)
     for _ in range(_MAX_REDRAWS):
-        above = coefficients.amax(1) > max_coefficient
-        if not bool(above.any()):
-            return coefficients
-        coefficients[above] = _simplex(int(above.sum()), k, generator)
-    excess = (coefficients.amax(1, keepdim=True) - 1 / k).clamp_min(max_coefficient - 1 / k)
-    return 1 / k + (coefficients - 1 / k) * (max_coefficient - 1 / k) / excess
+        draws = _simplex(2 * num_samples, k, generator)
+        kept = torch.cat([kept, draws[draws.amax(1) <= max_coefficient]])
+        if len(kept) >= num_samples:
+            return kept[:num_samples]
+    draws = _simplex(num_samples - len(kept), k, generator)
+    excess = (draws.amax(1, keepdim=True) - 1 / k).clamp_min(max_coefficient - 1 / k)
+    pulled = 1 / k + (draws - 1 / k) * (max_coefficient - 1 / k) / excess
+    return torch.cat([kept, pulled])
 
 
 def _simplex(num_samples: int, k: int, generator: torch.Generator) -> Tensor:

@@ -4,14 +4,19 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from attacked import observe, tiny_network
+from torch import nn
 
 from flwr_leakage.attacks import (
     LBFGS,
     Adam,
+    Angular,
     Cosine,
+    Euclidean,
     GradientInversion,
     Normal,
+    OrderSearch,
     TotalVariation,
+    gradient_inversion,
     pose,
     simulate_gradient,
 )
@@ -220,3 +225,59 @@ def test_more_restarts_never_raise_the_objective(gradient_map, spec, observation
 
 def test_no_observations_no_results(gradient_map, spec):
     assert SOLVER(gradient_map, spec, [], INFERRED, generator()) == []
+
+
+COSINE = GradientInversion(
+    objective=Cosine(),
+    priors=(TotalVariation(0.01),),
+    optimizer=Adam(iterations=12, sign="none"),
+    dtype="float64",
+    relu_sharpness=10.0,
+)
+
+
+@pytest.mark.parametrize("objective", [Cosine(), Angular()])
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_products_equal_one_by_one(objective, restarts, spec, images):
+    gradient_map = GradientMap(tiny_network(activation=nn.ReLU))
+    batches = [Batch(images[i : i + 1], torch.tensor([i])) for i in range(3)]
+    observations = [observe(gradient_map, batch, LocalSchedule(0.1)) for batch in batches]
+    attack = replace(COSINE, objective=objective, restarts=restarts)
+    results = [
+        replace(attack, batching=way)(gradient_map, spec, observations, INFERRED, generator())
+        for way in ("products", "loop")
+    ]
+    for product, single in zip(*results, strict=True):
+        assert (product.stats["batching"], single.stats["batching"]) == ("products", "loop")
+        torch.testing.assert_close(product.batch.inputs, single.batch.inputs)
+        assert product.objective == pytest.approx(single.objective, rel=1e-6)
+
+
+def test_large_networks_are_attacked_by_products_where_the_parts_allow_it(
+    monkeypatch, gradient_map, spec, observations
+):
+    monkeypatch.setattr(gradient_inversion, "LARGE_NETWORK", 1)
+    for attack, expected in ((COSINE, True), (replace(COSINE, objective=Euclidean()), False)):
+        results = attack(gradient_map, spec, observations, INFERRED, generator())
+        assert [result.stats["batching"] == "products" for result in results] == [expected] * len(
+            observations
+        )
+
+
+def test_a_smoothed_relu_moves_the_candidate_only(spec, images):
+    gradient_map = GradientMap(tiny_network(activation=nn.ReLU))
+    observation = observe(gradient_map, Batch(images[:1], torch.tensor([0])), LocalSchedule(0.1))
+    found = [
+        replace(COSINE, relu_sharpness=sharpness)(
+            gradient_map, spec, [observation], INFERRED, generator()
+        )[0]
+        for sharpness in (None, 10.0)
+    ]
+    assert not torch.allclose(found[0].batch.inputs, found[1].batch.inputs)
+    with pytest.raises(ValueError, match="relu_sharpness must be positive"):
+        replace(COSINE, relu_sharpness=0.0)
+
+
+def test_products_are_refused_where_samples_have_an_order():
+    with pytest.raises(ValueError, match="no order"):
+        GradientInversion(batching="products", order=OrderSearch())

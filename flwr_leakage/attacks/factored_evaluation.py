@@ -1,0 +1,92 @@
+"""Objectives and gradients of candidates by products of gradients; see ``factored``."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.evaluation import Candidates
+from flwr_leakage.attacks.factored import GradientProducts, UnsupportedError
+from flwr_leakage.attacks.objectives.base import Objective, ProductObjective
+from flwr_leakage.attacks.priors.base import Prior, PriorContext
+from flwr_leakage.attacks.problem import Problem
+
+
+class FactoredEvaluator:
+    """(rows of candidates) ↦ (objectives, gradients), one network pass for all rows.
+
+    Args:
+        problems: one a target, of one plain gradient each, from the same parameters and buffers.
+        targets: (R, B) or (R, B, K), of every row.
+        owner: (R,) which problem a row belongs to.
+        candidates: how rows stand for batches; labels are no variables.
+        objective: a function of products of gradients.
+        priors: penalties of the inputs.
+
+    Raises:
+        UnsupportedError: any of this does not hold.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        targets: Tensor,
+        owner: Tensor,
+        candidates: Candidates,
+        objective: Objective,
+        priors: Sequence[Prior],
+    ) -> None:
+        first = problems[0]
+        if not isinstance(objective, ProductObjective):
+            raise UnsupportedError(f"{type(objective).__name__} is no function of products.")
+        if candidates.joint_labels:
+            raise UnsupportedError("label logits are optimised with the inputs.")
+        if any(not p.is_single_gradient or len(p.rounds) > 1 or p.members for p in problems):
+            raise UnsupportedError("an update is not one plain gradient.")
+        for problem in problems[1:]:
+            for one, other in ((problem.params, first.params), (problem.buffers, first.buffers)):
+                if any(not torch.equal(one[name], other[name]) for name in other):
+                    raise UnsupportedError("parameters or buffers differ between targets.")
+        self.targets = targets
+        self.owner = owner
+        self.candidates = candidates
+        self.objective: ProductObjective = objective
+        self.priors = priors
+        self.problems = problems
+        self.products = GradientProducts(
+            first.gradient_map, first.params, first.buffers, [p.gradient for p in problems]
+        )
+
+    def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Values (A,) and gradients (A, D) of ``points`` (A, D) that belong to ``rows`` (A,)."""
+        points = points.detach().requires_grad_()
+        inputs = points.reshape(len(rows), *self.candidates.shape)
+        chosen = self.owner[rows].tolist()
+        inner, squared = self.products(inputs.flatten(0, 1), list(self.targets[rows]), chosen)
+        values = self.objective.of_products(inner, squared, self.products.observed_squared[chosen])
+        first = self.problems[0]
+        for prior in self.priors:
+            penalties = []
+            for candidate, target in zip(inputs, chosen, strict=True):
+                statistics = self.problems[target].statistics
+                context = PriorContext(
+                    first.gradient_map,
+                    first.spec,
+                    first.params,
+                    first.buffers,
+                    statistics,
+                    candidate,
+                )
+                penalties.append(prior(candidate, context))
+            values = values + torch.stack(penalties)
+        (gradients,) = torch.autograd.grad(values.sum(), points)
+        return values.detach(), gradients
+
+
+def supports(make: Callable[[], FactoredEvaluator], points: Tensor) -> bool:
+    """Whether problem, objective and model can be evaluated by products: one row is tried."""
+    try:
+        make()(points[:1], torch.tensor([0]))
+    except UnsupportedError:
+        return False
+    return True
