@@ -150,7 +150,7 @@ def section_maxima(cifar: str | None, only: str | None) -> None:
         needed: dict[str, list[int]] = {"λmax": [], "ang_max": []}
         errors: dict[str, list[float]] = {"λmax": [], "ang_max": []}
         for seed in range(3):
-            model = build_model(setting.name, setting.shape, seed=seed)
+            model = build_model(setting.name, setting.shape, seed=seed, scheme=setting.scheme)
             if setting.trained:
                 train(model, training_data(setting.shape, cifar))
             operator = operator_of(model, load_batch(setting.shape, count, cifar), torch.float64)

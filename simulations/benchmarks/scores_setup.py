@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from flwr_leakage.data import embedded_mnist
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ConvNet, LeNet, ResNet18, initialize
+from flwr_leakage.models.initialization import Scheme
 from flwr_leakage.operators import LinearOperator, SampleJacobian
 from flwr_leakage.records import Batch
 from flwr_leakage.spectral import random_start
@@ -28,12 +29,15 @@ class Setting:
         shape: (C, H, W) of the inputs.
         count: images.
         trained: whether the network is trained first.
+        scheme: of the initial weights, as ``flwr_leakage.models.initialize`` names them;
+            ``None`` is U(−½, ½) for LeNet (Zhu et al. 2019) and torch's own for the others.
     """
 
     name: str
     shape: Shape
     count: int
     trained: bool = False
+    scheme: Scheme | None = None
 
 
 SETTINGS = {
@@ -41,6 +45,7 @@ SETTINGS = {
     "LeNet 28 trained": Setting("LeNet", (1, 28, 28), 2, trained=True),
     "LeNet 32": Setting("LeNet", (3, 32, 32), 2),
     "ReLU ConvNet 32": Setting("ConvNet", (3, 32, 32), 1),
+    "ReLU ConvNet 32 He": Setting("ConvNet", (3, 32, 32), 1, scheme="kaiming"),
     "ReLU ConvNet 32 trained": Setting("ConvNet", (3, 32, 32), 1, trained=True),
     "ResNet-18 w16 32": Setting("ResNet18", (3, 32, 32), 1),
 }
@@ -51,14 +56,18 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def build_model(name: str, shape: Shape, width: int = 16, seed: int = 0) -> nn.Module:
-    """Models of the field, with random weights: LeNet as Zhu et al. 2019 draw them."""
+def build_model(
+    name: str, shape: Shape, width: int = 16, seed: int = 0, scheme: Scheme | None = None
+) -> nn.Module:
+    """Models of the field with random weights; see ``Setting`` for the arguments."""
     if name == "LeNet":
-        return initialize(LeNet(shape, 10, num_convolutions=3), "uniform", generator(seed))
+        model: nn.Module = LeNet(shape, 10, num_convolutions=3)
+        return initialize(model, scheme or "uniform", generator(seed))
     if name == "ConvNet":
-        small = ConvNet(shape, 10, 16, (1, 2, 2), (1, 2, 2), (), use_batch_norm=False)
-        return initialize(small, "default", generator(seed))
-    return initialize(ResNet18(shape, 10, width=width), "default", generator(seed))
+        model = ConvNet(shape, 10, 16, (1, 2, 2), (1, 2, 2), (), use_batch_norm=False)
+    else:
+        model = ResNet18(shape, 10, width=width)
+    return initialize(model, scheme or "default", generator(seed))
 
 
 def train(model: nn.Module, data: Batch, epochs: int = 15) -> None:
@@ -109,7 +118,7 @@ def training_data(shape: Shape, cifar: str | None) -> Batch:
 
 def prepare(setting: Setting, count: int, cifar: str | None) -> tuple[nn.Module, Batch]:
     """The network and its images."""
-    model = build_model(setting.name, setting.shape)
+    model = build_model(setting.name, setting.shape, scheme=setting.scheme)
     if setting.trained:
         train(model, training_data(setting.shape, cifar))
     return model, load_batch(setting.shape, count, cifar)
