@@ -1,49 +1,28 @@
 """Exact recovery of one sample through a first linear layer."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
-from flwr_leakage.attacks.problem import Problem, pose
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
+from flwr_leakage.attacks.one_by_one import OneByOne
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.records import Batch, Reconstruction
 
 
 @dataclass(frozen=True)
-class Analytic:
+class Analytic(OneByOne):
     """``∂L/∂W = δ xᵀ`` and ``∂L/∂b = δ`` give x (Phong et al. 2017, section 3).
 
     Takes an update of one sample in one plain step, and a model whose first layer is linear.
     With a bias x is exact: the least squares ``(∂L/∂W)ᵀ δ / ‖δ‖²``.
     """
 
-    def __call__(
-        self,
-        gradient_map: GradientMap,
-        spec: InputSpec,
-        observations: Sequence[Observation],
-        threat: ThreatModel,
-        generator: torch.Generator,
-        progress: ProgressCallback | None = None,
-    ) -> list[Reconstruction]:
-        """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
-        results = []
-        for index, observation in enumerate(observations):
-            try:
-                problem = pose(gradient_map, spec, observation, threat).to(torch.float64)
-                results.append(self.solve(problem, generator))
-            except (ValueError, RuntimeError) as error:
-                results.append(failure(error))
-            if progress is not None:
-                objective = results[-1].objective
-                progress(AttackProgress(index + 1, len(observations), 1, 1, objective))
-        return results
+    purpose: ClassVar[str] = "analytic"
 
     def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
         """Attack one problem.

@@ -17,26 +17,26 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure
+from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.chain import Link, trace_chain
 from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.layer_equations import Knowledge, gradient_equations, solve_layer
 from flwr_leakage.attacks.objectives.euclidean import Euclidean
+from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
-from flwr_leakage.attacks.problem import Problem, pose, simulate_gradient
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.randomness import make_generator
-from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
+from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.records import Batch, Reconstruction
 
 
 @dataclass(frozen=True)
-class FeatureMatching:
+class FeatureMatching(OneByOne):
     """Layer by layer from behind, then a fit of the input; one sample, one plain step.
 
     Every reconstruction is judged by the attacker's own objective, the relative squared distance
@@ -58,6 +58,8 @@ class FeatureMatching:
         solved_distance: a target is solved once the gradients' distance is at most this.
     """
 
+    purpose: ClassVar[str] = "feature matching"
+
     rank_tolerance: float = 1e-4
     layer_iterations: int = 700
     fit_iterations: int = 1000
@@ -75,35 +77,6 @@ class FeatureMatching:
             raise ValueError(f"rank_tolerance must lie in [0, 1), got {self.rank_tolerance}.")
         if self.restarts < 1:
             raise ValueError(f"restarts must be at least 1, got {self.restarts}.")
-
-    def __call__(
-        self,
-        gradient_map: GradientMap,
-        spec: InputSpec,
-        observations: Sequence[Observation],
-        threat: ThreatModel,
-        generator: torch.Generator,
-        progress: ProgressCallback | None = None,
-    ) -> list[Reconstruction]:
-        """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
-        seed = int(torch.randint(2**31, (), generator=generator))
-        results = []
-        for index, observation in enumerate(observations):
-            stream = make_generator(
-                seed,
-                server_round=observation.server_round,
-                client_id=max(observation.client_id, 0),
-                purpose="feature matching",
-            )
-            try:
-                problem = pose(gradient_map, spec, observation, threat).to(torch.float64)
-                results.append(self.solve(problem, stream))
-            except (ValueError, RuntimeError) as error:
-                results.append(failure(error))
-            if progress is not None:
-                objective = results[-1].objective
-                progress(AttackProgress(index + 1, len(observations), 1, 1, objective))
-        return results
 
     def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
         """Attack one problem in float64.

@@ -21,22 +21,21 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure
 from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.objectives.euclidean import Euclidean
+from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
-from flwr_leakage.attacks.problem import Problem, pose, simulate_gradient
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
+from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.records import Batch, Reconstruction
 
 _RELU = (F.relu, torch.relu, Tensor.relu)
 
@@ -270,7 +269,7 @@ def solve_features(
 
 
 @dataclass(frozen=True)
-class FeatureRecursion:
+class FeatureRecursion(OneByOne):
     """Reads features from behind as far as they are determined, and fits the input to them.
 
     For one sample and one plain gradient, ReLU networks whose last layer is linear with a bias,
@@ -288,6 +287,8 @@ class FeatureRecursion:
         initialisation: of the fit.
     """
 
+    purpose: ClassVar[str] = "feature recursion"
+
     rank_tolerance: float = 1e-5
     zeros: Sequence[float] = (1e-6, 1e-5, 1e-4)
     solved: float = 1e-8
@@ -302,29 +303,12 @@ class FeatureRecursion:
         if not self.zeros or min(self.zeros) < 0:
             raise ValueError(f"zeros must hold fractions of at least 0, got {self.zeros}.")
 
-    def __call__(
-        self,
-        gradient_map: GradientMap,
-        spec: InputSpec,
-        observations: Sequence[Observation],
-        threat: ThreatModel,
-        generator: torch.Generator,
-        progress: ProgressCallback | None = None,
-    ) -> list[Reconstruction]:
-        """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
-        results = []
-        for index, observation in enumerate(observations):
-            try:
-                problem = pose(gradient_map, spec, observation, threat).to(torch.float64)
-                results.append(self._solve(problem, generator))
-            except (ValueError, RuntimeError) as error:
-                results.append(failure(error))
-            if progress is not None:
-                done = AttackProgress(index + 1, len(observations), 0, self.iterations, math.nan)
-                progress(done)
-        return results
+    def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
+        """Attack one problem.
 
-    def _solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
+        Raises:
+            ValueError: with no threshold could features be read.
+        """
         began = time.process_time()
         start = self.initialisation(problem.spec, 1, 0, generator).double()
         best: Reconstruction | None = None

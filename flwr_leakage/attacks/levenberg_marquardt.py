@@ -2,25 +2,24 @@
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure
+from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
-from flwr_leakage.attacks.problem import Problem, pose, simulate_gradient
-from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.attacks.one_by_one import OneByOne
+from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.params import ravel
-from flwr_leakage.randomness import make_generator
-from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
+from flwr_leakage.records import Batch, Reconstruction
 
 
 @dataclass(frozen=True)
-class LevenbergMarquardt:
+class LevenbergMarquardt(OneByOne):
     """Minimise ``‖g(x) − g*‖²`` by damped Gauss–Newton steps (Marquardt 1963).
 
     A step solves ``(JᵀJ + μ I) s = −Jᵀ r`` with J = ∂g/∂x (P, N), r = g(x) − g* and a damping μ
@@ -37,6 +36,8 @@ class LevenbergMarquardt:
         chunk_size: columns of J computed together.
     """
 
+    purpose: ClassVar[str] = "levenberg marquardt"
+
     iterations: int = 30
     damping: float = 1e-3
     tolerance: float = 1e-13
@@ -50,35 +51,6 @@ class LevenbergMarquardt:
             raise ValueError(f"iterations must be at least 1, got {self.iterations}.")
         if self.damping <= 0:
             raise ValueError(f"damping must be positive, got {self.damping}.")
-
-    def __call__(
-        self,
-        gradient_map: GradientMap,
-        spec: InputSpec,
-        observations: Sequence[Observation],
-        threat: ThreatModel,
-        generator: torch.Generator,
-        progress: ProgressCallback | None = None,
-    ) -> list[Reconstruction]:
-        """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
-        seed = int(torch.randint(2**31, (), generator=generator))
-        results = []
-        for index, observation in enumerate(observations):
-            stream = make_generator(
-                seed,
-                server_round=observation.server_round,
-                client_id=max(observation.client_id, 0),
-                purpose="levenberg marquardt",
-            )
-            try:
-                problem = pose(gradient_map, spec, observation, threat).to(torch.float64)
-                results.append(self.solve(problem, stream))
-            except (ValueError, RuntimeError) as error:
-                results.append(failure(error))
-            if progress is not None:
-                objective = results[-1].objective
-                progress(AttackProgress(index + 1, len(observations), 1, 1, objective))
-        return results
 
     def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
         """Attack one problem in float64.
