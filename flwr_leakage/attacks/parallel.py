@@ -188,10 +188,10 @@ def _shifted(
 
 
 def _save(results: Results, file: Path | None) -> None:
-    """Write results as plain tensors and numbers; whole, or not at all."""
+    """Write results as plain tensors and numbers, for their owner only; whole, or not at all."""
     if file is None:
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     plain = [
         {
             "inputs": r.batch.inputs if r.batch else None,
@@ -203,6 +203,7 @@ def _save(results: Results, file: Path | None) -> None:
         for r in results
     ]
     partial = file.with_suffix(".partial")
+    partial.touch(mode=0o600)
     torch.save(plain, partial)
     partial.replace(file)
 

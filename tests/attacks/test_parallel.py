@@ -129,3 +129,10 @@ def test_what_cannot_travel_is_named(spec, observations):
 def test_counts_below_one_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1"):
         Parallel(QUICK, **{name: 0})
+
+
+def test_what_is_kept_is_for_its_owner_only(gradient_map, spec, observations, tmp_path):
+    folder = tmp_path / "kept"
+    attack(Parallel(QUICK, folder=str(folder)), gradient_map, spec, observations)
+    assert folder.stat().st_mode & 0o077 == 0
+    assert [file.stat().st_mode & 0o077 for file in folder.iterdir()] == [0]
