@@ -13,6 +13,7 @@ from flwr_leakage.attacks import (
     labels_from_impact,
     mean_feature,
     pose,
+    smallest_columns,
 )
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -93,13 +94,20 @@ def test_a_last_layer_of_another_width_is_named():
 
 
 @settings(max_examples=20, deadline=None)
-@given(labels=st.lists(st.integers(0, 3), min_size=1, max_size=4), seed=st.integers(0, 50))
-def test_the_smallest_minima_are_the_labels_where_none_repeats(labels, seed):
-    problem = problem_of(sorted(labels), seed=seed)
-    found = SmallestMinimum()(problem, torch.Generator()).tolist()
-    assert len(set(found)) == len(labels)
-    if len(set(labels)) == len(labels):
-        assert found == sorted(labels)
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True),
+    sizes=st.lists(st.floats(0.1, 10), min_size=5, max_size=5),
+)
+def test_the_smallest_minima_are_the_labels_where_none_repeats(labels, sizes):
+    # Each sample has a feature of its own, and the softmax is uniform.
+    features = torch.diag(torch.tensor(sizes))[: len(labels)]
+    errors = 1 / 5 - torch.nn.functional.one_hot(torch.tensor(labels), 5).float()
+    assert smallest_columns(errors.T @ features, len(labels)).tolist() == sorted(labels)
+
+
+def test_the_labels_by_minima_are_all_different():
+    found = SmallestMinimum()(problem_of([1, 1, 3]), torch.Generator()).tolist()
+    assert len(set(found)) == 3
 
 
 def test_more_samples_than_classes_repeat_a_label():
