@@ -10,7 +10,8 @@ Where a layer has few positions, as all deep ones have, that spares the weight g
 derivative and their memory traffic: with F the cost of a forward pass an evaluation costs 6 F
 instead of 7 F and writes no array of the parameters' size. Where positions are many, the weight
 gradient is formed as usual. Besides, the network is passed once for all targets: what differs
-between them is only the products with each one's g*.
+between them is only the products with each one's g*. On small networks, where starting an
+operation costs more than the operation, these are formed for all targets at once as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
@@ -57,10 +59,11 @@ class _Layer:
 class _Recorder(TorchFunctionMode):
     """Notes every use of a parameter, and computes it in the way that suits what follows."""
 
-    def __init__(self, names: Mapping[int, str], matrices: "Matrices") -> None:
+    def __init__(self, names: Mapping[int, str], matrices: "Matrices", few_positions: int) -> None:
         super().__init__()
         self.names = names
         self.matrices = matrices
+        self.few_positions = few_positions
         self.layers: list[_Layer] = []
 
     def __torch_function__(
@@ -115,10 +118,11 @@ class _Recorder(TorchFunctionMode):
             + 1
             for i in (0, 1)
         )
-        if height * width > FEW_POSITIONS:
-            plain = F.conv2d(input, weight, None, stride, padding, dilation)
-            self._note(weight, bias, input, plain, "images", (stride, padding, dilation))
-            return plain if bias is None else plain + bias[:, None, None]
+        if height * width > self.few_positions:
+            settings = (stride, padding, dilation)
+            outputs = _Convolution.apply(input, weight, bias, settings)
+            self._note(weight, bias, input, outputs, "images", settings)
+            return outputs
         if tuple(kernel) == (1, 1) and padding == (0, 0):
             patches = input[:, :, :: stride[0], :: stride[1]].flatten(2).mT.contiguous()
         else:
@@ -208,34 +212,96 @@ def multiply(rows: Tensor, weight: Tensor) -> Tensor:
     return rows @ weight.T
 
 
-class _WeightGradient(torch.autograd.Function):
-    """``∂L/∂W`` of a convolution from its input and its output's error."""
+class _Convolution(torch.autograd.Function):
+    """A convolution with constant weights: torch derives by them too when derived twice."""
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, errors: Tensor, shape: torch.Size, settings: tuple[Any, ...]
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, ...]
     ) -> Tensor:
-        ctx.save_for_backward(inputs, errors)
+        ctx.save_for_backward(inputs, weight)
         ctx.settings = settings
-        like = inputs.new_empty(1).expand(shape)
-        return _convolution_backward(errors, inputs, like, settings, 1)
+        return F.conv2d(inputs, weight, bias, *settings)
+
+    @staticmethod
+    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, None, None, None]:
+        inputs, weight = ctx.saved_tensors
+        return _TransposedConvolution.apply(errors, weight, inputs, ctx.settings), None, None, None
+
+
+class _TransposedConvolution(torch.autograd.Function):
+    """The derivative of :class:`_Convolution`, whose own derivative is the convolution."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, errors: Tensor, weight: Tensor, like: Tensor, settings: tuple[Any, ...]
+    ) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.settings = settings
+        return _convolution_backward(errors, like, weight, settings, 1, 0)
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None, None]:
+        (weight,) = ctx.saved_tensors
+        return _Convolution.apply(outer, weight, None, ctx.settings), None, None, None
+
+
+class _ConvolutionProducts(torch.autograd.Function):
+    """⟨g, g*⟩ and ‖g‖² of A targets' weight gradients g of one convolution.
+
+    The targets are groups of one convolution. From its input (A · B, C, H, W), its output's
+    error (A · B, N, h, w) and g* (A, N, C, k, k).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, errors: Tensor, observed: Tensor, settings: tuple[Any, ...]
+    ) -> tuple[Tensor, Tensor]:
+        count = len(observed)
+        inputs, errors = _grouped(inputs, count), _grouped(errors, count)
+        weight = observed.flatten(0, 1)
+        gradient = _convolution_backward(errors, inputs, weight, settings, count, 1)
+        gradient = gradient.view_as(observed)
+        ctx.save_for_backward(inputs, errors, observed, gradient)
+        ctx.settings = settings
+        return (gradient * observed).flatten(1).sum(1), gradient.square().flatten(1).sum(1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        inputs, errors = ctx.saved_tensors
-        to_inputs = _convolution_backward(errors, inputs, outer, ctx.settings, 0)
-        return to_inputs, F.conv2d(inputs, outer, None, *ctx.settings), None, None
+    def backward(ctx: Any, inner: Tensor, squared: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        inputs, errors, observed, gradient = ctx.saved_tensors
+        count, over = len(observed), (-1, 1, 1, 1, 1)
+        outer = torch.addcmul(inner.view(over) * observed, squared.view(over), gradient, value=2)
+        weight = outer.flatten(0, 1)
+        to_inputs = _convolution_backward(errors, inputs, weight, ctx.settings, count, 0)
+        stride, padding, dilation = ctx.settings
+        to_errors = F.conv2d(inputs, weight, None, stride, padding, dilation, count)
+        return _ungrouped(to_inputs, count), _ungrouped(to_errors, count), None, None
+
+
+def _grouped(images: Tensor, count: int) -> Tensor:
+    """(A · B, C, H, W) of A targets ↦ (B, A · C, H, W)."""
+    return images.unflatten(0, (count, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _ungrouped(images: Tensor, count: int) -> Tensor:
+    """(B, A · C, H, W) ↦ (A · B, C, H, W)."""
+    return images.unflatten(1, (count, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def _convolution_backward(
-    errors: Tensor, inputs: Tensor, weight: Tensor, settings: tuple[Any, ...], wanted: int
+    errors: Tensor,
+    inputs: Tensor,
+    weight: Tensor,
+    settings: tuple[Any, ...],
+    groups: int,
+    wanted: int,
 ) -> Tensor:
     """The derivative with respect to the input (``wanted`` = 0) or to the weight (1)."""
     stride, padding, dilation = settings
     mask = [wanted == 0, wanted == 1, False]
     derivative: Tensor = torch.ops.aten.convolution_backward(
-        errors, inputs, weight, None, stride, padding, dilation, False, [0, 0], 1, mask
+        errors, inputs, weight, None, stride, padding, dilation, False, [0, 0], groups, mask
     )[wanted]
     return derivative
 
@@ -248,6 +314,9 @@ class GradientProducts:
         params: θ_t, the same for all targets.
         buffers: the statistics to normalise with, the same for all targets.
         observed: g* of every target.
+        together: all targets' weight gradients in one pass, every convolution's formed: faster
+            where each is small. Else one target after another, convolutions of few positions
+            without them.
     """
 
     def __init__(
@@ -256,40 +325,40 @@ class GradientProducts:
         params: Params,
         buffers: Params,
         observed: Sequence[Params],
+        together: bool = False,
     ) -> None:
         self.gradient_map = gradient_map
-        self.params = {name: _laid_out(value.detach()) for name, value in params.items()}
+        self.together = together
+        self.params = {name: self._laid_out(value.detach()) for name, value in params.items()}
         self.buffers = buffers
-        self.observed = [{k: _laid_out(v) for k, v in target.items()} for target in observed]
+        self.observed = [{k: self._laid_out(v) for k, v in target.items()} for target in observed]
+        self._stacked: tuple[list[int], Params] = ([], {})
         self.names = {id(value): name for name, value in self.params.items()}
         self.matrices = Matrices()
         squares = [[v.square().sum() for v in target.values()] for target in observed]
         self.observed_squared = torch.stack([torch.stack(terms).sum() for terms in squares])
 
-    def __call__(
-        self, inputs: Tensor, targets: Sequence[Tensor], chosen: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, inputs: Tensor, targets: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
         """⟨g, g*⟩ (A,) and ‖g‖² (A,), differentiable in the inputs.
 
         Args:
             inputs: (A · B, C, H, W), the candidates of the chosen targets one after another.
-            targets: (B,) or (B, K) of each of them.
+            targets: (A, B) or (A, B, K).
             chosen: indices (A,) of targets.
 
         Raises:
             UnsupportedError: the model does something else with its parameters than convolve,
                 multiply or normalise by given statistics, each at one place.
         """
-        recorder = _Recorder(self.names, self.matrices)
+        recorder = _Recorder(self.names, self.matrices, 0 if self.together else FEW_POSITIONS)
         with recorder:
-            logits = self.gradient_map.logits(self.params, _laid_out(inputs), self.buffers)
+            logits = self.gradient_map.logits(self.params, self._laid_out(inputs), self.buffers)
         met = [name for layer in recorder.layers for name in layer.names if name is not None]
         if sorted(met) != sorted(self.params):
             raise UnsupportedError("every parameter must be used once")
-        pieces = logits.split(len(inputs) // len(chosen))
-        losses = [self.gradient_map.loss(*pair) for pair in zip(pieces, targets, strict=True)]
+        losses = each(self.gradient_map.loss, logits.unflatten(0, (len(chosen), -1)), targets)
         outputs = [layer.outputs for layer in recorder.layers]
-        errors = torch.autograd.grad(torch.stack(losses).sum(), outputs, create_graph=True)
+        errors = torch.autograd.grad(losses.sum(), outputs, create_graph=True)
         products = [
             pair
             for layer, error in zip(recorder.layers, errors, strict=True)
@@ -299,11 +368,10 @@ class GradientProducts:
         return inner, squared
 
     def _of_layer(
-        self, layer: _Layer, error: Tensor, chosen: Sequence[int]
+        self, layer: _Layer, error: Tensor, chosen: list[int]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The products of a layer's bias, then of its weight."""
         weight, bias = layer.names
-        count = len(chosen)
         positions = (1,) if layer.kind == "patches" else tuple(range(2, error.ndim))
         if bias is not None:
             yield self._of_vector(bias, error.sum(positions), chosen)
@@ -313,33 +381,62 @@ class GradientProducts:
             gradients = (error * layer.inputs).sum(positions)
             yield self._of_vector(weight, gradients, chosen)
             return
-        inner, squared = [], []
-        shares = layer.inputs.chunk(count), error.chunk(count)
-        for target, inputs, errors in zip(chosen, *shares, strict=True):
-            observed = self.observed[target][weight]
+        shares = [chosen] if self.together else [[target] for target in chosen]
+        products = []
+        for share, inputs, errors in zip(
+            shares, layer.inputs.chunk(len(shares)), error.chunk(len(shares)), strict=True
+        ):
+            observed = self._observed(weight, share)
             if layer.kind == "images":
-                gradient = _WeightGradient.apply(inputs, errors, observed.shape, layer.settings)
-                inner.append((gradient * observed).sum())
-                squared.append(gradient.square().sum())
+                products.append(
+                    _ConvolutionProducts.apply(inputs, errors, observed, layer.settings)
+                )
                 continue
-            rows, errors = inputs.flatten(0, 1), errors.flatten(0, 1)
-            inner.append((self.matrices.product(rows, weight, observed, target) * errors).sum())
-            squared.append(((rows @ rows.T) * (errors @ errors.T)).sum())
-        yield torch.stack(inner), torch.stack(squared)
+            rows, errors = (
+                value.flatten(0, 1).unflatten(0, (len(share), -1)) for value in (inputs, errors)
+            )
+            if len(share) == 1:
+                seen = self.matrices.product(rows[0], weight, observed[0], share[0])[None]
+            else:
+                seen = rows @ observed.flatten(2).mT
+            squared = (rows @ rows.mT) * (errors @ errors.mT)
+            products.append(((seen * errors).sum((1, 2)), squared.sum((1, 2))))
+        inner, squared = (torch.cat(parts) for parts in zip(*products, strict=True))
+        yield inner, squared
 
-    def _of_vector(
-        self, name: str, gradients: Tensor, chosen: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    def _of_vector(self, name: str, gradients: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
         """Of a parameter with one entry a channel, from every sample's gradient (S, C)."""
         gradients = gradients.unflatten(0, (len(chosen), -1)).sum(1)
-        observed = torch.stack([self.observed[target][name] for target in chosen])
-        return (gradients * observed).sum(1), gradients.square().sum(1)
+        return (gradients * self._observed(name, chosen)).sum(1), gradients.square().sum(1)
+
+    def _observed(self, name: str, chosen: list[int]) -> Tensor:
+        """g* of some targets, with a dimension of targets; kept for as long as these are asked."""
+        if len(chosen) == 1:
+            return self.observed[chosen[0]][name][None]
+        if self._stacked[0] != chosen:
+            self._stacked = (chosen, {})
+        stacked = self._stacked[1]
+        if name not in stacked:
+            stacked[name] = torch.stack([self.observed[target][name] for target in chosen])
+        return stacked[name]
+
+    def _laid_out(self, value: Tensor) -> Tensor:
+        """Images with channels last, as the direct convolutions want them; groups do not."""
+        if value.ndim != 4 or self.together:
+            return value
+        return value.contiguous(memory_format=torch.channels_last)
+
+
+def each(function: Callable[..., Tensor], *tensors: Any) -> Tensor:
+    """``function`` of every entry along the first dimension, stacked.
+
+    A single one is not vectorised, so that it may do what cannot be.
+    """
+    if len(tensors[0]) == 1:
+        return function(*(tree_map(lambda v: v[0], tensors)))[None]
+    results: Tensor = torch.func.vmap(function)(*tensors)
+    return results
 
 
 def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else tuple(value)
-
-
-def _laid_out(value: Tensor) -> Tensor:
-    """Convolution weights with channels last, as the direct convolutions want them."""
-    return value.contiguous(memory_format=torch.channels_last) if value.ndim == 4 else value

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.evaluation import Candidates
-from flwr_leakage.attacks.factored import GradientProducts, UnsupportedError
+from flwr_leakage.attacks.factored import GradientProducts, UnsupportedError, each
 from flwr_leakage.attacks.objectives.base import Objective, ProductObjective
 from flwr_leakage.attacks.priors.base import Prior, PriorContext
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.params import Params
 
 
 class FactoredEvaluator:
@@ -22,6 +23,7 @@ class FactoredEvaluator:
         candidates: how rows stand for batches; labels are no variables.
         objective: a function of products of gradients.
         priors: penalties of the inputs.
+        together: whether weight gradients are those of all rows in one pass.
 
     Raises:
         UnsupportedError: any of this does not hold.
@@ -35,6 +37,7 @@ class FactoredEvaluator:
         candidates: Candidates,
         objective: Objective,
         priors: Sequence[Prior],
+        together: bool,
     ) -> None:
         first = problems[0]
         if not isinstance(objective, ProductObjective):
@@ -54,7 +57,11 @@ class FactoredEvaluator:
         self.priors = priors
         self.problems = problems
         self.products = GradientProducts(
-            first.gradient_map, first.params, first.buffers, [p.gradient for p in problems]
+            first.gradient_map,
+            first.params,
+            first.buffers,
+            [p.gradient for p in problems],
+            together,
         )
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,23 +69,20 @@ class FactoredEvaluator:
         points = points.detach().requires_grad_()
         inputs = points.reshape(len(rows), *self.candidates.shape)
         chosen = self.owner[rows].tolist()
-        inner, squared = self.products(inputs.flatten(0, 1), list(self.targets[rows]), chosen)
+        inner, squared = self.products(inputs.flatten(0, 1), self.targets[rows], chosen)
         values = self.objective.of_products(inner, squared, self.products.observed_squared[chosen])
         first = self.problems[0]
-        for prior in self.priors:
-            penalties = []
-            for candidate, target in zip(inputs, chosen, strict=True):
-                statistics = self.problems[target].statistics
-                context = PriorContext(
-                    first.gradient_map,
-                    first.spec,
-                    first.params,
-                    first.buffers,
-                    statistics,
-                    candidate,
-                )
-                penalties.append(prior(candidate, context))
-            values = values + torch.stack(penalties)
+        statistics = [self.problems[target].statistics for target in chosen]
+        stacked = {k: torch.stack([s[k] for s in statistics]) for k in statistics[0]}
+
+        def penalty(candidate: Tensor, statistics: Params) -> Tensor:
+            context = PriorContext(
+                first.gradient_map, first.spec, first.params, first.buffers, statistics, candidate
+            )
+            return torch.stack([prior(candidate, context) for prior in self.priors]).sum()
+
+        if self.priors:
+            values = values + each(penalty, inputs, stacked)
         (gradients,) = torch.autograd.grad(values.sum(), points)
         return values.detach(), gradients
 

@@ -31,8 +31,8 @@ from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
 
 LARGE_NETWORK = 500_000
-"""Parameters from which ``auto`` tries products of gradients: they spare arrays of that size. A
-count and no measurement, as the two ways differ in rounding."""
+"""Parameters from which ``auto`` takes products of gradients without a measurement, and products
+spare arrays of that size; below, they take all targets' weight gradients in one pass."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class GradientInversion:
         batching: ``vmap`` (all rows in one pass), ``loop`` (one by one), ``products`` (one pass
             that forms products of gradients only, ``attacks/factored.py``), or ``auto``:
             products where the parts allow them and the network is large, else whichever of the
-            first two a measurement of one evaluation at the start found faster.
+            possible ones a measurement of one evaluation at the start found faster.
         max_rows: rows solved together at most, ≥ 1; bounds memory.
     """
 
@@ -192,10 +192,6 @@ class GradientInversion:
             return False
         return problem.known_targets is None or self.order.epochs == "reshuffled"
 
-    def _suits_products(self, problem: Problem) -> bool:
-        size = sum(value.numel() for value in problem.params.values())
-        return self.order is None and size >= LARGE_NETWORK
-
     def _solve_safely(self, chunk: "list[_Target]", report: Reporter) -> list[Reconstruction]:
         """Solve together; where that fails, in halves, so that one target spoils no other."""
         sharpness = self.relu_sharpness
@@ -221,6 +217,7 @@ class GradientInversion:
             for name in ("starts", "targets", "orders")
         )
         size = torch.Size(candidates.shape).numel()
+        large = sum(value.numel() for value in first.problem.params.values()) >= LARGE_NETWORK
 
         def owner_of(targets: Tensor) -> Tensor:
             every = torch.arange(len(chunk), device=targets.device)
@@ -233,17 +230,26 @@ class GradientInversion:
 
         def by_products(targets: Tensor) -> FactoredEvaluator:
             parts = (self.objective, self.priors)
-            return FactoredEvaluator(problems, targets, owner_of(targets), candidates, *parts)
+            return FactoredEvaluator(
+                problems, targets, owner_of(targets), candidates, *parts, together=not large
+            )
+
+        def evaluate_by(batching: Batching) -> Evaluate:
+            if batching == "products":
+                return by_products(targets)
+            return evaluator(batching, targets, orders)
 
         def project(points: Tensor) -> Tensor:
             inputs = spec.clamp(points[:, :size].reshape(-1, *spec.shape))
             return torch.cat([inputs.reshape(len(points), size), points[:, size:]], dim=1)
 
         batching = self.batching
-        if batching == "auto" and self._suits_products(first.problem):
-            batching = "products" if supports(lambda: by_products(targets), points) else "auto"
         if batching == "auto":
-            batching = faster(lambda way: evaluator(way, targets, orders), points)
+            ways: list[Batching] = ["vmap", "loop"]
+            may = self.order is None and (large or len(points) > 1)
+            if may and supports(lambda: by_products(targets), points):
+                ways = ["products"] if large else ["products", *ways]
+            batching = faster(evaluate_by, points, ways)
         bounds = project if self.box else None
         if self.order is not None and self._searches_order(first.problem):
             given = first.problem.known_targets is not None or first.joint
@@ -259,11 +265,7 @@ class GradientInversion:
                 bounds,
                 report,
             )
-        evaluate: Evaluate
-        if batching == "products":
-            evaluate = by_products(targets)
-        else:
-            evaluate = evaluator(batching, targets, orders)
+        evaluate = evaluate_by(batching)
         if self.group is not None:
             every = torch.arange(len(chunk), device=points.device)
             owner = every.repeat_interleave(self.restarts)

@@ -42,7 +42,7 @@ def images(count, seed=0):
 
 
 def observe(network, count, batch_size=1):
-    labels = [torch.arange(i, i + batch_size) % 4 for i in range(count)]
+    labels = torch.stack([torch.arange(i, i + batch_size) % 4 for i in range(count)])
     pieces = images(count * batch_size, 7).split(batch_size)
     gradients = [
         network(network.params, Batch(*pair), network.buffers)
@@ -55,11 +55,14 @@ def cosine(inner, squared):
     return (1 - inner / squared.sqrt()).sum()
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 2])
 @pytest.mark.parametrize("sharpness", [0.0, 10.0])
-def test_products_and_their_derivative_are_those_of_the_gradients(network, batch_size, sharpness):
+def test_products_and_their_derivative_are_those_of_the_gradients(
+    network, together, batch_size, sharpness
+):
     labels, observed = observe(network, 2, batch_size)
-    products = GradientProducts(network, network.params, network.buffers, observed)
+    products = GradientProducts(network, network.params, network.buffers, observed, together)
     inputs = images(2 * batch_size).requires_grad_()
     with SmoothedRelu(sharpness) if sharpness else nullcontext():
         inner, squared = products(inputs, labels, [0, 1])
@@ -83,16 +86,15 @@ def test_products_and_their_derivative_are_those_of_the_gradients(network, batch
     torch.testing.assert_close(derivative, reference, rtol=1e-6, atol=1e-9)
 
 
-def test_targets_together_equal_one_by_one_and_any_may_be_left_out(network):
+@pytest.mark.parametrize("together", [False, True])
+def test_targets_together_equal_one_by_one_and_any_may_be_left_out(network, together):
     labels, observed = observe(network, 3)
-    products = GradientProducts(network, network.params, network.buffers, observed)
-    inputs = images(3)
-    together = products(inputs.requires_grad_(), labels, [0, 1, 2])
-    for index in (2, 0):
-        alone = products(
-            inputs[index : index + 1].detach().requires_grad_(), [labels[index]], [index]
-        )
-        torch.testing.assert_close(alone, tuple(value[index : index + 1] for value in together))
+    products = GradientProducts(network, network.params, network.buffers, observed, together)
+    inputs = images(3).requires_grad_()
+    every = products(inputs, labels, [0, 1, 2])
+    for chosen in ([2], [0], [2, 0]):
+        some = products(inputs.detach()[chosen].requires_grad_(), labels[chosen], chosen)
+        torch.testing.assert_close(some, tuple(value[chosen] for value in every))
 
 
 class Twice(nn.Module):
@@ -118,7 +120,7 @@ def test_what_is_not_covered_is_refused(network):
     observed = [{k: torch.ones_like(v) for k, v in mapping.params.items()}]
     products = GradientProducts(mapping, mapping.params, mapping.buffers, observed)
     with pytest.raises(UnsupportedError):
-        products(torch.randn(2, 4, requires_grad=True), [torch.tensor([0, 1])], [0])
+        products(torch.randn(2, 4, requires_grad=True), torch.tensor([[0, 1]]), [0])
 
 
 def test_multiply_is_a_product_of_matrices():
