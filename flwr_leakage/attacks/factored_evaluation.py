@@ -88,9 +88,17 @@ class FactoredEvaluator:
 
 
 def supports(make: Callable[[], FactoredEvaluator], points: Tensor) -> bool:
-    """Whether problem, objective and model can be evaluated by products: one row is tried."""
+    """Whether problem, objective and model can be evaluated by products.
+
+    One random row is tried, alone and among all, as many as ``points`` has: a model that mixes
+    samples, as normalisation by a batch's statistics does, would mix targets.
+    """
+    rows = torch.arange(len(points))
+    points = torch.randn(points.shape, generator=torch.Generator().manual_seed(0)).to(points)
     try:
-        make()(points[:1], torch.tensor([0]))
+        evaluate = make()
+        alone, _ = evaluate(points[:1], rows[:1])
     except UnsupportedError:
         return False
-    return True
+    among, _ = evaluate(points, rows)
+    return torch.allclose(alone, among[:1], rtol=1e-3, atol=1e-6, equal_nan=True)

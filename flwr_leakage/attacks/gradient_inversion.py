@@ -31,8 +31,8 @@ from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
 
 LARGE_NETWORK = 500_000
-"""Parameters from which ``auto`` takes products of gradients without a measurement, and products
-spare arrays of that size; below, they take all targets' weight gradients in one pass."""
+"""Parameters from which products of gradients spare arrays of that size where they can; below,
+they take all targets' weight gradients in one pass."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class GradientInversion:
         relu_sharpness: β of ReLU's smoothed second derivative (``attacks/smoothing.py``), > 0;
             ``None`` leaves it zero.
         batching: ``vmap`` (all rows in one pass), ``loop`` (one by one), ``products`` (one pass
-            that forms products of gradients only, ``attacks/factored.py``), or ``auto``:
-            products where the parts allow them and the network is large, else whichever of the
-            possible ones a measurement of one evaluation at the start found faster.
+            that yields products of gradients, ``attacks/factored.py``), or ``auto``: products
+            where the parts allow them, as no other way was found faster on any network, else
+            whichever of the first two a measurement of one evaluation at the start found faster.
         max_rows: rows solved together at most, ≥ 1; bounds memory.
     """
 
@@ -234,22 +234,15 @@ class GradientInversion:
                 problems, targets, owner_of(targets), candidates, *parts, together=not large
             )
 
-        def evaluate_by(batching: Batching) -> Evaluate:
-            if batching == "products":
-                return by_products(targets)
-            return evaluator(batching, targets, orders)
-
         def project(points: Tensor) -> Tensor:
             inputs = spec.clamp(points[:, :size].reshape(-1, *spec.shape))
             return torch.cat([inputs.reshape(len(points), size), points[:, size:]], dim=1)
 
         batching = self.batching
+        if batching == "auto" and self.order is None:
+            batching = "products" if supports(lambda: by_products(targets), points) else "auto"
         if batching == "auto":
-            ways: list[Batching] = ["vmap", "loop"]
-            may = self.order is None and (large or len(points) > 1)
-            if may and supports(lambda: by_products(targets), points):
-                ways = ["products"] if large else ["products", *ways]
-            batching = faster(evaluate_by, points, ways)
+            batching = faster(lambda way: evaluator(way, targets, orders), points)
         bounds = project if self.box else None
         if self.order is not None and self._searches_order(first.problem):
             given = first.problem.known_targets is not None or first.joint
@@ -265,7 +258,11 @@ class GradientInversion:
                 bounds,
                 report,
             )
-        evaluate = evaluate_by(batching)
+        evaluate: Evaluate
+        if batching == "products":
+            evaluate = by_products(targets)
+        else:
+            evaluate = evaluator(batching, targets, orders)
         if self.group is not None:
             every = torch.arange(len(chunk), device=points.device)
             owner = every.repeat_interleave(self.restarts)

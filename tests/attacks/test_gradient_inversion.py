@@ -238,7 +238,9 @@ COSINE = GradientInversion(
 
 @pytest.mark.parametrize("objective", [Cosine(), Angular()])
 @pytest.mark.parametrize("restarts", [1, 2])
-def test_products_equal_one_by_one(objective, restarts, spec, images):
+@pytest.mark.parametrize("large", [1, 500_000])
+def test_products_equal_one_by_one(monkeypatch, large, objective, restarts, spec, images):
+    monkeypatch.setattr(gradient_inversion, "LARGE_NETWORK", large)
     gradient_map = GradientMap(tiny_network(activation=nn.ReLU))
     batches = [Batch(images[i : i + 1], torch.tensor([i])) for i in range(3)]
     observations = [observe(gradient_map, batch, LocalSchedule(0.1)) for batch in batches]
@@ -253,10 +255,24 @@ def test_products_equal_one_by_one(objective, restarts, spec, images):
         assert product.objective == pytest.approx(single.objective, rel=1e-6)
 
 
-def test_large_networks_are_attacked_by_products_where_the_parts_allow_it(
-    monkeypatch, gradient_map, spec, observations
-):
-    monkeypatch.setattr(gradient_inversion, "LARGE_NETWORK", 1)
+class Mixing(nn.Module):
+    def forward(self, images):
+        return images - 0.5 * images.mean(0)
+
+
+def test_networks_that_mix_samples_are_not_attacked_by_products(spec, images):
+    gradient_map = GradientMap(nn.Sequential(Mixing(), tiny_network()))
+    batches = [Batch(images[i : i + 1], torch.tensor([i])) for i in range(2)]
+    observations = [observe(gradient_map, batch, LocalSchedule(0.1)) for batch in batches]
+    attack = replace(COSINE, relu_sharpness=None)
+    results = attack(gradient_map, spec, observations, INFERRED, generator())
+    for observation, result in zip(observations, results, strict=True):
+        assert result.stats["batching"] in ("vmap", "loop")
+        (alone,) = attack(gradient_map, spec, [observation], INFERRED, generator())
+        torch.testing.assert_close(result.batch.inputs, alone.batch.inputs, atol=1e-4, rtol=0)
+
+
+def test_products_are_taken_where_the_parts_allow_them(gradient_map, spec, observations):
     for attack, expected in ((COSINE, True), (replace(COSINE, objective=Euclidean()), False)):
         results = attack(gradient_map, spec, observations, INFERRED, generator())
         assert [result.stats["batching"] == "products" for result in results] == [expected] * len(
