@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,6 @@ import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage.attacks import Attack, GradientInversion, Parallel
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.metrics.perceptual import Lpips
-from flwr_leakage.metrics.pixel import ssim
 from flwr_leakage.records import InputSpec, Observation, ThreatModel
 from simulations.benchmarks.gradients import (
     CLASSES,
@@ -39,6 +37,9 @@ from simulations.benchmarks.gradients import (
     observe,
 )
 from simulations.benchmarks.peer import run_breaching
+
+if TYPE_CHECKING:
+    from flwr_leakage.metrics.perceptual import Lpips
 
 COLUMNS = (
     "method", "PSNR, dB", "median", "worst", "success", "SSIM", "LPIPS", "CPU s", "median CPU s",
@@ -122,9 +123,12 @@ def peak_memory() -> float:
 
 
 def measure(
-    found: list[Tensor | None], pixels: Tensor, spec: InputSpec, lpips: Lpips | None
+    found: list[Tensor | None], pixels: Tensor, spec: InputSpec, lpips: "Lpips | None"
 ) -> dict[str, list[float]]:
     """PSNR, SSIM and, with trained weights at hand, LPIPS of every target."""
+    # Here, as worker processes import this file too and measure nothing.
+    from flwr_leakage.metrics.pixel import ssim
+
     seen = torch.stack(
         [
             torch.zeros(spec.shape) if f is None else spec.denormalize(f.cpu()[0]).clamp(0, 1)
@@ -187,7 +191,11 @@ def main() -> None:
     observations = [
         observe(gradient_map, inputs[i : i + 1], classes[i : i + 1], i) for i in range(len(inputs))
     ]
-    lpips = given.lpips_backbone and Lpips("squeeze", given.lpips_backbone)
+    lpips = None
+    if given.lpips_backbone:
+        from flwr_leakage.metrics.perceptual import Lpips
+
+        lpips = Lpips("squeeze", given.lpips_backbone)
     print(
         f"\n{given.network}, {given.images} CIFAR-10 {given.split} images from {given.first}, "
         f"{'pixels' if given.pixels else 'normalised'}, weights of seed {given.seed}, labels "
@@ -216,7 +224,7 @@ def main() -> None:
             "wall_seconds": time.perf_counter() - began,
             "peak_mib": peak_memory(),
             "iterations": taken,
-            **measure(found, pixels, spec, lpips or None),
+            **measure(found, pixels, spec, lpips),
         }
         print(table_row(row, given.success), flush=True)
         if given.output is not None:
