@@ -37,25 +37,6 @@ class Activation:
         """Whether it is a ReLU: outputs of zero tell a bound of z only."""
         return self.low == 0 and math.isinf(self.high)
 
-    def settle(self, outputs: Tensor, margin: float) -> Tensor:
-        """Clamp estimated outputs to the range; those within ``margin`` of a kink go onto it."""
-        outputs = outputs.clamp(self.low, self.high)
-        if self.has_kink:
-            return torch.where(outputs <= margin, 0.0, outputs)
-        return outputs
-
-    def certain_channels(self, outputs: Tensor, low: float, high: float) -> Tensor | None:
-        """Channels (C,) of outputs (1, C, ...) without an entry that is doubtful.
-
-        Estimates between ``low`` and ``high`` may be active or not; ``None`` means that every
-        channel is certain, as the slope has no jump or too few channels would be left.
-        """
-        if not self.has_kink:
-            return None
-        doubtful = (outputs > low) & (outputs < high)
-        certain = ~doubtful.flatten(2).any(dim=2)[0] if outputs.ndim > 2 else ~doubtful[0]
-        return certain if int(certain.sum()) >= max(1, len(certain) // 4) else None
-
 
 def _everywhere(outputs: Tensor) -> Tensor:
     return torch.ones_like(outputs, dtype=torch.bool)
@@ -108,6 +89,8 @@ class Link:
         scale: per channel, of a BatchNorm with fixed statistics; one without.
         shift: per channel; zero without.
         activation: ``None`` for the last layer.
+        bias_gradient: ∂L/∂b of this sample, also where BatchNorm's bias stands for b; ``None``
+            where the layer has neither.
     """
 
     module: nn.Conv2d | nn.Linear
@@ -119,6 +102,7 @@ class Link:
     scale: Tensor
     shift: Tensor
     activation: Activation | None
+    bias_gradient: Tensor | None
 
     def linear(self, inputs: Tensor) -> Tensor:
         """``W ∗ a`` of inputs (B, *input_shape)."""
@@ -133,6 +117,13 @@ class Link:
         per_channel = (-1,) + (1,) * (outputs.ndim - 2)
         scale, shift = self.scale.reshape(per_channel), self.shift.reshape(per_channel)
         return scale * (outputs + self.bias.reshape(per_channel)) + shift
+
+    def patches(self, inputs: Tensor) -> Tensor:
+        """What each position of the output sees of one input, (K, P), with ``W`` as (C, K)."""
+        if isinstance(self.module, nn.Linear):
+            return inputs.reshape(-1, 1)
+        m = self.module
+        return F.unfold(inputs, m.kernel_size, m.dilation, m.padding, m.stride)[0]  # type: ignore[arg-type]
 
     def pull_back(self, errors: Tensor) -> Tensor:
         """∂L/∂a (B, *input_shape) from ∂L/∂(W ∗ a) (B, *output_shape)."""
@@ -207,9 +198,8 @@ def _extend(
         zeros = weight.new_zeros(weight.shape[0])
         bias = problem.params.get(f"{prefix}bias", zeros)
         shapes = inputs.shape[1:], output.shape[1:]
-        links.append(
-            Link(module, prefix, *shapes, weight, bias, torch.ones_like(zeros), zeros, None)
-        )
+        one, found = torch.ones_like(zeros), problem.gradient.get(f"{prefix}bias")
+        links.append(Link(module, prefix, *shapes, weight, bias, one, zeros, None, found))
         return
     if not links or links[-1].activation is not None:
         raise ValueError(f"{name!r} ({type(module).__name__}) cannot be part of a chain.")
@@ -221,7 +211,10 @@ def _extend(
         std = (merged[f"{prefix}running_var"].to(last.weight) + module.eps).sqrt()
         gain = problem.params.get(f"{prefix}weight", torch.ones_like(std)) / std
         offset = problem.params.get(f"{prefix}bias", torch.zeros_like(std))
-        links[-1] = replace(last, scale=gain, shift=offset - gain * mean)
+        found = last.bias_gradient
+        if found is None and f"{prefix}bias" in problem.gradient:
+            found = gain * problem.gradient[f"{prefix}bias"]
+        links[-1] = replace(last, scale=gain, shift=offset - gain * mean, bias_gradient=found)
         return
     activation = activation_of(module)
     if activation is None:

@@ -4,18 +4,22 @@ For one sample, a network that is a chain of convolutions or linear layers gives
 away from behind. The last layer's gradient is ``e hᵀ``, with e the logit error, which is the
 bias's gradient; so its input h is known. From h follows where the last activation was active,
 so the error δ at the layer before is exact, and that layer's weight gradient is *linear* in its
-input a: ``M(δ) a = ∂L/∂W`` (Zhu and Blaschko 2021, R-GAP, eq. 8). Together with the forward
-equations ``z = W ∗ a + b`` where the activation tells z, the inequalities ``z ≤ 0`` where it
-does not, and the activation's range for a, this is a convex problem in a. Where it has one
-solution, the next layer can be treated likewise. When the weight gradients have too few
-equations left, the input is fitted to the deepest features that were found: a residual that
-is continuous in x, where the gradient itself jumps at every flip of a ReLU. Through ReLUs that
-fit gets stuck, unless it starts with a strong preference for smooth images that then fades.
+input a: ``M(δ) a = ∂L/∂W`` (Zhu and Blaschko 2021, R-GAP, eq. 8).
+
+Through invertible activations a is the solution of a convex problem, with the forward equations
+``z = W ∗ a + b`` and the activation's range; where it has one solution, the next layer can be
+treated likewise. Of a that comes from ReLUs it is enough to know where it is zero, as that is the
+next layer's error; :mod:`flwr_leakage.attacks.masks` finds the masks and proves most of them.
+
+When the weight gradients have too few equations left, or a mask is not proven, the input is fitted
+to the features that were found: a residual that is continuous in x, where the gradient itself
+jumps at every flip of a ReLU. Through ReLUs that fit gets stuck, unless it starts with a strong
+preference for smooth images that then fades. Its candidates help to prove further masks.
 """
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -28,6 +32,7 @@ from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.layer_equations import Knowledge, gradient_equations, solve_layer
+from flwr_leakage.attacks.masks import Masks, MaskSearch
 from flwr_leakage.attacks.objectives.euclidean import Euclidean
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
@@ -40,43 +45,53 @@ class FeatureMatching(OneByOne):
     """Layer by layer from behind, then a fit of the input; one sample, one plain step.
 
     Every reconstruction is judged by the attacker's own objective, the relative squared distance
-    of the gradients: over the levels at which the walk back may stop, and over restarts.
+    of the gradients: over the levels at which the walk back may stop, the ways to use masks that
+    are not proven, the successive fits, and over restarts.
 
     Attributes:
         rank_tolerance: singular values of a gradient's equations below this fraction of the
             largest are left out.
-        layer_iterations: of the convex problem of a layer.
-        fit_iterations: of the input's fit to the features, where no ReLU is in the way.
-        smoothing: weights of the total variation in the successive fits through ReLUs.
-        smoothed_iterations: of each of those.
         rank_fraction: the walk ends at a layer whose gradient determines less than this share of
             its input; solving it would cost much and rarely have one solution.
+        layer_iterations: of the convex problem of a layer behind invertible activations.
+        solved: such a layer counts as found once its relative mean squared residual is below this.
+        proof: a mask is proven once sums of errors match the bias's gradient up to this share.
+        tries: vertices that are looked at for the mask of one channel, ≥ 1.
+        fit_iterations: of the input's fit to the features, where no ReLU is in the way.
+        smoothing: weights of the total variation in the successive fits through ReLUs, if only
+            proven masks are used.
+        rough_smoothing: the same, if all masks are used as far as they are believed.
+        smoothed_iterations: of each of those.
         restarts: starts of the fit, ≥ 1.
         initialisation: of the fit.
-        margin: recovered outputs of a ReLU up to this share of the largest may be zero.
-        solved: a layer counts as found once its relative mean squared residual is below this.
         solved_distance: a target is solved once the gradients' distance is at most this.
     """
 
     purpose: ClassVar[str] = "feature matching"
 
     rank_tolerance: float = 1e-4
+    rank_fraction: float = 0.5
     layer_iterations: int = 700
+    solved: float = 1e-9
+    proof: float = 5e-8
+    tries: int = 8
     fit_iterations: int = 1000
-    smoothing: Sequence[float] = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5)
-    smoothed_iterations: int = 80
-    rank_fraction: float = 0.6
+    smoothing: Sequence[float] = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5)
+    rough_smoothing: Sequence[float] = (3e-2, 1.5e-2, 7e-3, 3e-3, 3e-3, 3e-3, 1e-3, 3e-4)
+    smoothed_iterations: int = 150
     restarts: int = 1
     initialisation: Initialisation = field(default_factory=Grey)
-    margin: float = 0.01
-    solved: float = 1e-9
     solved_distance: float = 1e-4
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank_tolerance < 1:
             raise ValueError(f"rank_tolerance must lie in [0, 1), got {self.rank_tolerance}.")
-        if self.restarts < 1:
-            raise ValueError(f"restarts must be at least 1, got {self.restarts}.")
+        for name in ("restarts", "tries"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("smoothing", "rough_smoothing"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must hold at least one weight, got none.")
 
     def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
         """Attack one problem in float64.
@@ -91,22 +106,32 @@ class FeatureMatching(OneByOne):
                 f"samples in {problem.schedule.num_steps} steps."
             )
         chain = trace_chain(problem)
-        levels, residuals = self._walk_back(problem, chain)
+        levels, residuals, opened = self._walk_back(problem, chain, generator)
         targets = problem.known_targets
         if targets is None:
             targets = idlg_label(problem.gradient[f"{chain[-1].name}bias"])
         elif targets.is_floating_point():
             targets = targets.double()
         best = torch.zeros(1, *problem.spec.shape, dtype=torch.float64)
-        best_value, best_stage = math.inf, ""
+        best_value, best_stage, restart = math.inf, "", 0
+
+        def judge(stage: str, inputs: Tensor) -> float:
+            nonlocal best, best_value, best_stage
+            inputs = problem.spec.clamp(inputs)
+            value = _distance(problem, inputs, targets)
+            if value < best_value:
+                best, best_value, best_stage = inputs, value, stage
+            return value
+
         for restart in range(self.restarts):
             start = self.initialisation(problem.spec, 1, restart, generator).double()
-            for stage, inputs in self._candidates(chain, levels, start):
-                inputs = problem.spec.clamp(inputs)
-                value = _distance(problem, inputs, targets)
-                if value < best_value:
-                    best, best_value, best_stage = inputs, value, stage
-                if value <= self.solved_distance:
+            candidates = (
+                self._fit_with_masks(problem, chain, levels, *opened, start, judge)
+                if opened
+                else self._fit_exact(chain, levels, start)
+            )
+            for stage, inputs in candidates:
+                if judge(stage, inputs) <= self.solved_distance:
                     break
             if best_value <= self.solved_distance:
                 break
@@ -120,15 +145,21 @@ class FeatureMatching(OneByOne):
                 "ranks": [len(level.equations.rows) for level in levels],
                 "positions": [level.equations.rows.shape[1] for level in levels],
                 "layer_residuals": residuals,
+                "proven_masks": int(opened[1].certain.sum()) if opened else 0,
+                "masks": len(opened[1].certain) if opened else 0,
                 "stage": best_stage,
                 "restart": restart,
             },
         )
 
     def _walk_back(
-        self, problem: Problem, chain: list[Link]
-    ) -> tuple[list[Knowledge], list[float]]:
-        """Knowledge about the inputs of the layers, from the last but one to the first."""
+        self, problem: Problem, chain: list[Link], generator: torch.Generator
+    ) -> tuple[list[Knowledge], list[float], tuple[MaskSearch, Masks] | None]:
+        """Knowledge about the inputs of the layers, from the last but one to the first.
+
+        Also the residuals of the convex problems, and the masks at which the walk ended, if not
+        all of them are proven.
+        """
         last = chain[-1]
         bias = problem.gradient.get(f"{last.name}bias")
         if bias is None:
@@ -137,26 +168,38 @@ class FeatureMatching(OneByOne):
         errors = last.pull_back(bias[None])
         levels: list[Knowledge] = []
         residuals: list[float] = []
-        certain: Tensor | None = None
         for position in range(len(chain) - 2, -1, -1):
             link = chain[position]
-            levels.append(self._know(problem, link, outputs, errors, certain, bool(levels)))
+            levels.append(self._know(problem, link, outputs, errors))
             equations = levels[-1].equations
             if position == 0 or len(equations.rows) < self.rank_fraction * len(equations.rows.T):
                 break
-            activation = chain[position - 1].activation
+            before = chain[position - 1]
+            activation = before.activation
             assert activation is not None
+            errors = link.pull_back(levels[-1].errors)
+            if activation.has_kink:
+                if before.bias_gradient is None:
+                    break
+                search = MaskSearch(
+                    equations,
+                    errors.reshape(len(before.scale), -1) * before.scale[:, None],
+                    before.bias_gradient,
+                    self.proof,
+                )
+                masks = search.begin(self.tries, generator)
+                if not masks.certain.all():
+                    return levels, residuals, (search, masks)
+                outputs = masks.features
+                continue
             inputs, residual = solve_layer(
                 levels[-1], activation.low, activation.high, self.layer_iterations
             )
             residuals.append(residual)
             if residual > self.solved:
                 break
-            unit = math.sqrt(residual) * float(inputs.abs().max())
-            outputs = activation.settle(inputs, 10 * unit)
-            certain = activation.certain_channels(inputs, 10 * unit, 100 * unit)
-            errors = link.pull_back(levels[-1].errors)
-        return levels, residuals
+            outputs = inputs.clamp(activation.low, activation.high)
+        return levels, residuals, None
 
     def _know(
         self,
@@ -164,8 +207,8 @@ class FeatureMatching(OneByOne):
         link: Link,
         outputs: Tensor,
         errors: Tensor,
-        certain: Tensor | None,
-        estimated: bool,
+        trust: Tensor | float = 1.0,
+        channels: Tensor | None = None,
     ) -> Knowledge:
         """What a layer's outputs and their errors ∂L/∂outputs tell about its input."""
         assert link.activation is not None
@@ -174,11 +217,10 @@ class FeatureMatching(OneByOne):
         errors = errors.reshape(outputs.shape) * link.activation.slope(outputs)
         errors = errors * link.scale.reshape(per_channel)
         gradient = problem.gradient[f"{link.name}weight"]
-        equations = gradient_equations(link, errors, gradient, self.rank_tolerance, certain)
-        margin = self.margin * float(outputs.max()) if link.activation.has_kink and estimated else 0
-        return Knowledge(link, outputs, errors, equations, margin)
+        equations = gradient_equations(link, errors, gradient, self.rank_tolerance, channels)
+        return Knowledge(link, outputs, errors, equations, trust)
 
-    def _candidates(
+    def _fit_exact(
         self, chain: list[Link], levels: list[Knowledge], start: Tensor
     ) -> Iterator[tuple[str, Tensor]]:
         """Inputs that explain the deepest level, and then the last one that is sure.
@@ -186,46 +228,112 @@ class FeatureMatching(OneByOne):
         A walk that went one layer too far has features that are roughly right and errors that
         are not; the fit to them is then a start for the level before.
         """
-        inputs = self._fit(chain, levels[-1], start, self.smoothing)
+        inputs = self._fit_all(chain, levels[-1], start)
         yield "deepest", inputs
         if len(levels) > 1:
-            yield "sure", self._fit(chain, levels[-2], inputs, self.smoothing[-1:])
+            yield "sure", self._fit_all(chain, levels[-2], inputs)
+
+    def _fit_all(self, chain: list[Link], level: Knowledge, start: Tensor) -> Tensor:
+        """Fit the input to one level: at once, or with fading smoothing where ReLUs are before."""
+        before = chain[: chain.index(level.link) + 1]
+        if any(link.activation and link.activation.has_kink for link in before):
+            for weight in self.smoothing:
+                start = self._fit(chain, [level], start, weight)
+            return start
+        return self._fit(chain, [level], start, 0.0)
+
+    def _fit_with_masks(
+        self,
+        problem: Problem,
+        chain: list[Link],
+        levels: list[Knowledge],
+        search: MaskSearch,
+        masks: Masks,
+        start: Tensor,
+        judge: Callable[[str, Tensor], float],
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Successive fits with fading smoothing, and masks found anew from each.
+
+        Either with proven masks only, or with all of them, where these are too few: whichever
+        explains the gradient better after one fit.
+        """
+        position = chain.index(levels[-1].link) - 1
+        link = chain[position]
+        errors = levels[-1].link.pull_back(levels[-1].errors).reshape(masks.active.shape)
+
+        def fit(masks: Masks, inputs: Tensor, proven: bool, weight: float) -> Tensor:
+            trusted = masks.certain[:, None] | ~(search.is_open | proven)
+            level = self._know(
+                problem,
+                link,
+                masks.features,
+                errors * masks.active,
+                trusted.expand(masks.active.shape).reshape(1, *link.output_shape).double(),
+                masks.certain if proven else None,
+            )
+            return self._fit(chain, [*levels, level], inputs, weight)
+
+        ways = [True] * bool(masks.certain.any()) + [False] * (not masks.certain.all())
+        firsts = {}
+        for proven in ways:
+            weight = (self.smoothing if proven else self.rough_smoothing)[0]
+            firsts[proven] = fit(masks, start, proven, weight)
+        proven = min(ways, key=lambda way: judge(_stage(way), firsts[way]))
+        inputs = firsts[proven]
+        for weight in (self.smoothing if proven else self.rough_smoothing)[1:]:
+            features = _features(chain[:position], inputs)
+            masks = search.refine(
+                masks,
+                link.preactivation(features).reshape(masks.active.shape),
+                link.patches(features),
+                problem.gradient[f"{link.name}weight"].flatten(1),
+            )
+            inputs = fit(masks, inputs, proven, weight)
+            yield _stage(proven), inputs
 
     def _fit(
-        self, chain: list[Link], level: Knowledge, start: Tensor, smoothing: Sequence[float]
+        self, chain: list[Link], levels: Sequence[Knowledge], start: Tensor, weight: float
     ) -> Tensor:
-        """Fit the input to a layer's outputs and its weight's gradient.
+        """Fit the input to layers' outputs and their weights' gradients.
 
-        Through ReLUs in successive fits, each with less total variation than the last.
+        Args:
+            chain: all layers.
+            levels: what is known.
+            start: of the fit.
+            weight: of the total variation; none means that no ReLU is in the way.
         """
-        before = chain[: chain.index(level.link)]
-        kinked = any(link.activation and link.activation.has_kink for link in [*before, level.link])
-        gradient_scale = level.equations.values.square().sum().clamp_min(1e-30)
-        forward_scale = level.forward_size().clamp_min(1e-30) if kinked else gradient_scale
+        by_link = {id(level.link): level for level in levels}
+        deepest = max(chain.index(level.link) for level in levels)
+        scales = {}
+        for level in levels:
+            gradient = level.equations.values.square().sum().clamp_min(1e-30)
+            scales[id(level.link)] = (
+                gradient, level.forward_size().clamp_min(1e-30) if weight else gradient
+            )  # fmt: skip
 
-        def minimise(start: Tensor, weight: float, optimizer: LBFGS) -> Tensor:
-            def loss(flat: Tensor) -> Tensor:
-                inputs = flat.reshape(start.shape)
-                features = _features(before, inputs)
-                value = level.forward_residual(features).square().sum() / forward_scale
-                value = value + level.gradient_residual(features).square().sum() / gradient_scale
-                return value + weight * smooth_variation(inputs) if weight else value
+        def loss(flat: Tensor) -> Tensor:
+            features = flat.reshape(start.shape)
+            value = weight * smooth_variation(features) if weight else flat.new_zeros(())
+            for position, link in enumerate(chain[: deepest + 1]):
+                level = by_link.get(id(link))
+                if level is not None:
+                    gradient, forward = scales[id(link)]
+                    value = value + level.forward_residual(features).square().sum() / forward
+                    value = value + level.gradient_residual(features).square().sum() / gradient
+                if position < deepest:
+                    features = _features([link], features)
+            return value
 
-            def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-                gradient, value = torch.func.grad_and_value(loss)(points[0])
-                return value[None], gradient[None]
+        def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            gradient, value = torch.func.grad_and_value(loss)(points[0])
+            return value[None], gradient[None]
 
-            return optimizer(evaluate, start.reshape(1, -1)).points.reshape(start.shape)
-
-        if not kinked:
-            return minimise(
-                start, 0.0, LBFGS(self.fit_iterations, tolerance=1e-18, relative_tolerance=1e-3)
-            )
-        inputs = start
-        for weight in smoothing:
-            optimizer = LBFGS(self.smoothed_iterations, relative_tolerance=1e-3)
-            inputs = minimise(inputs, weight, optimizer)
-        return inputs
+        optimizer = (
+            LBFGS(self.smoothed_iterations, relative_tolerance=1e-3)
+            if weight
+            else LBFGS(self.fit_iterations, tolerance=1e-18, relative_tolerance=1e-3)
+        )
+        return optimizer(evaluate, start.reshape(1, -1)).points.reshape(start.shape)
 
 
 def smooth_variation(images: Tensor, kink: float = 0.02) -> Tensor:
@@ -236,6 +344,10 @@ def smooth_variation(images: Tensor, kink: float = 0.02) -> Tensor:
         ((d.square() + kink**2).sqrt().mean() for d in (vertical, horizontal)),
         start=images.new_zeros(()),
     )
+
+
+def _stage(proven: bool) -> str:
+    return "proven masks" if proven else "all masks"
 
 
 def _features(links: list[Link], inputs: Tensor) -> Tensor:

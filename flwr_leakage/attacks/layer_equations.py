@@ -16,13 +16,24 @@ class Whitened:
 
     Attributes:
         rows: V (r, P), orthonormal: the directions of a that the gradient determines.
-        null: N (P, P − r), orthonormal: the others.
         values: S⁻¹ Uᵀ T (r, C): ``V a = values`` for a of shape (P, C).
     """
 
     rows: Tensor
-    null: Tensor
     values: Tensor
+
+    @property
+    def is_determined(self) -> bool:
+        """Whether they have one solution, r = P."""
+        return self.rows.shape[0] == self.rows.shape[1]
+
+    def open_share(self) -> Tensor:
+        """Which share of each entry (P,) they leave open: the diagonal of I − VᵀV."""
+        return 1 - self.rows.square().sum(dim=0)
+
+    def null_space(self) -> Tensor:
+        """N (P, P − r), orthonormal: the directions that they leave open."""
+        return torch.linalg.svd(self.rows, full_matrices=True)[2][len(self.rows) :].T
 
 
 def gradient_equations(
@@ -61,10 +72,10 @@ def gradient_equations(
         matrix = torch.einsum("pkq,oq->okp", patches, errors.reshape(channels, -1))
         matrix = matrix.reshape(-1, height * width)
         target = weight_gradient.flatten(2).transpose(1, 2).reshape(len(matrix), -1)
-    left, singular, right = torch.linalg.svd(matrix, full_matrices=True)
+    left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
     rank = int((singular > rank_tolerance * singular[0]).sum())
     values = (left[:, :rank].T @ target) / singular[:rank, None]
-    return Whitened(right[:rank], right[rank:].T, values)
+    return Whitened(right[:rank], values)
 
 
 @dataclass(frozen=True)
@@ -76,27 +87,26 @@ class Knowledge:
         outputs: the layer's known activations, (1, *output_shape).
         errors: ∂L/∂(W ∗ a + b), (1, *output_shape).
         equations: those of its weight gradient.
-        margin: outputs of a ReLU up to this may be zero: they bound z from above, no more.
+        trust: in the outputs, a factor of their residuals that has or broadcasts to their shape.
     """
 
     link: Link
     outputs: Tensor
     errors: Tensor
     equations: Whitened
-    margin: float = 0.0
+    trust: Tensor | float = 1.0
 
     def forward_residual(self, inputs: Tensor) -> Tensor:
         """How far ``z(a)`` is from what the outputs tell, per entry, in units of typical a."""
         link = self.link
         z = link.preactivation(inputs)
         assert link.activation is not None
-        known = link.activation.invertible(self.outputs - self.margin)
-        target = link.activation.inverse(self.outputs)
-        residual = torch.where(known, z - target, (z - self.outputs).clamp_min(0))
+        known = link.activation.invertible(self.outputs)
+        residual = torch.where(known, z - link.activation.inverse(self.outputs), z.clamp_min(0))
         slope = link.activation.slope(self.outputs)
         weight = torch.where(known, slope / slope.max().clamp_min(1e-30), 1.0)
         gain = link.scale.abs() * link.weight.flatten(1).norm(dim=1)
-        return weight * residual / gain.mean().clamp_min(1e-30)
+        return self.trust * weight * residual / gain.mean().clamp_min(1e-30)
 
     def forward_size(self) -> Tensor:
         """The squared size of the known outputs in the units of ``forward_residual``."""
@@ -107,11 +117,6 @@ class Knowledge:
         """How far a is from the weight gradient's equations, whitened."""
         rows = self.equations.rows
         return rows @ inputs.reshape(-1, rows.shape[1]).T - self.equations.values
-
-    def from_null(self, free: Tensor) -> Tensor:
-        """The a that satisfies the gradient's equations with null space coordinates ``free``."""
-        flat = self.equations.rows.T @ self.equations.values + self.equations.null @ free
-        return flat.T.reshape(1, *self.link.input_shape)
 
 
 def solve_layer(
@@ -126,12 +131,16 @@ def solve_layer(
         a (1, *input_shape) and the mean squared residual, relative to a's mean square.
     """
     equations = knowledge.equations
-    channels = equations.values.shape[1]
-    freedom = equations.null.shape[1]
+    null = equations.null_space()
+    channels, freedom = equations.values.shape[1], null.shape[1]
     start = torch.zeros(1, freedom * channels, dtype=equations.rows.dtype)
 
+    def to_inputs(flat: Tensor) -> Tensor:
+        solution = equations.rows.T @ equations.values + null @ flat.reshape(freedom, channels)
+        return solution.T.reshape(1, *knowledge.link.input_shape)
+
     def residuals(flat: Tensor) -> Tensor:
-        inputs = knowledge.from_null(flat.reshape(freedom, channels))
+        inputs = to_inputs(flat)
         outside = (low - inputs).clamp_min(0) + (inputs - high).clamp_min(0)
         forward = knowledge.forward_residual(inputs)
         return torch.cat([forward.flatten(), outside.flatten()])
@@ -148,6 +157,6 @@ def solve_layer(
         start = LBFGS(iterations=iterations, tolerance=1e-20, relative_tolerance=1e-3)(
             evaluate, start
         ).points
-    solution = knowledge.from_null(start.reshape(freedom, channels))
+    solution = to_inputs(start)
     error = residuals(start[0]).square().mean() / solution.square().mean().clamp_min(1e-30)
     return solution, float(error)
