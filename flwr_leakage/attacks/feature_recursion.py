@@ -14,211 +14,46 @@ share one error u per channel, and the weight gradient of the last convolution, 
 ``B A``: B (channels × positions) the mask, A the patches. A basis of its column space is known,
 and the binary vectors in it are the columns of B: few enough positions can be enumerated.
 
-The input is at last fitted to the shallowest features found, a residual continuous in x.
+Max pooling over windows that do not overlap, flattened into the last layer, leaves other unknowns:
+which position of its window each channel took. All positions of a window share one error, so
+that its masks, times the errors, are again in a known space; with a 1 in exactly one position
+for each active channel they are sparse, and linear programs find them. Pooling further in front
+ends the recursion: the pooled features are still determined, the maxima behind them are not.
+
+The input is at last fitted to the shallowest features found, a residual continuous in x: from
+grey; or, through pooling, from what a regression on synthetic images reads from the features,
+with a preference for smooth images that fades.
 """
 
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
+from flwr_leakage.attacks.binary_columns import arrange, binary_columns, disjoint_columns
+from flwr_leakage.attacks.feature_matching import smooth_variation
 from flwr_leakage.attacks.initialisation import Grey, Initialisation
+from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.objectives.euclidean import Euclidean
 from flwr_leakage.attacks.one_by_one import OneByOne
+from flwr_leakage.attacks.optimizers.base import Minimum
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.relu_walk import ReluWalk, Use
+from flwr_leakage.attacks.synthetic_start import read_input
 from flwr_leakage.records import Batch, Reconstruction
-
-_RELU = (F.relu, torch.relu, Tensor.relu)
 
 LAST_GEOMETRY = ((3, 3), (1, 1), (1, 1), (1, 1))
 """Kernel, dilation, padding and stride of the convolution that tells the last mask."""
 
 TRIMS = 3
 """Solutions of one layer's equations; after each, channels that contradict it are left out."""
-
-
-@dataclass(frozen=True)
-class Use:
-    """One convolution as a pass met it.
-
-    Attributes:
-        name: of its weight.
-        source: number of the ReLU whose output it takes in, or −1.
-        input_shape: (C, H, W).
-        outputs: (1, N, H', W').
-        geometry: kernel size, dilation, padding, stride.
-    """
-
-    name: str
-    source: int
-    input_shape: torch.Size
-    outputs: Tensor
-    geometry: tuple[Any, ...]
-
-
-class _ReachedError(Exception):
-    """The last ReLU that is asked for has been passed."""
-
-
-class _Walk(TorchFunctionMode):
-    """Number the ReLUs, put what is known in their place, note who takes in whose output.
-
-    Args:
-        names: of parameters, by identity.
-        masks: of ReLUs, by number: these become products with the mask.
-        outputs: of ReLUs, by number: these become constants.
-        last: the number of the ReLU at which to stop.
-    """
-
-    def __init__(
-        self,
-        names: Mapping[int, str],
-        masks: Mapping[int, Tensor] | None = None,
-        outputs: Mapping[int, Tensor] | None = None,
-        last: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.names = names
-        self.masks = masks or {}
-        self.outputs = outputs or {}
-        self.last = last
-        self.preactivations: list[Tensor] = []
-        self.sources: dict[int, int] = {}
-        self.kept: list[Tensor] = []  # keeps ids from being used again
-        self.uses: list[Use] = []
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function in _RELU:
-            inputs = args[0] if args else kwargs["input"]
-            number = len(self.preactivations)
-            self.preactivations.append(inputs)
-            if number == self.last:
-                raise _ReachedError
-            if number in self.outputs:
-                outputs = self.outputs[number].clone()
-            elif number in self.masks:
-                outputs = inputs * self.masks[number]
-            else:
-                outputs = inputs.clamp_min(0)
-            self.sources[id(outputs)] = number
-            self.kept.append(outputs)
-            return outputs
-        outputs = function(*args, **kwargs)
-        if function is F.conv2d:
-            self._note(outputs, *args, **kwargs)
-        return outputs
-
-    def _note(
-        self,
-        outputs: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> None:
-        if groups != 1 or isinstance(padding, str):
-            raise ValueError("convolutions must have one group and padding given in numbers.")
-        geometry = (tuple(weight.shape[2:]), dilation, padding, stride)
-        source = self.sources.get(id(input), -1)
-        name = self.names.get(id(weight), "")
-        self.uses.append(Use(name, source, input.shape[1:], outputs, geometry))
-
-
-def binary_columns(product: Tensor, count: int, tolerance: float = 0.05) -> Tensor:
-    """The columns of a binary B (N, P) from ``B A`` (N, Q), in any order.
-
-    The column space is that of the P leading left singular vectors. A binary vector in it is told
-    by P of its entries; all 2^P choices of those are tried.
-
-    Args:
-        product: ``B A``.
-        count: P ≤ 20.
-        tolerance: how far entries may be from 0 or 1.
-
-    Raises:
-        ValueError: the rank is not P, or there are not P such vectors.
-
-    Example:
-        >>> masks = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]).double()
-        >>> binary_columns(masks @ torch.tensor([[1.0, 2.0], [3.0, -1.0]]).double(), 2).sum(0)
-        tensor([2., 2.], dtype=torch.float64)
-    """
-    if count > 20:
-        raise ValueError(f"at most 20 columns can be enumerated, got {count}.")
-    left, singular, _ = torch.linalg.svd(product, full_matrices=False)
-    if len(singular) < count or singular[count - 1] < 1e-6 * singular[0]:
-        raise ValueError(f"the masks must have rank {count}.")
-    basis = left[:, :count]
-    remaining, pivots = basis.clone(), []
-    for _ in range(count):
-        pivots.append(int(remaining.square().sum(1).argmax()))
-        direction = remaining[pivots[-1]] / remaining[pivots[-1]].norm()
-        remaining = remaining - (remaining @ direction)[:, None] * direction
-    to_all = basis @ torch.linalg.inv(basis[pivots])
-    # Most choices fail at the first few entries already: test a growing number of them.
-    bits = torch.arange(1, 2**count)
-    for rows in (to_all[: 4 * count], to_all):
-        patterns = (bits[:, None] >> torch.arange(count)) & 1
-        entries = patterns.to(product.dtype) @ rows.T
-        bits = bits[((entries - entries.round().clamp(0, 1)).abs() <= tolerance).all(1)]
-    if len(bits) != count:
-        raise ValueError(f"{count} masks were sought, {len(bits)} fit.")
-    patterns = (bits[:, None] >> torch.arange(count)) & 1
-    return (patterns.to(product.dtype) @ to_all.T).round().T
-
-
-def arrange(patches: Tensor) -> Tensor:
-    """Put unordered 3×3 patches of one map in their places.
-
-    The right neighbour of a position is the one whose centre equals the patch's right entry,
-    and likewise below; the first has zeros above and on the left, from the padding.
-
-    Args:
-        patches: (P, C, 3, 3) with padding 1 and stride 1, of a square map.
-
-    Returns:
-        (P,) the patches' numbers, row by row.
-
-    Raises:
-        ValueError: P is no square number, or the neighbours contradict each other.
-    """
-    side = math.isqrt(len(patches))
-    centres = patches[:, :, 1, 1]
-    right, below = (
-        torch.cdist(entry, centres).argmin(1).tolist()
-        for entry in (patches[:, :, 1, 2], patches[:, :, 2, 1])
-    )
-    corner = patches[:, :, 0, :].square().sum((1, 2)) + patches[:, :, :, 0].square().sum((1, 2))
-    order: list[int] = []
-    first = int(corner.argmin())
-    for _ in range(side):
-        row = first
-        for _ in range(side):
-            order.append(row)
-            row = right[row]
-        first = below[first]
-    if side * side != len(patches) or sorted(order) != list(range(len(patches))):
-        raise ValueError("the patches do not fit together to a square map.")
-    return torch.tensor(order)
 
 
 def solve_features(
@@ -273,7 +108,8 @@ class FeatureRecursion(OneByOne):
     """Reads features from behind as far as they are determined, and fits the input to them.
 
     For one sample and one plain gradient, ReLU networks whose last layer is linear with a bias,
-    on features that were averaged over few positions; BatchNorm by given statistics.
+    on features that were averaged over few positions, or pooled to maxima and flattened;
+    BatchNorm by given statistics.
 
     Attributes:
         rank_tolerance: equations whose singular values fall below this fraction of the largest
@@ -284,7 +120,12 @@ class FeatureRecursion(OneByOne):
         solved: relative squared distance of gradients.
         fitted: how many of the shallowest known layers the input is fitted to, ≥ 1.
         iterations: of the fit.
-        initialisation: of the fit.
+        initialisation: of the fit, where no pooling is in its way.
+        synthetic: images of noise from whose features a start is learned where pooling is; each
+            of ``zeros`` draws its own.
+        smoothing: weights of the total variation in the successive fits from there, before the
+            last one without.
+        smoothed_iterations: of each of those.
     """
 
     purpose: ClassVar[str] = "feature recursion"
@@ -295,9 +136,12 @@ class FeatureRecursion(OneByOne):
     fitted: int = 3
     iterations: int = 300
     initialisation: Initialisation = field(default_factory=Grey)
+    synthetic: int = 300
+    smoothing: Sequence[float] = (0.3, 0.1, 0.03, 0.01)
+    smoothed_iterations: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("fitted", "iterations"):
+        for name in ("fitted", "iterations", "synthetic", "smoothed_iterations"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not self.zeros or min(self.zeros) < 0:
@@ -315,7 +159,7 @@ class FeatureRecursion(OneByOne):
         reason: ValueError | RuntimeError | None = None
         for zero in self.zeros:
             try:
-                found = self._fit(problem, start, zero)
+                found = self._attempt(problem, start, zero, generator)
             except (ValueError, RuntimeError) as error:
                 reason = reason or error
                 continue
@@ -328,33 +172,23 @@ class FeatureRecursion(OneByOne):
             raise reason
         return replace(best, stats={**best.stats, "cpu_seconds": time.process_time() - began})
 
-    def _fit(self, problem: Problem, start: Tensor, zero: float) -> Reconstruction:
+    def _attempt(
+        self, problem: Problem, start: Tensor, zero: float, generator: torch.Generator
+    ) -> Reconstruction:
         """The input whose features are those recovered with one threshold."""
-        features = recover_features(problem, self.rank_tolerance, zero)
+        features, pooled = recover_features(problem, self.rank_tolerance, zero)
         chosen = dict(sorted(features.items())[: self.fitted])
-        names = {id(value): name for name, value in problem.params.items()}
-
-        def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            inputs = points.reshape(1, *problem.spec.shape).detach().requires_grad_()
-            walk = _Walk(names, last=max(chosen))
-            _run(problem, inputs, walk)
-            value = torch.stack(
-                [
-                    feature_distance(walk.preactivations[number], known)
-                    for number, known in chosen.items()
-                ]
-            ).sum()
-            (gradient,) = torch.autograd.grad(value, inputs)
-            return value.detach().reshape(1), gradient.reshape(1, -1)
-
-        def project(points: Tensor) -> Tensor:
-            return problem.spec.clamp(points.reshape(start.shape)).reshape(1, -1)
-
-        optimizer = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16)
-        found = optimizer(evaluate, start.reshape(1, -1), project)
+        smoothing: Sequence[float] = ()
+        fitted = problem
+        if min(chosen) in pooled:
+            # Far from a solution rounding does not count, and single precision is twice as fast.
+            fitted, smoothing = problem.to(torch.float32), self.smoothing
+            chosen = {number: known.float() for number, known in chosen.items()}
+            start = self._read(fitted, chosen, pooled, generator)
+        found, steps, evaluations = self._fit(fitted, chosen, pooled, start, smoothing)
         bias = find_last_layer(problem).bias
         assert bias is not None
-        batch = Batch(found.points.reshape(start.shape), idlg_label(problem.gradient[bias]))
+        batch = Batch(found.to(problem.gradient[bias].dtype), idlg_label(problem.gradient[bias]))
         gradient = simulate_gradient(
             problem.gradient_map, problem.params, problem.buffers, problem.schedule, batch
         )
@@ -362,12 +196,70 @@ class FeatureRecursion(OneByOne):
             Batch(batch.inputs.float(), batch.targets),
             float(Euclidean()(gradient, problem.gradient).detach()),
             {
-                "iterations": int(found.iterations[0]),
-                "gradients": int(found.evaluations[0]),
+                "iterations": steps,
+                "gradients": evaluations,
                 "layers": len(features),
                 "zero": zero,
             },
         )
+
+    def _read(
+        self,
+        problem: Problem,
+        chosen: Mapping[int, Tensor],
+        pooled: Mapping[int, tuple[int, int]],
+        generator: torch.Generator,
+    ) -> Tensor:
+        """A start read from the shallowest known features."""
+        number = min(chosen)
+
+        def features(inputs: Tensor) -> Tensor:
+            walk = ReluWalk({}, last=number, pooled=pooled)
+            walk.run(problem, inputs)
+            return walk.compared(number).clamp_min(0)
+
+        return read_input(features, chosen[number], problem.spec, self.synthetic, generator)
+
+    def _fit(
+        self,
+        problem: Problem,
+        chosen: Mapping[int, Tensor],
+        pooled: Mapping[int, tuple[int, int]],
+        start: Tensor,
+        smoothing: Sequence[float],
+    ) -> tuple[Tensor, int, int]:
+        """The input fitted to features, and the optimizer's steps and evaluations."""
+
+        def minimise(start: Tensor, weight: float, optimizer: LBFGS) -> Minimum:
+            def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+                inputs = points.reshape(start.shape).detach().requires_grad_()
+                walk = ReluWalk({}, last=max(chosen), pooled=pooled)
+                walk.run(problem, inputs)
+                value = torch.stack(
+                    [feature_distance(walk.compared(k), known) for k, known in chosen.items()]
+                ).sum()
+                if weight:
+                    value = value + weight * smooth_variation(inputs)
+                (gradient,) = torch.autograd.grad(value, inputs)
+                return value.detach().reshape(1), gradient.reshape(1, -1)
+
+            def project(points: Tensor) -> Tensor:
+                return problem.spec.clamp(points.reshape(start.shape)).reshape(1, -1)
+
+            return optimizer(evaluate, start.reshape(1, -1), project)
+
+        steps = evaluations = 0
+        stages = [
+            (weight, LBFGS(self.smoothed_iterations, relative_tolerance=1e-4))
+            for weight in smoothing
+        ]
+        last = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16)
+        for weight, optimizer in [*stages, (0.0, last)]:
+            found = minimise(start, weight, optimizer)
+            start = found.points.reshape(start.shape)
+            steps += int(found.iterations[0])
+            evaluations += int(found.evaluations[0])
+        return start, steps, evaluations
 
 
 def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
@@ -379,16 +271,13 @@ def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
     return residual.square().sum() / known.square().sum()
 
 
-def _run(problem: Problem, inputs: Tensor, walk: _Walk) -> Tensor | None:
-    try:
-        with walk:
-            return problem.gradient_map.logits(problem.params, inputs, problem.buffers)
-    except _ReachedError:
-        return None
-
-
-def recover_features(problem: Problem, rank_tolerance: float, zero: float) -> dict[int, Tensor]:
+def recover_features(
+    problem: Problem, rank_tolerance: float, zero: float
+) -> tuple[dict[int, Tensor], dict[int, tuple[int, int]]]:
     """The outputs of ReLUs, by their number in the order of a pass, as far as they are determined.
+
+    Returns:
+        The outputs, after pooling where a ReLU's are pooled, and the windows of those that are.
 
     Raises:
         ValueError: the update is not the plain gradient of one sample, the last layer has no
@@ -403,17 +292,17 @@ def recover_features(problem: Problem, rank_tolerance: float, zero: float) -> di
     inputs = logit_error.new_zeros(1, *problem.spec.shape).requires_grad_()
     names = {id(value): name for name, value in problem.params.items()}
 
-    def walk(masks: dict[int, Tensor]) -> tuple[_Walk, list[Tensor]]:
+    def walk(masks: dict[int, Tensor]) -> tuple[ReluWalk, list[Tensor]]:
         """A pass with those masks, and the errors of all convolutions' outputs."""
-        passed = _Walk(names, masks)
-        logits = _run(problem, inputs, passed)
+        passed = ReluWalk(names, masks)
+        logits = passed.run(problem, inputs)
         assert logits is not None
         outputs = [use.outputs for use in passed.uses]
         return passed, list(torch.autograd.grad((logits * logit_error).sum(), outputs))
 
-    probe = _Walk(names)
-    _run(problem, inputs, probe)
-    count = len(probe.preactivations)
+    probe = ReluWalk(names)
+    probe.run(problem, inputs)
+    count, pooled = len(probe.preactivations), probe.windows
     masks = {number: torch.ones_like(z) for number, z in enumerate(probe.preactivations)}
     passed, errors = walk(masks)
     if any(use.source == count - 1 for use in passed.uses):
@@ -421,7 +310,13 @@ def recover_features(problem: Problem, rank_tolerance: float, zero: float) -> di
     last = [i for i, use in enumerate(passed.uses) if use.geometry == LAST_GEOMETRY]
     if not last:
         raise ValueError("the last convolution must be 3×3 with padding 1 and stride 1.")
-    masks[count - 1] = last_mask(passed.uses[last[-1]], errors[last[-1]], problem.gradient)
+    observed = problem.gradient[passed.uses[last[-1]].name]
+    if count - 1 in pooled:
+        outputs = mean_feature(problem.gradient[layer.weight], logit_error)
+        active = outputs > zero * outputs.max()
+        masks[count - 1] = maxima_mask(errors[last[-1]], observed, active, pooled[count - 1])
+    else:
+        masks[count - 1] = averaged_mask(errors[last[-1]], observed)
     features: dict[int, Tensor] = {}
     for number in reversed(range(count - 1)):
         passed, errors = walk(masks)
@@ -436,39 +331,82 @@ def recover_features(problem: Problem, rank_tolerance: float, zero: float) -> di
         except (ValueError, IndexError):
             break
         features[number] = torch.where(values > zero * values.max(), values, 0.0)
-        masks[number] = (features[number] > 0).to(values.dtype)
         # What follows from the features found is more exact, near zero, than the equations.
-        forward = _Walk(names, outputs=features)
-        _run(problem, inputs, forward)
+        forward = ReluWalk(names, outputs=features, pooled=pooled)
+        forward.run(problem, inputs)
         for later in range(number + 1, count):
             if not forward.preactivations[later].requires_grad:
-                z = forward.preactivations[later]
-                masks[later] = (z > 0).to(z.dtype)
+                masks[later] = forward.mask(later)
                 if later in features:
-                    features[later] = z.clamp_min(0)
+                    features[later] = forward.compared(later).clamp_min(0)
+        if number in pooled:
+            break
+        masks[number] = (features[number] > 0).to(values.dtype)
     if not features:
         raise ValueError("the gradients determine no features.")
-    return features
+    return features, pooled
 
 
-def last_mask(use: Use, error: Tensor, gradient: Mapping[str, Tensor]) -> Tensor:
-    """The mask (1, N, H, W) of the last ReLU, before global average pooling.
+def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
+    """The mask (1, N, H, W) of the last ReLU, before global average pooling of a square map.
 
     Args:
-        use: the last convolution: 3×3, padding 1, stride 1, on a square map.
-        error: of its output, as if every ReLU were active.
-        gradient: the observed one.
+        error: (1, N, H, W) of the last convolution's output, as if every ReLU were active.
+        gradient: (N, C, 3, 3) of its weight; its padding and stride are 1.
 
     Raises:
         ValueError: the errors differ between positions, or the masks are not found.
     """
     shared = error.flatten(2)[0, :, 0]
     if not torch.allclose(error.flatten(2)[0], shared[:, None].expand(-1, error[0, 0].numel())):
-        raise ValueError("features must be averaged over positions before the last layer.")
-    observed = gradient[use.name]
-    product = observed.flatten(1) / shared[:, None]
+        raise ValueError(
+            "features must be averaged over positions before the last layer, or be the maxima of "
+            "windows that do not overlap."
+        )
+    product = gradient.flatten(1) / shared[:, None]
     positions = error[0, 0].numel()
     columns = binary_columns(product, positions)
     patches = torch.linalg.lstsq(columns, product).solution
-    order = arrange(patches.reshape(positions, *observed.shape[1:]))
+    order = arrange(patches.reshape(positions, *gradient.shape[1:]))
     return columns[:, order].reshape(error.shape)
+
+
+def maxima_mask(error: Tensor, gradient: Tensor, active: Tensor, window: tuple[int, int]) -> Tensor:
+    """The mask (1, N, H, W) of the last ReLU, before max pooling that is flattened.
+
+    Args:
+        error: (1, N, H, W) of the last convolution's output, as if every entry were its window's
+            maximum.
+        gradient: (N, C, 3, 3) of its weight; its padding and stride are 1.
+        active: (N · windows,) where the pooled outputs are positive.
+        window: height and width; together the windows cover a square.
+
+    Raises:
+        ValueError: the errors differ within windows, the pooled outputs are not those that the
+            last layer takes in, or the masks are not found.
+    """
+    channels, height, width = error.shape[1:]
+    grid = (height // window[0], width // window[1])
+    covered = (grid[0] * window[0], grid[1] * window[1])
+    if len(active) != channels * grid[0] * grid[1]:
+        raise ValueError("the maxima of the last pooling must be what the last layer takes in.")
+    blocks = F.unfold(error[0, :, None, : covered[0], : covered[1]], window, stride=window)
+    shared = blocks[:, 0]
+    if not torch.allclose(blocks, shared[:, None].expand_as(blocks)):
+        raise ValueError("errors must be shared within each window of the last pooling.")
+    shared = shared * active.reshape(shared.shape)
+    left, singular, _ = torch.linalg.svd(gradient.flatten(1), full_matrices=False)
+    count = covered[0] * covered[1]
+    if len(singular) < count or singular[count - 1] < 1e-6 * singular[0]:
+        raise ValueError(f"the masks must have rank {count}.")
+    columns = torch.cat(
+        [
+            disjoint_columns(left[:, :count], scales, window[0] * window[1]) * scales[:, None]
+            for scales in shared.T
+        ],
+        1,
+    )
+    patches = torch.linalg.lstsq(columns, gradient.flatten(1)).solution
+    order = arrange(patches.reshape(count, *gradient.shape[1:]))
+    mask = (columns[:, order] != 0).to(error.dtype).reshape(1, channels, *covered)
+    return F.pad(mask, (0, width - covered[1], 0, height - covered[0]))

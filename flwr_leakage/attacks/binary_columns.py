@@ -1,0 +1,160 @@
+"""Masks of a last convolution from its weight gradient, and the places of its patches.
+
+The weight gradient of one sample is a sum over positions p of an error times a mask times the
+patch that the convolution took in there: ``B A``, with the masks, times known errors, in the
+columns of B, and the patches in the rows of A. Its column space is known to rounding, and of
+all vectors in it the masks are told by being binary.
+"""
+
+import math
+
+import numpy as np
+import torch
+from scipy.optimize import Bounds, LinearConstraint, milp
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def binary_columns(product: Tensor, count: int, tolerance: float = 0.05) -> Tensor:
+    """The columns of a binary B (N, P) from ``B A`` (N, Q), in any order.
+
+    The column space is that of the P leading left singular vectors. A binary vector in it is told
+    by P of its entries; all 2^P choices of those are tried.
+
+    Args:
+        product: ``B A``.
+        count: P ≤ 20.
+        tolerance: how far entries may be from 0 or 1.
+
+    Raises:
+        ValueError: the rank is not P, or there are not P such vectors.
+
+    Example:
+        >>> masks = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]).double()
+        >>> binary_columns(masks @ torch.tensor([[1.0, 2.0], [3.0, -1.0]]).double(), 2).sum(0)
+        tensor([2., 2.], dtype=torch.float64)
+    """
+    if count > 20:
+        raise ValueError(f"at most 20 columns can be enumerated, got {count}.")
+    left, singular, _ = torch.linalg.svd(product, full_matrices=False)
+    if len(singular) < count or singular[count - 1] < 1e-6 * singular[0]:
+        raise ValueError(f"the masks must have rank {count}.")
+    basis = left[:, :count]
+    remaining, pivots = basis.clone(), []
+    for _ in range(count):
+        pivots.append(int(remaining.square().sum(1).argmax()))
+        direction = remaining[pivots[-1]] / remaining[pivots[-1]].norm()
+        remaining = remaining - (remaining @ direction)[:, None] * direction
+    to_all = basis @ torch.linalg.inv(basis[pivots])
+    # Most choices fail at the first few entries already: test a growing number of them.
+    bits = torch.arange(1, 2**count)
+    for rows in (to_all[: 4 * count], to_all):
+        patterns = (bits[:, None] >> torch.arange(count)) & 1
+        entries = patterns.to(product.dtype) @ rows.T
+        bits = bits[((entries - entries.round().clamp(0, 1)).abs() <= tolerance).all(1)]
+    if len(bits) != count:
+        raise ValueError(f"{count} masks were sought, {len(bits)} fit.")
+    patterns = (bits[:, None] >> torch.arange(count)) & 1
+    return (patterns.to(product.dtype) @ to_all.T).round().T
+
+
+def disjoint_columns(basis: Tensor, scales: Tensor, count: int, tolerance: float = 1e-5) -> Tensor:
+    """The binary columns with one 1 a row that lie, times ``scales``, in a subspace.
+
+    A mask that is 1 in one row of many is sparse, and few nonnegative vectors of a subspace are:
+    a linear program finds the one of least sum that is 1 in a given row (the nonnegative case of
+    Donoho and Tanner 2005, PNAS 102), for one row after another that no column found has.
+
+    Args:
+        basis: (N, R) orthonormal columns.
+        scales: (N,) the columns sought are zero in rows whose scale is zero.
+        count: columns to find.
+        tolerance: of the subspace, in units of the scales' median. Rows whose scale is not far
+            above it take no part in the search, and join the column that suits them best.
+
+    Returns:
+        (N, count) in any order, one 1 in each row whose scale is not zero.
+
+    Raises:
+        ValueError: they are not found.
+
+    Example:
+        >>> columns = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1], [0, 1]]).double()
+        >>> basis = torch.linalg.qr(columns)[0]
+        >>> disjoint_columns(basis, torch.ones(5).double(), 2).sum(0)
+        tensor([3., 2.], dtype=torch.float64)
+    """
+    if not bool(scales.any()):
+        raise ValueError("no row has a scale.")
+    size = scales.abs() / scales[scales != 0].abs().median()
+    sure = size > 100 * tolerance
+    used = sure | (size == 0)
+    rows = basis * torch.where(scales < 0, -1.0, 1.0).to(basis.dtype)[:, None]
+    inverse = torch.linalg.pinv(rows[used])
+    columns: list[Tensor] = []
+    remaining = sure.clone()
+    while len(columns) < count:
+        for row in size.where(remaining, -1.0).argsort(descending=True)[: int(remaining.sum())]:
+            chosen = _sparsest(rows, size, used, remaining, int(row), tolerance)
+            column = rows @ (inverse @ (chosen * size)[used])
+            # A vector that is binary only within the program's slack is not in the subspace.
+            if chosen.any() and (column - chosen * size)[used].abs().max() <= tolerance:
+                break
+        else:
+            raise ValueError(f"{count} masks were sought, {len(columns)} found.")
+        columns.append(column)
+        remaining = remaining & ~chosen
+    if remaining.any():
+        raise ValueError(f"{count} masks leave {int(remaining.sum())} rows without one.")
+    nearest = torch.stack(columns, 1).argmax(1)
+    return F.one_hot(nearest, count).to(basis.dtype) * (size > 0)[:, None]
+
+
+def _sparsest(
+    rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: int, tolerance: float
+) -> Tensor:
+    """Which rows the nonnegative vector of least sum with a 1 in ``row`` has; none if it fails."""
+    upper = size.where(remaining, 0.0) + tolerance
+    lower = torch.full_like(size, -tolerance)
+    lower[row] = size[row]
+    cost = (rows[remaining] / size[remaining, None]).sum(0)
+    limits = LinearConstraint(rows[used].numpy(), lower[used].numpy(), upper[used].numpy())
+    found = milp(cost.numpy(), constraints=limits, bounds=Bounds(-np.inf, np.inf))
+    if found.x is None:
+        return torch.zeros_like(remaining)
+    return remaining & (rows @ torch.from_numpy(found.x) > size / 2)
+
+
+def arrange(patches: Tensor) -> Tensor:
+    """Put unordered 3×3 patches of one map in their places.
+
+    The right neighbour of a position is the one whose centre equals the patch's right entry,
+    and likewise below; the first has zeros above and on the left, from the padding.
+
+    Args:
+        patches: (P, C, 3, 3) with padding 1 and stride 1, of a square map.
+
+    Returns:
+        (P,) the patches' numbers, row by row.
+
+    Raises:
+        ValueError: P is no square number, or the neighbours contradict each other.
+    """
+    side = math.isqrt(len(patches))
+    centres = patches[:, :, 1, 1]
+    right, below = (
+        torch.cdist(entry, centres).argmin(1).tolist()
+        for entry in (patches[:, :, 1, 2], patches[:, :, 2, 1])
+    )
+    corner = patches[:, :, 0, :].square().sum((1, 2)) + patches[:, :, :, 0].square().sum((1, 2))
+    order: list[int] = []
+    first = int(corner.argmin())
+    for _ in range(side):
+        row = first
+        for _ in range(side):
+            order.append(row)
+            row = right[row]
+        first = below[first]
+    if side * side != len(patches) or sorted(order) != list(range(len(patches))):
+        raise ValueError("the patches do not fit together to a square map.")
+    return torch.tensor(order)

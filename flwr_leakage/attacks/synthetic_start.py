@@ -1,0 +1,89 @@
+"""A first candidate read from known features by regression on images of noise.
+
+Through many ReLUs a fit of the input gets stuck unless it starts near. Features after pooling
+are local: a linear map of the 3×3 features around a position tells the block of pixels under it
+well enough. The attacker learns that map on images of its own, noise with the falling spectrum
+of natural images (Field 1987, amplitudes ~ 1/f), which it sends through the network; no data
+are needed.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_leakage.records import InputSpec
+
+POWER = 1.5  # of 1/f in the amplitudes
+COLOUR = 0.4  # standard deviation of each channel's own noise, in that of the noise they share
+BATCH = 25
+
+
+def noise_images(spec: InputSpec, count: int, generator: torch.Generator) -> Tensor:
+    """Pixels (count, C, H, W) in [0, 1] with amplitudes ~ 1/f^1.5, of random contrast and mean."""
+    channels, height, width = spec.shape
+    frequency = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None])
+    amplitude = frequency.clamp_min(1 / max(height, width)) ** -POWER
+
+    def noise(number: int) -> Tensor:
+        white = torch.randn(count, number, height, width, generator=generator)
+        images = torch.fft.irfft2(torch.fft.rfft2(white) * amplitude, s=(height, width))
+        return images / images.std((2, 3), keepdim=True)
+
+    contrast = 0.05 + 0.3 * torch.rand(count, 1, 1, 1, generator=generator)
+    mean = 0.2 + 0.6 * torch.rand(count, 1, 1, 1, generator=generator)
+    mean = mean + 0.1 * torch.randn(count, channels, 1, 1, generator=generator)
+    return (mean + contrast * (noise(1) + COLOUR * noise(channels))).clamp(0, 1)
+
+
+def read_input(
+    features: Callable[[Tensor], Tensor],
+    known: Tensor,
+    spec: InputSpec,
+    count: int,
+    generator: torch.Generator,
+    ridge: float = 1e-3,
+) -> Tensor:
+    """The input (1, C, H, W), in model space, that a linear reading of its features suggests.
+
+    Args:
+        features: of a batch of inputs: (B, N, H', W') with H' ≤ H, W' ≤ W.
+        known: (1, N, H', W') those of the input sought.
+        spec: the public facts about the data.
+        count: synthetic images, ≥ 1.
+        generator: draws them.
+        ridge: of the regression, as a share of the mean diagonal entry.
+
+    Raises:
+        ValueError: count is less than 1, or the features have more positions than the input.
+    """
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}.")
+    height, width = spec.shape[1:]
+    rows, columns = known.shape[2:]
+    block = (height // rows, width // columns)
+    if 0 in block:
+        raise ValueError(f"features at {rows}×{columns} positions of {height}×{width} pixels.")
+    covered = (rows * block[0], columns * block[1])
+
+    def design(maps: Tensor) -> Tensor:
+        around = F.unfold(maps, 3, padding=1).mT.flatten(0, 1)
+        return F.pad(around, (0, 1), value=1.0)
+
+    images = spec.normalize(noise_images(spec, count, generator)).to(known.dtype)
+    gram: Tensor | float = 0.0
+    moments: Tensor | float = 0.0
+    for batch in images.split(BATCH):
+        with torch.no_grad():
+            regressors = design(features(batch))
+        pixels = F.unfold(batch[..., : covered[0], : covered[1]], block, stride=block).mT
+        gram = gram + (regressors.T @ regressors).double()
+        moments = moments + (regressors.T @ pixels.flatten(0, 1)).double()
+    assert isinstance(gram, Tensor)
+    damping = ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    reading = torch.linalg.solve(gram + damping, moments).to(known.dtype)
+    blocks = (design(known) @ reading).T[None]
+    found = F.fold(blocks, covered, block, stride=block)
+    rest = (0, width - covered[1], 0, height - covered[0])
+    return spec.clamp(F.pad(found, rest, mode="replicate"))
