@@ -61,8 +61,8 @@ class GradientInversion:
             ``None`` leaves it zero.
         batching: ``vmap`` (all rows in one pass), ``loop`` (one by one), ``products`` (one pass
             that yields products of gradients, ``attacks/factored.py``), or ``auto``: products
-            where the parts allow them, as no other way was found faster on any network, else
-            whichever of the first two a measurement of one evaluation at the start found faster.
+            where the parts allow them, as no other way was found faster on a CPU, else whichever
+            of the first two a measurement of one evaluation at the start found faster.
         max_rows: rows solved together at most, ≥ 1; bounds memory.
     """
 
