@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.factored import GradientProducts, UnsupportedError, multiply
+from flwr_leakage.attacks.factored import GradientProducts, UnsupportedError
+from flwr_leakage.attacks.factored_layers import multiply
 from flwr_leakage.attacks.smoothing import SmoothedRelu
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ConvNet, ResNet8
