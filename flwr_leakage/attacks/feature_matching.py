@@ -39,6 +39,9 @@ from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.records import Batch, Reconstruction
 
+Judge = Callable[[str, Tensor], float]
+"""Notes a candidate of a stage, and returns the distance of its gradient."""
+
 
 @dataclass(frozen=True)
 class FeatureMatching(OneByOne):
@@ -58,12 +61,13 @@ class FeatureMatching(OneByOne):
         proof: a mask is proven once sums of errors match the bias's gradient up to this share.
         tries: vertices that are looked at for the mask of one channel, ≥ 1.
         fit_iterations: of the input's fit to the features, where no ReLU is in the way.
-        smoothing: weights of the total variation in the successive fits through ReLUs, if only
-            proven masks are used.
-        rough_smoothing: the same, if all masks are used as far as they are believed.
+        smoothing: weights of the total variation in the successive fits through ReLUs.
+        rough_smoothing: of fits before those, to masks that are not all proven, where these are
+            too few to start with.
         smoothed_iterations: of each of those.
         restarts: starts of the fit, ≥ 1.
         initialisation: of the fit.
+        close_distance: proven masks are enough if they bring the gradients within this distance.
         solved_distance: a target is solved once the gradients' distance is at most this.
     """
 
@@ -74,13 +78,14 @@ class FeatureMatching(OneByOne):
     layer_iterations: int = 700
     solved: float = 1e-9
     proof: float = 5e-8
-    tries: int = 8
+    tries: int = 12
     fit_iterations: int = 1000
     smoothing: Sequence[float] = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5)
-    rough_smoothing: Sequence[float] = (3e-2, 1.5e-2, 7e-3, 3e-3, 3e-3, 3e-3, 1e-3, 3e-4)
-    smoothed_iterations: int = 150
+    rough_smoothing: Sequence[float] = (3e-2, 2e-2, 1.5e-2, 1e-2, 7e-3, 5e-3, 3e-3, 3e-3)
+    smoothed_iterations: int = 200
     restarts: int = 1
     initialisation: Initialisation = field(default_factory=Grey)
+    close_distance: float = 1e-2
     solved_distance: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -128,12 +133,9 @@ class FeatureMatching(OneByOne):
             candidates = (
                 self._fit_with_masks(problem, chain, levels, *opened, start, judge)
                 if opened
-                else self._fit_exact(chain, levels, start)
+                else self._fit_exact(chain, levels, start, judge)
             )
-            for stage, inputs in candidates:
-                if judge(stage, inputs) <= self.solved_distance:
-                    break
-            if best_value <= self.solved_distance:
+            if any(value <= self.solved_distance for value in candidates):
                 break
         if not math.isfinite(best_value):
             return failure("the objective was never finite.")
@@ -221,17 +223,17 @@ class FeatureMatching(OneByOne):
         return Knowledge(link, outputs, errors, equations, trust)
 
     def _fit_exact(
-        self, chain: list[Link], levels: list[Knowledge], start: Tensor
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Inputs that explain the deepest level, and then the last one that is sure.
+        self, chain: list[Link], levels: list[Knowledge], start: Tensor, judge: Judge
+    ) -> Iterator[float]:
+        """Distances of inputs that explain the deepest level, and then the last one that is sure.
 
         A walk that went one layer too far has features that are roughly right and errors that
         are not; the fit to them is then a start for the level before.
         """
         inputs = self._fit_all(chain, levels[-1], start)
-        yield "deepest", inputs
+        yield judge("deepest", inputs)
         if len(levels) > 1:
-            yield "sure", self._fit_all(chain, levels[-2], inputs)
+            yield judge("sure", self._fit_all(chain, levels[-2], inputs))
 
     def _fit_all(self, chain: list[Link], level: Knowledge, start: Tensor) -> Tensor:
         """Fit the input to one level: at once, or with fading smoothing where ReLUs are before."""
@@ -250,12 +252,13 @@ class FeatureMatching(OneByOne):
         search: MaskSearch,
         masks: Masks,
         start: Tensor,
-        judge: Callable[[str, Tensor], float],
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Successive fits with fading smoothing, and masks found anew from each.
+        judge: Judge,
+    ) -> Iterator[float]:
+        """Distances of successive fits with fading smoothing, masks being found anew from each.
 
-        Either with proven masks only, or with all of them, where these are too few: whichever
-        explains the gradient better after one fit.
+        With all masks as far as they are believed, and then with the proven ones; or with these
+        from the start, if that explains the gradient better after one fit, as long as it leads
+        anywhere.
         """
         position = chain.index(levels[-1].link) - 1
         link = chain[position]
@@ -273,23 +276,30 @@ class FeatureMatching(OneByOne):
             )
             return self._fit(chain, [*levels, level], inputs, weight)
 
-        ways = [True] * bool(masks.certain.any()) + [False] * (not masks.certain.all())
-        firsts = {}
-        for proven in ways:
-            weight = (self.smoothing if proven else self.rough_smoothing)[0]
-            firsts[proven] = fit(masks, start, proven, weight)
-        proven = min(ways, key=lambda way: judge(_stage(way), firsts[way]))
-        inputs = firsts[proven]
-        for weight in (self.smoothing if proven else self.rough_smoothing)[1:]:
-            features = _features(chain[:position], inputs)
-            masks = search.refine(
-                masks,
-                link.preactivation(features).reshape(masks.active.shape),
-                link.patches(features),
-                problem.gradient[f"{link.name}weight"].flatten(1),
-            )
-            inputs = fit(masks, inputs, proven, weight)
-            yield _stage(proven), inputs
+        ways = [True] * bool(masks.certain.any()) + [False]
+        first = {True: self.smoothing[0], False: self.rough_smoothing[0]}
+        fits = {proven: fit(masks, start, proven, first[proven]) for proven in ways}
+        values = {proven: judge(_stage(proven), fits[proven]) for proven in ways}
+        for way in sorted(ways, key=values.__getitem__):
+            inputs = fits[way]
+            stages = [(True, weight) for weight in self.smoothing[1:]]
+            if not way:
+                stages = [(False, weight) for weight in self.rough_smoothing[1:]] + stages
+            for proven, weight in stages:
+                features = _features(chain[:position], inputs)
+                masks = search.refine(
+                    masks,
+                    link.preactivation(features).reshape(masks.active.shape),
+                    link.patches(features),
+                    problem.gradient[f"{link.name}weight"].flatten(1),
+                )
+                if proven and not masks.certain.any():
+                    break
+                inputs = fit(masks, inputs, proven, weight)
+                values[way] = min(values[way], judge(_stage(proven), inputs))
+                yield values[way]
+            if not way or values[way] <= self.close_distance:
+                break
 
     def _fit(
         self, chain: list[Link], levels: Sequence[Knowledge], start: Tensor, weight: float
