@@ -126,6 +126,8 @@ class FeatureRecursion(OneByOne):
         smoothing: weights of the total variation in the successive fits from there, before the
             last one without.
         smoothed_iterations: of each of those.
+        rounds: of all those fits, each from where the last ended, until the features' relative
+            squared distance is within ``solved``.
     """
 
     purpose: ClassVar[str] = "feature recursion"
@@ -139,9 +141,10 @@ class FeatureRecursion(OneByOne):
     synthetic: int = 300
     smoothing: Sequence[float] = (0.3, 0.1, 0.03, 0.01)
     smoothed_iterations: int = 100
+    rounds: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("fitted", "iterations", "synthetic", "smoothed_iterations"):
+        for name in ("fitted", "iterations", "synthetic", "smoothed_iterations", "rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not self.zeros or min(self.zeros) < 0:
@@ -254,11 +257,14 @@ class FeatureRecursion(OneByOne):
             for weight in smoothing
         ]
         last = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16)
-        for weight, optimizer in [*stages, (0.0, last)]:
-            found = minimise(start, weight, optimizer)
-            start = found.points.reshape(start.shape)
-            steps += int(found.iterations[0])
-            evaluations += int(found.evaluations[0])
+        for _ in range(self.rounds if smoothing else 1):
+            for weight, optimizer in [*stages, (0.0, last)]:
+                found = minimise(start, weight, optimizer)
+                start = found.points.reshape(start.shape)
+                steps += int(found.iterations[0])
+                evaluations += int(found.evaluations[0])
+            if float(found.values[0]) <= self.solved:
+                break
         return start, steps, evaluations
 
 

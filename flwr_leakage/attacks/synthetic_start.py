@@ -65,7 +65,11 @@ def read_input(
     block = (height // rows, width // columns)
     if 0 in block:
         raise ValueError(f"features at {rows}×{columns} positions of {height}×{width} pixels.")
-    covered = (rows * block[0], columns * block[1])
+    # Patches reach beyond their block, so that they cover the pixels that no block does.
+    margin = (block[0] - 1, block[1] - 1)
+    patch = (block[0] + 2 * margin[0], block[1] + 2 * margin[1])
+    canvas = (rows * block[0] + 2 * margin[0], columns * block[1] + 2 * margin[1])
+    right, below = canvas[1] - width - margin[1], canvas[0] - height - margin[0]
 
     def design(maps: Tensor) -> Tensor:
         around = F.unfold(maps, 3, padding=1).mT.flatten(0, 1)
@@ -77,13 +81,15 @@ def read_input(
     for batch in images.split(BATCH):
         with torch.no_grad():
             regressors = design(features(batch))
-        pixels = F.unfold(batch[..., : covered[0], : covered[1]], block, stride=block).mT
+        around = F.pad(batch, (margin[1], right, margin[0], below), mode="replicate")
+        pixels = F.unfold(around, patch, stride=block).mT
         gram = gram + (regressors.T @ regressors).double()
         moments = moments + (regressors.T @ pixels.flatten(0, 1)).double()
     assert isinstance(gram, Tensor)
     damping = ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
     reading = torch.linalg.solve(gram + damping, moments).to(known.dtype)
-    blocks = (design(known) @ reading).T[None]
-    found = F.fold(blocks, covered, block, stride=block)
-    rest = (0, width - covered[1], 0, height - covered[0])
-    return spec.clamp(F.pad(found, rest, mode="replicate"))
+    patches = (design(known) @ reading).T[None]
+    total = F.fold(patches, canvas, patch, stride=block)
+    overlaps = F.fold(torch.ones_like(patches), canvas, patch, stride=block)
+    found = (total / overlaps)[..., margin[0] :, margin[1] :][..., :height, :width]
+    return spec.clamp(found)

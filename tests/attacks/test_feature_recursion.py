@@ -150,7 +150,7 @@ def test_an_image_is_recovered_where_maxima_are_all_that_the_last_layer_takes_in
 
 def test_an_image_is_told_roughly_through_two_poolings():
     network = pooling_network()
-    solver = FeatureRecursion(zeros=[1e-6], synthetic=50, smoothed_iterations=40, iterations=40)
+    solver = FeatureRecursion(zeros=[1e-6], synthetic=50, smoothed_iterations=40, rounds=1)
     generator = torch.Generator().manual_seed(0)
     targets = [observe_pooled(network)]
     (found,) = solver(GradientMap(network), POOLED_SPEC, targets, ThreatModel(), generator)
