@@ -37,7 +37,10 @@ from flwr_leakage.attacks.objectives.euclidean import Euclidean
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
-from flwr_leakage.records import Batch, Reconstruction
+from flwr_leakage.records import Batch, InputSpec, Reconstruction
+
+CONTRAST = 0.25
+"""Typical standard deviation of pixels: the unit of images in their total variation."""
 
 Judge = Callable[[str, Tensor], float]
 """Notes a candidate of a stage, and returns the distance of its gradient."""
@@ -133,7 +136,7 @@ class FeatureMatching(OneByOne):
             candidates = (
                 self._fit_with_masks(problem, chain, levels, *opened, start, judge)
                 if opened
-                else self._fit_exact(chain, levels, start, judge)
+                else self._fit_exact(problem.spec, chain, levels, start, judge)
             )
             if any(value <= self.solved_distance for value in candidates):
                 break
@@ -223,26 +226,33 @@ class FeatureMatching(OneByOne):
         return Knowledge(link, outputs, errors, equations, trust)
 
     def _fit_exact(
-        self, chain: list[Link], levels: list[Knowledge], start: Tensor, judge: Judge
+        self,
+        spec: InputSpec,
+        chain: list[Link],
+        levels: list[Knowledge],
+        start: Tensor,
+        judge: Judge,
     ) -> Iterator[float]:
         """Distances of inputs that explain the deepest level, and then the last one that is sure.
 
         A walk that went one layer too far has features that are roughly right and errors that
         are not; the fit to them is then a start for the level before.
         """
-        inputs = self._fit_all(chain, levels[-1], start)
+        inputs = self._fit_all(spec, chain, levels[-1], start)
         yield judge("deepest", inputs)
         if len(levels) > 1:
-            yield judge("sure", self._fit_all(chain, levels[-2], inputs))
+            yield judge("sure", self._fit_all(spec, chain, levels[-2], inputs))
 
-    def _fit_all(self, chain: list[Link], level: Knowledge, start: Tensor) -> Tensor:
+    def _fit_all(
+        self, spec: InputSpec, chain: list[Link], level: Knowledge, start: Tensor
+    ) -> Tensor:
         """Fit the input to one level: at once, or with fading smoothing where ReLUs are before."""
         before = chain[: chain.index(level.link) + 1]
         if any(link.activation and link.activation.has_kink for link in before):
             for weight in self.smoothing:
-                start = self._fit(chain, [level], start, weight)
+                start = self._fit(spec, chain, [level], start, weight)
             return start
-        return self._fit(chain, [level], start, 0.0)
+        return self._fit(spec, chain, [level], start, 0.0)
 
     def _fit_with_masks(
         self,
@@ -274,7 +284,7 @@ class FeatureMatching(OneByOne):
                 trusted.expand(masks.active.shape).reshape(1, *link.output_shape).double(),
                 masks.certain if proven else None,
             )
-            return self._fit(chain, [*levels, level], inputs, weight)
+            return self._fit(problem.spec, chain, [*levels, level], inputs, weight)
 
         ways = [True] * bool(masks.certain.any()) + [False]
         first = {True: self.smoothing[0], False: self.rough_smoothing[0]}
@@ -302,11 +312,17 @@ class FeatureMatching(OneByOne):
                 break
 
     def _fit(
-        self, chain: list[Link], levels: Sequence[Knowledge], start: Tensor, weight: float
+        self,
+        spec: InputSpec,
+        chain: list[Link],
+        levels: Sequence[Knowledge],
+        start: Tensor,
+        weight: float,
     ) -> Tensor:
         """Fit the input to layers' outputs and their weights' gradients.
 
         Args:
+            spec: the public facts about the data.
             chain: all layers.
             levels: what is known.
             start: of the fit.
@@ -323,7 +339,8 @@ class FeatureMatching(OneByOne):
 
         def loss(flat: Tensor) -> Tensor:
             features = flat.reshape(start.shape)
-            value = weight * smooth_variation(features) if weight else flat.new_zeros(())
+            pixels = spec.denormalize(features) / CONTRAST
+            value = weight * smooth_variation(pixels) if weight else flat.new_zeros(())
             for position, link in enumerate(chain[: deepest + 1]):
                 level = by_link.get(id(link))
                 if level is not None:
