@@ -123,11 +123,13 @@ class FeatureRecursion(OneByOne):
         initialisation: of the fit, where no pooling is in its way.
         synthetic: images of noise from whose features a start is learned where pooling is; each
             of ``zeros`` draws its own.
-        smoothing: weights of the total variation in the successive fits from there, before the
-            last one without.
+        smoothing: weights of the total variation in the successive fits from there to the
+            shallowest layer known, before the last one without.
         smoothed_iterations: of each of those.
         rounds: of all those fits, each from where the last ended, until the features' relative
             squared distance is within ``solved``.
+        shaking: standard deviation of the noise that a round adds to where the last ended, in
+            units of the model's input.
     """
 
     purpose: ClassVar[str] = "feature recursion"
@@ -142,6 +144,7 @@ class FeatureRecursion(OneByOne):
     smoothing: Sequence[float] = (0.3, 0.1, 0.03, 0.01)
     smoothed_iterations: int = 100
     rounds: int = 4
+    shaking: float = 0.2
 
     def __post_init__(self) -> None:
         for name in ("fitted", "iterations", "synthetic", "smoothed_iterations", "rounds"):
@@ -186,9 +189,9 @@ class FeatureRecursion(OneByOne):
         if min(chosen) in pooled:
             # Far from a solution rounding does not count, and single precision is twice as fast.
             fitted, smoothing = problem.to(torch.float32), self.smoothing
-            chosen = {number: known.float() for number, known in chosen.items()}
+            chosen = {min(chosen): chosen[min(chosen)].float()}
             start = self._read(fitted, chosen, pooled, generator)
-        found, steps, evaluations = self._fit(fitted, chosen, pooled, start, smoothing)
+        found, steps, evaluations = self._fit(fitted, chosen, pooled, start, smoothing, generator)
         bias = find_last_layer(problem).bias
         assert bias is not None
         batch = Batch(found.to(problem.gradient[bias].dtype), idlg_label(problem.gradient[bias]))
@@ -230,6 +233,7 @@ class FeatureRecursion(OneByOne):
         pooled: Mapping[int, tuple[int, int]],
         start: Tensor,
         smoothing: Sequence[float],
+        generator: torch.Generator,
     ) -> tuple[Tensor, int, int]:
         """The input fitted to features, and the optimizer's steps and evaluations."""
 
@@ -252,13 +256,14 @@ class FeatureRecursion(OneByOne):
             return optimizer(evaluate, start.reshape(1, -1), project)
 
         steps = evaluations = 0
-        stages = [
-            (weight, LBFGS(self.smoothed_iterations, relative_tolerance=1e-4))
-            for weight in smoothing
-        ]
-        last = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16)
-        for _ in range(self.rounds if smoothing else 1):
-            for weight, optimizer in [*stages, (0.0, last)]:
+        stages = [(0.0, LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16))]
+        if smoothing:
+            gentle = LBFGS(self.smoothed_iterations, relative_tolerance=1e-4, tolerance=1e-16)
+            stages = [(weight, gentle) for weight in (*smoothing, 0.0)]
+        for index in range(self.rounds if smoothing else 1):
+            if index:
+                start = start + self.shaking * torch.randn(start.shape, generator=generator)
+            for weight, optimizer in stages:
                 found = minimise(start, weight, optimizer)
                 start = found.points.reshape(start.shape)
                 steps += int(found.iterations[0])
