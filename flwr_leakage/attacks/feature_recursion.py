@@ -143,7 +143,7 @@ class FeatureRecursion(OneByOne):
     synthetic: int = 300
     smoothing: Sequence[float] = (0.3, 0.1, 0.03, 0.01)
     smoothed_iterations: int = 100
-    rounds: int = 2
+    rounds: int = 4
     shaking: float = 0.2
 
     def __post_init__(self) -> None:
