@@ -165,13 +165,13 @@ class FeatureRecursion(OneByOne):
         reason: ValueError | RuntimeError | None = None
         for zero in self.zeros:
             try:
-                found = self._attempt(problem, start, zero, generator)
+                found, sure = self._attempt(problem, start, zero, generator)
             except (ValueError, RuntimeError) as error:
                 reason = reason or error
                 continue
             if best is None or not found.objective >= best.objective:
                 best = found
-            if best.objective <= self.solved:
+            if sure or best.objective <= self.solved:
                 break
         if best is None:
             assert reason is not None
@@ -180,25 +180,34 @@ class FeatureRecursion(OneByOne):
 
     def _attempt(
         self, problem: Problem, start: Tensor, zero: float, generator: torch.Generator
-    ) -> Reconstruction:
-        """The input whose features are those recovered with one threshold."""
+    ) -> tuple[Reconstruction, bool]:
+        """The input whose features are those recovered with one threshold.
+
+        And whether it is sure: pooled features outnumber pixels, so that only the truth has them
+        all. Rounding on the client's side may still have chosen other maxima, which the gradient
+        shows.
+        """
         features, pooled = recover_features(problem, self.rank_tolerance, zero)
         chosen = dict(sorted(features.items())[: self.fitted])
-        smoothing: Sequence[float] = ()
-        fitted = problem
+        steps = evaluations = 0
         if min(chosen) in pooled:
             # Far from a solution rounding does not count, and single precision is twice as fast.
-            fitted, smoothing = problem.to(torch.float32), self.smoothing
-            chosen = {min(chosen): chosen[min(chosen)].float()}
-            start = self._read(fitted, chosen, pooled, generator)
-        found, steps, evaluations = self._fit(fitted, chosen, pooled, start, smoothing, generator)
+            single = problem.to(torch.float32)
+            chosen = {min(chosen): chosen[min(chosen)]}
+            known = {number: features.float() for number, features in chosen.items()}
+            start = self._read(single, known, pooled, generator)
+            start, steps, evaluations = self._search(single, known, pooled, start, generator)
+        last = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16)
+        fit = _fit(problem, chosen, pooled, start.double(), 0.0, last)
+        steps += int(fit.iterations[0])
+        evaluations += int(fit.evaluations[0])
         bias = find_last_layer(problem).bias
         assert bias is not None
-        batch = Batch(found.to(problem.gradient[bias].dtype), idlg_label(problem.gradient[bias]))
+        batch = Batch(fit.points.reshape(start.shape), idlg_label(problem.gradient[bias]))
         gradient = simulate_gradient(
             problem.gradient_map, problem.params, problem.buffers, problem.schedule, batch
         )
-        return Reconstruction(
+        found = Reconstruction(
             Batch(batch.inputs.float(), batch.targets),
             float(Euclidean()(gradient, problem.gradient).detach()),
             {
@@ -208,6 +217,8 @@ class FeatureRecursion(OneByOne):
                 "zero": zero,
             },
         )
+        sure = min(chosen) in pooled and float(fit.values[0]) <= self.solved
+        return found, sure
 
     def _read(
         self,
@@ -226,51 +237,56 @@ class FeatureRecursion(OneByOne):
 
         return read_input(features, chosen[number], problem.spec, self.synthetic, generator)
 
-    def _fit(
+    def _search(
         self,
         problem: Problem,
         chosen: Mapping[int, Tensor],
         pooled: Mapping[int, tuple[int, int]],
         start: Tensor,
-        smoothing: Sequence[float],
         generator: torch.Generator,
     ) -> tuple[Tensor, int, int]:
-        """The input fitted to features, and the optimizer's steps and evaluations."""
-
-        def minimise(start: Tensor, weight: float, optimizer: LBFGS) -> Minimum:
-            def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-                inputs = points.reshape(start.shape).detach().requires_grad_()
-                walk = ReluWalk({}, last=max(chosen), pooled=pooled)
-                walk.run(problem, inputs)
-                value = torch.stack(
-                    [feature_distance(walk.compared(k), known) for k, known in chosen.items()]
-                ).sum()
-                if weight:
-                    value = value + weight * smooth_variation(inputs)
-                (gradient,) = torch.autograd.grad(value, inputs)
-                return value.detach().reshape(1), gradient.reshape(1, -1)
-
-            def project(points: Tensor) -> Tensor:
-                return problem.spec.clamp(points.reshape(start.shape)).reshape(1, -1)
-
-            return optimizer(evaluate, start.reshape(1, -1), project)
-
+        """The input after all rounds, and the optimizer's steps and evaluations."""
+        optimizer = LBFGS(self.smoothed_iterations, relative_tolerance=1e-4, tolerance=1e-16)
         steps = evaluations = 0
-        stages = [(0.0, LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16))]
-        if smoothing:
-            gentle = LBFGS(self.smoothed_iterations, relative_tolerance=1e-4, tolerance=1e-16)
-            stages = [(weight, gentle) for weight in (*smoothing, 0.0)]
-        for index in range(self.rounds if smoothing else 1):
+        for index in range(self.rounds):
             if index:
                 start = start + self.shaking * torch.randn(start.shape, generator=generator)
-            for weight, optimizer in stages:
-                found = minimise(start, weight, optimizer)
+            for weight in (*self.smoothing, 0.0):
+                found = _fit(problem, chosen, pooled, start, weight, optimizer)
                 start = found.points.reshape(start.shape)
                 steps += int(found.iterations[0])
                 evaluations += int(found.evaluations[0])
             if float(found.values[0]) <= self.solved:
                 break
         return start, steps, evaluations
+
+
+def _fit(
+    problem: Problem,
+    chosen: Mapping[int, Tensor],
+    pooled: Mapping[int, tuple[int, int]],
+    start: Tensor,
+    weight: float,
+    optimizer: LBFGS,
+) -> Minimum:
+    """The input fitted to features, with a weight of its total variation."""
+
+    def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = points.reshape(start.shape).detach().requires_grad_()
+        walk = ReluWalk({}, last=max(chosen), pooled=pooled)
+        walk.run(problem, inputs)
+        value = torch.stack(
+            [feature_distance(walk.compared(number), known) for number, known in chosen.items()]
+        ).sum()
+        if weight:
+            value = value + weight * smooth_variation(inputs)
+        (gradient,) = torch.autograd.grad(value, inputs)
+        return value.detach().reshape(1), gradient.reshape(1, -1)
+
+    def project(points: Tensor) -> Tensor:
+        return problem.spec.clamp(points.reshape(start.shape)).reshape(1, -1)
+
+    return optimizer(evaluate, start.reshape(1, -1), project)
 
 
 def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
