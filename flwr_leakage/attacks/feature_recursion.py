@@ -169,7 +169,7 @@ class FeatureRecursion(OneByOne):
             except (ValueError, RuntimeError) as error:
                 reason = reason or error
                 continue
-            if best is None or not found.objective >= best.objective:
+            if sure or best is None or not found.objective >= best.objective:
                 best = found
             if sure or best.objective <= self.solved:
                 break
@@ -183,7 +183,7 @@ class FeatureRecursion(OneByOne):
     ) -> tuple[Reconstruction, bool]:
         """The input whose features are those recovered with one threshold.
 
-        And whether it is sure: pooled features outnumber pixels, so that only the truth has them
+        And whether it is sure: where pooled features outnumber pixels, only the truth has them
         all. Rounding on the client's side may still have chosen other maxima, which the gradient
         shows.
         """
@@ -194,9 +194,9 @@ class FeatureRecursion(OneByOne):
             # Far from a solution rounding does not count, and single precision is twice as fast.
             single = problem.to(torch.float32)
             chosen = {min(chosen): chosen[min(chosen)]}
-            known = {number: features.float() for number, features in chosen.items()}
-            start = self._read(single, known, pooled, generator)
-            start, steps, evaluations = self._search(single, known, pooled, start, generator)
+            coarse = {number: values.float() for number, values in chosen.items()}
+            start = self._read(single, coarse, pooled, generator)
+            start, steps, evaluations = self._search(single, coarse, pooled, start, generator)
         last = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16)
         fit = _fit(problem, chosen, pooled, start.double(), 0.0, last)
         steps += int(fit.iterations[0])
@@ -217,8 +217,9 @@ class FeatureRecursion(OneByOne):
                 "zero": zero,
             },
         )
-        sure = min(chosen) in pooled and float(fit.values[0]) <= self.solved
-        return found, sure
+        known = chosen[min(chosen)]
+        outnumbered = min(chosen) in pooled and known.numel() > start.numel()
+        return found, outnumbered and float(fit.values[0]) <= self.solved
 
     def _read(
         self,
