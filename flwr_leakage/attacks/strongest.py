@@ -27,7 +27,7 @@ class Strongest:
     """
 
     attacks: Sequence[Attack]
-    tolerance: float = 1e-8
+    tolerance: float = 1e-5
 
     def __post_init__(self) -> None:
         if not self.attacks:
