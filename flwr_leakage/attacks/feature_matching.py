@@ -187,7 +187,7 @@ class FeatureMatching(OneByOne):
                 if before.bias_gradient is None:
                     break
                 search = MaskSearch(
-                    equations,
+                    equations.of_channels(len(before.scale)),
                     errors.reshape(len(before.scale), -1) * before.scale[:, None],
                     before.bias_gradient,
                     self.proof,

@@ -31,6 +31,13 @@ class Whitened:
         """Which share of each entry (P,) they leave open: the diagonal of I − VᵀV."""
         return 1 - self.rows.square().sum(dim=0)
 
+    def of_channels(self, count: int) -> "Whitened":
+        """The same for a of ``count`` channels; a linear layer's own are of single entries."""
+        if self.values.shape[1] == count:
+            return self
+        entries = (self.rows.T @ self.values).T.reshape(count, -1)
+        return Whitened(torch.eye(entries.shape[1], dtype=entries.dtype), entries.T)
+
     def null_space(self) -> Tensor:
         """N (P, P − r), orthonormal: the directions that they leave open."""
         return torch.linalg.svd(self.rows, full_matrices=True)[2][len(self.rows) :].T

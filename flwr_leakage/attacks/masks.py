@@ -59,8 +59,8 @@ class MaskSearch:
         equations: those that the weight gradient of the layer behind states about a.
         errors: of the outputs of the layer that made a, where active (C, P).
         bias_gradient: ∂L/∂b (C,).
-        tolerance: how far sums may miss, as a share of Σ_p |e_op|; float32 gradients of the
-            benchmark's networks miss by 3e-8 at most.
+        tolerance: how far sums may miss, as a share of Σ_p |e_op|. Right masks miss by 1e-8 to
+            1e-7 with float32 gradients; of those within 2e-7 a few are wrong.
     """
 
     equations: Whitened

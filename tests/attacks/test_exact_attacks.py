@@ -165,6 +165,25 @@ def test_feature_matching_recovers_a_smooth_image_through_relus():
     assert error < 1e-4  # 40 dB
 
 
+def test_feature_matching_walks_through_a_hidden_linear_layer_of_relus():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 16, 40),
+        nn.ReLU(),
+        nn.Linear(40, 4),
+    )
+    image = torch.rand(1, 1, 8, 8, generator=generator())
+    gradient_map, observation = case(network, SPEC.normalize(image))
+    attack = FeatureMatching(proof=2e-7)  # float32 misses by 1e-7 here
+    (result,) = attack(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert len(result.stats["ranks"]) == 2
+    assert result.stats["positions"][0] == 1
+    torch.testing.assert_close(SPEC.denormalize(result.batch.inputs), image, atol=0.02, rtol=0)
+
+
 def test_smooth_variation_is_total_variation_away_from_its_kink(images):
     torch.testing.assert_close(smooth_variation(images, 1e-9), total_variation(images))
     flat = torch.full_like(images, 0.3)
