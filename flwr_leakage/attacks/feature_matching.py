@@ -28,15 +28,15 @@ from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.chain import Link, trace_chain
+from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.layer_equations import Knowledge, gradient_equations, solve_layer
 from flwr_leakage.attacks.masks import Masks, MaskSearch
-from flwr_leakage.attacks.objectives.euclidean import Euclidean
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
-from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import Batch, InputSpec, Reconstruction
 
 CONTRAST = 0.25
@@ -126,7 +126,7 @@ class FeatureMatching(OneByOne):
         def judge(stage: str, inputs: Tensor) -> float:
             nonlocal best, best_value, best_stage
             inputs = problem.spec.clamp(inputs)
-            value = _distance(problem, inputs, targets)
+            value = gradient_distance(problem, Batch(inputs, targets))
             if value < best_value:
                 best, best_value, best_stage = inputs, value, stage
             return value
@@ -383,16 +383,3 @@ def _features(links: list[Link], inputs: Tensor) -> Tensor:
         assert link.activation is not None
         inputs = link.activation.function(link.preactivation(inputs))
     return inputs
-
-
-def _distance(problem: Problem, inputs: Tensor, targets: Tensor) -> float:
-    """The attacker's own objective."""
-    with torch.no_grad():
-        gradient = simulate_gradient(
-            problem.gradient_map,
-            problem.params,
-            problem.buffers,
-            problem.schedule,
-            Batch(inputs, targets),
-        )
-    return float(Euclidean()(gradient, problem.gradient))

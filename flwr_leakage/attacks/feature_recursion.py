@@ -35,16 +35,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.binary_columns import arrange, binary_columns, disjoint_columns
+from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.feature_matching import smooth_variation
 from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
-from flwr_leakage.attacks.objectives.euclidean import Euclidean
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.base import Minimum
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
-from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.synthetic_start import read_input
 from flwr_leakage.records import Batch, Reconstruction
@@ -204,12 +204,9 @@ class FeatureRecursion(OneByOne):
         bias = find_last_layer(problem).bias
         assert bias is not None
         batch = Batch(fit.points.reshape(start.shape), idlg_label(problem.gradient[bias]))
-        gradient = simulate_gradient(
-            problem.gradient_map, problem.params, problem.buffers, problem.schedule, batch
-        )
         found = Reconstruction(
             Batch(batch.inputs.float(), batch.targets),
-            float(Euclidean()(gradient, problem.gradient).detach()),
+            gradient_distance(problem, batch),
             {
                 "iterations": steps,
                 "gradients": evaluations,

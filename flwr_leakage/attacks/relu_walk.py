@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.smoothing import RELUS
 
-_RELU = (F.relu, torch.relu, Tensor.relu)
 _MAX_POOL = (F.max_pool2d, torch.max_pool2d)
 
 
@@ -115,7 +115,7 @@ class ReluWalk(TorchFunctionMode):
     ) -> Any:
         """Treat ReLU, max pooling and convolution, leave all else."""
         kwargs = kwargs or {}
-        if function in _RELU:
+        if function in RELUS:
             return self._activate(args[0] if args else kwargs["input"])
         if function in _MAX_POOL:
             return self._pool(function, *args, **kwargs)

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-_RELU = (F.relu, torch.relu, Tensor.relu)
+RELUS = (F.relu, torch.relu, Tensor.relu)
+"""The functions that compute a ReLU."""
 
 
 def smoothed_relu(inputs: Tensor, sharpness: float) -> Tensor:
@@ -53,7 +54,7 @@ class SmoothedRelu(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Replace ReLU, leave all else."""
-        if function in _RELU:
+        if function in RELUS:
             return smoothed_relu(args[0] if args else (kwargs or {})["input"], self.sharpness)
         return function(*args, **(kwargs or {}))
 

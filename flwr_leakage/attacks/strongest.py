@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import Attack, ProgressCallback, failure
-from flwr_leakage.attacks.objectives.euclidean import Euclidean
-from flwr_leakage.attacks.problem import pose, simulate_gradient
+from flwr_leakage.attacks.distance import gradient_distance
+from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
 
@@ -81,18 +81,5 @@ def _distance(
     targets: Tensor = batch.targets
     if targets.is_floating_point():
         targets = targets.double()
-    candidate = Batch(batch.inputs.double(), targets)
-    distances = []
-    with torch.no_grad():
-        for posed in problem.rounds:
-            gradient = simulate_gradient(
-                posed.gradient_map,
-                posed.params,
-                posed.buffers,
-                posed.schedule,
-                candidate,
-                posed.members,
-            )
-            distances.append(float(Euclidean()(gradient, posed.gradient)))
-    value = sum(distances) / len(distances)
+    value = gradient_distance(problem, Batch(batch.inputs.double(), targets))
     return value if math.isfinite(value) else math.inf
