@@ -55,9 +55,10 @@ def make_client_app(config_of: ConfigOf) -> ClientApp:
         )
         loss = torch.zeros(())
         for window in schedule.slices(len(batch)):
-            inputs, targets = encode(batch.inputs[window], batch.targets[window])
+            if window.start == 0:  # An epoch begins: fresh draws, over all of the client's samples.
+                inputs, targets = encode(batch.inputs, batch.targets)
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs), targets)
+            loss = F.cross_entropy(model(inputs[window]), targets[window])
             loss.backward()
             optimizer.step()
         metrics = MetricRecord({"num-examples": len(batch), "train-loss": loss.item()})

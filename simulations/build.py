@@ -182,14 +182,8 @@ class Experiment:
         generator = make_generator(
             self.settings.seed, server_round=server_round, client_id=client_id, purpose="encode"
         )
-        batch_size = self.schedule.batch_size
-        encoded = [
-            self.defense.on_batch(
-                private[start : start + batch_size], self.spec.num_classes, generator
-            )
-            for start in range(0, len(private), batch_size)
-        ]
-        return Truth(private, Batch.concatenate(encoded))
+        encoded = self.defense.on_batch(private, self.spec.num_classes, generator)
+        return Truth(private, encoded)
 
     def strategy(self) -> Strategy:
         """A fresh strategy of the config's."""
@@ -279,12 +273,10 @@ def _build(text: str) -> Experiment:
 
 
 def _check_defense(experiment: Experiment) -> None:
-    """The client app encodes each mini-batch by itself: the smallest one decides."""
     settings, defense = experiment.settings, experiment.defense
     num_examples = settings.client.num_examples
-    sizes = [window.stop - window.start for window in experiment.schedule.slices(num_examples)]
     check = _checked("defense", defense.validate)
-    check(experiment.gradient_map, experiment.spec, min(sizes))
+    check(experiment.gradient_map, experiment.spec, num_examples)
     account = _checked("defense", defense.epsilon)
     account(experiment.schedule, num_examples, settings.num_rounds)
 

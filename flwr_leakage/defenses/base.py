@@ -66,7 +66,7 @@ class Defense:
 
     @property
     def encodes_batches(self) -> bool:
-        """Whether the training loop must pass its mini-batches through ``on_batch``."""
+        """Whether the training loop must pass its samples through ``on_batch``."""
         return type(self).on_batch is not Defense.on_batch
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
@@ -75,7 +75,7 @@ class Defense:
         Args:
             gradient_map: of the client's model and loss.
             spec: of the inputs.
-            num_examples: samples of the smallest mini-batch that ``on_batch`` is to encode.
+            num_examples: samples that ``on_batch`` is to encode at once, at least.
 
         Raises:
             ValueError: it cannot.
@@ -93,7 +93,7 @@ class Defense:
         return None
 
     def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
-        """Encode a mini-batch before a training step."""
+        """Encode a mini-batch before a training step, or an epoch before its steps."""
         return batch
 
     def on_update(

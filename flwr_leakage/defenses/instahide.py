@@ -143,12 +143,12 @@ class InstaHide(Defense):
         return 2 if self.partners == "inter" else self.k
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """Each mini-batch must hold enough samples, and the public set be of their shape."""
+        """What is encoded at once must be enough samples, and the public set of their shape."""
         super().validate(gradient_map, spec, num_examples)
         if num_examples < self.num_private:
             raise ValueError(
-                f"{self.num_private} private images are mixed, but the smallest mini-batch holds "
-                f"{num_examples}."
+                f"{self.num_private} private images are mixed, but only {num_examples} are encoded "
+                "at once."
             )
         if self.public is not None and tuple(self.public.shape[1:]) != spec.shape:
             raise ValueError(

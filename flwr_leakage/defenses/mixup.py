@@ -43,11 +43,11 @@ class MixUp(Defense):
         check_mixing(self.k, self.max_coefficient)
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """The smallest mini-batch must hold at least k samples."""
+        """At least k samples must be encoded at once."""
         super().validate(gradient_map, spec, num_examples)
         if num_examples < self.k:
             raise ValueError(
-                f"k must be at most {num_examples}, the samples of the smallest mini-batch, "
+                f"k must be at most {num_examples}, the samples that are encoded at once, "
                 f"got {self.k}."
             )
 

@@ -116,8 +116,9 @@ _SESSION: ContextVar[_Session | None] = ContextVar("flwr_leakage_session", defau
 def encode(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Let the client's defense encode a mini-batch, and the scores see it.
 
-    Call it once for every mini-batch of the training loop. Outside of a ``LeakageMod`` (a
-    notebook, an evaluation) it returns its arguments unchanged.
+    Call it once for every mini-batch of the training loop; or for all samples before every
+    epoch, which lets MixUp and InstaHide mix over all of them and is cheaper. Outside of a
+    ``LeakageMod`` (a notebook, an evaluation) it returns its arguments unchanged.
 
     Args:
         inputs: (B, C, H, W) in the model's input space.
