@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,10 +16,17 @@ from flwr_leakage.records import Update
 def _prune(vector: Tensor, prune_ratio: float) -> Tensor:
     # Rounding first keeps 0.29 · 100 from flooring to 28.
     dropped = math.floor(round(prune_ratio * vector.numel(), 6))
-    # topk has no limit on the size (torch.quantile fails above 2²⁴ entries) and breaks ties,
-    # so that the number of kept entries is exact.
-    _, indices = vector.abs().topk(dropped, largest=False, sorted=False)
-    return vector.index_fill(0, indices, 0.0)
+    if not dropped:
+        return vector.clone()
+    # A selection in NumPy takes a third to a half of topk's time, and torch.quantile fails above
+    # 2²⁴ entries. NaN counts as the largest, as it does there.
+    magnitudes = vector.abs().to("cpu", torch.promote_types(vector.dtype, torch.float32))
+    threshold = float(np.partition(magnitudes.numpy(), dropped - 1)[dropped - 1])
+    kept = ~(magnitudes <= threshold)
+    missing = len(vector) - dropped - int(kept.sum())
+    if missing:  # Ties at the threshold: the first ones stay, so that the number is exact.
+        kept[(magnitudes == threshold).nonzero()[:missing, 0]] = True
+    return torch.where(kept.to(vector.device), vector, 0.0)
 
 
 def prune_update(

@@ -5,8 +5,8 @@
 prints CPU time against none for two networks, in two ways. *Step*: clients of one step on 32
 images, so that every gradient is defended, as the papers train; images are encoded an epoch at a
 time. *Round*: the Flower client that ``simulations/run.py`` runs, from the message it receives to
-its reply: two local epochs of 256 images in mini-batches of 32, each epoch encoded at once, then one
-defense of the update. ``FOLDER`` is as in ``defense_table``; *round* uses the embedded digits.
+its reply: two local epochs of 256 images in mini-batches of 32, then one defense of the update.
+``FOLDER`` is as in ``defense_table``; *round* uses the embedded digits.
 
 All defenses take turns in blocks of a fraction of a second; each turn gives a ratio to the
 undefended block of the same turn. Printed are the median ratio over turns and its quartiles:

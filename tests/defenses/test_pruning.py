@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -46,3 +48,9 @@ def test_beyond_the_limit_of_quantile() -> None:
     vector = torch.arange(2**24 + 2, dtype=torch.float64)
     pruned = prune_update({"w": vector}, 0.5)["w"]
     assert int((pruned != 0).sum()) == 2**23 + 1
+
+
+def test_nan_counts_as_the_largest() -> None:
+    pruned = prune_update({"w": torch.tensor([math.nan, 1.0, 2.0, 3.0])}, 0.5)["w"]
+    assert pruned.isnan().tolist() == [True, False, False, False]
+    assert pruned[1:].tolist() == [0.0, 0.0, 3.0]
