@@ -27,6 +27,7 @@ from flwr_leakage.flower.targets import Selection, Truth
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.models import initialize
+from flwr_leakage.normalization import StatelessBatchNorm
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 from flwr_leakage.scores.base import Score
@@ -177,8 +178,12 @@ class Experiment:
         )
 
     def truth(self, server_round: int, client_id: int, num_examples: int) -> Truth:
-        """Re-derive from the seed what a client trained on, and how its defense encoded it."""
-        private = self._batch(client_id, server_round, num_examples)
+        """Re-derive from the seed what a client trained on, and how its defense encoded it.
+
+        Over several epochs, how it was encoded for the first one.
+        """
+        used = self.schedule.num_samples_used(num_examples)
+        private = self._batch(client_id, server_round, num_examples)[:used]
         generator = make_generator(
             self.settings.seed, server_round=server_round, client_id=client_id, purpose="encode"
         )
@@ -214,7 +219,13 @@ def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
     Args:
         cfg: as composed, without Hydra's own section.
         choices: the chosen option of each config group; kept under ``choices``.
+
+    Raises:
+        ConfigError: a key without a default was not given.
     """
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        raise ConfigError(f"{missing[0]} must be given: {missing[0]}=VALUE, got none.")
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
     own = {key: str(value) for key, value in choices.items() if "/" not in key}
@@ -267,16 +278,76 @@ def _build(text: str) -> Experiment:
         ),
         evaluator=_instantiate(config, "metric"),
     )
+    _check_clients(experiment)
+    _check_threat(experiment)
     _check_defense(experiment)
     _checked("client", experiment.client_audit)()
     return experiment
+
+
+def _check_clients(experiment: Experiment) -> None:
+    settings = experiment.settings
+    sizes = [len(part) for part in experiment.data.partitions]
+    smallest = min(sizes)
+    if settings.client.num_examples > smallest:
+        raise ConfigError(
+            f"client.num_examples must be at most {smallest}, the samples that the partition "
+            f"gives client {sizes.index(smallest)}, got {settings.client.num_examples}."
+        )
+    chosen = settings.selection.clients
+    if chosen is not None and not (chosen and set(chosen) <= set(range(len(sizes)))):
+        raise ConfigError(
+            f"selection.clients must name some of the clients 0 … {len(sizes) - 1}, or be null "
+            f"for all, got {chosen}."
+        )
+
+
+def _check_threat(experiment: Experiment) -> None:
+    """What the attacker is said to know must exist, as every result names it."""
+    threat, client = experiment.threat, experiment.settings.client
+    modules = experiment.gradient_map.model.modules()
+    if threat.batch_norm != "none":
+        if not any(isinstance(module, StatelessBatchNorm) for module in modules):
+            raise ConfigError(
+                "threat.batch_norm must be none for a model without BatchNorm, "
+                f"got {threat.batch_norm}."
+            )
+        if experiment.gradient_map.batch_norm == "running":
+            raise ConfigError(
+                "threat.batch_norm must be none where model.batch_norm=running, as no client "
+                f"normalises with statistics of its own, got {threat.batch_norm}."
+            )
+    if threat.rounds == 1:
+        return
+    if not client.same_samples:
+        raise ConfigError(
+            "threat.rounds must be 1 unless client.same_samples=true, as it explains all rounds "
+            f"by the same samples, got {threat.rounds}."
+        )
+    if client.batch_size < client.num_examples:
+        raise ConfigError(
+            "threat.rounds must be 1 unless every step takes all of a client's samples, got "
+            f"{threat.rounds} with client.batch_size={client.batch_size} and "
+            f"client.num_examples={client.num_examples}."
+        )
+    if experiment.defense.encodes_batches:
+        raise ConfigError(
+            "threat.rounds must be 1 with a defense that encodes batches, as each round then "
+            f"trains on other samples, got {threat.rounds}."
+        )
 
 
 def _check_defense(experiment: Experiment) -> None:
     settings, defense = experiment.settings, experiment.defense
     num_examples = settings.client.num_examples
     check = _checked("defense", defense.validate)
-    check(experiment.gradient_map, experiment.spec, num_examples)
+    used = experiment.schedule.num_samples_used(num_examples)
+    check(experiment.gradient_map, experiment.spec, used)
+    if defense.replaces_update and settings.client.max_samples < used:
+        raise ConfigError(
+            f"client.max_samples must be at least {used}, the samples of a round, as the defense "
+            f"replays the training on all of them; got {settings.client.max_samples}."
+        )
     account = _checked("defense", defense.epsilon)
     account(experiment.schedule, num_examples, settings.num_rounds)
 
@@ -297,6 +368,12 @@ def _settings(config: Config) -> Settings:
     if settings.client.num_examples < 1:
         raise ConfigError(
             f"client.num_examples must be at least 1, got {settings.client.num_examples}."
+        )
+    test_samples = settings.server.test_samples
+    if test_samples is not None and test_samples < 1:
+        raise ConfigError(
+            "server.test_samples must be at least 1, or null for the whole test set, got "
+            f"{test_samples}."
         )
     return settings
 

@@ -74,9 +74,10 @@ def _check_key(cfg: DictConfig, key: str) -> str:
     node: object = cfg
     path: list[str] = []
     for part in key.split("."):
-        if not isinstance(node, DictConfig) or part not in node:
-            known = [str(k) for k in node] if isinstance(node, DictConfig) else []
-            known = [k for k in known if k not in ("_target_", "hydra")]
+        # Not ``in node``, which denies keys whose value is still missing, ``???``.
+        keys = [str(k) for k in node] if isinstance(node, DictConfig) else []
+        if part not in keys:
+            known = [k for k in keys if k not in ("_target_", "hydra")]
             where = f"in {'.'.join(path)!r}" if path else "at the top level"
             listing = f"; keys: {', '.join(known)}" if known else ""
             return f"there is no key {part!r} {where}{_suggest(part, known)}{listing}"

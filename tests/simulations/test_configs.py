@@ -74,6 +74,8 @@ def test_a_mistyped_override_names_what_exists(argument, said):
         ["experiment=single_digit", "engine=ray", "engine.num_cpus=2"],
         ["attack=none", "+new.key=1", "hydra.run.dir=/x", "--cfg", "job"],
         ["selection.clients=[0,1]"],
+        *([f"dataset={option}", f"dataset.{key}=x"] for option, key in NEED_FILES.items()),
+        ["dataset=npz", "dataset.root=x", "dataset.name=y"],
     ],
 )
 def test_what_is_right_passes(arguments):
@@ -92,11 +94,59 @@ def test_what_is_right_passes(arguments):
         ("model.initialization=xaver", "model.initialization"),
         ("selection.every=0", "selection: every must be at least 1"),
         ("partition.num_partitions=2", "partition must give one part"),
+        ("server.test_samples=0", "server.test_samples must be at least 1"),
+        ("client.num_examples=21", "client.num_examples must be at most 20, .* got 21"),
+        ("selection.clients=[1,3]", r"selection.clients must name .* 0 … 2, .* got \[1, 3\]"),
+        ("selection.clients=[]", "selection.clients must name some of the clients 0 … 2"),
+        ("threat.rounds=2", "threat.rounds must be 1 unless client.same_samples=true.* got 2"),
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_its_key(tiny_data, override, said):
     with pytest.raises(ConfigError, match="(?s)" + said):
         build(tiny_config(tiny_data, override))
+
+
+def test_a_client_that_the_partition_gives_too_few_samples_is_named(tiny_data):
+    skewed = ["partition=dirichlet", "partition.alpha=0.05", "client.num_examples=20"]
+    with pytest.raises(ConfigError, match=r"at most \d+, .* gives client \d, got 20"):
+        build(tiny_config(tiny_data, *skewed))
+
+
+@pytest.mark.parametrize("knowledge", ["exact", "derived", "running"])
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (["model=lenet"], "model without BatchNorm"),
+        (["model=resnet8", "model.batch_norm=running"], "model.batch_norm=running"),
+    ],
+)
+def test_statistics_that_no_client_uses_cannot_be_known(tiny_data, knowledge, model, said):
+    with pytest.raises(ConfigError, match=f"threat.batch_norm must be none .*{said}.*{knowledge}"):
+        build(tiny_config(tiny_data, *model, f"threat.batch_norm={knowledge}"))
+
+
+def test_statistics_that_clients_use_can_be_known(tiny_data):
+    chosen = ["model=resnet8", "model.batch_norm=batch", "threat.batch_norm=exact"]
+    assert build(tiny_config(tiny_data, *chosen)).threat.batch_norm == "exact"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["defense=mixup", "client.batch_size=4"], "defense that encodes batches"),
+        (["defense=pruning_instahide", "client.batch_size=4"], "defense that encodes batches"),
+        (["client.batch_size=2"], "client.batch_size=2 and client.num_examples=4"),
+    ],
+)
+def test_rounds_that_differ_are_not_attacked_jointly(tiny_data, overrides, said):
+    rounds = ["threat.rounds=2", "client.same_samples=true", "client.num_examples=4"]
+    with pytest.raises(ConfigError, match=f"threat.rounds must be 1 .*{said}"):
+        build(tiny_config(tiny_data, *rounds, *overrides))
+
+
+def test_a_data_set_without_its_folder_is_an_error_that_names_the_key(tmp_path):
+    with pytest.raises(ConfigError, match=r"dataset.root must be given: dataset.root=VALUE"):
+        tiny_config(tmp_path, "dataset=cifar10_npz")
 
 
 def test_a_defense_that_does_not_fit_the_data_is_refused_before_training(tiny_data):
