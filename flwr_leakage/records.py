@@ -151,6 +151,23 @@ class LocalSchedule:
         """How many of ``num_examples`` samples the steps touch; the others leave no trace."""
         return min(num_examples, self.num_steps * self.batch_size)
 
+    def sample_weights(self, num_examples: int) -> Tensor:
+        """wᵢ (n,): the factor of sample i's gradient in the pseudo-gradient.
+
+        To first order in the learning rate, and exact for one plain step: step t of T contributes
+        (1 − μᵀ⁻ᵗ)/(1 − μ) times the mean gradient of its mini-batch, with μ the momentum and t
+        counted from 0.
+
+        Example:
+            >>> LocalSchedule(0.1, num_steps=3, batch_size=2).sample_weights(3)
+            tensor([1., 1., 1.], dtype=torch.float64)
+        """
+        weights = torch.zeros(num_examples, dtype=torch.float64)
+        for step, window in enumerate(self.slices(num_examples)):
+            factor = (1 - self.momentum ** (self.num_steps - step)) / (1 - self.momentum)
+            weights[window] += factor / (window.stop - window.start)
+        return weights
+
 
 @dataclass(frozen=True)
 class Update:

@@ -54,9 +54,10 @@ def make_client_app(config_of: ConfigOf) -> ClientApp:
             weight_decay=schedule.weight_decay,
         )
         loss = torch.zeros(())
+        used = batch[: schedule.num_samples_used(len(batch))]
         for window in schedule.slices(len(batch)):
-            if window.start == 0:  # An epoch begins: fresh draws, over all of the client's samples.
-                inputs, targets = encode(batch.inputs, batch.targets)
+            if window.start == 0:  # An epoch begins: fresh draws, over all samples of the round.
+                inputs, targets = encode(used.inputs, used.targets)
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs[window]), targets[window])
             loss.backward()

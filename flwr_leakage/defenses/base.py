@@ -18,8 +18,9 @@ class LocalRound:
         gradient_map: of the client's model and loss.
         params: θ_t, the parameters received.
         buffers: the buffers received.
-        private: the private samples of the round.
-        defended: the samples as encoded by ``on_batch``.
+        private: the private samples of the round, or the first of them.
+        defended: the same as encoded by ``on_batch``.
+        num_examples: the samples of the round; as many as are here by default.
     """
 
     gradient_map: GradientMap
@@ -27,6 +28,11 @@ class LocalRound:
     buffers: Params
     private: Batch
     defended: Batch
+    num_examples: int = -1
+
+    def __post_init__(self) -> None:
+        if self.num_examples < 0:
+            object.__setattr__(self, "num_examples", len(self.private))
 
 
 def check_update(update: Update) -> None:

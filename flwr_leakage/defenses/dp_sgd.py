@@ -159,6 +159,12 @@ class DPSGD(Defense):
         around = require_local_round(self, local_round)
         gradient_map, batch, schedule = around.gradient_map, around.defended, update.schedule
         _check_separable(gradient_map)
+        used = schedule.num_samples_used(around.num_examples)
+        if len(batch) < used:
+            raise ValueError(
+                f"DP-SGD replays the training on its {used} samples, but only the first "
+                f"{len(batch)} were kept: raise max_samples."
+            )
         current = dict(around.params)
         velocity: Params | None = None
         for window in schedule.slices(len(batch)):

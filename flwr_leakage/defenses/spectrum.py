@@ -27,20 +27,6 @@ from flwr_leakage.spectral.lanczos import Lanczos
 _TINY = 1e-150
 
 
-def exposure_weights(schedule: LocalSchedule, num_examples: int) -> Float[Tensor, " n"]:
-    """How often each sample's gradient counts in the pseudo-gradient: Σ over steps of 1 / B.
-
-    Exact for one plain step, and to first order in the learning rate for several; momentum
-    multiplies early steps.
-    """
-    weights = torch.zeros(num_examples, dtype=torch.float64)
-    steps = schedule.num_steps
-    for step, window in enumerate(schedule.slices(num_examples)):
-        repeats = sum(schedule.momentum**age for age in range(steps - step))
-        weights[window] += repeats / (window.stop - window.start)
-    return weights
-
-
 def sample_jacobian(
     local_round: LocalRound, schedule: LocalSchedule, max_samples: int
 ) -> tuple[SampleJacobian, Float[Tensor, " S"]]:
@@ -56,7 +42,7 @@ def sample_jacobian(
         )
         gradient_map = gradient_map.with_batch_norm("running")
     operator = SampleJacobian(gradient_map, local_round.params, batch, buffers)
-    weights = exposure_weights(schedule, len(local_round.defended))[:max_samples]
+    weights = schedule.sample_weights(local_round.num_examples)[: len(batch)]
     # Samples that no step touches do not show in the update at all.
     return operator, weights
 

@@ -12,6 +12,7 @@ the mini-batches, comes through ``encode``, one line in the training loop::
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,7 +50,7 @@ class ClientAudit:
         seed: of the defense's and the scores' random draws.
         score_plan: when to score, which samples, at what cost, and what to keep and send.
         max_samples: samples kept for the scores and the defense, ≥ 1: whole mini-batches, from
-            the first one on, until there are so many.
+            the first one on, until there are so many. DP-SGD needs all that a round uses.
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
     """
 
@@ -103,10 +104,13 @@ class _Session:
                     f"labels must lie in 0 … {spec.num_classes - 1}, got {low} … {high}."
                 )
         defended = self.audit.defense.on_batch(private, spec.num_classes, self._generator)
-        if self.kept < self.audit.max_samples:
-            self.private.append(Batch(inputs.detach(), targets.detach()))
-            self.defended.append(Batch(defended.inputs.detach(), defended.targets.detach()))
-            self.kept += len(private)
+        room = self.audit.max_samples - self.kept
+        if room > 0:
+            size = self.audit.schedule.batch_size
+            whole = slice(min(len(private), math.ceil(room / size) * size))
+            self.private.append(Batch(inputs.detach(), targets.detach())[whole])
+            self.defended.append(Batch(defended.inputs.detach(), defended.targets.detach())[whole])
+            self.kept += whole.stop
         return defended.inputs, defended.targets
 
 
@@ -224,10 +228,13 @@ def _defend(
     defense, generator = session.audit.defense, session.generator("defense")
     if not session.private:
         return defense.on_update(raw, generator, None), None
-    # Later epochs repeat the samples of the first.
-    private = Batch.concatenate(session.private)[: raw.num_examples]
-    defended = Batch.concatenate(session.defended)[: raw.num_examples]
-    local_round = LocalRound(session.audit.gradient_map, params, buffers, private, defended)
+    # Later epochs repeat the samples of the first, and what no step uses leaves no trace.
+    used = raw.schedule.num_samples_used(raw.num_examples)
+    private = Batch.concatenate(session.private)[:used]
+    defended = Batch.concatenate(session.defended)[:used]
+    local_round = LocalRound(
+        session.audit.gradient_map, params, buffers, private, defended, raw.num_examples
+    )
     released = defense.on_update(raw, generator, local_round)
     return released, Exposure(params, buffers, private, defended, raw, released)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.operators import FunctionJacobian, sample_gradients
 from flwr_leakage.params import Params, ravel, subtract
-from flwr_leakage.records import Batch, Direction, Exposure, LocalSchedule, Measurement
+from flwr_leakage.records import Batch, Direction, Exposure, Measurement
 from flwr_leakage.spectral import EigenPairs, Estimate, largest_eigenvalue
 from flwr_leakage.spectral.estimate import normalize_rows
 
@@ -77,24 +77,6 @@ class SampleProblem:
             pairs = largest_eigenvalue(self.operator, start, tolerance, max_steps)
             known = self.memory["largest"] = (tolerance, pairs)
         return known[1]
-
-
-def schedule_weights(schedule: LocalSchedule, num_examples: int) -> Tensor:
-    """wᵢ: the factor of gᵢ in the pseudo-gradient, to first order in the learning rate.
-
-    Step t of T contributes (1 − μᵀ⁻ᵗ)/(1 − μ) times the mean gradient of its mini-batch, with μ
-    the momentum and t counted from 0.
-
-    Example:
-        >>> schedule_weights(LocalSchedule(0.1, num_steps=3, batch_size=2), 3)
-        tensor([1., 1., 1.], dtype=torch.float64)
-    """
-    weights = torch.zeros(num_examples, dtype=torch.float64)
-    momentum, total = schedule.momentum, schedule.num_steps
-    for step, window in enumerate(schedule.slices(num_examples)):
-        factor = (1 - momentum ** (total - step)) / (1 - momentum)
-        weights[window] += factor / (window.stop - window.start)
-    return weights
 
 
 def validate_batch(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> None:
@@ -167,7 +149,8 @@ def sample_problems(
     batch = _cast(batch, dtype)
     sample_map, buffers = fixed_statistics(gradient_map, params, batch, exposure.buffers)
     delta = update_perturbation(gradient_map, exposure, point).to(dtype)
-    weights = schedule_weights(exposure.raw.schedule, len(batch))
+    # The first samples of the round may be all that were kept.
+    weights = exposure.raw.schedule.sample_weights(exposure.raw.num_examples)[: len(batch)]
     per_sample = _GRAPH_COPIES * delta.numel() * delta.element_size()
     selected = _selected.get()
     order = torch.arange(len(batch)) if selected is None else torch.tensor(selected)
@@ -232,6 +215,12 @@ def update_perturbation(
         reference = exposure.raw.pseudo_gradient()
     else:
         schedule = exposure.raw.schedule
+        used = schedule.num_samples_used(exposure.raw.num_examples)
+        if len(exposure.private) < used:
+            raise ValueError(
+                f"point='private' replays the training on its {used} samples, but only the first "
+                f"{len(exposure.private)} were kept: raise max_samples."
+            )
         delta = local_update(
             gradient_map, exposure.params, exposure.private, schedule, exposure.buffers
         )

@@ -1,5 +1,6 @@
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,6 +70,14 @@ def test_noise_has_the_stated_scale() -> None:
         ]
     )
     assert float(draws.std()) == pytest.approx(0.5 * 2.0 * 0.4 / 5, rel=0.05)
+
+
+def test_samples_that_were_not_kept_are_refused() -> None:
+    update, local_round = make()
+    fewer = replace(local_round, num_examples=9)
+    needs_nine = replace(update, schedule=LocalSchedule(0.1, num_steps=2, batch_size=5))
+    with pytest.raises(ValueError, match="on its 9 samples, but only the first 5 were kept"):
+        DPSGD(delta=None).on_update(needs_nine, torch.Generator(), fewer)
 
 
 def test_batch_statistics_are_refused() -> None:

@@ -16,7 +16,7 @@ from flwr_leakage.defenses import (
     prune_update,
 )
 from flwr_leakage.defenses.influence_noise import allot_energy
-from flwr_leakage.defenses.spectrum import exposure_weights, sample_jacobian
+from flwr_leakage.defenses.spectrum import sample_jacobian
 from flwr_leakage.defenses.target_risk import PRUNE_RATIOS, inversion_influence
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.operators import UpdateJacobian
@@ -85,7 +85,7 @@ def test_several_steps_agree_to_first_order_in_the_learning_rate(momentum: float
 
 
 def test_exposure_of_samples_that_no_step_touches_is_zero() -> None:
-    weights = exposure_weights(LocalSchedule(0.1, num_steps=1, batch_size=2), 4)
+    weights = LocalSchedule(0.1, num_steps=1, batch_size=2).sample_weights(4)
     assert weights.tolist() == [0.5, 0.5, 0.0, 0.0]
 
 

@@ -32,7 +32,6 @@ from flwr_leakage.scores import (
     lipschitz_constants,
     select_samples,
 )
-from flwr_leakage.scores.samples import schedule_weights
 
 CONFIGS = sorted((Path(__file__).parents[2] / "conf" / "score").glob("*.yaml"))
 SCORES = {
@@ -283,7 +282,7 @@ def test_schedule_weights_with_momentum_equal_the_first_order_expansion(gradient
     schedule = LocalSchedule(1e-6, 5, 2, momentum=0.9)
     exposure = make_exposure(gradient_map, batch, schedule)
     _, gradients = dense(gradient_map, batch)
-    weights = schedule_weights(schedule, 4)
+    weights = schedule.sample_weights(4)
     released = ravel(exposure.raw.pseudo_gradient()).double()
     torch.testing.assert_close(weights @ gradients, released, rtol=1e-1, atol=1e-1)
     assert weights.tolist() == pytest.approx([7.3555, 7.3555, 4.9950 - 0.0, 4.9950], rel=1)

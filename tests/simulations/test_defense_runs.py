@@ -61,8 +61,28 @@ def test_what_cannot_work_is_an_error_before_the_run(tiny_data, option, override
         build(config_of(tiny_data, option, *overrides))
 
 
+def test_dp_sgd_needs_all_samples_of_a_round(tiny_data):
+    with pytest.raises(ConfigError, match=r"client\.max_samples must be at least 8"):
+        build(config_of(tiny_data, "dp_sgd", "client.max_samples=4"))
+
+
+def test_what_no_step_uses_is_neither_mixed_nor_kept(tiny_data):
+    experiment = build(config_of(tiny_data, "mixup", "client.num_steps=1"))
+    truth = experiment.truth(1, 0, 8)
+    assert len(truth.private) == len(truth.defended) == 4
+    alone = build(config_of(tiny_data, "mixup", "client.num_steps=1", "client.num_examples=4"))
+    assert (truth.defended.inputs - alone.truth(1, 0, 4).defended.inputs).abs().max() < 1e-6
+
+
 def test_epsilon_without_opacus_is_an_error_before_the_run(tiny_data, monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
     config = tiny_config(tiny_data, *SIZES, "defense=dp_sgd", name="no_opacus")
     with pytest.raises(ConfigError, match=r"defense: .*flwr-leakage\[opacus\].*delta to null"):
         build(config)
+
+
+def test_mini_batches_beyond_the_limit_are_not_kept(tiny_data):
+    limits = ["client.max_samples=3", "score=gradient_norm", "scoring.send=true"]
+    data = run(tiny_config(tiny_data, *SIZES, *limits, name="few"))
+    scored = {sample for _, _, sample in values(data, "gradient_norm") if sample >= 0}
+    assert scored == {0, 1, 2, 3}
