@@ -110,10 +110,18 @@ def attack(  # type: ignore[misc]
         ``same_samples``).
 
     Raises:
-        ValueError: the preset is unknown; parameters before and after came without a schedule;
-            a tuple of gradients has another length than the parameters.
+        ValueError: the preset is unknown; parameters before and after came without a schedule,
+            or with other names than the model's; a tuple of gradients has another length than
+            the parameters; an update is none of the above; an update's targets are not one for
+            each sample.
     """
     updates = update if isinstance(update, list) else [update]
+    for given in updates:
+        if not isinstance(given, tuple | Mapping | ParameterChange):
+            raise ValueError(
+                "update must be a tuple of gradients, a mapping of them by parameter name, a "
+                f"ParameterChange, or a list of such updates, got {_describe(update)}."
+            )
     if targets is None:
         labels: list[Tensor | None] = [None] * len(updates)
     else:
@@ -142,6 +150,14 @@ def attack(  # type: ignore[misc]
     return results if isinstance(update, list) else results[0]
 
 
+def _describe(update: object) -> str:
+    if not isinstance(update, list):
+        return type(update).__name__
+    kinds = sorted({type(entry).__name__ for entry in update})
+    hint = "; the gradients of one update go into a tuple" if kinds == ["Tensor"] else ""
+    return f"a list of {', '.join(kinds)}{hint}"
+
+
 def _observe(
     gradient_map: GradientMap,
     given: Gradients | ParameterChange,
@@ -156,6 +172,12 @@ def _observe(
     if isinstance(given, ParameterChange):
         if schedule is None:
             raise ValueError("parameters before and after need the local schedule.")
+        for when, state in (("before", given.before), ("after", given.after)):
+            if not params.keys() <= state.keys():
+                raise ValueError(
+                    f"update.{when} must hold the model's parameters {sorted(params)}, "
+                    f"got {sorted(state)}."
+                )
         buffers = {name: given.before.get(name, value) for name, value in buffers.items()}
         buffers_after = {name: given.after[name] for name in buffers if name in given.after}
         after = {name: given.after[name] for name in params}
@@ -171,6 +193,8 @@ def _observe(
                 )
             given = dict(zip(params, given, strict=True))
         delta = {name: -schedule.learning_rate * value for name, value in given.items()}
+    if targets is not None:
+        _check_targets(len(targets), num_examples, members, schedule)
     return Observation(
         server_round=0,
         client_id=index,
@@ -180,3 +204,17 @@ def _observe(
         disclosed=Disclosure(targets=targets),
         members=members,
     )
+
+
+def _check_targets(
+    count: int, num_examples: int, members: tuple[int, ...], schedule: LocalSchedule
+) -> None:
+    """One target a sample; those that no local step uses may be left out."""
+    used = sum(schedule.num_samples_used(examples) for examples in members or (num_examples,))
+    # The mean of several clients' updates leaves no room for targets of samples not used.
+    allowed = {used} if members else {used, num_examples}
+    if count not in allowed:
+        raise ValueError(
+            f"targets must hold one entry for each of {' or '.join(map(str, sorted(allowed)))} "
+            f"samples of an update, got {count}."
+        )

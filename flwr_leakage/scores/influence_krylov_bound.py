@@ -18,6 +18,7 @@ from flwr_leakage.scores.samples import (
 )
 from flwr_leakage.spectral import solve_damped
 
+NOT_FINITE = "δ, the released minus the raw update, is not finite: look for NaN in the batch"
 _NO_DAMPING = 1e-12
 
 
@@ -66,19 +67,24 @@ class InfluenceKrylovBound:
         ):
             before = problem.operator.products
             hidden = bool(problem.deltas.any())
-            deltas = problem.deltas
+            known = problem.deltas.isfinite().all(1)
+            # A stand-in takes the place of a bad δ, as samples share their decompositions.
+            deltas = torch.where(known[:, None], problem.deltas, 0.0)
             if not hidden:
                 draw = torch.randn(deltas.shape, generator=generator, dtype=torch.float64)
                 deltas = draw.to(deltas)
             norms, flat = self._bound(problem, deltas)
-            for sample, sound in enumerate(problem.sound):
+            for sample in range(len(problem.notes)):
                 value = float(norms[sample])
-                usable = sound and not bool(flat[sample])
+                reason = problem.notes[sample]
+                if not reason and not bool(known[sample]):
+                    reason = NOT_FINITE
+                elif not reason and bool(flat[sample]):
+                    reason = "J = 0: there is nothing to invert"
+                usable = not reason
                 found = value if usable else None
                 values.append(found if hidden or found is None else 0.0)
                 probed.append(found)
-                empty = "J = 0: there is nothing to invert" if sound else ""
-                reason = problem.notes[sample] or empty
                 notes.append(("" if hidden else UNDEFENDED) if usable else reason)
             products += (problem.operator.products - before) * len(problem.notes)
         name = "influence_krylov_bound_rmse"

@@ -1,5 +1,6 @@
 """All scores of a batch in one call, from a notebook or any training script."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -61,13 +62,22 @@ def score(
         Measurements by name, each with values, unit, direction and notes per sample.
 
     Raises:
-        ValueError: ``noise_std`` is negative, or ``perturbation`` has other keys than the
-            model's parameters.
+        ValueError: ``noise_std`` is negative or not finite, ``perturbation`` has other keys than
+            the model's parameters, or an entry of ``scores`` is no score.
     """
-    if noise_std < 0:
-        raise ValueError(f"noise_std must be ≥ 0, got {noise_std}.")
+    if not 0 <= noise_std < math.inf:
+        raise ValueError(f"noise_std must be finite and ≥ 0, got {noise_std}.")
+    chosen = default_scores() if scores is None else scores
+    for entry in chosen.values() if isinstance(chosen, Mapping) else chosen:
+        if not isinstance(entry, Score) or isinstance(entry, type):
+            raise ValueError(f"scores must hold scores such as GradientNorm(), got {entry!r}.")
     gradient_map = GradientMap(model, loss, batch_norm)
     params, buffers = gradient_map.params, gradient_map.buffers
+    if perturbation is not None and perturbation.keys() != params.keys():
+        raise ValueError(
+            f"perturbation must have the entries {sorted(params)} of the model's parameters, "
+            f"got {sorted(perturbation)}."
+        )
     batch = Batch(inputs.detach(), targets.detach())
     schedule = schedule or LocalSchedule(1.0, 1, max(1, len(batch)))
     generator = make_generator(seed, purpose="scores")
@@ -75,7 +85,9 @@ def score(
         change = local_update(gradient_map, params, batch, schedule, buffers)
         delta = {name: value.detach() for name, value in change.items()}
     except (RuntimeError, IndexError):
-        # What is wrong with the batch or the model is each score's to say.
+        delta = {}
+    if not (delta and all(bool(value.isfinite().all()) for value in delta.values())):
+        # What is wrong with the batch, a sample or the model is each score's to say.
         delta = {name: torch.zeros_like(value) for name, value in params.items()}
     hidden = {name: torch.zeros_like(value) for name, value in params.items()}
     if perturbation is not None:
@@ -94,6 +106,5 @@ def score(
         Update(delta, buffers, schedule, len(batch)),
         Update(moved, buffers, schedule, len(batch)),
     )
-    chosen = default_scores() if scores is None else scores
     found = compute_scores(chosen, gradient_map, exposure, generator, budget)
     return {measurement.name: measurement for measurement in found}

@@ -1,3 +1,5 @@
+import inspect
+
 import pytest
 import torch
 from attacked import tiny_network
@@ -111,3 +113,57 @@ def test_a_preset_by_name_and_wrong_lengths(spec, images):
         attack(network, gradients[:2], spec=spec, preset=SOLVER)
     with pytest.raises(ValueError, match="one tensor"):
         attack(network, gradients, spec=spec, preset=SOLVER, targets=[torch.tensor([0])] * 2)
+
+
+def test_an_update_is_neither_a_tensor_nor_a_list_of_tensors(spec, images):
+    network = tiny_network()
+    gradients = loss_gradients(network, images[:1], torch.tensor([0]))
+    unchecked = inspect.unwrap(attack)  # as users call it, without the tests' type checker
+    with pytest.raises(ValueError, match=r"got a list of Tensor; the gradients of one .* tuple"):
+        unchecked(network, list(gradients), spec=spec, preset=SOLVER)
+    with pytest.raises(ValueError, match=r"update must be a tuple of gradients.* got Tensor"):
+        unchecked(network, gradients[0], spec=spec, preset=SOLVER)
+
+
+def test_targets_that_are_not_one_for_each_sample_are_refused(spec, images):
+    network = tiny_network()
+    gradients = loss_gradients(network, images[:2], torch.tensor([0, 1]))
+    settings = {"spec": spec, "preset": SOLVER}
+    with pytest.raises(ValueError, match=r"targets must hold one entry for each of 1 .* got 2"):
+        attack(network, gradients, targets=torch.tensor([1, 2]), **settings)
+    with pytest.raises(ValueError, match="each of 4 samples of an update, got 2"):
+        attack(network, gradients, targets=torch.tensor([1, 2]), num_examples=4, **settings)
+    one_step = {"schedule": LocalSchedule(0.1, batch_size=2), **settings}
+    with pytest.raises(ValueError, match="each of 2 or 4 samples of an update, got 3"):
+        attack(network, gradients, targets=torch.tensor([1, 2, 0]), num_examples=4, **one_step)
+    with pytest.raises(ValueError, match="each of 3 samples of an update, got 4"):
+        attack(
+            network,
+            gradients,
+            targets=torch.tensor([1, 2, 0, 0]),
+            num_examples=4,
+            members=(1, 3),
+            **one_step,
+        )
+    for known in (torch.tensor([0, 1]), torch.tensor([0, 1, 2, 3])):
+        result = attack(network, gradients, targets=known, num_examples=4, **one_step)
+        assert result.batch.targets.tolist() == [0, 1]
+
+
+def test_missing_parameters_are_named(spec, images):
+    before, after = _train(tiny_network(), images[:1], torch.tensor([2]))
+    renamed = {f"module.{name}": value for name, value in after.items()}
+    settings = {"spec": spec, "preset": SOLVER, "schedule": LocalSchedule(0.1)}
+    for change, said in (
+        (ParameterChange(before, renamed), r"update.after must hold .*weight.*got \['module\."),
+        (ParameterChange({}, after), r"update.before must hold .*weight.*got \[\]"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            attack(tiny_network(), change, **settings)
+
+
+def test_a_preset_that_is_no_attack_is_an_error_that_lists_those_that_are(spec, images):
+    network = tiny_network()
+    gradients = loss_gradients(network, images[:1], torch.tensor([0]))
+    with pytest.raises(ValueError, match=r"must be one of \[.*'idlg'.*'strongest'\], got 'none'"):
+        attack(network, gradients, spec=spec, preset="none")

@@ -1,4 +1,5 @@
 import copy
+import inspect
 import math
 from pathlib import Path
 
@@ -80,7 +81,9 @@ def test_wrong_calls_are_reasons_or_errors(data):
     model = small_network()
     with pytest.raises(ValueError, match="noise_std"):
         score(model, inputs, targets, noise_std=-1.0)
-    with pytest.raises(ValueError, match="entries"):
+    with pytest.raises(ValueError, match="noise_std"):
+        score(model, inputs, targets, noise_std=math.nan)
+    with pytest.raises(ValueError, match=r"entries \[.*weight.*got \['nothing'\]"):
         score(model, inputs, targets, perturbation={"nothing": torch.ones(1)})
     with pytest.raises(ValueError, match="number of samples"):
         score(model, inputs, targets[:2])
@@ -92,3 +95,34 @@ def test_wrong_calls_are_reasons_or_errors(data):
         parameter.data.fill_(math.nan)
     found = score(model, inputs, targets, [GradientNorm()])
     assert "NaN" in found["GradientNorm"].notes[0]
+
+
+@pytest.mark.parametrize("scores", [["gradient_norm"], {"norm": "gradient_norm"}, [GradientNorm]])
+def test_what_is_no_score_is_refused(data, scores):
+    unchecked = inspect.unwrap(score)  # as users call it, without the tests' type checker
+    with pytest.raises(ValueError, match=r"such as GradientNorm\(\), got .*(gradient_n|GradientN)"):
+        unchecked(small_network(), *data, scores)
+
+
+def test_a_sample_that_is_not_a_number_costs_the_others_nothing(data):
+    inputs, targets = data
+    spoiled = inputs.clone()
+    spoiled[1, 0, 2, 2] = math.nan
+    found = score(small_network(), spoiled, targets, noise_std=1e-3)
+    clean = score(small_network(), inputs, targets, noise_std=1e-3)
+    assert found.keys() == clean.keys()
+    assert "influence_krylov_bound_rmse" in found
+    for name, measured in found.items():
+        assert measured.values[1] is None
+        assert measured.notes[1] == "the gradient of this sample is not finite"
+        for sample in (0, 2):
+            assert measured.values[sample] == pytest.approx(clean[name].values[sample], rel=1e-3)
+
+
+def test_a_perturbation_that_is_not_a_number_is_named(data):
+    model = small_network()
+    change = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    next(iter(change.values())).view(-1)[0] = math.inf
+    found = score(model, *data, perturbation=change)["influence_krylov_bound_rmse"]
+    assert found.values == (None,) * 3
+    assert all("released minus the raw update, is not finite" in note for note in found.notes)
