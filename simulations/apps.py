@@ -85,6 +85,8 @@ def make_server_app(config_of: ConfigOf, console: Console) -> ServerApp:
         progress.line(headline(config, experiment))
         tracker = experiment.tracker()
         audit = experiment.server_audit(tracker, Path(settings.run_dir).name, progress)
+        for caveat in experiment.caveats():
+            audit.warn(0, -1, caveat)
         strategy = HonestButCurious(experiment.strategy(), audit)
         try:
             strategy.start(

@@ -190,6 +190,22 @@ class Experiment:
         encoded = self.defense.on_batch(private, self.spec.num_classes, generator)
         return Truth(private, encoded)
 
+    def caveats(self) -> list[str]:
+        """What the numbers of this experiment do not say, to be told where they are."""
+        if not self.defense.encodes_batches:
+            return []
+        found = [
+            "Clients train on encodings: attacks recover these, and PSNR compares them with the "
+            "private originals. Decoding them is not part of a run (docs/defenses.md)."
+        ]
+        if self.schedule.num_steps * self.schedule.batch_size > self.settings.client.num_examples:
+            found.append(
+                "Encodings are drawn anew in each epoch, but attacks and scores take the first "
+                "epoch's as repeated: they cannot explain the update, and recovering little is no "
+                "sign of safety. Train one epoch a round."
+            )
+        return found
+
     def strategy(self) -> Strategy:
         """A fresh strategy of the config's."""
         return _instantiate(self.config, "strategy")

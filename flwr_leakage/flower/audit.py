@@ -247,5 +247,7 @@ class ServerAudit:
         )
 
     def _round_name(self, server_round: int) -> str:
+        if server_round == 0:
+            return "before the rounds"
         total = f"/{self.num_rounds}" if self.num_rounds else ""
         return f"round {server_round}{total}"

@@ -29,8 +29,16 @@ def config_of(folder, option, *overrides):
 @pytest.mark.filterwarnings("ignore:target_rmse")
 def test_every_option_runs(tiny_data, option):
     data = run(config_of(tiny_data, option))
-    assert not data.events
+    assert all("Clients train on encodings" in event.message for event in data.events)
     assert set(values(data, "train_cpu_seconds")) == {(r, c, -1) for r in (1, 2) for c in range(3)}
+
+
+def test_what_encodings_do_to_the_numbers_is_told(tiny_data):
+    once = config_of(tiny_data, "pruning_mixup")
+    assert len(build(once).caveats()) == 1
+    twice = build(config_of(tiny_data, "pruning_mixup", "client.num_steps=4"))
+    assert "no sign of safety" in twice.caveats()[1]
+    assert not build(config_of(tiny_data, "pruning", "client.num_steps=4")).caveats()
 
 
 def test_epsilon_is_reported_by_round(tiny_data):
