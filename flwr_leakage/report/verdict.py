@@ -17,7 +17,8 @@ class Verdict:
         rule: how the sentence follows from the numbers.
         level: ``leak`` where images were recovered, ``quiet`` where attacks recovered none,
             ``unknown`` where nothing can be said.
-        details: what else must be known to read it: failures, what is missing.
+        details: what else must be known to read it: failures, what is missing, and the warnings
+            that were given before the rounds.
     """
 
     sentence: str
@@ -28,7 +29,7 @@ class Verdict:
 
 def judge(index: Index, events: Sequence[RunEvent], recovered_psnr: float) -> Verdict:
     """Derive the verdict: an image is recovered if its PSNR is at least ``recovered_psnr`` dB."""
-    details = _failures(index, events)
+    details = (*_failures(index, events), *_caveats(events))
     attacked = index.attacked()
     psnr = index.series("metric", "psnr")
     measured = values(psnr)
@@ -67,6 +68,11 @@ def failed_attacks(index: Index) -> list[tuple[int, int]]:
     """Return (round, client) of every attack that gave no reconstruction."""
     answers = index.series("attack", "objective")
     return [key[:2] for key, record in answers.items() if record.value is None]
+
+
+def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:
+    before = (event for event in events if event.server_round == 0 and event.client_id < 0)
+    return tuple(event.message for event in before if event.level != "info")
 
 
 def _failures(index: Index, events: Sequence[RunEvent]) -> tuple[str, ...]:

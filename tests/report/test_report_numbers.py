@@ -90,6 +90,11 @@ def test_a_failed_attack_is_not_counted_as_a_second_trouble():
     assert details[1].startswith("In 1 case ") and len(details) == 2
 
 
+def test_warnings_before_the_rounds_stand_by_the_verdict():
+    events = [RunEvent("r", 0, -1, "warning", "read this"), RunEvent("r", 0, -1, "info", "hello")]
+    assert judge(Index([metric(1, 0, 0, 30.0)]), events, 25.0).details == ("read this",)
+
+
 def test_of_several_records_of_one_number_the_last_counts():
     index = Index([metric(1, 0, 0, 10.0), metric(1, 0, 0, 30.0)])
     assert judge(index, [], 25.0).sentence.startswith("1 of 1 attacked image was recovered")
