@@ -119,7 +119,13 @@ def _sparsest(
     lower[row] = size[row]
     cost = (rows[remaining] / size[remaining, None]).sum(0)
     limits = LinearConstraint(rows[used].numpy(), lower[used].numpy(), upper[used].numpy())
-    found = milp(cost.numpy(), constraints=limits, bounds=Bounds(-np.inf, np.inf))
+    # HiGHS' presolve calls some feasible programs infeasible, and saves no time on these.
+    found = milp(
+        cost.numpy(),
+        constraints=limits,
+        bounds=Bounds(-np.inf, np.inf),
+        options={"presolve": False},
+    )
     if found.x is None:
         return torch.zeros_like(remaining)
     return remaining & (rows @ torch.from_numpy(found.x) > size / 2)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from attacked import observe, tiny_network
-from hypothesis import given, reject
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -193,6 +193,7 @@ def test_max_pooling_that_the_last_layer_does_not_take_in_as_it_is_is_refused():
     st.integers(2, 6),
     st.integers(0, 12),
 )
+@example(1, 4, 1)  # what HiGHS' presolve calls infeasible
 def test_disjoint_columns_are_found_among_other_directions(seed, count, others):
     generator = torch.Generator().manual_seed(seed)
     size = 14 * (count + others)
@@ -205,10 +206,7 @@ def test_disjoint_columns_are_found_among_other_directions(seed, count, others):
     nuisance = torch.randn(size, others, generator=generator, dtype=torch.float64)
     space = torch.cat([masks * scales[:, None], nuisance], 1)
     basis = torch.linalg.svd(space, full_matrices=False)[0]
-    try:
-        found = disjoint_columns(basis, scales, count)
-    except ValueError:  # seed 1, count 4, others 1 is refused: one of 1,800 draws
-        reject()
+    found = disjoint_columns(basis, scales, count)
     expected = masks * (scales != 0)[:, None]
     assert sorted(map(tuple, found.T.tolist())) == sorted(map(tuple, expected.T.tolist()))
 
