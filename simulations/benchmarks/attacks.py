@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import flwr_leakage._torchvision  # noqa: F401
-from flwr_leakage.attacks import Attack, GradientInversion, Parallel
+from flwr_leakage.attacks import Attack, GradientInversion, LevenbergMarquardt, Parallel
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, Observation, ThreatModel
@@ -48,14 +48,16 @@ COLUMNS = (
 
 
 def build_attack(name: str, iterations: int) -> Attack:
-    """A preset; ``iterations`` above 0 replaces its optimizer's.
+    """A preset; ``iterations`` above 0 replaces its own or its optimizer's.
 
     Raises:
-        ValueError: iterations are given for a preset that is no plain gradient inversion.
+        ValueError: iterations are given for a preset that has no such number.
     """
     attack = load_preset(name)
     if not iterations:
         return attack
+    if isinstance(attack, LevenbergMarquardt):
+        return replace(attack, iterations=iterations)
     if not isinstance(attack, GradientInversion):
         raise ValueError(f"{name} must be a gradient inversion to be given a number of steps.")
     return replace(attack, optimizer=replace(attack.optimizer, iterations=iterations))
