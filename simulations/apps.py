@@ -6,6 +6,7 @@ with ``encode``.
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from flwr_leakage.flower.audit import ServerAudit
 from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
 from flwr_leakage.flower.progress import ConsoleProgress
 from flwr_leakage.flower.strategy import HonestButCurious
-from simulations.build import Config, Experiment, build
+from simulations.build import Config, ConfigError, Experiment, build
 from simulations.summary import describe, finish, headline
 
 ConfigOf = Callable[[Context], Config]
@@ -80,6 +81,7 @@ def make_server_app(config_of: ConfigOf, console: Console) -> ServerApp:
         settings = experiment.settings
         if settings.server.num_threads is not None:
             torch.set_num_threads(settings.server.num_threads)
+        wait_for_nodes(grid, settings.num_clients, settings.server.wait_seconds)
         progress = ConsoleProgress(console)
         describe(config, experiment)
         progress.line(headline(config, experiment))
@@ -102,6 +104,23 @@ def make_server_app(config_of: ConfigOf, console: Console) -> ServerApp:
             finish(Path(settings.run_dir), console)
 
     return app
+
+
+def wait_for_nodes(grid: Grid, num_clients: int, seconds: float) -> None:
+    """Wait until there is a node for every client; Flower's strategies would wait forever.
+
+    Raises:
+        ConfigError: there are fewer after ``seconds``.
+    """
+    deadline = time.monotonic() + seconds
+    while (connected := len(list(grid.get_node_ids()))) < num_clients:
+        if time.monotonic() >= deadline:
+            raise ConfigError(
+                f"num_clients={num_clients} must be at most the number of nodes, got {connected} "
+                f"after server.wait_seconds={seconds:g}: start more SuperNodes, or simulate them "
+                f"by --federation-config 'num-supernodes={num_clients}'."
+            )
+        time.sleep(0.5)
 
 
 def set_training_mode(model: nn.Module, batch_norm: str) -> None:

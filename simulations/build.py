@@ -97,6 +97,7 @@ class ServerSettings:
     attack_folder: str | None = None
     num_threads: int | None = None
     test_samples: int | None = 1000
+    wait_seconds: float = 60.0
 
 
 @dataclass
