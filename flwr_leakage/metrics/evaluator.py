@@ -84,8 +84,11 @@ class Evaluator:
             problem = "no finite reconstruction was left for this sample"
             matched[assignment >= 0] = pixels[assignment[assignment >= 0]]
             found = assignment >= 0
+            predicted = class_indices(reconstruction.batch.targets.cpu())
+            others = torch.ones_like(predicted, dtype=torch.bool)
+            others[assignment[found]] = False
             labels = label_accuracy(
-                class_indices(reconstruction.batch.targets.cpu())[assignment[found]],
+                torch.cat([predicted[assignment[found]], predicted[others]]),
                 class_indices(truth.targets.cpu())[found],
             )
         rows = (assignment >= 0).nonzero().squeeze(1)

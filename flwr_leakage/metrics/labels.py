@@ -1,6 +1,7 @@
 """Whether an attack found the private labels."""
 
-import torch
+from collections import Counter
+
 from jaxtyping import Int
 from torch import Tensor
 
@@ -15,15 +16,29 @@ def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
 
 
 def label_accuracy(predicted: Tensor, truth: Tensor) -> tuple[float, ...]:
-    """1 for each sample whose label was found, else 0.
+    """1 for each sample whose label was found, else 0, whatever the order.
+
+    A gradient does not depend on the order of a batch, so that the predicted labels are a
+    multiset: each counts once, for the sample at its own place if it has that label, and for
+    another one otherwise.
 
     Args:
-        predicted: (B,) class indices or (B, K) probabilities.
-        truth: likewise; soft labels count by their largest entry.
+        predicted: (M,) class indices or (M, K) probabilities.
+        truth: (B,) or (B, K); soft labels count by their largest entry.
 
     Example:
+        >>> import torch
         >>> label_accuracy(torch.tensor([3, 1]), torch.tensor([[0.1, 0.9], [0.2, 0.8]]))
         (0.0, 1.0)
+        >>> label_accuracy(torch.tensor([2, 5]), torch.tensor([5, 2]))
+        (1.0, 1.0)
     """
-    hits = class_indices(predicted) == class_indices(truth)
-    return tuple(hits.to(torch.float64).tolist())
+    guesses, labels = class_indices(predicted).tolist(), class_indices(truth).tolist()
+    hits = [guess == label for guess, label in zip(guesses, labels, strict=False)]
+    hits += [False] * (len(labels) - len(hits))
+    left = Counter(guesses) - Counter(label for label, hit in zip(labels, hits, strict=True) if hit)
+    for index, label in enumerate(labels):
+        if not hits[index] and left[label]:
+            hits[index] = True
+            left[label] -= 1
+    return tuple(map(float, hits))

@@ -10,6 +10,9 @@ from flwr_leakage.records import Batch
 
 def test_label_accuracy_is_per_sample():
     assert label_accuracy(torch.tensor([1, 2, 3]), torch.tensor([1, 0, 3])) == (1.0, 0.0, 1.0)
+    # Three labels in another order, and one that is not there twice.
+    assert label_accuracy(torch.tensor([2, 5, 5]), torch.tensor([5, 2, 2])) == (1.0, 1.0, 0.0)
+    assert label_accuracy(torch.tensor([7, 8, 1]), torch.tensor([1, 1])) == (1.0, 0.0)
     with pytest.raises(ValueError, match=r"targets must be \(B,\) or \(B, K\), got \(1, 1, 1\)"):
         label_accuracy(torch.zeros(1, 1, 1), torch.zeros(1))
 
