@@ -123,6 +123,7 @@ class ServerAudit:
             return
         wall, cpu = time.monotonic(), time.process_time()
         name = self._round_name(server_round)
+        self.progress.status(f"{name} · attack on {len(prepared)} updates")
 
         def report(progress: AttackProgress) -> None:
             self.progress.status(
