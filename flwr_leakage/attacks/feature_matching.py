@@ -14,7 +14,9 @@ next layer's error; :mod:`flwr_leakage.attacks.masks` finds the masks and proves
 When the weight gradients have too few equations left, or a mask is not proven, the input is fitted
 to the features that were found: a residual that is continuous in x, where the gradient itself
 jumps at every flip of a ReLU. Through ReLUs that fit gets stuck, unless it starts with a strong
-preference for smooth images that then fades. Its candidates help to prove further masks.
+preference for smooth images that then fades, and with ReLUs blurred by noise that fades likewise.
+Its candidates help to prove further masks. What proven masks tell exactly is solved at the end, by
+:mod:`flwr_leakage.attacks.mask_equations`.
 """
 
 import math
@@ -33,7 +35,12 @@ from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.layer_equations import Knowledge, gradient_equations, solve_layer
-from flwr_leakage.attacks.mask_equations import MaskEquations, equations_of_masks, gauss_newton
+from flwr_leakage.attacks.mask_equations import (
+    MOST_UNKNOWNS,
+    MaskEquations,
+    equations_of_masks,
+    gauss_newton,
+)
 from flwr_leakage.attacks.masks import Masks, MaskSearch
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
@@ -72,6 +79,11 @@ class FeatureMatching(OneByOne):
         rough_smoothing: of fits before those, to masks that are not all proven, where these are
             too few to start with.
         smoothed_iterations: of each of those.
+        blur: in a fit with smoothing weight w, ReLUs are averaged over noise of standard deviation
+            ``blur √w`` in their layer's input, ≥ 0.
+        near_distance: those fits end once the gradients are within this distance, and damped
+            Gauss–Newton on the equations of proven masks takes over; at the latest after the last.
+        newton_steps: of that, at most, ≥ 0.
         restarts: starts of the fit, ≥ 1.
         initialisation: of the fit.
         close_distance: proven masks are enough if they bring the gradients within this distance.
@@ -87,14 +99,14 @@ class FeatureMatching(OneByOne):
     proof: float = 5e-8
     tries: int = 12
     fit_iterations: int = 1000
-    smoothing: Sequence[float] = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5)
-    rough_smoothing: Sequence[float] = (3e-2, 2e-2, 1.5e-2, 1e-2, 7e-3, 5e-3, 3e-3, 3e-3)
+    smoothing: Sequence[float] = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
+    rough_smoothing: Sequence[float] = (3e-2, 2e-2, 1e-2)
     smoothed_iterations: int = 200
-    restarts: int = 1
-    initialisation: Initialisation = field(default_factory=Grey)
     blur: float = 2.0
     near_distance: float = 1e-3
-    newton_steps: int = 20
+    newton_steps: int = 12
+    restarts: int = 1
+    initialisation: Initialisation = field(default_factory=Grey)
     close_distance: float = 1e-2
     solved_distance: float = 1e-4
 
@@ -104,6 +116,9 @@ class FeatureMatching(OneByOne):
         for name in ("restarts", "tries"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("blur", "newton_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
         for name in ("smoothing", "rough_smoothing"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must hold at least one weight, got none.")
@@ -277,7 +292,7 @@ class FeatureMatching(OneByOne):
 
         With all masks as far as they are believed, and then with the proven ones; or with these
         from the start, if that explains the gradient better after one fit, as long as it leads
-        anywhere.
+        anywhere. Then the proven masks' equations are solved.
         """
         position = chain.index(levels[-1].link) - 1
         link = chain[position]
@@ -299,8 +314,12 @@ class FeatureMatching(OneByOne):
 
         ways = [True] * bool(masks.certain.any()) + [False]
         first = {True: self.smoothing[0], False: self.rough_smoothing[0]}
-        fits = {proven: fit(masks, start, proven, first[proven]) for proven in ways}
-        values = {proven: judge(_stage(proven), fits[proven]) for proven in ways}
+        fits, values = {}, {}
+        for proven in ways:
+            fits[proven] = fit(masks, start, proven, first[proven])
+            values[proven] = judge(_stage(proven), fits[proven])
+            if values[proven] <= self.close_distance:
+                break
 
         def refine(inputs: Tensor) -> Masks:
             features = _features(chain[:position], inputs)
@@ -325,7 +344,7 @@ class FeatureMatching(OneByOne):
             ).faded(self.rank_tolerance)
             return equations_of_masks(chain[:position], link, settled, determined, own, levels[-1])
 
-        for way in sorted(ways, key=values.__getitem__):
+        for way in sorted(values, key=values.__getitem__):
             inputs = fits[way]
             stages = [(True, weight) for weight in self.smoothing[1:]]
             if not way:
@@ -339,9 +358,13 @@ class FeatureMatching(OneByOne):
                 if values[way] <= self.near_distance:
                     break
                 yield values[way]
-            if masks.certain.any() and all(_is_relu(before) for before in chain[:position]):
-                for inputs in gauss_newton(equations_at, inputs, self.newton_steps):
-                    values[way] = min(values[way], judge("exact equations", inputs))
+            if (
+                masks.certain.any()
+                and inputs.numel() <= MOST_UNKNOWNS
+                and all(_is_relu(before) for before in chain[:position])
+            ):
+                for found in gauss_newton(equations_at, inputs, self.newton_steps):
+                    values[way] = min(values[way], judge("exact equations", found))
             yield values[way]
             if not way or values[way] <= self.close_distance:
                 break

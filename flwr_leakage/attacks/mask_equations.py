@@ -15,7 +15,6 @@ Its residual is the attacker's to see, so it is known when the solution is exact
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,8 +26,21 @@ from flwr_leakage.attacks.masks import Masks
 BLOCK = 128
 """Columns of the normal matrix that are computed at once."""
 
-LEAST_PIVOT = 1e-5
-"""Least damping of the preconditioner: single precision's rounding must not make it indefinite."""
+MOST_UNKNOWNS = 5000
+"""Inputs may have so many entries: the normal matrix has their square."""
+
+LEAST_SHIFT = 1e-5
+"""Of the preconditioner: single precision's rounding must not make its matrix indefinite."""
+
+INEXACT = 1e-2
+"""Relative residual of the systems that are solved for a step."""
+
+MANY_ITERATIONS, MOST_ITERATIONS = 15, 25
+"""Of conjugate gradients: from there on the normal matrix is computed anew for the next step, or
+for this one."""
+
+REJECTIONS = 6
+"""Trials of a step, with more and more damping."""
 
 Gates = tuple[Tensor, ...]
 
@@ -87,10 +99,10 @@ class MaskEquations:
         """JᵀJ (D, D) in single precision, for inputs of a shape (1, *shape)."""
         single = replace(
             self,
-            before=[_to_single(link) for link in self.before],
-            link=_to_single(self.link),
-            own=_to_single(self.own),
-            behind=_to_single(self.behind),
+            before=[_single_link(link) for link in self.before],
+            link=_single_link(self.link),
+            own=_single(self.own),
+            behind=_single(self.behind),
         )
         gates = tuple(gate.float() for gate in gates)
         size = shape.numel()
@@ -110,7 +122,7 @@ class MaskEquations:
         features, gaps, z = parts
         bound, passes = gates[-2:]
         known = self.masks.active & self.determined & self.masks.certain[:, None]
-        unit = _root_mean_square(self.masks.features[known])
+        unit = _root_mean_square(self.masks.features[known]).to(z.dtype)
         results = []
         for equations, inputs in ((self.own, features), (self.behind, passes * z)):
             rows = equations.rows
@@ -140,7 +152,7 @@ def gauss_newton(
     start: Tensor,
     steps: int,
     progress: float = 0.8,
-    solved: float = 1e-8,
+    solved: float = 1e-7,
 ) -> Iterator[Tensor]:
     """Successive inputs of damped Gauss–Newton (Levenberg 1944, Marquardt 1963).
 
@@ -156,47 +168,21 @@ def gauss_newton(
         solved: … or if it is at most this.
     """
     inputs, damping, slow = start, 1e-3, 0
-    matrix: Tensor | None = None
-    factor = start.new_zeros(())
-    factored = 0.0
+    preconditioner: Preconditioner | None = None
     for _ in range(steps):
-        equations = equations_at(inputs)
-        residual, gates = equations.residual(inputs)
-        value = float(residual.square().sum())
-        pull = torch.func.vjp(lambda d: equations.linear(gates, d), torch.zeros_like(inputs))[1]
-        slope = pull(residual)[0].flatten()
-        fresh = matrix is None
-        if matrix is None:
-            matrix = equations.normal_matrix(gates, inputs.shape)
-            factored = 0.0
-        mean = float(matrix.diagonal().mean())
-        found, trial = value, inputs
-        for _ in range(6):
-            if not factored / 30 <= max(damping, LEAST_PIVOT) <= factored * 30:
-                factored = max(damping, LEAST_PIVOT)
-                shifted = matrix.double()
-                shifted.diagonal().add_(factored * mean)
-                factor = torch.linalg.cholesky(shifted)
-
-            def product(d: Tensor, mu: float = damping * mean) -> Tensor:
-                return pull(equations.linear(gates, d.reshape(inputs.shape)))[0].flatten() + mu * d
-
-            step, iterations = _conjugate_gradients(product, factor, -slope)
-            if iterations >= MOST_ITERATIONS and not fresh:
-                matrix, fresh = equations.normal_matrix(gates, inputs.shape), True
-                mean, factored = float(matrix.diagonal().mean()), 0.0
-                continue
-            trial = inputs + step.reshape(inputs.shape)
-            found = float(equations.residual(trial)[0].square().sum())
-            promised = float(-(slope @ step))
+        system = Linearised(equations_at(inputs), inputs)
+        value, trial, found = system.value, inputs, system.value
+        for _ in range(REJECTIONS):
+            step, preconditioner = system.solve(damping, preconditioner)
+            trial = inputs + step
+            found = system.value_at(trial)
+            promised = -float((system.slope * step).sum())
             if found <= value - 0.25 * promised:
-                damping = damping / 10 if found <= value - 0.75 * promised else damping / 2
+                damping /= 10 if found <= value - 0.75 * promised else 2
                 break
             damping *= 8 if found >= value else 3
             if found < 0.9 * value:
                 break
-        if iterations > MANY_ITERATIONS:
-            matrix = None
         if not found < value:
             return
         inputs = trial
@@ -206,24 +192,92 @@ def gauss_newton(
             return
 
 
-MANY_ITERATIONS, MOST_ITERATIONS = 40, 80
-"""Of conjugate gradients: from there on the normal matrix is computed anew for the next step, or
-for this one."""
+@dataclass(frozen=True)
+class Preconditioner:
+    """The Cholesky factor of ``JᵀJ + shift d̄ I`` at some inputs.
+
+    Attributes:
+        matrix: JᵀJ, in single precision.
+        inputs: where J was taken.
+        shift: at least the one that was asked for, and enough for a factor to exist.
+        factor: in single precision.
+        is_worn: whether conjugate gradients took long with it.
+    """
+
+    matrix: Tensor
+    inputs: Tensor
+    shift: float
+    factor: Tensor
+    is_worn: bool = False
+
+    @classmethod
+    def of(cls, matrix: Tensor, inputs: Tensor, shift: float) -> "Preconditioner":
+        """Factor a matrix that was taken at some inputs."""
+        shift = max(shift, LEAST_SHIFT)
+        mean = max(float(matrix.diagonal().mean()), 1e-30)
+        while True:
+            shifted = matrix.double()
+            shifted.diagonal().add_(shift * mean)
+            factor, failed = torch.linalg.cholesky_ex(shifted)
+            if not failed or shift > 1:
+                return cls(matrix, inputs, shift, factor.float())
+            shift *= 10
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        solution = torch.cholesky_solve(vector[:, None].to(self.factor.dtype), self.factor)
+        return solution[:, 0].to(vector.dtype)
+
+
+class Linearised:
+    """Equations to first order about an input."""
+
+    def __init__(self, equations: MaskEquations, inputs: Tensor) -> None:
+        """Evaluate the residual r at the inputs, its sum of squares and its slope Jᵀr."""
+        self.equations, self.inputs = equations, inputs
+        residual, self.gates = equations.residual(inputs)
+        self.value = float(residual.square().sum())
+        _, self._pull = torch.func.vjp(self._push, torch.zeros_like(inputs))
+        self.slope = self._pull(residual)[0]
+
+    def value_at(self, inputs: Tensor) -> float:
+        """The sum of squares at other inputs."""
+        return float(self.equations.residual(inputs)[0].square().sum())
+
+    def solve(self, damping: float, old: Preconditioner | None) -> tuple[Tensor, Preconditioner]:
+        """The damped step, and the preconditioner for the next one."""
+        if old is None or (old.is_worn and old.inputs is not self.inputs):
+            old = self._preconditioner(damping)
+        elif not old.shift / 30 <= max(damping, LEAST_SHIFT) <= old.shift * 30:
+            old = Preconditioner.of(old.matrix, old.inputs, damping)
+        shift = damping * float(old.matrix.diagonal().mean())
+
+        def product(vector: Tensor) -> Tensor:
+            image = self._pull(self._push(vector.reshape(self.inputs.shape)))[0]
+            return image.flatten() + shift * vector
+
+        step, iterations = _conjugate_gradients(product, old, -self.slope.flatten())
+        if iterations >= MOST_ITERATIONS and old.inputs is not self.inputs:
+            return self.solve(damping, self._preconditioner(damping))
+        old = replace(old, is_worn=iterations > MANY_ITERATIONS)
+        return step.reshape(self.inputs.shape), old
+
+    def _push(self, steps: Tensor) -> Tensor:
+        return self.equations.linear(self.gates, steps)
+
+    def _preconditioner(self, damping: float) -> Preconditioner:
+        matrix = self.equations.normal_matrix(self.gates, self.inputs.shape)
+        return Preconditioner.of(matrix, self.inputs, damping)
 
 
 def _conjugate_gradients(
-    product: Callable[[Tensor], Tensor], factor: Tensor, right: Tensor
+    product: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], right: Tensor
 ) -> tuple[Tensor, int]:
-    """Solution of a positive definite system, preconditioned by a Cholesky factor."""
-
-    def precondition(vector: Tensor) -> Tensor:
-        return torch.cholesky_solve(vector[:, None], factor)[:, 0]
-
+    """Solution of a positive definite system, and the number of iterations."""
     solution, residual = torch.zeros_like(right), right
     direction = preconditioned = precondition(residual)
     size = first = residual @ preconditioned
     iterations = 0
-    while iterations < MOST_ITERATIONS and size > 1e-8 * first:
+    while iterations < MOST_ITERATIONS and size > INEXACT**2 * first:
         iterations += 1
         image = product(direction)
         length = size / (direction @ image)
@@ -240,12 +294,12 @@ def _scaled(link: Link, inputs: Tensor) -> Tensor:
     return link.scale.reshape((-1,) + (1,) * (outputs.ndim - 2)) * outputs
 
 
-Record = TypeVar("Record", Link, Whitened)
+def _single_link(link: Link) -> Link:
+    return replace(link, weight=link.weight.float(), scale=link.scale.float())
 
 
-def _to_single(record: Record) -> Record:
-    tensors = {k: v.float() for k, v in vars(record).items() if isinstance(v, Tensor)}
-    return replace(record, **tensors)
+def _single(equations: Whitened) -> Whitened:
+    return Whitened(equations.rows.float(), equations.values.float(), equations.singular.float())
 
 
 def _root_mean_square(values: Tensor) -> Tensor:
