@@ -224,6 +224,7 @@ class Preconditioner:
             shift *= 10
 
     def __call__(self, vector: Tensor) -> Tensor:
+        """Solve for one right-hand side."""
         solution = torch.cholesky_solve(vector[:, None].to(self.factor.dtype), self.factor)
         return solution[:, 0].to(vector.dtype)
 
@@ -236,7 +237,7 @@ class Linearised:
         self.equations, self.inputs = equations, inputs
         residual, self.gates = equations.residual(inputs)
         self.value = float(residual.square().sum())
-        _, self._pull = torch.func.vjp(self._push, torch.zeros_like(inputs))
+        self._pull = torch.func.vjp(self._push, torch.zeros_like(inputs))[1]
         self.slope = self._pull(residual)[0]
 
     def value_at(self, inputs: Tensor) -> float:
