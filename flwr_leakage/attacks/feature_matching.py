@@ -81,8 +81,8 @@ class FeatureMatching(OneByOne):
         smoothed_iterations: of each of those.
         blur: in a fit with smoothing weight w, ReLUs are averaged over noise of standard deviation
             ``blur √w`` in their layer's input, ≥ 0.
-        near_distance: those fits end once the gradients are within this distance, and damped
-            Gauss–Newton on the equations of proven masks takes over; at the latest after the last.
+        near_distance: damped Gauss–Newton on the equations of proven masks is tried once the fits
+            bring the gradients within this distance, and after the last one.
         newton_steps: of that, at most, ≥ 0.
         restarts: starts of the fit, ≥ 1.
         initialisation: of the fit.
@@ -344,27 +344,33 @@ class FeatureMatching(OneByOne):
             ).faded(self.rank_tolerance)
             return equations_of_masks(chain[:position], link, settled, determined, own, levels[-1])
 
+        def improve(inputs: Tensor) -> float:
+            if not (
+                masks.certain.any()
+                and inputs.numel() <= MOST_UNKNOWNS
+                and all(_is_relu(before) for before in chain[:position])
+            ):
+                return math.inf
+            found = gauss_newton(equations_at, inputs, self.newton_steps)
+            return min((judge("exact equations", each) for each in found), default=math.inf)
+
         for way in sorted(values, key=values.__getitem__):
             inputs = fits[way]
             stages = [(True, weight) for weight in self.smoothing[1:]]
             if not way:
                 stages = [(False, weight) for weight in self.rough_smoothing[1:]] + stages
+            was_near = False
             for proven, weight in stages:
                 masks = refine(inputs)
                 if proven and not masks.certain.any():
                     break
                 inputs = fit(masks, inputs, proven, weight)
                 values[way] = min(values[way], judge(_stage(proven), inputs))
-                if values[way] <= self.near_distance:
-                    break
+                if values[way] <= self.near_distance and not was_near:
+                    was_near = True
+                    values[way] = min(values[way], improve(inputs))
                 yield values[way]
-            if (
-                masks.certain.any()
-                and inputs.numel() <= MOST_UNKNOWNS
-                and all(_is_relu(before) for before in chain[:position])
-            ):
-                for found in gauss_newton(equations_at, inputs, self.newton_steps):
-                    values[way] = min(values[way], judge("exact equations", found))
+            values[way] = min(values[way], improve(inputs))
             yield values[way]
             if not way or values[way] <= self.close_distance:
                 break
