@@ -151,7 +151,7 @@ def gauss_newton(
     equations_at: Callable[[Tensor], MaskEquations],
     start: Tensor,
     steps: int,
-    progress: float = 0.6,
+    progress: float = 0.75,
     solved: float = 1e-7,
 ) -> Iterator[Tensor]:
     """Successive inputs of damped Gauss–Newton (Levenberg 1944, Marquardt 1963).
