@@ -82,7 +82,7 @@ class FeatureMatching(OneByOne):
         blur: in a fit with smoothing weight w, ReLUs are averaged over noise of standard deviation
             ``blur √w`` in their layer's input, ≥ 0.
         near_distance: damped Gauss–Newton on the equations of proven masks is tried once the fits
-            bring the gradients within this distance, and after the last one.
+            bring the gradients within this distance, and after the last one if it gained nothing.
         newton_steps: of that, at most, ≥ 0.
         restarts: starts of the fit, ≥ 1.
         initialisation: of the fit.
@@ -368,9 +368,13 @@ class FeatureMatching(OneByOne):
                 values[way] = min(values[way], judge(_stage(proven), inputs))
                 if values[way] <= self.near_distance and not was_near:
                     was_near = True
-                    values[way] = min(values[way], improve(inputs))
+                    exact = improve(inputs)
+                    if exact < values[way]:
+                        values[way] = exact
+                        break
                 yield values[way]
-            values[way] = min(values[way], improve(inputs))
+            else:
+                values[way] = min(values[way], improve(inputs))
             yield values[way]
             if not way or values[way] <= self.close_distance:
                 break
