@@ -14,7 +14,9 @@ next layer's error; :mod:`flwr_leakage.attacks.masks` finds the masks and proves
 When the weight gradients have too few equations left, or a mask is not proven, the input is fitted
 to the features that were found: a residual that is continuous in x, where the gradient itself
 jumps at every flip of a ReLU. Through ReLUs that fit gets stuck, unless it starts with a strong
-preference for smooth images that then fades. Its candidates help to prove further masks.
+preference for smooth images that then fades, and with ReLUs blurred by noise that fades likewise.
+Its candidates help to prove further masks. What proven masks tell exactly is solved at the end, by
+:mod:`flwr_leakage.attacks.mask_equations`.
 """
 
 import math
@@ -33,11 +35,20 @@ from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.layer_equations import Knowledge, gradient_equations, solve_layer
+from flwr_leakage.attacks.mask_equations import (
+    MOST_UNKNOWNS,
+    MaskEquations,
+    equations_of_masks,
+    gauss_newton,
+)
 from flwr_leakage.attacks.masks import Masks, MaskSearch
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import Batch, InputSpec, Reconstruction
+
+NEGLIGIBLE = 1e-6
+"""Singular values below this share of the largest are left out of noisy equations, too."""
 
 CONTRAST = 0.25
 """Typical standard deviation of pixels: the unit of images in their total variation."""
@@ -68,6 +79,11 @@ class FeatureMatching(OneByOne):
         rough_smoothing: of fits before those, to masks that are not all proven, where these are
             too few to start with.
         smoothed_iterations: of each of those.
+        blur: in a fit with smoothing weight w, ReLUs are averaged over noise of standard deviation
+            ``blur √w`` in their layer's input, ≥ 0.
+        near_distance: damped Gauss–Newton on the equations of proven masks is tried once the fits
+            bring the gradients within this distance, and after the last one if it gained nothing.
+        newton_steps: of that, at most, ≥ 0.
         restarts: starts of the fit, ≥ 1.
         initialisation: of the fit.
         close_distance: proven masks are enough if they bring the gradients within this distance.
@@ -83,9 +99,12 @@ class FeatureMatching(OneByOne):
     proof: float = 5e-8
     tries: int = 12
     fit_iterations: int = 1000
-    smoothing: Sequence[float] = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5)
-    rough_smoothing: Sequence[float] = (3e-2, 2e-2, 1.5e-2, 1e-2, 7e-3, 5e-3, 3e-3, 3e-3)
+    smoothing: Sequence[float] = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
+    rough_smoothing: Sequence[float] = (3e-2, 2e-2, 1e-2)
     smoothed_iterations: int = 200
+    blur: float = 2.0
+    near_distance: float = 1e-3
+    newton_steps: int = 12
     restarts: int = 1
     initialisation: Initialisation = field(default_factory=Grey)
     close_distance: float = 1e-2
@@ -97,6 +116,9 @@ class FeatureMatching(OneByOne):
         for name in ("restarts", "tries"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("blur", "newton_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
         for name in ("smoothing", "rough_smoothing"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must hold at least one weight, got none.")
@@ -175,7 +197,10 @@ class FeatureMatching(OneByOne):
         residuals: list[float] = []
         for position in range(len(chain) - 2, -1, -1):
             link = chain[position]
-            levels.append(self._know(problem, link, outputs, errors))
+            assert link.activation is not None
+            errors = errors.reshape(1, *link.output_shape)
+            slope = link.activation.slope(outputs.reshape(errors.shape))
+            levels.append(self._know(problem, link, outputs, errors * slope))
             equations = levels[-1].equations
             if position == 0 or len(equations.rows) < self.rank_fraction * len(equations.rows.T):
                 break
@@ -219,8 +244,7 @@ class FeatureMatching(OneByOne):
         assert link.activation is not None
         outputs = outputs.reshape(1, *link.output_shape)
         per_channel = (-1,) + (1,) * (outputs.ndim - 2)
-        errors = errors.reshape(outputs.shape) * link.activation.slope(outputs)
-        errors = errors * link.scale.reshape(per_channel)
+        errors = errors.reshape(outputs.shape) * link.scale.reshape(per_channel)
         gradient = problem.gradient[f"{link.name}weight"]
         equations = gradient_equations(link, errors, gradient, self.rank_tolerance, channels)
         return Knowledge(link, outputs, errors, equations, trust)
@@ -268,46 +292,90 @@ class FeatureMatching(OneByOne):
 
         With all masks as far as they are believed, and then with the proven ones; or with these
         from the start, if that explains the gradient better after one fit, as long as it leads
-        anywhere.
+        anywhere. Then the proven masks' equations are solved.
         """
         position = chain.index(levels[-1].link) - 1
         link = chain[position]
         errors = levels[-1].link.pull_back(levels[-1].errors).reshape(masks.active.shape)
+        scale = link.scale.reshape((-1,) + (1,) * (len(link.output_shape) - 1))
 
         def fit(masks: Masks, inputs: Tensor, proven: bool, weight: float) -> Tensor:
-            trusted = masks.certain[:, None] | ~(search.is_open | proven)
+            features, determined = search.settle(masks)
+            trusted = determined & (masks.certain[:, None] | ~(search.is_open | proven))
             level = self._know(
                 problem,
                 link,
-                masks.features,
+                features,
                 errors * masks.active,
-                trusted.expand(masks.active.shape).reshape(1, *link.output_shape).double(),
+                trusted.reshape(1, *link.output_shape).double(),
                 masks.certain if proven else None,
             )
             return self._fit(problem.spec, chain, [*levels, level], inputs, weight)
 
         ways = [True] * bool(masks.certain.any()) + [False]
         first = {True: self.smoothing[0], False: self.rough_smoothing[0]}
-        fits = {proven: fit(masks, start, proven, first[proven]) for proven in ways}
-        values = {proven: judge(_stage(proven), fits[proven]) for proven in ways}
-        for way in sorted(ways, key=values.__getitem__):
+        fits, values = {}, {}
+        for proven in ways:
+            fits[proven] = fit(masks, start, proven, first[proven])
+            values[proven] = judge(_stage(proven), fits[proven])
+            if values[proven] <= self.close_distance:
+                break
+
+        def refine(inputs: Tensor) -> Masks:
+            features = _features(chain[:position], inputs)
+            return search.refine(
+                masks,
+                link.preactivation(features).reshape(masks.active.shape),
+                link.patches(features),
+                problem.gradient[f"{link.name}weight"].flatten(1),
+            )
+
+        def equations_at(inputs: Tensor) -> MaskEquations:
+            nonlocal masks
+            masks = refine(inputs)
+            features, determined = search.settle(masks)
+            settled = Masks(features, masks.active, masks.certain)
+            own = gradient_equations(
+                link,
+                (errors * masks.active).reshape(1, *link.output_shape) * scale,
+                problem.gradient[f"{link.name}weight"],
+                NEGLIGIBLE,
+                masks.certain,
+            ).faded(self.rank_tolerance)
+            return equations_of_masks(chain[:position], link, settled, determined, own, levels[-1])
+
+        def improve(inputs: Tensor) -> float:
+            if not (
+                masks.certain.any()
+                and inputs.numel() <= MOST_UNKNOWNS
+                and all(_is_relu(before) for before in chain[:position])
+            ):
+                return math.inf
+            found = gauss_newton(equations_at, inputs, self.newton_steps)
+            return min((judge("exact equations", each) for each in found), default=math.inf)
+
+        for way in sorted(values, key=values.__getitem__):
             inputs = fits[way]
             stages = [(True, weight) for weight in self.smoothing[1:]]
             if not way:
                 stages = [(False, weight) for weight in self.rough_smoothing[1:]] + stages
+            was_near = False
             for proven, weight in stages:
-                features = _features(chain[:position], inputs)
-                masks = search.refine(
-                    masks,
-                    link.preactivation(features).reshape(masks.active.shape),
-                    link.patches(features),
-                    problem.gradient[f"{link.name}weight"].flatten(1),
-                )
+                masks = refine(inputs)
                 if proven and not masks.certain.any():
                     break
                 inputs = fit(masks, inputs, proven, weight)
                 values[way] = min(values[way], judge(_stage(proven), inputs))
+                if values[way] <= self.near_distance and not was_near:
+                    was_near = True
+                    exact = improve(inputs)
+                    if exact < values[way]:
+                        values[way] = exact
+                        break
                 yield values[way]
+            else:
+                values[way] = min(values[way], improve(inputs))
+            yield values[way]
             if not way or values[way] <= self.close_distance:
                 break
 
@@ -337,6 +405,8 @@ class FeatureMatching(OneByOne):
                 gradient, level.forward_size().clamp_min(1e-30) if weight else gradient
             )  # fmt: skip
 
+        blur = self.blur * weight**0.5
+
         def loss(flat: Tensor) -> Tensor:
             features = flat.reshape(start.shape)
             pixels = spec.denormalize(features) / CONTRAST
@@ -348,7 +418,7 @@ class FeatureMatching(OneByOne):
                     value = value + level.forward_residual(features).square().sum() / forward
                     value = value + level.gradient_residual(features).square().sum() / gradient
                 if position < deepest:
-                    features = _features([link], features)
+                    features = _features([link], features, blur if position < deepest - 1 else 0.0)
             return value
 
         def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -377,9 +447,26 @@ def _stage(proven: bool) -> str:
     return "proven masks" if proven else "all masks"
 
 
-def _features(links: list[Link], inputs: Tensor) -> Tensor:
-    """The output of a piece of a chain."""
+def _is_relu(link: Link) -> bool:
+    return link.activation is not None and link.activation.has_kink
+
+
+def _features(links: list[Link], inputs: Tensor, blur: float = 0.0) -> Tensor:
+    """The output of a piece of a chain.
+
+    With a blur, that of ReLUs is E max(z + n, 0) = z Φ(z/σ) + σ φ(z/σ), where n is normal with
+    the standard deviation σ that noise of standard deviation ``blur`` in the layer's input makes.
+    """
     for link in links:
         assert link.activation is not None
-        inputs = link.activation.function(link.preactivation(inputs))
+        z = link.preactivation(inputs)
+        if blur and link.activation.has_kink:
+            per_channel = (-1,) + (1,) * (z.ndim - 2)
+            gain = link.scale.abs() * link.weight.flatten(1).norm(dim=1)
+            deviation = (blur * gain).clamp_min(1e-12).reshape(per_channel)
+            ratio = z / deviation
+            density = (-ratio.square() / 2).exp() / math.sqrt(2 * math.pi)
+            inputs = z * torch.special.ndtr(ratio) + deviation * density
+        else:
+            inputs = link.activation.function(z)
     return inputs

@@ -17,10 +17,12 @@ class Whitened:
     Attributes:
         rows: V (r, P), orthonormal: the directions of a that the gradient determines.
         values: S⁻¹ Uᵀ T (r, C): ``V a = values`` for a of shape (P, C).
+        singular: S (r,): noise of T is in the values as much larger as these are smaller.
     """
 
     rows: Tensor
     values: Tensor
+    singular: Tensor
 
     @property
     def is_determined(self) -> bool:
@@ -36,7 +38,13 @@ class Whitened:
         if self.values.shape[1] == count:
             return self
         entries = (self.rows.T @ self.values).T.reshape(count, -1)
-        return Whitened(torch.eye(entries.shape[1], dtype=entries.dtype), entries.T)
+        rows = torch.eye(entries.shape[1], dtype=entries.dtype)
+        return Whitened(rows, entries.T, rows.diagonal())
+
+    def faded(self, noise: float) -> "Whitened":
+        """Rows weighted by s / √(s² + ν²), with ν a share ``noise`` of the largest s."""
+        weights = self.singular / (self.singular.square() + (noise * self.singular[0]) ** 2).sqrt()
+        return Whitened(weights[:, None] * self.rows, weights[:, None] * self.values, self.singular)
 
     def null_space(self) -> Tensor:
         """N (P, P − r), orthonormal: the directions that they leave open."""
@@ -82,7 +90,7 @@ def gradient_equations(
     left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
     rank = int((singular > rank_tolerance * singular[0]).sum())
     values = (left[:, :rank].T @ target) / singular[:rank, None]
-    return Whitened(right[:rank], values)
+    return Whitened(right[:rank], values, singular[:rank])
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,15 @@ SUM_WEIGHT = 1e-4
 OPEN = 0.02
 """Entries count as open from this share on that the equations leave undetermined."""
 
+NOISE = 2e-7
+"""Relative error of gradients in float32."""
+
+UNSEEN = 1e-6
+"""No equation sees a position if its column is below this share of the largest singular value."""
+
+INEXACT = 1e-3
+"""Values are determined if their standard deviation is below this share of typical ones."""
+
 PRIOR_WEIGHT = 0.1
 """Of a mask's former guess in its regression, where the residual is relative."""
 
@@ -135,6 +144,43 @@ class MaskSearch:
             active[channel] = torch.from_numpy(mask)
             certain[channel] = proven
         return Masks(features, active, certain)
+
+    def settle(self, masks: Masks) -> tuple[Tensor, Tensor]:
+        """Proven masks' outputs as exact as the equations tell them, and which are.
+
+        On the support of a proven mask the equations, with their singular values, are solved in
+        least squares. The variance of each entry comes from the noise of float32 gradients, and
+        from directions in which the equations leave it open.
+
+        Args:
+            masks: what is believed.
+
+        Returns:
+            Outputs (C, P), new on proven masks. And which entries (C, P) are determined: values
+            of active ones; and that others are inactive, in all channels, unless no equation
+            sees their position.
+        """
+        features = masks.features.clone()
+        raw = self.equations.rows * self.equations.singular[:, None]
+        targets = self.equations.values * self.equations.singular[:, None]
+        largest = self.equations.singular[0]
+        seen = raw.norm(dim=0) > UNSEEN * largest
+        determined = seen.expand(masks.active.shape).clone()
+        for channel in masks.certain.nonzero()[:, 0].tolist():
+            support, target = masks.active[channel], targets[:, channel]
+            if not support.any():
+                continue
+            left, singular, right = torch.linalg.svd(raw[:, support], full_matrices=False)
+            kept = singular > NOISE * largest
+            left, singular, right = left[:, kept], singular[kept], right[kept]
+            values = right.T @ ((left.T @ target) / singular)
+            size = values.square().mean()
+            noise = NOISE * target.square().mean().sqrt()
+            variance = right.T.square() @ (noise / singular).square()
+            variance += (1 - right.square().sum(dim=0)).clamp_min(0) * size
+            features[channel, support] = values
+            determined[channel, support] &= (variance < INEXACT**2 * size) & (values > 0)
+        return features, determined
 
     def _least_sum(self, channel: int, weights: Array) -> Array:
         """The nonnegative solution of a channel's equations with the least weighted sum."""

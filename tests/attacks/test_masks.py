@@ -83,7 +83,9 @@ def test_the_biass_gradient_tells_right_masks_from_wrong_ones(seed, spoilt):
     features = torch.rand(1, 20, generator=stream, dtype=torch.float64).add(0.1)
     features = features * (torch.rand(1, 20, generator=stream) < 0.5)
     bias_gradient = (errors * (features > 0)).sum(1) + (1e-3 if spoilt else 0.0)
-    equations = Whitened(torch.eye(20, dtype=torch.float64), features.T)  # nothing is open
+    equations = Whitened(
+        torch.eye(20, dtype=torch.float64), features.T, torch.ones(20, dtype=torch.float64)
+    )  # nothing is open
     search = MaskSearch(equations, errors, bias_gradient, tolerance=1e-9)
     masks = search.begin(tries=1, generator=stream)
     assert bool(masks.certain[0]) is not spoilt
