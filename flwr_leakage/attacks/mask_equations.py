@@ -35,9 +35,9 @@ LEAST_SHIFT = 1e-5
 INEXACT = 1e-2
 """Relative residual of the systems that are solved for a step."""
 
-MANY_ITERATIONS, MOST_ITERATIONS = 15, 25
+MANY_ITERATIONS, MOST_ITERATIONS = 40, 60
 """Of conjugate gradients: from there on the normal matrix is computed anew for the next step, or
-for this one."""
+for this one. It costs about as much as 60 of them."""
 
 REJECTIONS = 6
 """Trials of a step, with more and more damping."""
@@ -216,11 +216,11 @@ class Preconditioner:
         shift = max(shift, LEAST_SHIFT)
         mean = max(float(matrix.diagonal().mean()), 1e-30)
         while True:
-            shifted = matrix.double()
+            shifted = matrix.clone()
             shifted.diagonal().add_(shift * mean)
             factor, failed = torch.linalg.cholesky_ex(shifted)
             if not failed or shift > 1:
-                return cls(matrix, inputs, shift, factor.float())
+                return cls(matrix, inputs, shift, factor)
             shift *= 10
 
     def __call__(self, vector: Tensor) -> Tensor:
