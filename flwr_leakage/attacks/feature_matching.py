@@ -38,7 +38,6 @@ from flwr_leakage.attacks.layer_equations import Knowledge, gradient_equations, 
 from flwr_leakage.attacks.mask_equations import (
     MOST_UNKNOWNS,
     MaskEquations,
-    equations_of_masks,
     gauss_newton,
 )
 from flwr_leakage.attacks.masks import Masks, MaskSearch
@@ -342,7 +341,8 @@ class FeatureMatching(OneByOne):
                 NEGLIGIBLE,
                 masks.certain,
             ).faded(self.rank_tolerance)
-            return equations_of_masks(chain[:position], link, settled, determined, own, levels[-1])
+            behind = levels[-1].equations.of_channels(len(masks.certain))
+            return MaskEquations(chain[:position], link, settled, determined, own, behind)
 
         def improve(inputs: Tensor) -> float:
             if not (

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.chain import Link
-from flwr_leakage.attacks.layer_equations import Knowledge, Whitened
+from flwr_leakage.attacks.layer_equations import Whitened
 from flwr_leakage.attacks.masks import Masks
 
 BLOCK = 128
@@ -56,7 +56,7 @@ class MaskEquations:
         determined: entries (C, P) of proven masks that are known: the value of an active one,
             and of an inactive one that it is inactive. Of other active ones the sign is known.
         own: ``M₁ h = T₁``.
-        behind: ``M₂ a = T₂``.
+        behind: ``M₂ a = T₂``, for the channels of a.
     """
 
     before: Sequence[Link]
@@ -131,20 +131,6 @@ class MaskEquations:
                 products = products - equations.values.T
             results.append((products / _root_mean_square(equations.values)).flatten(1))
         return torch.cat([*results, (bound * gaps / unit).flatten(1)], dim=1)
-
-
-def equations_of_masks(
-    before: Sequence[Link],
-    link: Link,
-    masks: Masks,
-    determined: Tensor,
-    own: Whitened,
-    behind: Knowledge,
-) -> MaskEquations:
-    """The equations, those of the layer behind for its input's channels."""
-    return MaskEquations(
-        before, link, masks, determined, own, behind.equations.of_channels(len(masks.certain))
-    )
 
 
 def gauss_newton(

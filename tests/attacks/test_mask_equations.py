@@ -6,8 +6,8 @@ from torch import nn
 from flwr_leakage.attacks import FeatureMatching, pose
 from flwr_leakage.attacks.chain import trace_chain
 from flwr_leakage.attacks.labels.counts import mean_feature
-from flwr_leakage.attacks.layer_equations import Knowledge, Whitened, gradient_equations
-from flwr_leakage.attacks.mask_equations import MaskEquations, equations_of_masks, gauss_newton
+from flwr_leakage.attacks.layer_equations import Whitened, gradient_equations
+from flwr_leakage.attacks.mask_equations import MaskEquations, gauss_newton
 from flwr_leakage.attacks.masks import Masks, MaskSearch
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -56,13 +56,13 @@ def equations_of_case(certain=None, batch_norm=False):
         1e-6,
         certain,
     ).faded(1e-4)
-    equations = equations_of_masks(
+    equations = MaskEquations(
         [first],
         second,
         Masks(settled, active, certain),
         determined,
         own,
-        Knowledge(third, features, errors, known),
+        known.of_channels(len(certain)),
     )
     return equations, truth, hidden[0].flatten(1)
 
