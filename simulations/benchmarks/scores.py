@@ -9,7 +9,13 @@ import argparse
 
 import torch
 
-from simulations.benchmarks import scores_accuracy, scores_cost, scores_meaning, scores_papers
+from simulations.benchmarks import (
+    scores_accuracy,
+    scores_cost,
+    scores_meaning,
+    scores_papers,
+    scores_sizes,
+)
 
 SECTIONS = {
     "accuracy": scores_accuracy.section_accuracy,
@@ -17,8 +23,8 @@ SECTIONS = {
     "papers": scores_papers.section_papers,
     "default": scores_cost.section_default,
     "batch": scores_cost.section_batch,
-    "sizes": scores_cost.section_sizes,
-    "one": scores_cost.section_one,
+    "sizes": scores_sizes.section_sizes,
+    "pages": scores_sizes.section_pages,
     "clients": scores_cost.section_clients,
     "meaning": scores_meaning.section_meaning,
 }

@@ -1,9 +1,6 @@
 """What scores cost: a client's default set, batches, sizes, clients."""
 
 import logging
-import resource
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +16,6 @@ from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
 from flwr_leakage.scores import compute_scores, default_scores
-from flwr_leakage.spectral import largest_eigenvalue, solve_damped
 from flwr_leakage.tracking import read_run
 from simulations.apps import make_client_app, make_server_app
 from simulations.benchmarks.scores_setup import (
@@ -27,7 +23,6 @@ from simulations.benchmarks.scores_setup import (
     Stopwatch,
     build_model,
     generator,
-    krylov_start,
     load_batch,
     operator_of,
     print_header,
@@ -134,79 +129,6 @@ def _milliseconds(function: Callable, repeats: int = 20) -> float:
         for _ in range(repeats):
             function()
     return 1e3 * clock.seconds / repeats
-
-
-SIZES = (
-    ("LeNet", 28, 16, 1),
-    ("LeNet", 28, 16, 64),
-    ("LeNet", 32, 16, 8),
-    ("LeNet", 224, 16, 4),
-    ("ConvNet", 32, 16, 8),
-    ("ConvNet", 224, 16, 1),
-    ("ResNet18", 32, 16, 1),
-    ("ResNet18", 32, 16, 8),
-    ("ResNet18", 64, 16, 1),
-    ("ResNet18", 32, 64, 1),
-)
-
-
-def section_sizes(cifar: str | None, only: str | None) -> None:
-    """Cost and peak memory of λmax and of I²F at ε = 0.01 λmax, each in its own process."""
-    print_header(
-        "model",
-        "input",
-        "batch",
-        "CPU s λmax a sample",
-        "products",
-        "CPU s I²F a sample",
-        "products",
-        "CPU s of one gradient",
-        "peak MiB (with torch)",
-    )
-    for entry in SIZES:
-        command = [sys.executable, "-m", "simulations.benchmarks.scores", "--section", "one"]
-        command += ["--only", ",".join(map(str, entry))]
-        if cifar:
-            command += ["--cifar", cifar]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print_row(*entry[:2], entry[3], f"failed: {done.stderr.strip().splitlines()[-1:]}")
-        else:
-            print(done.stdout.strip(), flush=True)
-
-
-def section_one(cifar: str | None, only: str | None) -> None:
-    """One row of ``sizes``."""
-    name, size, width, count = (only or "").split(",")
-    shape = (1 if (name, size) == ("LeNet", "28") else 3, int(size), int(size))
-    model = build_model(name, shape, int(width))
-    batch = load_batch(shape, int(count), cifar)
-    gradient_map = GradientMap(model)
-
-    def one_gradient() -> None:
-        gradient_map(gradient_map.params, batch[:1])
-
-    gradient = _milliseconds(one_gradient, 3) / 1e3
-    operator = operator_of(model, batch, torch.float32)
-    start = krylov_start(operator)
-    with Stopwatch(operator) as top:
-        pairs = largest_eigenvalue(operator, start, 1e-2)
-    delta = torch.randn(operator.value.shape[1], generator=generator(1)).expand_as(operator.value)
-    with Stopwatch(operator) as solve:
-        solve_damped(operator, delta, (1e-2,), 1e-2, largest=pairs.estimate.value)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    number = int(count)
-    print_row(
-        f"{name} w{width}" if name == "ResNet18" else name,
-        size,
-        count,
-        f"{top.seconds / number:.3f}",
-        top.products,
-        f"{solve.seconds / number:.3f}",
-        solve.products,
-        f"{gradient:.4f}",
-        f"{peak:.0f}",
-    )
 
 
 def section_clients(cifar: str | None, only: str | None) -> None:

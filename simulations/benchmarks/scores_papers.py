@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.operators import AngularJacobian, LinearOperator, SampleJacobian
+from flwr_leakage.operators import AngularJacobian, SampleJacobian
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 from flwr_leakage.spectral import (
     choose_smallest_eigenvalue,
     largest_eigenvalue,
-    random_start,
     solve_damped,
 )
 from flwr_leakage.spectral.estimate import normalize_rows
@@ -75,7 +74,7 @@ def section_papers(cifar: str | None, only: str | None) -> None:
         angular = torch.linalg.eigvalsh(angular_gram(double, gram))
         for row in chain(
             _maxima(single, float(exact[0, -1]), float(angular[0, -1]), curvature),
-            _minimum(double, exact, curvature("L2"), single),
+            _minimum(double, exact, curvature("L2")),
             _influence(
                 single, dense_influence(double, exact, vectors), float(exact[0, -1]), DAMPINGS
             ),
@@ -107,10 +106,11 @@ def matching_curvature(
 
 
 def power_iteration(
-    product: Product, operator: LinearOperator, iterations: int, shift: float = 0.0
+    product: Product, num_inputs: int, iterations: int, shift: float = 0.0
 ) -> tuple[float, float]:
     """The eigenvalue of H, or of ``shift`` I − H where there is a shift, and CPU seconds."""
-    v = normalize_rows(random_start(operator, generator()))[0]
+    start = torch.randn(1, num_inputs, generator=generator(), dtype=torch.float64)
+    v = normalize_rows(start.float())[0]
     with Stopwatch() as clock:
         for _ in range(iterations):
             image = shift * v - product(v) if shift else product(v)
@@ -139,7 +139,7 @@ def _maxima(
             ("exact products", op.gram, 2 * POWER_ITERATIONS),
             ("finite differences", curvature(kind), 4 * POWER_ITERATIONS),
         ):
-            value, spent = power_iteration(product, op, POWER_ITERATIONS)
+            value, spent = power_iteration(product, op.num_inputs, POWER_ITERATIONS)
             yield (
                 quantity,
                 f"power iteration × {POWER_ITERATIONS}, {name}",
@@ -150,9 +150,7 @@ def _maxima(
             )
 
 
-def _minimum(
-    double: SampleJacobian, exact: Tensor, product: Product, single: SampleJacobian
-) -> Iterator[Row]:
+def _minimum(double: SampleJacobian, exact: Tensor, product: Product) -> Iterator[Row]:
     reference, top = float(exact[0, 0]), float(exact[0, -1])
     with Stopwatch() as clock:
         least = choose_smallest_eigenvalue(double, generator(), max_steps=400)
@@ -160,7 +158,7 @@ def _minimum(
     state = "" if bool(least.converged.all()) else ", unresolved: bound"
     name = f"**{least.method}**{state}"
     yield "λmin", name, least.products, f"{clock.seconds:.2f}", f"{error:.1e}", ""
-    value, spent = power_iteration(product, single, SHIFTED_ITERATIONS, shift=top)
+    value, spent = power_iteration(product, double.num_inputs, SHIFTED_ITERATIONS, shift=top)
     yield (
         "λmin",
         f"power iteration on λmax I − H × {SHIFTED_ITERATIONS}, finite differences",
@@ -229,7 +227,11 @@ def _after(operator: SampleJacobian, delta: Tensor, damping: float, steps: int) 
 
 
 def descend(
-    operator: SampleJacobian, delta: Tensor, top: float, damping: float
+    operator: SampleJacobian,
+    delta: Tensor,
+    top: float,
+    damping: float,
+    steps: int = DESCENT_STEPS,
 ) -> tuple[float, float]:
     """‖x‖ after gradient descent on ½‖Jᵀx − δ‖² + ε/2 ‖x‖² from noise, and CPU seconds.
 
@@ -238,7 +240,7 @@ def descend(
     target = operator.rmatvec(delta)
     solution = torch.randn(target.shape, generator=generator(2))
     with Stopwatch() as clock:
-        for _ in range(DESCENT_STEPS):
+        for _ in range(steps):
             slope = operator.gram(solution) + damping * top * solution - target
             solution = solution - slope / (top * (1 + damping))
     return float(solution.norm()), clock.seconds
