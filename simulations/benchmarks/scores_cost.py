@@ -1,4 +1,4 @@
-"""What scores cost: a client's default set, batches, sizes, clients."""
+"""What scores cost: a client's default set, batches, clients."""
 
 import logging
 import tempfile
@@ -18,6 +18,12 @@ from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
 from flwr_leakage.scores import compute_scores, default_scores
 from flwr_leakage.tracking import read_run
 from simulations.apps import make_client_app, make_server_app
+from simulations.benchmarks.scores_papers import (
+    POWER_ITERATIONS,
+    descend,
+    matching_curvature,
+    power_iteration,
+)
 from simulations.benchmarks.scores_setup import (
     Shape,
     Stopwatch,
@@ -28,7 +34,7 @@ from simulations.benchmarks.scores_setup import (
     print_header,
     print_row,
 )
-from simulations.build import compose
+from simulations.build import build, compose
 
 
 def exposure_of(model: nn.Module, batch: Batch, noise_std: float) -> tuple[GradientMap, Exposure]:
@@ -131,14 +137,32 @@ def _milliseconds(function: Callable, repeats: int = 20) -> float:
     return 1e3 * clock.seconds / repeats
 
 
+def published_seconds(model: nn.Module, batch: Batch) -> float:
+    """CPU seconds of λmax and of the I²F at ε = 0.01 λmax by the papers' procedures."""
+    gradient_map = GradientMap(model)
+    spent = 0.0
+    for index in range(len(batch)):
+        sample = batch[index : index + 1]
+        operator = operator_of(model, sample, torch.float32)
+        product = matching_curvature(gradient_map, sample, operator.value)("L2")
+        top, seconds = power_iteration(product, operator.num_inputs, POWER_ITERATIONS)
+        delta = torch.randn(operator.value.shape, generator=generator(1))
+        spent += seconds + descend(operator, delta, top, 1e-2)[1]
+    return spent
+
+
 def section_clients(cifar: str | None, only: str | None) -> None:
     """The default set on 8 samples of each of several LeNet clients, in rounds of Flower.
 
     Clients share nothing, so Flower's simulation runtime scores as many at a time as it has
     processors (``engine=ray``); here they run one after the other and their CPU seconds add up.
+    The papers' procedures are run on the first client of the same run.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    print_header("clients", "scores, CPU s a round", "CPU ms a client", "least … largest client")
+    print_header(
+        *("clients", "default set, CPU s a round", "CPU ms a client", "least … largest client"),
+        *("the papers', CPU s of the first client", "times the default set"),
+    )
     for count in (1, 4, 16, 64):
         overrides = [f"num_clients={count}", "num_rounds=2", "attack=none", "server.test_samples=1"]
         overrides += ["client.num_examples=8", "client.batch_size=8"]
@@ -154,5 +178,13 @@ def section_clients(cifar: str | None, only: str | None) -> None:
             if record.name == "score_cpu_seconds" and record.server_round == 2
         ]
         assert len(spent) == count
-        spread = f"{min(spent):.0f} … {max(spent):.0f}"
-        print_row(count, f"{sum(spent) / 1e3:.2f}", f"{np.mean(spent):.0f}", spread)
+        experiment = build(config)
+        theirs = published_seconds(experiment.network, experiment.client_batch(0, 2))
+        print_row(
+            count,
+            f"{sum(spent) / 1e3:.2f}",
+            f"{np.mean(spent):.0f}",
+            f"{min(spent):.0f} … {max(spent):.0f}",
+            f"{theirs:.1f}",
+            f"{1e3 * theirs / np.mean(spent):.0f}×",
+        )
