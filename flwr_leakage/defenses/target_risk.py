@@ -68,7 +68,7 @@ def inversion_influence(
     if not perturbation.any():
         return torch.zeros(operator.num_blocks, dtype=torch.float64)
     shared = perturbation.to(operator.dtype).expand(operator.num_blocks, -1).contiguous()
-    norms = solve_damped(operator, shared, (relative_damping,), 0.05, 60).norms[:, 0]
+    norms = solve_damped(operator, shared, (relative_damping,), 0.05, 60).lower_bounds[:, 0]
     return norms.double() / weights / math.sqrt(operator.num_inputs)
 
 

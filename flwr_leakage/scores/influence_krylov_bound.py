@@ -100,4 +100,4 @@ class InfluenceKrylovBound:
     def _bound(self, problem: SampleProblem, deltas: Tensor) -> tuple[Tensor, Tensor]:
         """‖x_k‖/√N, and where J = 0."""
         solved = solve_damped(problem.operator, deltas, (_NO_DAMPING,), 0.0, self.num_steps)
-        return solved.norms[:, 0] / problem.operator.num_inputs**0.5, solved.largest == 0
+        return solved.lower_bounds[:, 0] / problem.operator.num_inputs**0.5, solved.largest == 0

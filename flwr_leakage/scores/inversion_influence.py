@@ -144,7 +144,7 @@ class InversionInfluence:
             self.max_steps,
             largest=top,
         )
-        return solved.norms, solved.converged
+        return torch.where(solved.converged, solved.norms, solved.lower_bounds), solved.converged
 
     def _expected(
         self, problem: SampleProblem, damping: float, label: str, generator: torch.Generator

@@ -16,9 +16,10 @@ class DampedSolution:
 
     Attributes:
         solutions: (S, E, N).
-        norms: (S, E), ‖x‖; it grows with the steps, so unconverged ones are lower bounds.
+        norms: (S, E), ‖x‖, extrapolated to the limit of the steps.
+        lower_bounds: (S, E), ‖x‖ of ``solutions``, which grows with the steps.
         converged: (S, E).
-        residual: (S, E) estimated relative error of the norm.
+        residual: (S, E) estimated relative error of the lower bound.
         dampings: (S, E), ε as used.
         largest: (S,) λmax of AᵀA as the Krylov space sees it, from below.
         products: ``matvec`` and ``rmatvec`` spent for each operator.
@@ -26,6 +27,7 @@ class DampedSolution:
 
     solutions: Float[Tensor, "S E N"]
     norms: Float[Tensor, "S E"]
+    lower_bounds: Float[Tensor, "S E"]
     converged: Bool[Tensor, "S E"]
     residual: Float[Tensor, "S E"]
     dampings: Float[Tensor, "S E"]
@@ -90,12 +92,10 @@ def solve_damped(
         if steps >= next_check or last:
             next_check = steps + max(1, steps // 10)
             bidiagonal = _bidiagonal(diagonal, below)
-            u, s, wt = torch.linalg.svd(bidiagonal, full_matrices=False)
-            top = s[:, 0] ** 2
+            factors = torch.linalg.svd(bidiagonal, full_matrices=False)
+            top = factors[1][:, 0] ** 2
             dampings = relative * (top if largest is None else largest.double())[:, None]
-            filtered = s[:, None] / (s[:, None] ** 2 + dampings[:, :, None]).clamp_min(1e-300)
-            weights = filtered * (scale[:, None] * u[:, 0])[:, None]
-            coordinates = torch.einsum("sek,skj->sej", weights, wt)
+            coordinates = _project(factors, scale, dampings)
             norms = torch.linalg.vector_norm(coordinates, dim=2)
             normal = (alpha.double() * below[-1])[:, None] * coordinates[:, :, -1].abs()
             bound = normal / (dampings * norms).clamp_min(torch.finfo(torch.float64).tiny)
@@ -109,9 +109,43 @@ def solve_damped(
                 break
         basis = torch.cat([basis, right[:, None]], dim=1)
     solutions = torch.einsum("sej,sjn->sen", coordinates.to(operator.dtype), basis)
+    lag = max(1, steps // 6)
+    earlier = [norms]
+    for size in (steps - lag, steps - 2 * lag):
+        if size > 0:
+            block = torch.linalg.svd(bidiagonal[:, : size + 1, :size], full_matrices=False)
+            earlier.append(torch.linalg.vector_norm(_project(block, scale, dampings), dim=2))
+    limit = torch.minimum(_limit(*earlier), norms * (1 + bound)) if len(earlier) == 3 else norms
     return DampedSolution(
-        solutions, norms, converged, error, dampings, top, operator.products - first
+        solutions, limit, norms, converged, error, dampings, top, operator.products - first
     )
+
+
+def _project(
+    factors: tuple[Tensor, Tensor, Tensor],
+    scale: Float[Tensor, " S"],
+    dampings: Float[Tensor, "S E"],
+) -> Float[Tensor, "S E k"]:
+    """Return y = argmin ‖By − ‖b‖e₁‖² + ε‖y‖² from the SVD of B."""
+    u, s, wt = factors
+    filtered = s[:, None] / (s[:, None] ** 2 + dampings[:, :, None]).clamp_min(1e-300)
+    weights = filtered * (scale[:, None] * u[:, 0])[:, None]
+    return torch.einsum("sek,skj->sej", weights, wt)
+
+
+def _limit(last: Tensor, before: Tensor, first: Tensor) -> Tensor:
+    """Aitken's extrapolation of a growing sequence from three entries at equal distances.
+
+    With r = (last − before)/(before − first), the rest of a geometric series is
+    (last − before) r/(1−r) (Aitken 1926). The norms of conjugate gradients' iterates grow in
+    nearly that way, or in steps; so that the last step of a staircase is not carried on for
+    ever, the rest is at most what the three entries grew by.
+    """
+    growth, earlier = (last - before).clamp_min(0), (before - first).clamp_min(0)
+    # r/(1−r), negative or infinite where the growth does not slow down.
+    rest = growth * growth / (earlier - growth)
+    slowing = (earlier > growth) & (rest < earlier + growth)
+    return last + torch.where(slowing, rest, earlier + growth)
 
 
 def _bidiagonal(diagonal: list[Tensor], below: list[Tensor]) -> Float[Tensor, "S k1 k"]:

@@ -94,7 +94,7 @@ def score_digits(
 
     def of(deltas: Tensor) -> dict[str, list[float]]:
         projected = operator.rmatvec(deltas)
-        bound = solve_damped(operator, deltas, (1e-12,), 0.0, 8).norms[:, 0]
+        bound = solve_damped(operator, deltas, (1e-12,), 0.0, 8).lower_bounds[:, 0]
         found = {
             **fixed,
             "influence_lower_bound_rmse": projected.norm(dim=1) / fixed["lambda_max"] / root,

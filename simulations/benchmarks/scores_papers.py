@@ -204,9 +204,11 @@ def _influence(
         ours = abs(float(solved.norms) / reference - 1)
         seconds = f"{clock.seconds:.3f}"
         yield quantity, "**LSQR to 1 %**", solved.products, seconds, f"{ours:.1e}", ""
-        goal, steps = max(theirs, 1e-5), 1
-        while abs(_after(single, delta, damping, steps) / reference - 1) > goal:
-            steps += 1
+        goal = max(theirs, 1e-5)
+        # Where the error stays below the goal, not where it crosses zero.
+        tried = range(1, (solved.products - 1) // 2 + 50)
+        errors = [abs(_after(single, delta, damping, n) / reference - 1) for n in tried]
+        steps = 1 + max((n for n, e in zip(tried, errors, strict=True) if e > goal), default=0)
         with Stopwatch(single) as clock:
             equal = abs(_after(single, delta, damping, steps) / reference - 1)
         seconds = f"{clock.seconds:.3f}"

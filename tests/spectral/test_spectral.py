@@ -192,7 +192,21 @@ def test_unconverged_lsqr_is_a_lower_bound_and_says_so():
     solved = solve_damped(operator, rhs, (1e-9,), tolerance=1e-6, max_steps=5)
     exact = damped_reference(dense, rhs, torch.tensor([1e-9]).double()).norm()
     assert not bool(solved.converged.any())
-    assert float(solved.norms) < float(exact)
+    assert float(solved.lower_bounds) < float(exact)
+    assert float(solved.lower_bounds) == pytest.approx(float(solved.solutions.norm()))
+
+
+@pytest.mark.parametrize("damping", [1e-2, 1e-3])
+def test_lsqr_extrapolates_the_norm(damping):
+    """Nearer than the last iterate at every number of steps but where both are exact."""
+    operator, dense = with_spectrum([1.0 / (k + 1) for k in range(100)], rows=120)
+    rhs = torch.randn(1, 120, generator=generator(), dtype=torch.float64)
+    exact = float(damped_reference(dense, rhs, torch.tensor([damping]).double()).norm())
+    given = torch.ones(1).double()
+    for steps in (8, 12, 16, 24, 32):
+        solved = solve_damped(operator, rhs, (damping,), 0.0, steps, largest=given)
+        plain = abs(float(solved.lower_bounds) / exact - 1)
+        assert abs(float(solved.norms) / exact - 1) < max(0.7 * plain, 1e-6)
 
 
 def test_lsqr_of_zero_is_zero():
