@@ -103,7 +103,7 @@ def _rows(entry: Entry, cifar: str | None) -> Iterator[Row]:
         for differences in RIVALS.get(quantity, (False,)):
             rival, peak = isolated(theirs, entry, cifar, quantity, differences, references["λmax"])
             if quantity == "λmin":
-                told, needed = _smallest(rival, mine, exact)
+                told, needed = compare_smallest(rival, mine, exact)
             else:
                 error = rival.error(exact) if rival.complete else None
                 told = "not known" if error is None else f"{error:.1e}"
@@ -135,7 +135,7 @@ def _own_error(mine: Found, exact: Sequence[float]) -> str:
     return f"{mine.error(exact):.1e}" if exact else "converged, no reference"
 
 
-def _smallest(rival: Found, mine: Found, exact: Sequence[float]) -> tuple[str, int | None]:
+def compare_smallest(rival: Found, mine: Found, exact: Sequence[float]) -> tuple[str, int | None]:
     """How far off their λmin is, and our products if ours is nearer.
 
     Without a reference: what our value, no smaller than λmin, proves of theirs.
