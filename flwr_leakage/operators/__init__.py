@@ -8,6 +8,7 @@ from flwr_leakage.operators.jacobian import (
     FunctionJacobian,
     SampleJacobian,
     UpdateJacobian,
+    last_layer,
     sample_gradients,
 )
 
@@ -20,6 +21,7 @@ __all__ = [
     "LinearOperator",
     "SampleJacobian",
     "UpdateJacobian",
+    "last_layer",
     "sample_gradients",
     "within",
 ]

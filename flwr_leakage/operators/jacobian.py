@@ -6,13 +6,13 @@ It is linear in its argument, so its own pullback is ``matvec``: both graphs are
 point, and a product walks them without a new forward pass.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import jvp, vjp, vmap
+from torch.func import grad, jvp, vjp, vmap
 
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.operators.base import LinearOperator
@@ -23,7 +23,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 class FunctionJacobian(LinearOperator):
-    """∂F/∂x at a point, of a function that acts on S rows independently.
+    """∂F/∂x at ``point``, with ``value`` F(x), of a function of S independent rows.
 
     Args:
         function: F: (S, N) → (S, P), row s of the result depending on row s alone.
@@ -43,6 +43,7 @@ class FunctionJacobian(LinearOperator):
         point = point.detach()
         self.value, pullback = _pullback(function, point)
         super().__init__(point.shape[0], point.shape[1], self.value.shape[1], point)
+        self.point = point
         self._pullback = pullback
         try:
             _, self._pushforward = _pullback(pullback, torch.zeros_like(self.value))
@@ -76,6 +77,7 @@ def sample_gradients(
     shape: tuple[int, ...],
     buffers: Mapping[str, Tensor] | None,
     inputs: Float[Tensor, "S N"],
+    names: Collection[str] | None = None,
 ) -> Float[Tensor, "S P"]:
     """∇_θL of every sample on its own, in the order of ``params``.
 
@@ -86,12 +88,22 @@ def sample_gradients(
         shape: of one input, (C, H, W).
         buffers: BatchNorm statistics for the map to use.
         inputs: (S, N) with N = C·H·W.
+        names: the parameters whose gradients are wanted; all of them by default.
     """
+    wanted = {name: value for name, value in params.items() if names is None or name in names}
 
-    def one(x: Tensor, y: Tensor) -> Tensor:
-        return ravel(gradient_map(params, Batch(x.reshape(1, *shape), y[None]), buffers))
+    def loss(part: Params, x: Tensor, y: Tensor) -> Tensor:
+        sample = Batch(x.reshape(1, *shape), y[None])
+        return gradient_map.loss_value({**params, **part}, sample, buffers)
 
-    return vmap(one)(inputs, targets)
+    return vmap(lambda x, y: ravel(grad(loss)(wanted, x, y)))(inputs, targets)
+
+
+def last_layer(names: Iterable[str]) -> tuple[str, ...]:
+    """The parameters of the module that owns the last one."""
+    every = tuple(names)
+    owner = every[-1].rpartition(".")[0]
+    return tuple(name for name in every if name.rpartition(".")[0] == owner)
 
 
 class SampleJacobian(FunctionJacobian):
@@ -118,6 +130,12 @@ class SampleJacobian(FunctionJacobian):
             sample_gradients, gradient_map, dict(params), batch.targets, shape, buffers
         )
         super().__init__(function, batch.inputs.flatten(1))
+        self._function = function
+        self._last_layer = last_layer(params)
+
+    def last_layer(self) -> FunctionJacobian:
+        """The Jacobian of the last layer's gradient alone."""
+        return FunctionJacobian(partial(self._function, names=self._last_layer), self.point)
 
 
 class BatchJacobian(FunctionJacobian):

@@ -123,7 +123,7 @@ class LAVP:
         generator: torch.Generator,
     ) -> Column:
         if largest:
-            start = problem.start(generator)
+            start = problem.start(generator, self.tolerance)
             estimate = largest_eigenvalue(operator, start, self.tolerance, self.max_steps).estimate
         else:
             estimate = choose_smallest_eigenvalue(

@@ -20,15 +20,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.operators import FunctionJacobian, sample_gradients
+from flwr_leakage.operators import FunctionJacobian, last_layer, sample_gradients
 from flwr_leakage.params import Params, ravel, subtract
 from flwr_leakage.records import Batch, Direction, Exposure, Measurement
-from flwr_leakage.spectral import EigenPairs, Estimate, largest_eigenvalue
-from flwr_leakage.spectral.estimate import normalize_rows
+from flwr_leakage.spectral import (
+    EigenPairs,
+    Estimate,
+    gradient_start,
+    largest_eigenvalue,
+    last_layer_start,
+)
 
 Point = Literal["defended", "private"]
 Precision = Literal["float32", "float64"]
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
+WELL_KNOWN = 1e-2
+"""Largest tolerance of λmax for which Lanczos starts from the last layer's share of JJᵀ."""
 _GRAPH_COPIES = 12
 """Tensors of the size of a sample's gradient that the two graphs and a product hold, roughly."""
 
@@ -40,6 +47,7 @@ class SampleProblem:
     Attributes:
         inputs: x of each of S samples, flat, (S, N).
         oracle: inputs (S, N) ↦ gradients (S, P).
+        last_layer: inputs (S, N) ↦ those of the last layer's parameters.
         gradients: g of each sample, (S, P).
         deltas: δᵢ of each sample, (S, P); all zero where nothing was done to the update.
         sound: (S,) whether the sample's gradient is finite and the sample is in the schedule.
@@ -49,6 +57,7 @@ class SampleProblem:
 
     inputs: Float[Tensor, "S N"]
     oracle: Callable[[Tensor], Tensor]
+    last_layer: Callable[[Tensor], Tensor]
     gradients: Float[Tensor, "S P"]
     deltas: Float[Tensor, "S P"]
     sound: tuple[bool, ...]
@@ -62,18 +71,23 @@ class SampleProblem:
             self.memory["operator"] = FunctionJacobian(self.oracle, self.inputs)
         return self.memory["operator"]
 
-    def start(self, generator: torch.Generator) -> Float[Tensor, "S N"]:
-        """A start for Krylov methods: Jg, which leans to the top, and a tenth of noise."""
-        toward, length = normalize_rows(self.operator.rmatvec(self.gradients))
-        draw = torch.randn(toward.shape, generator=generator, dtype=torch.float64).to(toward)
-        noise, _ = normalize_rows(draw)
-        return torch.where(length[:, None] > 0, toward + 0.1 * noise, noise)
+    def start(self, generator: torch.Generator, tolerance: float) -> Float[Tensor, "S N"]:
+        """A start for Krylov methods that look for the top to a relative tolerance.
+
+        A better one than Jg pays where it must be known well.
+        """
+        if tolerance > WELL_KNOWN:
+            return gradient_start(self.operator, generator)
+        if "start" not in self.memory:
+            last_layer = FunctionJacobian(self.last_layer, self.inputs)
+            self.memory["start"] = last_layer_start(self.operator, last_layer, generator)
+        return self.memory["start"]
 
     def largest(self, generator: torch.Generator, tolerance: float, max_steps: int) -> EigenPairs:
         """λmax of JJᵀ; computed once for all scores that ask for no smaller tolerance."""
         known: tuple[float, EigenPairs] | None = self.memory.get("largest")
         if known is None or known[0] > tolerance:
-            start = self.start(generator)
+            start = self.start(generator, tolerance)
             pairs = largest_eigenvalue(self.operator, start, tolerance, max_steps)
             known = self.memory["largest"] = (tolerance, pairs)
         return known[1]
@@ -185,6 +199,7 @@ def sample_problems(
         problem = SampleProblem(
             inputs,
             oracle,
+            partial(oracle, names=last_layer(params)),
             gradients,
             delta[None] / safe[:, None],
             tuple(not note for note in notes),

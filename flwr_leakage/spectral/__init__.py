@@ -12,6 +12,7 @@ from flwr_leakage.spectral.lanczos import (
 )
 from flwr_leakage.spectral.lsqr import DampedSolution, solve_damped
 from flwr_leakage.spectral.quadrature import Trace, spectral_sum
+from flwr_leakage.spectral.start import gradient_start, last_layer_start
 
 __all__ = [
     "DampedSolution",
@@ -21,8 +22,10 @@ __all__ = [
     "Trace",
     "choose_smallest_eigenvalue",
     "dense_spectrum",
+    "gradient_start",
     "gram_spectrum",
     "largest_eigenvalue",
+    "last_layer_start",
     "random_start",
     "smallest_eigenvalue",
     "solve_damped",

@@ -14,8 +14,7 @@ from flwr_leakage.models import ConvNet, LeNet, ResNet18, initialize
 from flwr_leakage.models.initialization import Scheme
 from flwr_leakage.operators import LinearOperator, SampleJacobian
 from flwr_leakage.records import Batch
-from flwr_leakage.spectral import random_start
-from flwr_leakage.spectral.estimate import normalize_rows
+from flwr_leakage.spectral import gradient_start
 
 Shape = tuple[int, int, int]
 
@@ -162,9 +161,8 @@ def dense_spectra(model: nn.Module, batch: Batch, together: int = 8) -> Spectra:
 
 
 def krylov_start(operator: SampleJacobian) -> Tensor:
-    """As the scores start: Jg and a tenth of noise."""
-    noise = normalize_rows(random_start(operator, generator()))[0]
-    return normalize_rows(operator.rmatvec(operator.value))[0] + 0.1 * noise
+    """As the scores start for a rough value: Jg and a tenth of noise."""
+    return gradient_start(operator, generator())
 
 
 def angular_gram(operator: SampleJacobian, gram: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from flwr_leakage.operators import (
     FunctionJacobian,
     SampleJacobian,
     UpdateJacobian,
+    last_layer,
 )
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, LocalSchedule
@@ -195,3 +196,18 @@ def test_a_missing_second_derivative_is_named():
     batch = Batch(torch.randn(2, *SHAPE), torch.tensor([0, 1]))
     with pytest.raises(RuntimeError, match="cannot be differentiated"):
         SampleJacobian(gradient_map, gradient_map.params, batch)
+
+
+def test_last_layer_is_its_share_of_the_whole_jacobian():
+    gradient_map, params, batch = problem(batch_norm=True)
+    operator = SampleJacobian(gradient_map, params, batch)
+    share = operator.last_layer()
+    # The linear layer's weight and bias come last.
+    assert share.num_outputs == 4 * 27 + 4
+    torch.testing.assert_close(share.value, operator.value[:, -share.num_outputs :])
+    assert_matches(share, operator.to_dense()[:, -share.num_outputs :])
+
+
+def test_last_layer_goes_by_the_owner_of_the_last_parameter():
+    assert last_layer(["a.weight", "b.weight", "b.bias"]) == ("b.weight", "b.bias")
+    assert last_layer(["weight", "bias"]) == ("weight", "bias")
