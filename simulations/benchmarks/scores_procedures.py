@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -181,19 +182,24 @@ def estimate(
 def products_to(
     entry: Entry, cifar: str | None, quantity: Quantity, goal: float, exact: Sequence[float]
 ) -> int | None:
-    """Products of ours until the worst error is no larger than the goal; none if it never is."""
+    """Products of ours from which on the worst error is at most the goal; none if it never is."""
     operator = operator_of(*entry.prepare(cifar), torch.float32)
 
+    @cache
     def within(steps: int) -> bool:
         return estimate(operator, quantity, False, steps).error(exact) <= goal
 
+    def stays(steps: int) -> bool:
+        # An extrapolated value may cross the reference once before it settles there.
+        return all(within(steps + more) for more in range(3))
+
     high = 1
-    while not within(high):
+    while not stays(high):
         if high >= MOST_STEPS:
             return None
         high *= 2
     low = high // 2 + 1
-    steps = low + bisect_left(range(low, high), True, key=within)
+    steps = low + bisect_left(range(low, high), True, key=stays)
     return estimate(operator, quantity, False, steps).products
 
 
