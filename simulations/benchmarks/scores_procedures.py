@@ -34,7 +34,7 @@ from simulations.benchmarks.scores_setup import (
     operator_of,
 )
 
-MOST_STEPS = 512
+MOST_STEPS = 128
 
 Quantity = str | float
 """``λmax``, ``ang_max``, ``λmin``, or the ε/λmax of an I²F."""
