@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--section", choices=SECTIONS, required=True)
     parser.add_argument("--cifar", help=".npz with images (N, 32, 32, 3) uint8 and labels")
-    parser.add_argument("--only", help="one model of a section")
+    parser.add_argument("--only", help="one row of a section")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     SECTIONS[arguments.section](arguments.cifar, arguments.only)

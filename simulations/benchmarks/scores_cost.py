@@ -164,6 +164,8 @@ def section_clients(cifar: str | None, only: str | None) -> None:
         *("the papers', CPU s of the first client", "times the default set"),
     )
     for count in (1, 4, 16, 64):
+        if only and only != str(count):
+            continue
         overrides = [f"num_clients={count}", "num_rounds=2", "attack=none", "server.test_samples=1"]
         overrides += ["client.num_examples=8", "client.batch_size=8"]
         with tempfile.TemporaryDirectory() as folder:
