@@ -1,6 +1,5 @@
 """The Jacobian of the gradient's direction: the curvature of a cosine attack."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -22,7 +21,8 @@ class AngularJacobian(LinearOperator):
     """
 
     def __init__(self, jacobian: LinearOperator, gradients: Float[Tensor, "S P"]) -> None:
-        norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+        # torch's vector_norm is 4e-4 off for 1e7 entries in float32, while sum adds in pairs.
+        norms = gradients.square().sum(1, keepdim=True).sqrt()
         if bool((norms == 0).any()):
             raise ValueError("gradients must not be zero: a zero gradient has no direction.")
         super().__init__(

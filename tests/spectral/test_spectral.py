@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_leakage.operators import FunctionJacobian
+from flwr_leakage.operators import AngularJacobian, FunctionJacobian
 from flwr_leakage.spectral import (
     Lanczos,
     choose_smallest_eigenvalue,
@@ -207,6 +207,27 @@ def test_lsqr_extrapolates_the_norm(damping):
         solved = solve_damped(operator, rhs, (damping,), 0.0, steps, largest=given)
         plain = abs(float(solved.lower_bounds) / exact - 1)
         assert abs(float(solved.norms) / exact - 1) < max(0.7 * plain, 1e-6)
+
+
+def test_long_gradients_in_single_precision_keep_their_digits():
+    # As of a network of 8 million parameters, only a small part of δ being in J's range.
+    scales = torch.tensor([[1.0], [0.5], [0.2]])
+    operator = FunctionJacobian(
+        lambda x: (x[:, :, None] * scales).expand(1, 3, 2_700_000).flatten(1), torch.zeros(1, 3)
+    )
+    delta = torch.randn(1, 8_100_000, generator=generator())
+    sums = delta.double().view(3, -1).sum(1)
+    diagonal = scales[:, 0].double()
+    eigenvalues = 2_700_000 * diagonal**2
+    exact = (diagonal * sums / (eigenvalues + 0.01 * eigenvalues[0])).norm()
+    found = solve_damped(operator, delta, (0.01,), 1e-6, 3).norms
+    assert float(found) == pytest.approx(float(exact), rel=1e-5)
+    angular = AngularJacobian(operator, delta)
+    image = angular.matvec(torch.eye(3)[:1]).double()
+    direction = delta.double() / delta.double().norm()
+    along = direction[0, :2_700_000].sum()
+    expected = (2_700_000 - along**2).sqrt() / delta.double().norm()
+    assert float(image.norm()) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_lsqr_of_zero_is_zero():
