@@ -30,9 +30,6 @@ KEPT_PAGES = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": 
 SMALLEST_GOAL = 1e-5
 """Error to which ours is run where theirs is smaller or not known: rounding of float32 is near."""
 
-EQUAL = 1.1
-"""Errors within a tenth count as equal: on deep networks both end at the rounding of float32."""
-
 SIZES = (
     Entry("LeNet", 28, 1, dense=1),
     Entry("LeNet", 28, 8, dense=8, rivals=4),
@@ -110,7 +107,7 @@ def _rows(entry: Entry, cifar: str | None) -> Iterator[Row]:
             else:
                 error = rival.error(exact) if rival.complete else None
                 told = "not known" if error is None else f"{error:.1e}"
-                goal = max(EQUAL * (error or 0.0), SMALLEST_GOAL)
+                goal = max(error or 0.0, SMALLEST_GOAL)
                 needed = isolated(products_to, entry, cifar, quantity, goal, exact)[0]
             yield (
                 *(_name(quantity), mine.procedure, mine.products, f"{mine.seconds:.3g}"),
