@@ -32,15 +32,15 @@ SMALLEST_GOAL = 1e-5
 
 SIZES = (
     Entry("LeNet", 28, 1, dense=1),
-    Entry("LeNet", 28, 8, dense=8, rivals=4),
-    Entry("LeNet", 28, 64, dense=64, rivals=4),
+    Entry("LeNet", 28, 8, dense=8, rivals=2),
+    Entry("LeNet", 28, 64, dense=8, rivals=2),
     Entry("LeNet", 32, 8, dense=2, rivals=2),
     Entry("LeNet", 224, 4, dampings=(1e-2,)),
     Entry("ConvNet", 32, 8, dense=2, rivals=2),
-    Entry("ConvNet", 224, 1, dampings=(1e-2,)),
+    Entry("ConvNet", 224, 1, dampings=(1e-2,), shifted=100),
     Entry("ResNet18", 32, 1, dense=1, dampings=(1e-2,)),
     Entry("ResNet18", 32, 8, dampings=(1e-2,), shifted=100),
-    Entry("ResNet18", 64, 1, dampings=(1e-2,)),
+    Entry("ResNet18", 64, 1, dampings=(1e-2,), shifted=100),
     Entry("ResNet18", 224, 1, dampings=(1e-2,), descent=200, shifted=100),
     Entry("ResNet18", 32, 1, width=64, dampings=(1e-2,), shifted=100),
 )
