@@ -113,7 +113,7 @@ def _rows(entry: Entry, cifar: str | None) -> Iterator[Row]:
                 *(_name(quantity), mine.procedure, mine.products, f"{mine.seconds:.3g}"),
                 *(f"{my_peak:.0f}", _own_error(mine, exact), rival.procedure, rival.products),
                 *(f"{rival.seconds:.3g}", f"{peak:.0f}", told),
-                f"{rival.products / needed:.0f}×" if needed else "",
+                f"{rival.products / needed:.3g}×" if needed else "",
             )
 
 
