@@ -182,7 +182,7 @@ def estimate(
 def products_to(
     entry: Entry, cifar: str | None, quantity: Quantity, goal: float, exact: Sequence[float]
 ) -> int | None:
-    """Products of ours from which on the worst error is at most the goal; none if it never is."""
+    """Products of ours from which on no error exceeds the goal; none if one always does."""
     operator = operator_of(*entry.prepare(cifar), torch.float32)
 
     @cache

@@ -108,7 +108,8 @@ def _rows(entry: Entry, cifar: str | None) -> Iterator[Row]:
                 error = rival.error(exact) if rival.complete else None
                 told = "not known" if error is None else f"{error:.1e}"
                 goal = max(error or 0.0, SMALLEST_GOAL)
-                needed = isolated(products_to, entry, cifar, quantity, goal, exact)[0]
+                same = exact[: entry.rivals]
+                needed = isolated(products_to, entry, cifar, quantity, goal, same)[0]
             yield (
                 *(_name(quantity), mine.procedure, mine.products, f"{mine.seconds:.3g}"),
                 *(f"{my_peak:.0f}", _own_error(mine, exact), rival.procedure, rival.products),
