@@ -118,13 +118,6 @@ class Link:
         scale, shift = self.scale.reshape(per_channel), self.shift.reshape(per_channel)
         return scale * (outputs + self.bias.reshape(per_channel)) + shift
 
-    def patches(self, inputs: Tensor) -> Tensor:
-        """What each position of the output sees of one input, (K, P), with ``W`` as (C, K)."""
-        if isinstance(self.module, nn.Linear):
-            return inputs.reshape(-1, 1)
-        m = self.module
-        return F.unfold(inputs, m.kernel_size, m.dilation, m.padding, m.stride)[0]  # type: ignore[arg-type]
-
     def pull_back(self, errors: Tensor) -> Tensor:
         """∂L/∂a (B, *input_shape) from ∂L/∂(W ∗ a) (B, *output_shape)."""
         zeros = torch.zeros(len(errors), *self.input_shape, dtype=errors.dtype)

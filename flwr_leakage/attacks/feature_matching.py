@@ -11,18 +11,18 @@ Through invertible activations a is the solution of a convex problem, with the f
 treated likewise. Of a that comes from ReLUs it is enough to know where it is zero, as that is the
 next layer's error; :mod:`flwr_leakage.attacks.masks` finds the masks and proves most of them.
 
-When the weight gradients have too few equations left, or a mask is not proven, the input is fitted
-to the features that were found: a residual that is continuous in x, where the gradient itself
-jumps at every flip of a ReLU. Through ReLUs that fit gets stuck, unless it starts with a strong
-preference for smooth images that then fades, and with ReLUs blurred by noise that fades likewise.
-Its candidates help to prove further masks. What proven masks tell exactly is solved at the end, by
-:mod:`flwr_leakage.attacks.mask_equations`.
+When the weight gradients have too few equations left, or a mask is not proven, the input is
+sought that meets what was found: equations that are continuous in x, where the gradient itself
+jumps at every flip of a ReLU. Through ReLUs Gauss–Newton would get stuck in the nearest local
+minimum, unless it starts with a prior of images and with blurred ReLUs that fade together
+(:mod:`flwr_leakage.attacks.fading_prior`). Its candidates help to prove further masks, whose
+equations (:mod:`flwr_leakage.attacks.mask_equations`) bring the next candidate nearer.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -31,6 +31,8 @@ from torch import Tensor
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.chain import Link, trace_chain
 from flwr_leakage.attacks.distance import gradient_distance
+from flwr_leakage.attacks.fading_prior import Fading, fade
+from flwr_leakage.attacks.image_prior import ImagePrior
 from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import idlg_label
@@ -44,13 +46,25 @@ from flwr_leakage.attacks.masks import Masks, MaskSearch
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.records import Batch, InputSpec, Reconstruction
+from flwr_leakage.records import Batch, Reconstruction
 
 NEGLIGIBLE = 1e-6
 """Singular values below this share of the largest are left out of noisy equations, too."""
 
-CONTRAST = 0.25
-"""Typical standard deviation of pixels: the unit of images in their total variation."""
+FIRST = Fading(10.0, 3e-3, 0.3, 0.8, 60)
+"""With the masks that are proven at the start."""
+
+MIDDLE = Fading(0.3, 1e-3, 0.3, 0.8, 60)
+"""With more of them. The last weight falls to a tenth when no mask was proven."""
+
+LAST_FIRST, LAST_BLUR = 0.3, 1.5
+"""Weight and blur that the last fading starts with."""
+
+EXACT = 1e-10
+"""A candidate is final if it brings the gradients within this distance: rounding of float32."""
+
+MOST_STALLS = 2
+"""Candidates in a row that prove no mask before the last fading."""
 
 Judge = Callable[[str, Tensor], float]
 """Notes a candidate of a stage, and returns the distance of its gradient."""
@@ -72,20 +86,15 @@ class FeatureMatching(OneByOne):
         layer_iterations: of the convex problem of a layer behind invertible activations.
         solved: such a layer counts as found once its relative mean squared residual is below this.
         proof: a mask is proven once sums of errors match the bias's gradient up to this share.
-        tries: vertices that are looked at for the mask of one channel, ≥ 1.
         fit_iterations: of the input's fit to the features, where no ReLU is in the way.
-        smoothing: weights of the total variation in the successive fits through ReLUs.
-        rough_smoothing: of fits before those, to masks that are not all proven, where these are
-            too few to start with.
-        smoothed_iterations: of each of those.
-        blur: in a fit with smoothing weight w, ReLUs are averaged over noise of standard deviation
-            ``blur √w`` in their layer's input, ≥ 0.
-        near_distance: damped Gauss–Newton on the equations of proven masks is tried once the fits
-            bring the gradients within this distance, and after the last one if it gained nothing.
-        newton_steps: of that, at most, ≥ 0.
-        restarts: starts of the fit, ≥ 1.
-        initialisation: of the fit.
-        close_distance: proven masks are enough if they bring the gradients within this distance.
+        rounds: candidates through ReLUs, at most, ≥ 1.
+        last_weight: of the prior in the last of them, > 0.
+        factor: from one weight to the next in the last of them, in (0, 1).
+        iterations: of conjugate gradients in each of its steps, ≥ 1.
+        near: the last of them ends once ‖r‖², of the equations in units, is at most this.
+        newton_steps: of damped Gauss–Newton without the prior in that case, at most, ≥ 0.
+        restarts: starts of the fit where no ReLU is in the way, ≥ 1.
+        initialisation: of that fit.
         solved_distance: a target is solved once the gradients' distance is at most this.
     """
 
@@ -96,31 +105,31 @@ class FeatureMatching(OneByOne):
     layer_iterations: int = 700
     solved: float = 1e-9
     proof: float = 5e-8
-    tries: int = 12
     fit_iterations: int = 1000
-    smoothing: Sequence[float] = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
-    rough_smoothing: Sequence[float] = (3e-2, 2e-2, 1e-2)
-    smoothed_iterations: int = 200
-    blur: float = 2.0
-    near_distance: float = 1e-3
-    newton_steps: int = 12
+    rounds: int = 8
+    last_weight: float = 1e-9
+    factor: float = 0.6
+    iterations: int = 300
+    near: float = 1e-3
+    newton_steps: int = 8
     restarts: int = 1
     initialisation: Initialisation = field(default_factory=Grey)
-    close_distance: float = 1e-2
     solved_distance: float = 1e-4
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank_tolerance < 1:
             raise ValueError(f"rank_tolerance must lie in [0, 1), got {self.rank_tolerance}.")
-        for name in ("restarts", "tries"):
+        for name in ("restarts", "rounds", "iterations"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("blur", "newton_steps"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
-        for name in ("smoothing", "rough_smoothing"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} must hold at least one weight, got none.")
+        if self.newton_steps < 0:
+            raise ValueError(f"newton_steps must be at least 0, got {self.newton_steps}.")
+        if not 0 < self.last_weight < LAST_FIRST:
+            raise ValueError(
+                f"last_weight must lie in (0, {LAST_FIRST:g}), got {self.last_weight}."
+            )
+        if not 0 < self.factor < 1:
+            raise ValueError(f"factor must lie in (0, 1), got {self.factor}.")
 
     def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
         """Attack one problem in float64.
@@ -135,7 +144,7 @@ class FeatureMatching(OneByOne):
                 f"samples in {problem.schedule.num_steps} steps."
             )
         chain = trace_chain(problem)
-        levels, residuals, opened = self._walk_back(problem, chain, generator)
+        levels, residuals, hidden = self._walk_back(problem, chain)
         targets = problem.known_targets
         if targets is None:
             targets = idlg_label(problem.gradient[f"{chain[-1].name}bias"])
@@ -152,15 +161,16 @@ class FeatureMatching(OneByOne):
                 best, best_value, best_stage = inputs, value, stage
             return value
 
-        for restart in range(self.restarts):
-            start = self.initialisation(problem.spec, 1, restart, generator).double()
-            candidates = (
-                self._fit_with_masks(problem, chain, levels, *opened, start, judge)
-                if opened
-                else self._fit_exact(problem.spec, chain, levels, start, judge)
-            )
-            if any(value <= self.solved_distance for value in candidates):
-                break
+        if hidden is not None:
+            candidates: Iterator[float] = self._fit_through_relus(problem, chain, hidden, judge)
+            for value in candidates:
+                if value <= EXACT:
+                    break
+        else:
+            for restart in range(self.restarts):
+                start = self.initialisation(problem.spec, 1, restart, generator).double()
+                if min(self._fit_exact(chain, levels, start, judge)) <= self.solved_distance:
+                    break
         if not math.isfinite(best_value):
             return failure("the objective was never finite.")
         return Reconstruction(
@@ -171,20 +181,19 @@ class FeatureMatching(OneByOne):
                 "ranks": [len(level.equations.rows) for level in levels],
                 "positions": [level.equations.rows.shape[1] for level in levels],
                 "layer_residuals": residuals,
-                "proven_masks": int(opened[1].certain.sum()) if opened else 0,
-                "masks": len(opened[1].certain) if opened else 0,
+                "proven_masks": hidden.num_proven if hidden else 0,
+                "masks": len(hidden.masks.certain) if hidden else 0,
                 "stage": best_stage,
                 "restart": restart,
             },
         )
 
     def _walk_back(
-        self, problem: Problem, chain: list[Link], generator: torch.Generator
-    ) -> tuple[list[Knowledge], list[float], tuple[MaskSearch, Masks] | None]:
+        self, problem: Problem, chain: list[Link]
+    ) -> tuple[list[Knowledge], list[float], "Hidden | None"]:
         """Knowledge about the inputs of the layers, from the last but one to the first.
 
-        Also the residuals of the convex problems, and the masks at which the walk ended, if not
-        all of them are proven.
+        Also the residuals of the convex problems, and the ReLUs at which the walk ended.
         """
         last = chain[-1]
         bias = problem.gradient.get(f"{last.name}bias")
@@ -192,43 +201,54 @@ class FeatureMatching(OneByOne):
             raise ValueError("feature matching needs the last layer's bias, the model has none.")
         outputs = mean_feature(problem.gradient[f"{last.name}weight"], bias)[None]
         errors = last.pull_back(bias[None])
+        trust: Tensor | float = 1.0
         levels: list[Knowledge] = []
         residuals: list[float] = []
+        hidden: Hidden | None = None
         for position in range(len(chain) - 2, -1, -1):
             link = chain[position]
             assert link.activation is not None
             errors = errors.reshape(1, *link.output_shape)
             slope = link.activation.slope(outputs.reshape(errors.shape))
-            levels.append(self._know(problem, link, outputs, errors * slope))
-            equations = levels[-1].equations
-            if position == 0 or len(equations.rows) < self.rank_fraction * len(equations.rows.T):
+            level = self._know(problem, link, outputs, errors * slope, trust)
+            levels.append(level)
+            if position == 0:
                 break
-            before = chain[position - 1]
+            before, rows = chain[position - 1], level.equations.rows
             activation = before.activation
             assert activation is not None
-            errors = link.pull_back(levels[-1].errors)
+            if len(rows) < self.rank_fraction * len(rows.T):
+                if hidden is None and activation.has_kink:
+                    hidden = Hidden.unknown(position - 1, before, level)
+                break
+            errors = link.pull_back(level.errors)
             if activation.has_kink:
                 if before.bias_gradient is None:
+                    hidden = Hidden.unknown(position - 1, before, level)
                     break
                 search = MaskSearch(
-                    equations.of_channels(len(before.scale)),
+                    level.equations.of_channels(len(before.scale)),
                     errors.reshape(len(before.scale), -1) * before.scale[:, None],
                     before.bias_gradient,
                     self.proof,
                 )
-                masks = search.begin(self.tries, generator)
+                masks = search.begin()
+                hidden = Hidden(position - 1, search, masks, level)
                 if not masks.certain.all():
-                    return levels, residuals, (search, masks)
-                outputs = masks.features
+                    break
+                features, determined = search.settle(masks)
+                outputs = torch.where(determined & masks.active, features, masks.features)
+                trust = determined.reshape(1, *before.output_shape).double()
                 continue
+            hidden, trust = None, 1.0
             inputs, residual = solve_layer(
-                levels[-1], activation.low, activation.high, self.layer_iterations
+                level, activation.low, activation.high, self.layer_iterations
             )
             residuals.append(residual)
             if residual > self.solved:
                 break
             outputs = inputs.clamp(activation.low, activation.high)
-        return levels, residuals, None
+        return levels, residuals, hidden
 
     def _know(
         self,
@@ -249,224 +269,148 @@ class FeatureMatching(OneByOne):
         return Knowledge(link, outputs, errors, equations, trust)
 
     def _fit_exact(
-        self,
-        spec: InputSpec,
-        chain: list[Link],
-        levels: list[Knowledge],
-        start: Tensor,
-        judge: Judge,
+        self, chain: list[Link], levels: list[Knowledge], start: Tensor, judge: Judge
     ) -> Iterator[float]:
         """Distances of inputs that explain the deepest level, and then the last one that is sure.
 
         A walk that went one layer too far has features that are roughly right and errors that
         are not; the fit to them is then a start for the level before.
         """
-        inputs = self._fit_all(spec, chain, levels[-1], start)
+        inputs = self._fit(chain, levels[-1], start)
         yield judge("deepest", inputs)
         if len(levels) > 1:
-            yield judge("sure", self._fit_all(spec, chain, levels[-2], inputs))
+            yield judge("sure", self._fit(chain, levels[-2], inputs))
 
-    def _fit_all(
-        self, spec: InputSpec, chain: list[Link], level: Knowledge, start: Tensor
-    ) -> Tensor:
-        """Fit the input to one level: at once, or with fading smoothing where ReLUs are before."""
-        before = chain[: chain.index(level.link) + 1]
-        if any(link.activation and link.activation.has_kink for link in before):
-            for weight in self.smoothing:
-                start = self._fit(spec, chain, [level], start, weight)
-            return start
-        return self._fit(spec, chain, [level], start, 0.0)
-
-    def _fit_with_masks(
-        self,
-        problem: Problem,
-        chain: list[Link],
-        levels: list[Knowledge],
-        search: MaskSearch,
-        masks: Masks,
-        start: Tensor,
-        judge: Judge,
-    ) -> Iterator[float]:
-        """Distances of successive fits with fading smoothing, masks being found anew from each.
-
-        With all masks as far as they are believed, and then with the proven ones; or with these
-        from the start, if that explains the gradient better after one fit, as long as it leads
-        anywhere. Then the proven masks' equations are solved.
-        """
-        position = chain.index(levels[-1].link) - 1
-        link = chain[position]
-        errors = levels[-1].link.pull_back(levels[-1].errors).reshape(masks.active.shape)
-        scale = link.scale.reshape((-1,) + (1,) * (len(link.output_shape) - 1))
-
-        def fit(masks: Masks, inputs: Tensor, proven: bool, weight: float) -> Tensor:
-            features, determined = search.settle(masks)
-            trusted = determined & (masks.certain[:, None] | ~(search.is_open | proven))
-            level = self._know(
-                problem,
-                link,
-                features,
-                errors * masks.active,
-                trusted.reshape(1, *link.output_shape).double(),
-                masks.certain if proven else None,
-            )
-            return self._fit(problem.spec, chain, [*levels, level], inputs, weight)
-
-        ways = [True] * bool(masks.certain.any()) + [False]
-        first = {True: self.smoothing[0], False: self.rough_smoothing[0]}
-        fits, values = {}, {}
-        for proven in ways:
-            fits[proven] = fit(masks, start, proven, first[proven])
-            values[proven] = judge(_stage(proven), fits[proven])
-            if values[proven] <= self.close_distance:
-                break
-
-        def refine(inputs: Tensor) -> Masks:
-            features = _features(chain[:position], inputs)
-            return search.refine(
-                masks,
-                link.preactivation(features).reshape(masks.active.shape),
-                link.patches(features),
-                problem.gradient[f"{link.name}weight"].flatten(1),
-            )
-
-        def equations_at(inputs: Tensor) -> MaskEquations:
-            nonlocal masks
-            masks = refine(inputs)
-            features, determined = search.settle(masks)
-            settled = Masks(features, masks.active, masks.certain)
-            own = gradient_equations(
-                link,
-                (errors * masks.active).reshape(1, *link.output_shape) * scale,
-                problem.gradient[f"{link.name}weight"],
-                NEGLIGIBLE,
-                masks.certain,
-            ).faded(self.rank_tolerance)
-            behind = levels[-1].equations.of_channels(len(masks.certain))
-            return MaskEquations(chain[:position], link, settled, determined, own, behind)
-
-        def improve(inputs: Tensor) -> float:
-            if not (
-                masks.certain.any()
-                and inputs.numel() <= MOST_UNKNOWNS
-                and all(_is_relu(before) for before in chain[:position])
-            ):
-                return math.inf
-            found = gauss_newton(equations_at, inputs, self.newton_steps)
-            return min((judge("exact equations", each) for each in found), default=math.inf)
-
-        for way in sorted(values, key=values.__getitem__):
-            inputs = fits[way]
-            stages = [(True, weight) for weight in self.smoothing[1:]]
-            if not way:
-                stages = [(False, weight) for weight in self.rough_smoothing[1:]] + stages
-            was_near = False
-            for proven, weight in stages:
-                masks = refine(inputs)
-                if proven and not masks.certain.any():
-                    break
-                inputs = fit(masks, inputs, proven, weight)
-                values[way] = min(values[way], judge(_stage(proven), inputs))
-                if values[way] <= self.near_distance and not was_near:
-                    was_near = True
-                    exact = improve(inputs)
-                    if exact < values[way]:
-                        values[way] = exact
-                        break
-                yield values[way]
-            else:
-                values[way] = min(values[way], improve(inputs))
-            yield values[way]
-            if not way or values[way] <= self.close_distance:
-                break
-
-    def _fit(
-        self,
-        spec: InputSpec,
-        chain: list[Link],
-        levels: Sequence[Knowledge],
-        start: Tensor,
-        weight: float,
-    ) -> Tensor:
-        """Fit the input to layers' outputs and their weights' gradients.
-
-        Args:
-            spec: the public facts about the data.
-            chain: all layers.
-            levels: what is known.
-            start: of the fit.
-            weight: of the total variation; none means that no ReLU is in the way.
-        """
-        by_link = {id(level.link): level for level in levels}
-        deepest = max(chain.index(level.link) for level in levels)
-        scales = {}
-        for level in levels:
-            gradient = level.equations.values.square().sum().clamp_min(1e-30)
-            scales[id(level.link)] = (
-                gradient, level.forward_size().clamp_min(1e-30) if weight else gradient
-            )  # fmt: skip
-
-        blur = self.blur * weight**0.5
+    def _fit(self, chain: list[Link], level: Knowledge, start: Tensor) -> Tensor:
+        """Fit the input to one layer's outputs and its weights' gradient, by L-BFGS."""
+        before = chain[: chain.index(level.link)]
+        size = level.equations.values.square().sum().clamp_min(1e-30)
 
         def loss(flat: Tensor) -> Tensor:
-            features = flat.reshape(start.shape)
-            pixels = spec.denormalize(features) / CONTRAST
-            value = weight * smooth_variation(pixels) if weight else flat.new_zeros(())
-            for position, link in enumerate(chain[: deepest + 1]):
-                level = by_link.get(id(link))
-                if level is not None:
-                    gradient, forward = scales[id(link)]
-                    value = value + level.forward_residual(features).square().sum() / forward
-                    value = value + level.gradient_residual(features).square().sum() / gradient
-                if position < deepest:
-                    features = _features([link], features, blur if position < deepest - 1 else 0.0)
-            return value
+            features = _features(before, flat.reshape(start.shape))
+            value = level.forward_residual(features).square().sum()
+            return (value + level.gradient_residual(features).square().sum()) / size
 
         def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
             gradient, value = torch.func.grad_and_value(loss)(points[0])
             return value[None], gradient[None]
 
-        optimizer = (
-            LBFGS(self.smoothed_iterations, relative_tolerance=1e-3)
-            if weight
-            else LBFGS(self.fit_iterations, tolerance=1e-18, relative_tolerance=1e-3)
-        )
+        optimizer = LBFGS(self.fit_iterations, tolerance=1e-18, relative_tolerance=1e-3)
         return optimizer(evaluate, start.reshape(1, -1)).points.reshape(start.shape)
 
+    def _fit_through_relus(
+        self, problem: Problem, chain: list[Link], hidden: "Hidden", judge: Judge
+    ) -> Iterator[float]:
+        """Distances of successive candidates, each of which may prove masks for the next.
 
-def smooth_variation(images: Tensor, kink: float = 0.02) -> Tensor:
-    """Total variation of images (B, C, H, W), with |d| replaced by √(d² + kink²)."""
-    vertical = images[..., 1:, :] - images[..., :-1, :]
-    horizontal = images[..., :, 1:] - images[..., :, :-1]
-    return sum(
-        ((d.square() + kink**2).sqrt().mean() for d in (vertical, horizontal)),
-        start=images.new_zeros(()),
-    )
+        The last fading is with all masks proven, or once two candidates in a row proved none;
+        what it proves leads to one more. Then follows Gauss–Newton, if it is near.
+        """
+        prior = ImagePrior.of(problem.spec)
+        coordinates = torch.zeros_like(prior.deviations)
+        last_fading = Fading(
+            LAST_FIRST,
+            self.last_weight,
+            self.factor,
+            LAST_BLUR,
+            self.iterations,
+            sharpens=True,
+            enough=self.near,
+        )
+        stalls = lasts = 0
+        value = math.inf
+        for number in range(self.rounds):
+            is_last = hidden.is_known or stalls >= MOST_STALLS or number == self.rounds - 1
+            fading = FIRST if number == 0 else MIDDLE._replace(last=MIDDLE.last * 0.1**stalls)
+            if is_last:
+                fading = last_fading._replace(first=FIRST.first if number == 0 else LAST_FIRST)
+            equations = self._equations(problem, chain, hidden)
+            coordinates, value = fade(equations, prior, coordinates, fading)
+            inputs = prior.inputs(coordinates)
+            yield judge("last fading" if is_last else "fading", inputs)
+            lasts += is_last
+            if hidden.is_known or lasts > 1:
+                break
+            proven = hidden.num_proven
+            hidden.refine(chain, inputs)
+            stalls = stalls + 1 if hidden.num_proven == proven else 0
+            if is_last and stalls:
+                break
+        if value <= self.near and inputs.numel() <= MOST_UNKNOWNS and hidden.num_proven:
+
+            def equations_at(inputs: Tensor) -> MaskEquations:
+                hidden.refine(chain, inputs)
+                return self._equations(problem, chain, hidden)
+
+            for found in gauss_newton(equations_at, inputs, self.newton_steps):
+                yield judge("exact equations", found)
+
+    def _equations(self, problem: Problem, chain: list[Link], hidden: "Hidden") -> MaskEquations:
+        """What the masks that are proven, and the layer behind them, tell about the input."""
+        link, masks = chain[hidden.position], hidden.masks
+        own = None
+        determined = torch.zeros_like(masks.active)
+        if hidden.search is not None and hidden.num_proven:
+            features, determined = hidden.search.settle(masks)
+            errors = hidden.search.errors * masks.active
+            own = gradient_equations(
+                link,
+                errors.reshape(1, *link.output_shape),
+                problem.gradient[f"{link.name}weight"],
+                NEGLIGIBLE,
+                masks.certain,
+            ).faded(self.rank_tolerance)
+            masks = replace(masks, features=features)
+        return MaskEquations.of(
+            chain[: hidden.position], link, masks, determined, own, hidden.behind
+        )
 
 
-def _stage(proven: bool) -> str:
-    return "proven masks" if proven else "all masks"
+@dataclass
+class Hidden:
+    """ReLUs whose masks are sought.
 
-
-def _is_relu(link: Link) -> bool:
-    return link.activation is not None and link.activation.has_kink
-
-
-def _features(links: list[Link], inputs: Tensor, blur: float = 0.0) -> Tensor:
-    """The output of a piece of a chain.
-
-    With a blur, that of ReLUs is E max(z + n, 0) = z Φ(z/σ) + σ φ(z/σ), where n is normal with
-    the standard deviation σ that noise of standard deviation ``blur`` in the layer's input makes.
+    Attributes:
+        position: of their layer in the chain.
+        search: for their masks; ``None`` where nothing tells about these.
+        masks: what is believed so far.
+        behind: what is known of the next layer.
     """
+
+    position: int
+    search: MaskSearch | None
+    masks: Masks
+    behind: Knowledge
+
+    @classmethod
+    def unknown(cls, position: int, link: Link, behind: Knowledge) -> "Hidden":
+        """ReLUs of a layer of which nothing is proven, nor will be."""
+        count = len(link.scale)
+        features = torch.zeros(link.output_shape, dtype=torch.float64).reshape(count, -1)
+        none = torch.zeros(count, dtype=torch.bool)
+        return cls(position, None, Masks(features, features > 0, none), behind)
+
+    @property
+    def num_proven(self) -> int:
+        """Channels whose mask is proven."""
+        return int(self.masks.certain.sum())
+
+    @property
+    def is_known(self) -> bool:
+        """Whether no more masks can be proven."""
+        return self.search is None or bool(self.masks.certain.all())
+
+    def refine(self, chain: list[Link], inputs: Tensor) -> None:
+        """Try to prove more masks with a candidate input."""
+        if self.search is not None and not self.is_known:
+            features = _features(chain[: self.position], inputs)
+            z = chain[self.position].preactivation(features)
+            self.masks = self.search.refine(self.masks, z.reshape(self.masks.active.shape))
+
+
+def _features(links: list[Link], inputs: Tensor) -> Tensor:
+    """The output of a piece of a chain."""
     for link in links:
         assert link.activation is not None
-        z = link.preactivation(inputs)
-        if blur and link.activation.has_kink:
-            per_channel = (-1,) + (1,) * (z.ndim - 2)
-            gain = link.scale.abs() * link.weight.flatten(1).norm(dim=1)
-            deviation = (blur * gain).clamp_min(1e-12).reshape(per_channel)
-            ratio = z / deviation
-            density = (-ratio.square() / 2).exp() / math.sqrt(2 * math.pi)
-            inputs = z * torch.special.ndtr(ratio) + deviation * density
-        else:
-            inputs = link.activation.function(z)
+        inputs = link.activation.function(link.preactivation(inputs))
     return inputs

@@ -36,7 +36,6 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.binary_columns import arrange, binary_columns, disjoint_columns
 from flwr_leakage.attacks.distance import gradient_distance
-from flwr_leakage.attacks.feature_matching import smooth_variation
 from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import idlg_label
@@ -435,3 +434,13 @@ def maxima_mask(error: Tensor, gradient: Tensor, active: Tensor, window: tuple[i
     order = arrange(patches.reshape(count, *gradient.shape[1:]))
     mask = (columns[:, order] != 0).to(error.dtype).reshape(1, channels, *covered)
     return F.pad(mask, (0, width - covered[1], 0, height - covered[0]))
+
+
+def smooth_variation(images: Tensor, kink: float = 0.02) -> Tensor:
+    """Total variation of images (B, C, H, W), with |d| replaced by √(d² + kink²)."""
+    vertical = images[..., 1:, :] - images[..., :-1, :]
+    horizontal = images[..., :, 1:] - images[..., :, :-1]
+    return sum(
+        ((d.square() + kink**2).sqrt().mean() for d in (vertical, horizontal)),
+        start=images.new_zeros(()),
+    )

@@ -46,9 +46,19 @@ class Whitened:
         weights = self.singular / (self.singular.square() + (noise * self.singular[0]) ** 2).sqrt()
         return Whitened(weights[:, None] * self.rows, weights[:, None] * self.values, self.singular)
 
+    def in_units(self) -> "Whitened":
+        """Both sides divided by the root mean square of the values."""
+        unit = root_mean_square(self.values)
+        return Whitened(self.rows / unit, self.values / unit, self.singular)
+
     def null_space(self) -> Tensor:
         """N (P, P − r), orthonormal: the directions that they leave open."""
         return torch.linalg.svd(self.rows, full_matrices=True)[2][len(self.rows) :].T
+
+
+def root_mean_square(values: Tensor) -> Tensor:
+    """Of all entries, above zero; of none it is one."""
+    return values.square().mean().sqrt().clamp_min(1e-30) if values.numel() else values.new_ones(())
 
 
 def gradient_equations(

@@ -6,21 +6,24 @@ m of some of its channels be proven. Then three sets of equations hold to roundi
     M₁ h(x) = T₁              the weight gradient of the layer, of proven channels;
     z(x) = a, z(x) ≤ 0        where the mask's values are determined, and where it is zero;
     M₂ (m z(x)) = T₂          the weight gradient of the layer behind, with relu(z) for m z in
-                              channels that are not proven.
+                              channels that are not proven; and that layer's own outputs.
 
 As m is given, only the ReLUs before the layer are left in the way, and x is mostly overdetermined:
 close to the solution Newton's method for this piecewise linear system ends there in a few steps.
-Its residual is the attacker's to see, so it is known when the solution is exact.
+Its residual is the attacker's to see, so it is known when the solution is exact. From far away
+:mod:`flwr_leakage.attacks.fading_prior` comes close.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.chain import Link
-from flwr_leakage.attacks.layer_equations import Whitened
+from flwr_leakage.attacks.layer_equations import Knowledge, Whitened, root_mean_square
 from flwr_leakage.attacks.masks import Masks
 
 BLOCK = 128
@@ -55,37 +58,62 @@ class MaskEquations:
         masks: of that layer; the proven ones are used.
         determined: entries (C, P) of proven masks that are known: the value of an active one,
             and of an inactive one that it is inactive. Of other active ones the sign is known.
-        own: ``M₁ h = T₁``.
-        behind: ``M₂ a = T₂``, for the channels of a.
+        own: ``M₁ h = T₁``, in units; ``None`` if no mask is proven.
+        behind: what is known of the layer behind: its gradient's equations and its outputs.
+        gradient: ``M₂ a = T₂``, in units, for the channels of a.
     """
 
     before: Sequence[Link]
     link: Link
     masks: Masks
     determined: Tensor
-    own: Whitened
-    behind: Whitened
+    own: Whitened | None
+    behind: Knowledge
+    gradient: Whitened
 
-    def __post_init__(self) -> None:
-        if not self.masks.certain.any():
-            raise ValueError("masks must be proven in at least one channel, got none.")
+    @classmethod
+    def of(
+        cls,
+        before: Sequence[Link],
+        link: Link,
+        masks: Masks,
+        determined: Tensor,
+        own: Whitened | None,
+        behind: Knowledge,
+    ) -> "MaskEquations":
+        """Set equations in units."""
+        gradient = behind.equations.of_channels(len(masks.certain)).in_units()
+        own = None if own is None else own.in_units()
+        return cls(before, link, masks, determined, own, behind, gradient)
 
-    def residual(self, inputs: Tensor) -> tuple[Tensor, Gates]:
-        """All residuals at inputs (1, *shape), (1, R), and where the piecewise linear map is."""
+    def residual(self, inputs: Tensor, blur: float = 0.0) -> tuple[Tensor, Gates]:
+        """All residuals at inputs (1, *shape), (1, R), and where the piecewise linear map is.
+
+        Args:
+            inputs: x.
+            blur: standard deviation of noise in the input of each layer over which its ReLUs are
+                averaged; half of it for ReLUs whose masks are sought.
+        """
         masks, shape = self.masks, (1, *self.link.output_shape)
         features, gates = inputs, []
         for link in self.before:
-            z = link.preactivation(features)
-            gates.append((z > 0).to(z.dtype))
-            features = z.clamp_min(0)
+            features, slope = rectify(link, link.preactivation(features), blur)
+            gates.append(slope)
         z = self.link.preactivation(features)
+        certain = masks.certain[:, None]
         positive = z.reshape(masks.active.shape) > 0
         bound = torch.where(self.determined, masks.active | positive, masks.active & ~positive)
-        bound &= masks.certain[:, None]
-        passes = torch.where(masks.certain[:, None], masks.active, positive)
-        target = torch.where(bound & masks.active & self.determined, masks.features, 0.0)
-        gates += [bound.to(z.dtype).reshape(shape), passes.to(z.dtype).reshape(shape)]
-        parts = (features, z - target.reshape(shape), z)
+        bound = (bound & certain).to(z.dtype).reshape(shape)
+        free, slope = rectify(self.link, z, blur / 2)
+        active = masks.active.to(z.dtype)
+        passes = torch.where(certain, active, slope.reshape(active.shape)).reshape(shape)
+        open_ = (~certain).expand(active.shape).reshape(shape)
+        outputs = torch.where(open_, free, passes * z)
+        target = torch.where(self._valued, masks.features, 0.0).reshape(shape)
+        behind = self.behind.link.preactivation(outputs)
+        reached = self._known_behind | (behind > 0)
+        gates += [bound, passes, reached.to(z.dtype) * self.behind.trust]
+        parts = (features, z - target, outputs, behind - self._behind_target)
         return self._collect(parts, gates, constant=True), tuple(gates)
 
     def linear(self, gates: Gates, steps: Tensor) -> Tensor:
@@ -93,44 +121,98 @@ class MaskEquations:
         for link, gate in zip(self.before, gates, strict=False):
             steps = gate * _scaled(link, steps)
         z = _scaled(self.link, steps)
-        return self._collect((steps, z, z), gates, constant=False)
+        outputs = gates[-2] * z
+        parts = (steps, z, outputs, _scaled(self.behind.link, outputs))
+        return self._collect(parts, gates, constant=False)
+
+    def pull_back(self, gates: Gates, shape: torch.Size) -> Callable[[Tensor], Tensor]:
+        """The transpose of ``linear``: (B, R) ↦ (B, *shape), for inputs of a shape (B, …)."""
+        zeros = torch.zeros(shape, dtype=gates[-1].dtype)
+        pull = torch.func.vjp(lambda steps: self.linear(gates, steps), zeros)[1]
+        return lambda residual: pull(residual)[0]
 
     def normal_matrix(self, gates: Gates, shape: torch.Size) -> Tensor:
         """JᵀJ (D, D) in single precision, for inputs of a shape (1, *shape)."""
-        single = replace(
-            self,
-            before=[_single_link(link) for link in self.before],
-            link=_single_link(self.link),
-            own=_single(self.own),
-            behind=_single(self.behind),
-        )
-        gates = tuple(gate.float() for gate in gates)
+        single, gates = self.single(), tuple(gate.float() for gate in gates)
         size = shape.numel()
         units = torch.eye(size, dtype=torch.float32).reshape(size, *shape[1:])
         width = min(BLOCK, size)
-        pull = torch.func.vjp(lambda d: single.linear(gates, d), torch.zeros_like(units[:width]))[1]
+        pull = single.pull_back(gates, units[:width].shape)
         matrix = torch.empty(size, size)
         for first in [*range(0, size - width, width), size - width]:
             block = slice(first, first + width)
-            matrix[block] = pull(single.linear(gates, units[block]))[0].reshape(width, size)
+            matrix[block] = pull(single.linear(gates, units[block])).reshape(width, size)
         return matrix
 
+    def single(self) -> "MaskEquations":
+        """The same in single precision, for ``linear``."""
+        return replace(
+            self,
+            before=[_single_link(link) for link in self.before],
+            link=_single_link(self.link),
+            own=None if self.own is None else _single(self.own),
+            behind=replace(self.behind, link=_single_link(self.behind.link)),
+            gradient=_single(self.gradient),
+        )
+
+    @cached_property
+    def _valued(self) -> Tensor:
+        return self.masks.active & self.determined & self.masks.certain[:, None]
+
+    @cached_property
+    def _unit(self) -> float:
+        return float(root_mean_square(self.masks.features[self._valued]))
+
+    @cached_property
+    def _known_behind(self) -> Tensor:
+        assert self.behind.link.activation is not None
+        return self.behind.link.activation.invertible(self.behind.outputs)
+
+    @cached_property
+    def _behind_target(self) -> Tensor:
+        """Preactivations where the outputs tell them, else the bound 0."""
+        assert self.behind.link.activation is not None
+        values = self.behind.link.activation.inverse(self.behind.outputs)
+        return torch.where(self._known_behind, values, 0.0)
+
+    @cached_property
+    def _unit_behind(self) -> float:
+        return float(root_mean_square(self._behind_target[self._known_behind]))
+
     def _collect(
-        self, parts: tuple[Tensor, Tensor, Tensor], gates: Sequence[Tensor], constant: bool
+        self, parts: tuple[Tensor, Tensor, Tensor, Tensor], gates: Sequence[Tensor], constant: bool
     ) -> Tensor:
-        """Residuals of the three sets, from h, from z less its target, and from z."""
-        features, gaps, z = parts
-        bound, passes = gates[-2:]
-        known = self.masks.active & self.determined & self.masks.certain[:, None]
-        unit = _root_mean_square(self.masks.features[known]).to(z.dtype)
+        """Residuals: from h; from a; from z less its target; and likewise one layer on."""
+        features, gaps, outputs, gaps_behind = parts
+        bound, _, reached = gates[-3:]
         results = []
-        for equations, inputs in ((self.own, features), (self.behind, passes * z)):
-            rows = equations.rows
-            products = inputs.reshape(len(inputs), -1, rows.shape[1]) @ rows.T
-            if constant:
-                products = products - equations.values.T
-            results.append((products / _root_mean_square(equations.values)).flatten(1))
-        return torch.cat([*results, (bound * gaps / unit).flatten(1)], dim=1)
+        for equations, inputs in ((self.own, features), (self.gradient, outputs)):
+            if equations is not None:
+                rows = equations.rows
+                products = inputs.reshape(len(inputs), -1, rows.shape[1]) @ rows.T
+                results.append((products - equations.values.T if constant else products).flatten(1))
+        if self.own is not None:
+            results.append((bound * gaps / self._unit).flatten(1))
+        results.append((reached * gaps_behind / self._unit_behind).flatten(1))
+        return torch.cat(results, dim=1)
+
+
+def rectify(link: Link, z: Tensor, blur: float) -> tuple[Tensor, Tensor]:
+    """The activation of z and its slope; with a blur, those of a ReLU are means over noise.
+
+    E max(z + n, 0) = z Φ(z/σ) + σ φ(z/σ), with the slope Φ(z/σ), where n is normal with the
+    standard deviation σ that noise of standard deviation ``blur`` in the layer's input makes.
+    """
+    assert link.activation is not None
+    if not blur or not link.activation.has_kink:
+        outputs = link.activation.function(z)
+        return outputs, link.activation.slope(outputs)
+    gain = link.scale.abs() * link.weight.flatten(1).norm(dim=1)
+    deviation = (blur * gain).clamp_min(1e-12).reshape((-1,) + (1,) * (z.ndim - 2))
+    ratio = z / deviation
+    density = (-ratio.square() / 2).exp() / math.sqrt(2 * math.pi)
+    slope = torch.special.ndtr(ratio)
+    return z * slope + deviation * density, slope
 
 
 def gauss_newton(
@@ -223,8 +305,8 @@ class Linearised:
         self.equations, self.inputs = equations, inputs
         residual, self.gates = equations.residual(inputs)
         self.value = float(residual.square().sum())
-        self._pull = torch.func.vjp(self._push, torch.zeros_like(inputs))[1]
-        self.slope = self._pull(residual)[0]
+        self._pull = equations.pull_back(self.gates, inputs.shape)
+        self.slope = self._pull(residual)
 
     def value_at(self, inputs: Tensor) -> float:
         """The sum of squares at other inputs."""
@@ -239,10 +321,12 @@ class Linearised:
         shift = damping * float(old.matrix.diagonal().mean())
 
         def product(vector: Tensor) -> Tensor:
-            image = self._pull(self._push(vector.reshape(self.inputs.shape)))[0]
+            image = self._pull(self._push(vector.reshape(self.inputs.shape)))
             return image.flatten() + shift * vector
 
-        step, iterations = _conjugate_gradients(product, old, -self.slope.flatten())
+        step, iterations = conjugate_gradients(
+            product, -self.slope.flatten(), INEXACT, MOST_ITERATIONS, old
+        )
         if iterations >= MOST_ITERATIONS and old.inputs is not self.inputs:
             return self.solve(damping, self._preconditioner(damping))
         old = replace(old, is_worn=iterations > MANY_ITERATIONS)
@@ -256,15 +340,29 @@ class Linearised:
         return Preconditioner.of(matrix, self.inputs, damping)
 
 
-def _conjugate_gradients(
-    product: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], right: Tensor
+def conjugate_gradients(
+    product: Callable[[Tensor], Tensor],
+    right: Tensor,
+    tolerance: float,
+    most: int,
+    precondition: Callable[[Tensor], Tensor] = lambda vector: vector,
 ) -> tuple[Tensor, int]:
-    """Solution of a positive definite system, and the number of iterations."""
+    """Solution of a positive definite system, from zero, and the number of iterations.
+
+    Hestenes and Stiefel 1952.
+
+    Args:
+        product: by the matrix.
+        right: of the system, flat.
+        tolerance: relative, of the residual in the preconditioner's norm.
+        most: iterations.
+        precondition: approximate solution for one right-hand side.
+    """
     solution, residual = torch.zeros_like(right), right
     direction = preconditioned = precondition(residual)
     size = first = residual @ preconditioned
     iterations = 0
-    while iterations < MOST_ITERATIONS and size > INEXACT**2 * first:
+    while iterations < most and size > tolerance**2 * first:
         iterations += 1
         image = product(direction)
         length = size / (direction @ image)
@@ -287,7 +385,3 @@ def _single_link(link: Link) -> Link:
 
 def _single(equations: Whitened) -> Whitened:
     return Whitened(equations.rows.float(), equations.values.float(), equations.singular.float())
-
-
-def _root_mean_square(values: Tensor) -> Tensor:
-    return values.square().mean().sqrt().clamp_min(1e-30) if values.numel() else values.new_ones(())

@@ -2,9 +2,9 @@
 
 The weight gradient of a layer is linear in its input a, and leaves it open in some directions. If
 a comes from ReLUs it is nonnegative and partly zero. Mostly it then is a vertex of the polytope of
-nonnegative solutions, and vertices are found as solutions of least weighted sum. Which of them is
-right is told by the bias b of the layer ``W ∗ x + b`` that made a. With e the errors of that
-layer's outputs where they are active, known from the layers behind,
+nonnegative solutions, often the one of least sum; or it is the solution nearest to a candidate.
+Whether that is right is told by the bias b of the layer ``W ∗ x + b`` that made a. With e the
+errors of that layer's outputs where they are active, known from the layers behind,
 
     ∂L/∂b_o = Σ_p e_op [a_op > 0]
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import lsq_linear, nnls
+from scipy.optimize import nnls
 from torch import Tensor
 
 from flwr_leakage.attacks.layer_equations import Whitened
@@ -41,8 +41,15 @@ UNSEEN = 1e-6
 INEXACT = 1e-3
 """Values are determined if their standard deviation is below this share of typical ones."""
 
-PRIOR_WEIGHT = 0.1
-"""Of a mask's former guess in its regression, where the residual is relative."""
+DOUBTFUL = 1e-2
+"""Share of its channel's largest entry up to which an entry of a solution may be zero."""
+
+FLIPPABLE = 24
+"""Entries of a mask that are tried. The proof fails by accident once in 1e5 masks or so; these,
+in ones and twos, are 300."""
+
+PROJECTIONS = 200
+"""Of a candidate onto the equations' solutions."""
 
 
 @dataclass(frozen=True)
@@ -84,63 +91,58 @@ class MaskSearch:
             return torch.zeros(self.errors.shape[1], dtype=torch.bool)
         return self.equations.open_share() > OPEN
 
-    def begin(self, tries: int, generator: torch.Generator) -> Masks:
-        """Vertices of least sum, at first of equal and then of random weights, up to a proof."""
-        count, positions = self.errors.shape
+    def begin(self) -> Masks:
+        """Vertices of least sum, cut where the bias's gradient says."""
         features = torch.zeros_like(self.errors)
         active = torch.zeros_like(self.errors, dtype=torch.bool)
-        certain = torch.zeros(count, dtype=torch.bool)
-        for channel in range(count):
-            for attempt in range(tries):
-                weights = np.ones(positions)
-                if attempt:
-                    draws = torch.rand(positions, generator=generator, dtype=torch.float64)
-                    weights = 0.02 + 0.98 * draws.numpy()
-                solution = self._least_sum(channel, weights)
-                mask, proven = self._cut(channel, np.argsort(-solution), *_range(solution))
-                if proven or not attempt:
-                    features[channel] = torch.from_numpy(solution * mask)
-                    active[channel] = torch.from_numpy(mask)
-                    certain[channel] = proven
-                if proven or self.equations.is_determined:
-                    break
+        certain = torch.zeros(len(features), dtype=torch.bool)
+        for channel in range(len(features)):
+            solution = self._least_sum(channel)
+            largest = float(solution.max())
+            fewest = int((solution > LARGEST * largest).sum())
+            most = int((solution > SMALLEST * largest).sum())
+            mask, proven = self._cut(channel, np.argsort(-solution), fewest, most)
+            features[channel] = torch.from_numpy(solution * mask)
+            active[channel] = torch.from_numpy(mask)
+            certain[channel] = proven
         return Masks(features, active, certain)
 
-    def refine(
-        self, masks: Masks, preactivations: Tensor, patches: Tensor, weight_gradient: Tensor
-    ) -> Masks:
-        """Try to prove more channels, with a candidate input at hand.
+    def refine(self, masks: Masks, preactivations: Tensor) -> Masks:
+        """Try to prove more channels, with a candidate at hand.
 
-        Entries that look active with the candidate weigh less in the sum; and where the equations
-        leave a mask open it is regressed: the weight gradient of the layer that made a is
-        ``∂L/∂W_o = Σ_p e_op [a_op > 0] patch_p``, with the candidate's patches.
+        The nonnegative solution of the equations that is nearest to the candidate's outputs is
+        ordered and cut; and where that proves nothing, masks that differ in one or two doubtful
+        entries from its mask, from the candidate's, and from the latter where the equations leave
+        a mask open.
 
         Args:
             masks: what is believed so far; what is proven stays.
             preactivations: of the ReLUs (C, P), at the candidate.
-            patches: of the layer that made a (K, P), at the candidate.
-            weight_gradient: of that layer (C, K).
         """
         features, active, certain = (
             t.clone() for t in (masks.features, masks.active, masks.certain)
         )
+        channels = (~certain).nonzero()[:, 0]
+        solutions = self._nearest(channels, preactivations[channels].clamp_min(0)).numpy()
         open_entries = self.is_open.numpy()
-        largest = max(float(preactivations.max()), 1e-12)
-        for channel in (~certain).nonzero()[:, 0].tolist():
+        for channel, solution in zip(channels.tolist(), solutions, strict=True):
             z = preactivations[channel].numpy()
-            solution = self._least_sum(channel, 1 / (0.2 + 30 * z.clip(0) / largest))
-            mask, proven = self._cut(channel, np.argsort(-solution), *_range(solution))
-            if not proven and open_entries.any():
-                mask, proven = self._regress(
-                    channel,
-                    mask,
-                    open_entries,
-                    z > 0,
-                    patches.numpy(),
-                    weight_gradient[channel].numpy(),
-                )
-                solution = np.where(open_entries, z.clip(0), solution)
-            features[channel] = torch.from_numpy(solution * mask)
+            largest = max(float(solution.max()), float(z.max()), 1e-12)
+            fewest = int((solution > LARGEST * largest).sum())
+            most = int((solution > -DOUBTFUL * largest).sum())
+            mask, proven = self._cut(channel, np.argsort(-solution), fewest, most)
+            margins = (
+                solution - DOUBTFUL * largest,
+                z,
+                np.where(open_entries, z, solution - DOUBTFUL * largest),
+            )
+            for flips in (1, 2):
+                for margin in margins:
+                    if not proven:
+                        mask, proven = self._flip(channel, margin, flips)
+            if not proven:
+                mask = z > 0
+            features[channel] = torch.from_numpy(solution.clip(0) * mask)
             active[channel] = torch.from_numpy(mask)
             certain[channel] = proven
         return Masks(features, active, certain)
@@ -182,18 +184,16 @@ class MaskSearch:
             determined[channel, support] &= (variance < INEXACT**2 * size) & (values > 0)
         return features, determined
 
-    def _least_sum(self, channel: int, weights: Array) -> Array:
-        """The nonnegative solution of a channel's equations with the least weighted sum."""
+    def _least_sum(self, channel: int) -> Array:
+        """The nonnegative solution of a channel's equations with the least sum."""
         values = self.equations.values[:, channel].numpy()
         if self.equations.is_determined:
             return (self.equations.rows.T.numpy() @ values).clip(0)
-        row = SUM_WEIGHT * weights / weights.max()
-        rows = np.vstack([self.equations.rows.numpy(), row])
-        return nnls(rows, np.append(values, 0.0), maxiter=10 * len(row))[0]
+        rows = self.equations.rows.numpy()
+        rows = np.vstack([rows, np.full(rows.shape[1], SUM_WEIGHT)])
+        return nnls(rows, np.append(values, 0.0), maxiter=10 * rows.shape[1])[0]
 
-    def _cut(
-        self, channel: int, order: Array, fewest: int, most: int, given: Array | None = None
-    ) -> tuple[Array, bool]:
+    def _cut(self, channel: int, order: Array, fewest: int, most: int) -> tuple[Array, bool]:
         """The mask of the first entries in ``order`` whose errors come nearest to the bias's.
 
         Args:
@@ -201,44 +201,51 @@ class MaskSearch:
             order: of entries, likely ones first.
             fewest: least number of active ones among them.
             most: largest number.
-            given: a mask of others that are active besides.
         """
         errors = self.errors[channel].numpy()
-        mask = np.zeros(len(errors), bool) if given is None else given.copy()
-        sums = errors[mask].sum() + np.append(0.0, errors[order].cumsum())
+        mask = np.zeros(len(errors), bool)
+        sums = np.append(0.0, errors[order].cumsum())
         gaps = np.abs(sums[fewest : most + 1] - float(self.bias_gradient[channel]))
         best = int(gaps.argmin())
         mask[order[: fewest + best]] = True
         return mask, bool(gaps[best] <= self.tolerance * np.abs(errors).sum())
 
-    def _regress(
-        self,
-        channel: int,
-        mask: Array,
-        open_entries: Array,
-        guess: Array,
-        patches: Array,
-        gradient: Array,
-    ) -> tuple[Array, bool]:
-        """Open entries of a channel's mask in [0, 1] by least squares, drawn to the guess."""
-        given = mask & ~open_entries
-        entries = open_entries.nonzero()[0]
-        columns = patches * self.errors[channel].numpy()
-        size = max(float(np.linalg.norm(gradient)), 1e-30)
-        left = np.vstack([columns[:, entries] / size, PRIOR_WEIGHT * np.eye(len(entries))])
-        right = np.append(
-            (gradient - columns[:, given].sum(1)) / size, PRIOR_WEIGHT * guess[entries]
-        )
-        shares = lsq_linear(left, right, bounds=(0, 1), method="bvls").x
-        order = entries[np.argsort(-shares)]
-        found, proven = self._cut(channel, order, 0, len(order), given)
-        if not proven:
-            found = given
-            found[entries[shares > 0.5]] = True
-        return found, proven
+    def _flip(self, channel: int, margins: Array, flips: int) -> tuple[Array, bool]:
+        """The mask of positive margins, with up to ``flips`` of the smallest ones turned over.
 
+        Of several that the bias's gradient proves, the one whose flipped margins are smallest.
+        """
+        errors, mask = self.errors[channel].numpy(), margins > 0
+        tolerance = self.tolerance * np.abs(errors).sum()
+        gap = errors[mask].sum() - float(self.bias_gradient[channel])
+        if abs(gap) <= tolerance:
+            return mask, True
+        doubtful = np.argsort(np.abs(margins))[:FLIPPABLE]
+        change = np.where(mask[doubtful], -errors[doubtful], errors[doubtful])
+        cost = np.abs(margins[doubtful])
+        if flips == 1:
+            found = np.argwhere(np.abs(gap + change) <= tolerance)
+        else:
+            found = np.argwhere(np.triu(np.abs(gap + change[:, None] + change) <= tolerance, 1))
+        if not len(found):
+            return mask, False
+        chosen = doubtful[min(found, key=lambda entries: cost[entries].sum())]
+        mask[chosen] = ~mask[chosen]
+        return mask, True
 
-def _range(solution: Array) -> tuple[int, int]:
-    """How many entries are active at least and at most, by the thresholds' range."""
-    largest = float(solution.max())
-    return int((solution > LARGEST * largest).sum()), int((solution > SMALLEST * largest).sum())
+    def _nearest(self, channels: Tensor, outputs: Tensor) -> Tensor:
+        """Solutions (C, P) of the equations near outputs (C, P) and nearly nonnegative.
+
+        By Dykstra's alternating projections (Boyle and Dykstra 1986).
+        """
+        rows, values = self.equations.rows, self.equations.values[:, channels]
+        point = outputs.T
+        solution = point
+        first, second = torch.zeros_like(point), torch.zeros_like(point)
+        for _ in range(PROJECTIONS):
+            moved = point + first
+            solution = moved + rows.T @ (values - rows @ moved)
+            first = moved - solution
+            point = (solution + second).clamp_min(0)
+            second = solution + second - point
+        return solution.T

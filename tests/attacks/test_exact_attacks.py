@@ -15,7 +15,7 @@ from flwr_leakage.attacks import (
     pose,
 )
 from flwr_leakage.attacks.chain import activation_of, trace_chain
-from flwr_leakage.attacks.feature_matching import smooth_variation
+from flwr_leakage.attacks.feature_recursion import smooth_variation
 from flwr_leakage.attacks.layer_equations import Knowledge, gradient_equations
 from flwr_leakage.attacks.priors.total_variation import total_variation
 from flwr_leakage.gradient_map import GradientMap

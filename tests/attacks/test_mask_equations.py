@@ -1,13 +1,19 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from attacked import observe
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from flwr_leakage.attacks import FeatureMatching, pose
 from flwr_leakage.attacks.chain import trace_chain
+from flwr_leakage.attacks.fading_prior import Fading, fade
+from flwr_leakage.attacks.image_prior import ImagePrior
 from flwr_leakage.attacks.labels.counts import mean_feature
-from flwr_leakage.attacks.layer_equations import Whitened, gradient_equations
-from flwr_leakage.attacks.mask_equations import MaskEquations, gauss_newton
+from flwr_leakage.attacks.layer_equations import Knowledge, Whitened, gradient_equations
+from flwr_leakage.attacks.mask_equations import MaskEquations, gauss_newton, rectify
 from flwr_leakage.attacks.masks import Masks, MaskSearch
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -19,7 +25,7 @@ def generator():
     return torch.Generator().manual_seed(0)
 
 
-def equations_of_case(certain=None, batch_norm=False):
+def equations_of_case(certain=None, batch_norm=False, smooth=False):
     """The equations of a network's second layer with its true masks, and the true input."""
     torch.manual_seed(1)
     layers = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 12, 3, padding=1, stride=2)]
@@ -31,12 +37,15 @@ def equations_of_case(certain=None, batch_norm=False):
     layers += [nn.ReLU(), nn.Conv2d(12, 16, 3, padding=1, stride=1), nn.ReLU(), nn.Flatten()]
     gradient_map = GradientMap(nn.Sequential(*layers, nn.Linear(16 * 36, 4)))
     images = torch.rand(1, 1, 12, 12, generator=generator())
+    if smooth:
+        images = nn.functional.avg_pool2d(images, 5, 1, 2)
     observation = observe(gradient_map, Batch(images, torch.tensor([2])), LocalSchedule(1.0))
     problem = pose(gradient_map, SPEC, observation, ThreatModel()).to(torch.float64)
     first, second, third, last = trace_chain(problem)
     bias = problem.gradient[f"{last.name}bias"]
     features = mean_feature(problem.gradient[f"{last.name}weight"], bias).reshape(1, 16, 6, 6)
     errors = last.pull_back(bias[None]).reshape(features.shape) * (features > 0)
+    errors_behind = errors
     known = gradient_equations(third, errors, problem.gradient[f"{third.name}weight"], 1e-4)
     truth = images.double()
     hidden = second.preactivation(first.preactivation(truth).clamp_min(0))
@@ -56,14 +65,9 @@ def equations_of_case(certain=None, batch_norm=False):
         1e-6,
         certain,
     ).faded(1e-4)
-    equations = MaskEquations(
-        [first],
-        second,
-        Masks(settled, active, certain),
-        determined,
-        own,
-        known.of_channels(len(certain)),
-    )
+    behind = Knowledge(third, features, errors_behind, known)
+    masks = Masks(settled, active, certain)
+    equations = MaskEquations.of([first], second, masks, determined, own, behind)
     return equations, truth, hidden[0].flatten(1)
 
 
@@ -107,20 +111,60 @@ def test_gauss_newton_ends_where_nothing_is_better():
     assert list(gauss_newton(lambda _: equations, truth, steps=0)) == []
 
 
-def test_masks_without_any_proof_are_refused():
-    equations, *_ = equations_of_case()
-    masks = Masks(
-        equations.masks.features, equations.masks.active, torch.zeros(12, dtype=torch.bool)
+def test_without_proven_masks_the_layer_behind_is_all_that_tells():
+    equations, truth, hidden = equations_of_case()
+    bare = MaskEquations.of(
+        equations.before,
+        equations.link,
+        replace(equations.masks, certain=torch.zeros(12, dtype=torch.bool)),
+        equations.determined,
+        None,
+        equations.behind,
     )
-    with pytest.raises(ValueError, match="at least one channel"):
-        MaskEquations(
-            equations.before,
-            equations.link,
-            masks,
-            equations.determined,
-            equations.own,
-            equations.behind,
-        )
+    residual, (_, bound, passes, _) = bare.residual(truth)
+    assert float(residual.square().sum()) < 1e-7
+    assert not bool(bound.any())
+    assert torch.equal(passes.flatten(2)[0] > 0, hidden > 0)
+    assert residual.shape[1] < equations.residual(truth)[0].shape[1]
+
+
+@given(st.floats(-2, 2), st.floats(0.05, 1))
+@settings(deadline=None)
+def test_blurred_relus_are_means_over_noise(value, blur):
+    link = equations_of_case()[0].before[0]
+    z = torch.full((1, *link.output_shape), value, dtype=torch.float64)
+    mean, slope = rectify(link, z, blur)
+    deviation = blur * link.weight.flatten(1).norm(dim=1)
+    quantiles = torch.special.ndtri((torch.arange(4000).double() + 0.5) / 4000)
+    noisy = value + deviation[:, None] * quantiles
+    torch.testing.assert_close(mean[0, :, 0, 0], noisy.clamp_min(0).mean(1), rtol=0, atol=1e-3)
+    torch.testing.assert_close(slope[0, :, 0, 0], (noisy > 0).double().mean(1), rtol=0, atol=1e-3)
+    assert torch.equal(rectify(link, z, 0.0)[0], z.clamp_min(0))
+
+
+@pytest.mark.parametrize("proven", [12, 9])
+def test_fading_leads_from_grey_to_where_gauss_newton_finds_the_input(proven):
+    equations, truth, _ = equations_of_case(torch.arange(12) < proven, smooth=True)
+    prior = ImagePrior.of(SPEC)
+    start = torch.zeros_like(prior.deviations)
+    fading = Fading(10.0, 1e-7, 0.5, 1.5, 60, sharpens=True)
+    coordinates, value = fade(equations, prior, start, fading)
+    found = prior.inputs(coordinates)
+    assert value == pytest.approx(float(equations.residual(found)[0].square().sum()))
+    assert float((found - truth).abs().max()) < 0.05
+    *_, found = gauss_newton(lambda _: equations, found, steps=20)
+    assert float((found - truth).abs().max()) < 1e-4
+
+
+def test_fading_ends_where_it_is_enough():
+    equations, *_ = equations_of_case()
+    prior = ImagePrior.of(SPEC)
+    start = torch.zeros_like(prior.deviations)
+    fading = Fading(10.0, 1e-7, 0.5, 1.5, 60, enough=1e9)
+    _, value = fade(equations, prior, start, fading)
+    _, one_step = fade(equations, prior, start, fading._replace(last=9.0, enough=0.0))
+    assert value == one_step
+    assert value > fade(equations, prior, start, fading._replace(enough=0.0))[1]
 
 
 def test_determined_outputs_are_exact_and_undetermined_ones_are_told():
@@ -156,7 +200,15 @@ def test_faded_equations_keep_strong_rows_and_lose_noisy_ones():
     torch.testing.assert_close(faded.values[:, 1], faded.rows.diagonal())
 
 
-@pytest.mark.parametrize("name", ["blur", "newton_steps"])
-def test_negative_options_are_refused(name):
-    with pytest.raises(ValueError, match=f"{name} must be at least 0, got -1"):
-        FeatureMatching(**{name: -1})
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("newton_steps", -1, "newton_steps must be at least 0, got -1"),
+        ("rounds", 0, "rounds must be at least 1, got 0"),
+        ("last_weight", 0.0, r"last_weight must lie in \(0, 0.3\), got 0.0"),
+        ("factor", 1.0, r"factor must lie in \(0, 1\), got 1.0"),
+    ],
+)
+def test_options_out_of_range_are_refused(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        FeatureMatching(**{name: value})

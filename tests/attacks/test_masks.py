@@ -45,13 +45,13 @@ def relu_case(batch_norm=False):
     assert first.bias_gradient is not None
     search = MaskSearch(equations, errors, first.bias_gradient, tolerance=1e-7)
     preactivations = first.preactivation(images.double())[0].flatten(1)
-    return search, preactivations, first, images.double(), problem
+    return search, preactivations, first, images.double()
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_proven_masks_are_right(batch_norm):
     search, preactivations, *_ = relu_case(batch_norm)
-    masks = search.begin(tries=4, generator=generator())
+    masks = search.begin()
     assert 0 < int(masks.certain.sum()) < len(masks.certain)
     right = (masks.active == (preactivations > 0)).all(dim=1)
     assert bool(right[masks.certain].all())
@@ -60,15 +60,10 @@ def test_proven_masks_are_right(batch_norm):
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_a_candidate_near_the_truth_proves_the_other_masks(batch_norm):
-    search, preactivations, first, images, problem = relu_case(batch_norm)
-    masks = search.begin(tries=1, generator=generator())
+    search, preactivations, first, images = relu_case(batch_norm)
+    masks = search.begin()
     noise = 0.01 * torch.randn(images.shape, generator=generator(), dtype=torch.float64)
-    refined = search.refine(
-        masks,
-        first.preactivation(images + noise)[0].flatten(1),
-        first.patches(images + noise),
-        problem.gradient[f"{first.name}weight"].flatten(1),
-    )
+    refined = search.refine(masks, first.preactivation(images + noise)[0].flatten(1))
     assert int(refined.certain.sum()) > int(masks.certain.sum())
     assert bool(refined.certain[masks.certain].all())
     right = (refined.active == (preactivations > 0)).all(dim=1)
@@ -87,7 +82,7 @@ def test_the_biass_gradient_tells_right_masks_from_wrong_ones(seed, spoilt):
         torch.eye(20, dtype=torch.float64), features.T, torch.ones(20, dtype=torch.float64)
     )  # nothing is open
     search = MaskSearch(equations, errors, bias_gradient, tolerance=1e-9)
-    masks = search.begin(tries=1, generator=stream)
+    masks = search.begin()
     assert bool(masks.certain[0]) is not spoilt
     if not spoilt:
         assert torch.equal(masks.active, features > 0)

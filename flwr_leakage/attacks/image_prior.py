@@ -1,0 +1,95 @@
+"""A Gaussian prior of natural images: most of their variance is in low frequencies and in grey."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.records import InputSpec
+
+VARIANCE = 0.25**2
+"""Of pixels about grey, on average over frequencies."""
+
+CHROMA = 0.1
+"""Variance of each colour difference beside that of the mean of the colours."""
+
+OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
+"""Mean and two differences of red, green and blue, which natural images hardly correlate
+(Ruderman, Cronin and Chiao 1998)."""
+
+
+@dataclass(frozen=True)
+class ImagePrior:
+    """Inputs x = μ + L s of one shape with s ~ N(0, I).
+
+    μ is grey; L takes cosine coefficients of the colours' mean and differences to normalised
+    inputs. The coefficient of frequency (u, v) has a variance in proportion to 1/(1 + u² + v²):
+    natural images have a power spectrum of about 1/f² (Field 1987). No image is used.
+
+    Attributes:
+        grey: μ, (1, C, H, W).
+        deviations: of the coefficients (C, H, W).
+        scale: normalised inputs per pixel value (C, 1, 1).
+        colours: orthonormal rows (C, C).
+        rows: cosines (H, H), orthonormal.
+        columns: cosines (W, W).
+    """
+
+    grey: Tensor
+    deviations: Tensor
+    scale: Tensor
+    colours: Tensor
+    rows: Tensor
+    columns: Tensor
+
+    @classmethod
+    def of(cls, spec: InputSpec) -> "ImagePrior":
+        """The prior of inputs of a specification, in double precision."""
+        channels, height, width = spec.shape
+        frequencies = (
+            torch.arange(height).double()[:, None] ** 2 + torch.arange(width).double() ** 2
+        )
+        variances = 1 / (1 + frequencies)
+        variances = variances * (VARIANCE * height * width / variances.sum())
+        colours = torch.eye(channels, dtype=torch.float64)
+        shares = torch.ones(channels, 1, 1, dtype=torch.float64)
+        if channels == 3:
+            colours = torch.nn.functional.normalize(torch.tensor(OPPONENTS, dtype=torch.float64))
+            shares[1:] = CHROMA
+        grey = torch.full((1, *spec.shape), 0.5, dtype=torch.float64)
+        return cls(
+            spec.normalize(grey),
+            (shares * variances).sqrt(),
+            1 / torch.tensor(spec.std, dtype=torch.float64).reshape(-1, 1, 1),
+            colours,
+            _cosines(height),
+            _cosines(width),
+        )
+
+    def single(self) -> "ImagePrior":
+        """The same in single precision."""
+        return replace(self, **{name: value.float() for name, value in vars(self).items()})
+
+    def inputs(self, coordinates: Tensor) -> Tensor:
+        """μ + L s, (1, C, H, W), for s (C, H, W)."""
+        return self.grey + self.push(coordinates)[None]
+
+    def push(self, coordinates: Tensor) -> Tensor:
+        """L s."""
+        images = self.rows.T @ (self.deviations * coordinates) @ self.columns
+        return self.scale * torch.einsum("oc,ohw->chw", self.colours, images)
+
+    def pull(self, inputs: Tensor) -> Tensor:
+        """Lᵀ g."""
+        images = torch.einsum("oc,chw->ohw", self.colours, self.scale * inputs)
+        return self.deviations * (self.rows @ images @ self.columns.T)
+
+
+def _cosines(size: int) -> Tensor:
+    """The orthonormal discrete cosine transform (Ahmed, Natarajan and Rao 1974)."""
+    frequency = torch.arange(size).double()[:, None]
+    rows = torch.cos(math.pi * (torch.arange(size).double() + 0.5) * frequency / size)
+    rows = rows * (2 / size) ** 0.5
+    rows[0] /= 2**0.5
+    return rows
