@@ -84,7 +84,7 @@ def fade(
         length = 1.0
         for _ in range(SHORTENINGS):
             trial = coordinates + length * step
-            found = float(equations.residual(prior.inputs(trial), blur)[0].square().sum())
+            found = equations.sum_of_squares(prior.inputs(trial), blur)
             if found + weight * float(trial.square().sum()) < objective:
                 coordinates, value = trial, found
                 break

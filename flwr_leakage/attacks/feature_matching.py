@@ -60,9 +60,6 @@ MIDDLE = Fading(0.3, 1e-3, 0.3, 0.8, 60)
 LAST_FIRST, LAST_BLUR = 0.3, 1.5
 """Weight and blur that the last fading starts with."""
 
-EXACT = 1e-10
-"""A candidate is final if it brings the gradients within this distance: rounding of float32."""
-
 MOST_STALLS = 2
 """Candidates in a row that prove no mask before the last fading."""
 
@@ -162,10 +159,7 @@ class FeatureMatching(OneByOne):
             return value
 
         if hidden is not None:
-            candidates: Iterator[float] = self._fit_through_relus(problem, chain, hidden, judge)
-            for value in candidates:
-                if value <= EXACT:
-                    break
+            judge(*self._fit_through_relus(problem, chain, hidden))
         else:
             for restart in range(self.restarts):
                 start = self.initialisation(problem.spec, 1, restart, generator).double()
@@ -299,12 +293,16 @@ class FeatureMatching(OneByOne):
         return optimizer(evaluate, start.reshape(1, -1)).points.reshape(start.shape)
 
     def _fit_through_relus(
-        self, problem: Problem, chain: list[Link], hidden: "Hidden", judge: Judge
-    ) -> Iterator[float]:
-        """Distances of successive candidates, each of which may prove masks for the next.
+        self, problem: Problem, chain: list[Link], hidden: "Hidden"
+    ) -> tuple[str, Tensor]:
+        """The best of successive candidates, each of which may prove masks for the next.
 
         The last fading is with all masks proven, or once two candidates in a row proved none;
-        what it proves leads to one more. Then follows Gauss–Newton, if it is near.
+        what it proves leads to one more. Then follows Gauss–Newton, if it is near. The best one
+        has the least ‖r‖² in the last equations, which are continuous as the gradient is not.
+
+        Returns:
+            Its stage and the input.
         """
         prior = ImagePrior.of(problem.spec)
         coordinates = torch.zeros_like(prior.deviations)
@@ -317,6 +315,7 @@ class FeatureMatching(OneByOne):
             sharpens=True,
             enough=self.near,
         )
+        candidates: list[tuple[str, Tensor]] = []
         stalls = lasts = 0
         value = math.inf
         for number in range(self.rounds):
@@ -327,7 +326,7 @@ class FeatureMatching(OneByOne):
             equations = self._equations(problem, chain, hidden)
             coordinates, value = fade(equations, prior, coordinates, fading)
             inputs = prior.inputs(coordinates)
-            yield judge("last fading" if is_last else "fading", inputs)
+            candidates.append(("last fading" if is_last else "fading", inputs))
             lasts += is_last
             if hidden.is_known or lasts > 1:
                 break
@@ -343,7 +342,9 @@ class FeatureMatching(OneByOne):
                 return self._equations(problem, chain, hidden)
 
             for found in gauss_newton(equations_at, inputs, self.newton_steps):
-                yield judge("exact equations", found)
+                candidates.append(("exact equations", found))
+        equations = self._equations(problem, chain, hidden)
+        return min(candidates, key=lambda each: equations.sum_of_squares(each[1]))
 
     def _equations(self, problem: Problem, chain: list[Link], hidden: "Hidden") -> MaskEquations:
         """What the masks that are proven, and the layer behind them, tell about the input."""

@@ -116,6 +116,10 @@ class MaskEquations:
         parts = (features, z - target, outputs, behind - self._behind_target)
         return self._collect(parts, gates, constant=True), tuple(gates)
 
+    def sum_of_squares(self, inputs: Tensor, blur: float = 0.0) -> float:
+        """‖r‖², see ``residual``."""
+        return float(self.residual(inputs, blur)[0].square().sum())
+
     def linear(self, gates: Gates, steps: Tensor) -> Tensor:
         """Change (B, R) of the residuals with steps (B, *shape) of the inputs, to first order."""
         for link, gate in zip(self.before, gates, strict=False):
@@ -243,7 +247,7 @@ def gauss_newton(
         for _ in range(REJECTIONS):
             step, preconditioner = system.solve(damping, preconditioner)
             trial = inputs + step
-            found = system.value_at(trial)
+            found = system.equations.sum_of_squares(trial)
             promised = -float((system.slope * step).sum())
             if found <= value - 0.25 * promised:
                 damping /= 10 if found <= value - 0.75 * promised else 2
@@ -307,10 +311,6 @@ class Linearised:
         self.value = float(residual.square().sum())
         self._pull = equations.pull_back(self.gates, inputs.shape)
         self.slope = self._pull(residual)
-
-    def value_at(self, inputs: Tensor) -> float:
-        """The sum of squares at other inputs."""
-        return float(self.equations.residual(inputs)[0].square().sum())
 
     def solve(self, damping: float, old: Preconditioner | None) -> tuple[Tensor, Preconditioner]:
         """The damped step, and the preconditioner for the next one."""
