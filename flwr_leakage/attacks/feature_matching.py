@@ -159,7 +159,8 @@ class FeatureMatching(OneByOne):
             return value
 
         if hidden is not None:
-            judge(*self._fit_through_relus(problem, chain, hidden))
+            for candidate in self._fit_through_relus(problem, chain, hidden):
+                judge(*candidate)
         else:
             for restart in range(self.restarts):
                 start = self.initialisation(problem.spec, 1, restart, generator).double()
@@ -294,15 +295,17 @@ class FeatureMatching(OneByOne):
 
     def _fit_through_relus(
         self, problem: Problem, chain: list[Link], hidden: "Hidden"
-    ) -> tuple[str, Tensor]:
+    ) -> list[tuple[str, Tensor]]:
         """The best of successive candidates, each of which may prove masks for the next.
 
         The last fading is with all masks proven, or once two candidates in a row proved none;
         what it proves leads to one more. Then follows Gauss–Newton, if it is near. The best one
-        has the least ‖r‖² in the last equations, which are continuous as the gradient is not.
+        has the least ‖r‖² in the last equations, which are continuous as the gradient is not. If
+        no mask at all is proven the gradient is not exact: then the prior does not fade away, as
+        the equations must not be met to the last digit, and nor do they choose.
 
         Returns:
-            Its stage and the input.
+            Its stage and the input; or those of all candidates, for the gradient to choose.
         """
         prior = ImagePrior.of(problem.spec)
         coordinates = torch.zeros_like(prior.deviations)
@@ -319,7 +322,10 @@ class FeatureMatching(OneByOne):
         stalls = lasts = 0
         value = math.inf
         for number in range(self.rounds):
-            is_last = hidden.is_known or stalls >= MOST_STALLS or number == self.rounds - 1
+            is_last = stalls >= MOST_STALLS or number == self.rounds - 1
+            if is_last and hidden.is_doubtful:
+                return candidates
+            is_last |= hidden.is_known
             fading = FIRST if number == 0 else MIDDLE._replace(last=MIDDLE.last * 0.1**stalls)
             if is_last:
                 fading = last_fading._replace(first=FIRST.first if number == 0 else LAST_FIRST)
@@ -344,7 +350,7 @@ class FeatureMatching(OneByOne):
             for found in gauss_newton(equations_at, inputs, self.newton_steps):
                 candidates.append(("exact equations", found))
         equations = self._equations(problem, chain, hidden)
-        return min(candidates, key=lambda each: equations.sum_of_squares(each[1]))
+        return [min(candidates, key=lambda each: equations.sum_of_squares(each[1]))]
 
     def _equations(self, problem: Problem, chain: list[Link], hidden: "Hidden") -> MaskEquations:
         """What the masks that are proven, and the layer behind them, tell about the input."""
@@ -360,7 +366,8 @@ class FeatureMatching(OneByOne):
                 problem.gradient[f"{link.name}weight"],
                 NEGLIGIBLE,
                 masks.certain,
-            ).faded(self.rank_tolerance)
+            )
+            own = own.faded(self.rank_tolerance) if len(own.rows) else None
             masks = replace(masks, features=features)
         return MaskEquations.of(
             chain[: hidden.position], link, masks, determined, own, hidden.behind
@@ -400,6 +407,11 @@ class Hidden:
     def is_known(self) -> bool:
         """Whether no more masks can be proven."""
         return self.search is None or bool(self.masks.certain.all())
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether masks could be proven, but none is."""
+        return self.search is not None and not self.num_proven
 
     def refine(self, chain: list[Link], inputs: Tensor) -> None:
         """Try to prove more masks with a candidate input."""

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -146,7 +147,8 @@ def test_strongest_keeps_the_nearest_gradient_and_survives_misfits(images):
         Strongest(attacks=[])
 
 
-def test_feature_matching_recovers_a_smooth_image_through_relus():
+def relu_case():
+    """A network of ReLUs, a smooth image and its gradient."""
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Conv2d(1, 12, 3, padding=1),
@@ -158,7 +160,29 @@ def test_feature_matching_recovers_a_smooth_image_through_relus():
     )
     rows, columns = torch.meshgrid(torch.linspace(0, 1, 8), torch.linspace(0, 1, 8), indexing="ij")
     image = SPEC.normalize((0.5 + 0.3 * torch.sin(3 * rows + 2 * columns))[None, None])
-    gradient_map, observation = case(network, image)
+    return image, *case(network, image)
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_feature_matching_says_what_it_could_not_prove(pruned):
+    _, gradient_map, observation = relu_case()
+    delta = {}
+    for name, value in observation.update.delta.items():
+        if pruned:
+            threshold = value.abs().flatten().median()
+            delta[name] = torch.where(value.abs() < threshold, 0.0, value)
+        else:
+            noise = torch.randn(value.shape, generator=generator())
+            delta[name] = value + 1e-3 * value.square().mean().sqrt() * noise
+    observation = replace(observation, update=replace(observation.update, delta=delta))
+    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert math.isfinite(result.objective)
+    assert result.stats["proven_masks"] < result.stats["masks"]
+    assert result.stats["stage"] in ("fading", "last fading")
+
+
+def test_feature_matching_recovers_a_smooth_image_through_relus():
+    image, gradient_map, observation = relu_case()
     (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
     assert result.objective < 1e-3
     error = (SPEC.denormalize(result.batch.inputs) - SPEC.denormalize(image)).square().mean()
