@@ -12,7 +12,8 @@ is one equation for each channel o that the right mask meets to rounding, and a 
 accident only, as the entries of e are of all sizes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -83,6 +84,10 @@ class MaskSearch:
     errors: Tensor
     bias_gradient: Tensor
     tolerance: float
+    _settled: dict[int, tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Of proven channels, which stay as they are."""
 
     @property
     def is_open(self) -> Tensor:
@@ -163,26 +168,36 @@ class MaskSearch:
             sees their position.
         """
         features = masks.features.clone()
-        raw = self.equations.rows * self.equations.singular[:, None]
-        targets = self.equations.values * self.equations.singular[:, None]
-        largest = self.equations.singular[0]
-        seen = raw.norm(dim=0) > UNSEEN * largest
-        determined = seen.expand(masks.active.shape).clone()
+        seen, determined = self._seen, self._seen.expand(masks.active.shape).clone()
         for channel in masks.certain.nonzero()[:, 0].tolist():
-            support, target = masks.active[channel], targets[:, channel]
-            if not support.any():
-                continue
-            left, singular, right = torch.linalg.svd(raw[:, support], full_matrices=False)
-            kept = singular > NOISE * largest
-            left, singular, right = left[:, kept], singular[kept], right[kept]
-            values = right.T @ ((left.T @ target) / singular)
-            size = values.square().mean()
-            noise = NOISE * target.square().mean().sqrt()
-            variance = right.T.square() @ (noise / singular).square()
-            variance += (1 - right.square().sum(dim=0)).clamp_min(0) * size
-            features[channel, support] = values
-            determined[channel, support] &= (variance < INEXACT**2 * size) & (values > 0)
+            support = masks.active[channel]
+            if support.any():
+                if channel not in self._settled:
+                    self._settled[channel] = self._solve(channel, support)
+                values, exact = self._settled[channel]
+                features[channel, support] = values
+                determined[channel, support] = seen[support] & exact
         return features, determined
+
+    @cached_property
+    def _seen(self) -> Tensor:
+        """Positions (P,) that some equation sees."""
+        rows = self.equations.rows * self.equations.singular[:, None]
+        return rows.norm(dim=0) > UNSEEN * self.equations.singular[0]
+
+    def _solve(self, channel: int, support: Tensor) -> tuple[Tensor, Tensor]:
+        """A channel's values on its support by least squares, and which are determined."""
+        raw = self.equations.rows * self.equations.singular[:, None]
+        target = self.equations.values[:, channel] * self.equations.singular
+        left, singular, right = torch.linalg.svd(raw[:, support], full_matrices=False)
+        kept = singular > NOISE * self.equations.singular[0]
+        left, singular, right = left[:, kept], singular[kept], right[kept]
+        values = right.T @ ((left.T @ target) / singular)
+        size = values.square().mean()
+        noise = NOISE * target.square().mean().sqrt()
+        variance = right.T.square() @ (noise / singular).square()
+        variance += (1 - right.square().sum(dim=0)).clamp_min(0) * size
+        return values, (variance < INEXACT**2 * size) & (values > 0)
 
     def _least_sum(self, channel: int) -> Array:
         """The nonnegative solution of a channel's equations with the least sum."""
