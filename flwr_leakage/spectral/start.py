@@ -9,7 +9,7 @@ from flwr_leakage.spectral.estimate import normalize_rows
 from flwr_leakage.spectral.lanczos import largest_eigenvalue
 
 LAST_LAYER_TOLERANCE = 1e-3
-LAST_LAYER_STEPS = 24
+LAST_LAYER_STEPS = 20
 
 
 def gradient_start(operator: FunctionJacobian, generator: torch.Generator) -> Float[Tensor, "S N"]:

@@ -12,7 +12,12 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import AngularJacobian, SampleJacobian
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
-from flwr_leakage.spectral import choose_smallest_eigenvalue, largest_eigenvalue, solve_damped
+from flwr_leakage.spectral import (
+    choose_smallest_eigenvalue,
+    largest_eigenvalue,
+    last_layer_start,
+    solve_damped,
+)
 from simulations.benchmarks.scores_papers import (
     DESCENT_STEPS,
     POWER_ITERATIONS,
@@ -55,6 +60,7 @@ class Entry:
         dampings: ε/λmax.
         descent: steps of gradient descent that are run, of 2,000.
         shifted: iterations for λmin that are run, of 1,000.
+        starts: of ours for λmax and ang_max, ``Jg`` or ``last layer``.
     """
 
     name: str
@@ -66,6 +72,7 @@ class Entry:
     dampings: tuple[float, ...] = (1e-2, 1e-3)
     descent: int = DESCENT_STEPS
     shifted: int = SHIFTED_ITERATIONS
+    starts: tuple[str, ...] = ("Jg",)
 
     @property
     def label(self) -> str:
@@ -94,6 +101,7 @@ class Found:
         values: of each sample.
         products: for a sample.
         seconds: of the CPU, for a sample.
+        shares: products of the last layer's share of J, for a sample, besides.
         complete: whether it ran to its end and takes its values for resolved.
     """
 
@@ -101,7 +109,13 @@ class Found:
     values: tuple[float, ...]
     products: int
     seconds: float
+    shares: int = 0
     complete: bool = True
+
+    @property
+    def spent(self) -> str:
+        """All products, told."""
+        return f"{self.products}" + f" + {self.shares} of the last layer" * bool(self.shares)
 
     def error(self, exact: Sequence[float]) -> float:
         """Worst relative error over the samples that have a reference."""
@@ -146,52 +160,70 @@ def _delta(operator: SampleJacobian) -> Tensor:
     return draw.to(operator.dtype).expand_as(operator.value)
 
 
-def ours(entry: Entry, cifar: str | None, quantity: Quantity) -> Found:
+def ours(entry: Entry, cifar: str | None, quantity: Quantity, start: str = "Jg") -> Found:
     """Estimate by this package, for the whole batch."""
     precision = torch.float64 if quantity == "λmin" else torch.float32
     operator = operator_of(*entry.prepare(cifar), precision)
-    return estimate(operator, quantity, bool(entry.dense))
+    if quantity == "λmin":
+        return _smallest(operator, bool(entry.dense))
+    return estimate(operator, quantity, start)
+
+
+def _smallest(operator: SampleJacobian, dense: bool) -> Found:
+    most = (400, operator.num_inputs) if dense else (100, 0)
+    with Stopwatch() as clock:
+        found = choose_smallest_eigenvalue(operator, generator(), 1e-2, *most)
+    values, seconds = tuple(found.value.tolist()), clock.seconds / operator.num_blocks
+    complete = bool(found.converged.all())
+    return Found(found.method, values, found.products, seconds, complete=complete)
 
 
 def estimate(
-    operator: SampleJacobian, quantity: Quantity, dense: bool, steps: int | None = None
+    operator: SampleJacobian, quantity: Quantity, start: str = "Jg", steps: int | None = None
 ) -> Found:
-    """At a tolerance of 1 %, or after so many steps, whatever the error."""
+    """λmax, ang_max or I²F at a tolerance of 1 %, or after so many steps, whatever the error."""
     tolerance = 1e-2 if steps is None else 0.0
+    shares = 0
     with Stopwatch() as clock:
         if isinstance(quantity, float):
             solved = solve_damped(operator, _delta(operator), (quantity,), tolerance, steps or 1500)
             name, products = "LSQR", solved.products
             values, converged = solved.norms[:, 0], solved.converged
         else:
-            if quantity == "λmin":
-                most = (400, operator.num_inputs) if dense else (100, 0)
-                found = choose_smallest_eigenvalue(operator, generator(), 1e-2, *most)
+            op = AngularJacobian(operator, operator.value) if quantity == "ang_max" else operator
+            if start == "Jg":
+                first = krylov_start(operator)
             else:
-                angular = quantity == "ang_max"
-                op = AngularJacobian(operator, operator.value) if angular else operator
-                start = krylov_start(operator)
-                found = largest_eigenvalue(op, start, tolerance, steps or 100).estimate
-            name, values, converged = found.method, found.value, found.converged
-            # The start of the largest ones, Jg, is a product of its own.
-            products = found.products + (quantity != "λmin")
+                share = operator.last_layer()
+                first = last_layer_start(operator, share, generator())
+                shares = share.products
+            found = largest_eigenvalue(op, first, tolerance, steps or 100).estimate
+            name, values, converged = f"Lanczos from {start}", found.value, found.converged
+            # Either start has a product of its own: Jg.
+            products = found.products + 1
     seconds = clock.seconds / operator.num_blocks
-    return Found(name, tuple(values.tolist()), products, seconds, bool(converged.all()))
+    complete = bool(converged.all())
+    return Found(name, tuple(values.tolist()), products, seconds, shares, complete)
 
 
-def products_to(
-    entry: Entry, cifar: str | None, quantity: Quantity, goal: float, exact: Sequence[float]
-) -> int | None:
-    """Products of ours from which on no error exceeds the goal; none if one always does."""
+def run_to(
+    entry: Entry,
+    cifar: str | None,
+    quantity: Quantity,
+    goal: float,
+    exact: Sequence[float],
+    start: str = "Jg",
+) -> Found | None:
+    """The cheapest run of ours from which on no error exceeds the goal; none if one always does."""
     operator = operator_of(*entry.prepare(cifar), torch.float32)
 
     @cache
-    def within(steps: int) -> bool:
-        return estimate(operator, quantity, False, steps).error(exact) <= goal
+    def run(steps: int) -> Found:
+        return estimate(operator, quantity, start, steps)
 
     def stays(steps: int) -> bool:
         # An extrapolated value may cross the reference once before it settles there.
-        return all(within(steps + more) for more in range(3))
+        return all(run(steps + more).error(exact) <= goal for more in range(3))
 
     high = 1
     while not stays(high):
@@ -199,8 +231,7 @@ def products_to(
             return None
         high *= 2
     low = high // 2 + 1
-    steps = low + bisect_left(range(low, high), True, key=stays)
-    return estimate(operator, quantity, False, steps).products
+    return run(low + bisect_left(range(low, high), True, key=stays))
 
 
 def theirs(
@@ -225,7 +256,7 @@ def theirs(
     if run < full:
         name += f": {run} of {full:,} steps, cost extrapolated"
     mean = sum(seconds) / len(seconds) * full / run
-    return Found(name, values, products, mean, run == full)
+    return Found(name, values, products, mean, complete=run == full)
 
 
 def _theirs(

@@ -12,7 +12,7 @@ from simulations.benchmarks.scores_procedures import (
     estimate,
     find_references,
     ours,
-    products_to,
+    run_to,
     theirs,
 )
 from simulations.benchmarks.scores_setup import operator_of
@@ -50,18 +50,20 @@ def test_a_shortened_procedure_counts_and_tells_its_full_length(references):
     assert "300 of 2,000 steps" in rival.procedure
 
 
-def test_products_to_an_error_are_the_fewest(references):
+@pytest.mark.parametrize("start", ["Jg", "last layer"])
+def test_the_run_to_an_error_is_the_cheapest(start, references):
     exact = references["λmax"]
-    needed = products_to(DIGITS, None, "λmax", 1e-4, exact)
+    found = run_to(DIGITS, None, "λmax", 1e-4, exact, start)
     operator = operator_of(*DIGITS.prepare(None), torch.float32)
-    steps = (needed - 1) // 2
-    assert estimate(operator, "λmax", False, steps).error(exact) <= 1e-4
-    assert estimate(operator, "λmax", False, steps - 1).error(exact) > 1e-4
+    steps = (found.products - 1) // 2
+    assert estimate(operator, "λmax", start, steps).error(exact) <= 1e-4
+    assert estimate(operator, "λmax", start, steps - 1).error(exact) > 1e-4
+    assert (found.shares > 0) == (start == "last layer")
 
 
 def test_an_error_below_rounding_is_never_reached(references, monkeypatch):
     monkeypatch.setattr(scores_procedures, "MOST_STEPS", 16)
-    assert products_to(DIGITS, None, "λmax", 0.0, references["λmax"]) is None
+    assert run_to(DIGITS, None, "λmax", 0.0, references["λmax"]) is None
 
 
 def test_errors_are_the_worst_of_the_samples_with_a_reference():
@@ -78,11 +80,12 @@ def test_errors_are_the_worst_of_the_samples_with_a_reference():
 )
 def test_without_a_reference_only_what_our_bound_proves_is_told(theirs_found, told):
     rival = Found("", (theirs_found,), 4000, 0.0)
-    assert compare_smallest(rival, Found("", (2.0,), 200, 0.0, False), ()) == (told, None)
+    assert compare_smallest(rival, Found("", (2.0,), 200, 0.0, complete=False), ()) == (told, None)
 
 
 def test_products_are_compared_only_where_ours_is_nearer():
     rival = Found("", (1.1,), 4000, 0.0)
-    assert compare_smallest(rival, Found("", (1.0,), 784, 0.0), (1.0,)) == ("1.1 × the value", 784)
-    assert compare_smallest(rival, Found("", (2.0,), 784, 0.0), (1.0,))[1] is None
-    assert compare_smallest(rival, Found("", (1.0,), 784, 0.0, False), (1.0,))[1] is None
+    right = Found("", (1.0,), 784, 0.0)
+    assert compare_smallest(rival, right, (1.0,)) == ("1.1 × the value", right)
+    assert compare_smallest(rival, replace(right, values=(2.0,)), (1.0,))[1] is None
+    assert compare_smallest(rival, replace(right, complete=False), (1.0,))[1] is None
