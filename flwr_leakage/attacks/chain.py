@@ -118,6 +118,17 @@ class Link:
         scale, shift = self.scale.reshape(per_channel), self.shift.reshape(per_channel)
         return scale * (outputs + self.bias.reshape(per_channel)) + shift
 
+    def patches(self, inputs: Tensor) -> Tensor:
+        """What each output sees of an input (1, *input_shape): (K, P), K weights a channel.
+
+        ``∂L/∂W`` of a channel is the patches times its errors ``∂L/∂(W ∗ a)`` at P positions.
+        """
+        if isinstance(self.module, nn.Linear):
+            return inputs.reshape(-1, 1)
+        m = self.module
+        padding: tuple[int, int] = m.padding  # type: ignore[assignment]
+        return F.unfold(inputs, m.kernel_size, m.dilation, padding, m.stride)[0]
+
     def pull_back(self, errors: Tensor) -> Tensor:
         """∂L/∂a (B, *input_shape) from ∂L/∂(W ∗ a) (B, *output_shape)."""
         zeros = torch.zeros(len(errors), *self.input_shape, dtype=errors.dtype)

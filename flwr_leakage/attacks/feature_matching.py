@@ -225,6 +225,7 @@ class FeatureMatching(OneByOne):
                     level.equations.of_channels(len(before.scale)),
                     errors.reshape(len(before.scale), -1) * before.scale[:, None],
                     before.bias_gradient,
+                    problem.gradient[f"{before.name}weight"].flatten(1),
                     self.proof,
                 )
                 masks = search.begin()
@@ -416,9 +417,9 @@ class Hidden:
     def refine(self, chain: list[Link], inputs: Tensor) -> None:
         """Try to prove more masks with a candidate input."""
         if self.search is not None and not self.is_known:
-            features = _features(chain[: self.position], inputs)
-            z = chain[self.position].preactivation(features)
-            self.masks = self.search.refine(self.masks, z.reshape(self.masks.active.shape))
+            link, features = chain[self.position], _features(chain[: self.position], inputs)
+            z = link.preactivation(features).reshape(self.masks.active.shape)
+            self.masks = self.search.refine(self.masks, z, link.patches(features))
 
 
 def _features(links: list[Link], inputs: Tensor) -> Tensor:

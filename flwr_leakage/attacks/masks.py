@@ -9,11 +9,15 @@ errors of that layer's outputs where they are active, known from the layers behi
     ∂L/∂b_o = Σ_p e_op [a_op > 0]
 
 is one equation for each channel o that the right mask meets to rounding, and a wrong one by
-accident only, as the entries of e are of all sizes.
+accident only, as the entries of e are of all sizes. Where thousands of masks are tried, accidents
+happen; so a mask must not explain the layer's own weight gradient, which is linear in x, worse
+than the candidate's mask does.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -45,9 +49,14 @@ INEXACT = 1e-3
 DOUBTFUL = 1e-2
 """Share of its channel's largest entry up to which an entry of a solution may be zero."""
 
-FLIPPABLE = 24
-"""Entries of a mask that are tried. The proof fails by accident once in 1e5 masks or so; these,
-in ones and twos, are 300."""
+FLIPPABLE, MOST_FLIPS = 24, 3
+"""Entries of a mask that are tried, and how many at once. A wrong mask passes the bias's gradient
+once in 1e5 times or so, and about 7,000 are tried for a channel."""
+
+FLIPS = [
+    np.array(list(combinations(range(FLIPPABLE), n)), dtype=int) for n in range(MOST_FLIPS + 1)
+]
+"""Ranks of entries that are flipped, by their number: (⋅, number) each."""
 
 PROJECTIONS = 200
 """Of a candidate onto the equations' solutions."""
@@ -76,6 +85,7 @@ class MaskSearch:
         equations: those that the weight gradient of the layer behind states about a.
         errors: of the outputs of the layer that made a, where active (C, P).
         bias_gradient: ∂L/∂b (C,).
+        weight_gradient: ∂L/∂W (C, K), with K weights of a channel.
         tolerance: how far sums may miss, as a share of Σ_p |e_op|. Right masks miss by 1e-8 to
             1e-7 with float32 gradients; of those within 2e-7 a few are wrong.
     """
@@ -83,6 +93,7 @@ class MaskSearch:
     equations: Whitened
     errors: Tensor
     bias_gradient: Tensor
+    weight_gradient: Tensor
     tolerance: float
     _settled: dict[int, tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -112,45 +123,53 @@ class MaskSearch:
             certain[channel] = proven
         return Masks(features, active, certain)
 
-    def refine(self, masks: Masks, preactivations: Tensor) -> Masks:
+    def refine(self, masks: Masks, preactivations: Tensor, patches: Tensor) -> Masks:
         """Try to prove more channels, with a candidate at hand.
 
         The nonnegative solution of the equations that is nearest to the candidate's outputs is
-        ordered and cut; and where that proves nothing, masks that differ in one or two doubtful
-        entries from its mask, from the candidate's, and from the latter where the equations leave
-        a mask open.
+        ordered and cut; and masks are tried that differ in up to three doubtful entries from its
+        mask, from the candidate's, and from the latter where the equations leave a mask open.
+        Of those that the bias's gradient proves, the one is taken that explains the weights'
+        gradient best, if it does so no worse than the candidate's mask.
 
         Args:
             masks: what is believed so far; what is proven stays.
             preactivations: of the ReLUs (C, P), at the candidate.
+            patches: of the candidate's inputs to the layer (K, P), see ``Link.patches``.
         """
         features, active, certain = (
             t.clone() for t in (masks.features, masks.active, masks.certain)
         )
         channels = (~certain).nonzero()[:, 0]
         solutions = self._nearest(channels, preactivations[channels].clamp_min(0)).numpy()
-        open_entries = self.is_open.numpy()
         for channel, solution in zip(channels.tolist(), solutions, strict=True):
             z = preactivations[channel].numpy()
-            largest = max(float(solution.max()), float(z.max()), 1e-12)
-            fewest = int((solution > LARGEST * largest).sum())
-            most = int((solution > -DOUBTFUL * largest).sum())
-            mask, proven = self._cut(channel, np.argsort(-solution), fewest, most)
-            margins = (
-                solution - DOUBTFUL * largest,
-                z,
-                np.where(open_entries, z, solution - DOUBTFUL * largest),
-            )
-            for flips in (1, 2):
-                for margin in margins:
-                    if not proven:
-                        mask, proven = self._flip(channel, margin, flips)
-            if not proven:
+            misfit = self._misfit(channel, patches.numpy())
+            proven = [(misfit(mask), mask) for mask in self._proven(channel, solution, z)]
+            least, mask = min(proven, key=lambda each: each[0], default=(np.inf, z > 0))
+            certain[channel] = least <= misfit(z > 0)
+            if not certain[channel]:
                 mask = z > 0
             features[channel] = torch.from_numpy(solution.clip(0) * mask)
             active[channel] = torch.from_numpy(mask)
-            certain[channel] = proven
         return Masks(features, active, certain)
+
+    def _proven(self, channel: int, solution: Array, z: Array) -> Iterator[Array]:
+        """Masks near a solution of the equations and near a candidate that the bias proves."""
+        largest = max(float(solution.max()), float(z.max()), 1e-12)
+        fewest = int((solution > LARGEST * largest).sum())
+        most = int((solution > -DOUBTFUL * largest).sum())
+        mask, proven = self._cut(channel, np.argsort(-solution), fewest, most)
+        if proven:
+            yield mask
+        margins = solution - DOUBTFUL * largest
+        for each in (margins, z, np.where(self.is_open.numpy(), z, margins)):
+            yield from self._flip(channel, each)
+
+    def _misfit(self, channel: int, patches: Array) -> Callable[[Array], float]:
+        """How far masks are from explaining a channel's weight gradient with a candidate."""
+        errors, target = self.errors[channel].numpy(), self.weight_gradient[channel].numpy()
+        return lambda mask: float(np.linalg.norm(patches @ (errors * mask) - target))
 
     def settle(self, masks: Masks) -> tuple[Tensor, Tensor]:
         """Proven masks' outputs as exact as the equations tell them, and which are.
@@ -225,28 +244,19 @@ class MaskSearch:
         mask[order[: fewest + best]] = True
         return mask, bool(gaps[best] <= self.tolerance * np.abs(errors).sum())
 
-    def _flip(self, channel: int, margins: Array, flips: int) -> tuple[Array, bool]:
-        """The mask of positive margins, with up to ``flips`` of the smallest ones turned over.
-
-        Of several that the bias's gradient proves, the one whose flipped margins are smallest.
-        """
+    def _flip(self, channel: int, margins: Array) -> Iterator[Array]:
+        """Proven masks of positive margins with some of the smallest ones turned over."""
         errors, mask = self.errors[channel].numpy(), margins > 0
         tolerance = self.tolerance * np.abs(errors).sum()
         gap = errors[mask].sum() - float(self.bias_gradient[channel])
-        if abs(gap) <= tolerance:
-            return mask, True
         doubtful = np.argsort(np.abs(margins))[:FLIPPABLE]
         change = np.where(mask[doubtful], -errors[doubtful], errors[doubtful])
-        cost = np.abs(margins[doubtful])
-        if flips == 1:
-            found = np.argwhere(np.abs(gap + change) <= tolerance)
-        else:
-            found = np.argwhere(np.triu(np.abs(gap + change[:, None] + change) <= tolerance, 1))
-        if not len(found):
-            return mask, False
-        chosen = doubtful[min(found, key=lambda entries: cost[entries].sum())]
-        mask[chosen] = ~mask[chosen]
-        return mask, True
+        for ranks in FLIPS:
+            ranks = ranks[(ranks < len(doubtful)).all(axis=1)]
+            for flips in ranks[np.abs(gap + change[ranks].sum(axis=1)) <= tolerance]:
+                flipped = mask.copy()
+                flipped[doubtful[flips]] ^= True
+                yield flipped
 
     def _nearest(self, channels: Tensor, outputs: Tensor) -> Tensor:
         """Solutions (C, P) of the equations near outputs (C, P) and nearly nonnegative.

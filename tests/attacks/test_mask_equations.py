@@ -56,12 +56,15 @@ def equations_of_case(certain=None, batch_norm=False, smooth=False):
         certain = torch.ones(12, dtype=torch.bool)
     masks = Masks(torch.zeros(active.shape, dtype=torch.float64), active, certain)
     assert second.bias_gradient is not None
-    search = MaskSearch(known, (errors * scale)[0].flatten(1), second.bias_gradient, 1e-7)
+    gradient = problem.gradient[f"{second.name}weight"]
+    search = MaskSearch(
+        known, (errors * scale)[0].flatten(1), second.bias_gradient, gradient.flatten(1), 1e-7
+    )
     settled, determined = search.settle(masks)
     own = gradient_equations(
         second,
         errors * active.reshape(errors.shape) * scale,
-        problem.gradient[f"{second.name}weight"],
+        gradient,
         1e-6,
         certain,
     ).faded(1e-4)
@@ -181,7 +184,8 @@ def test_supports_beyond_the_equations_rank_are_not_determined():
     truth[1, 4:] = 0
     truth[1, 3] = 0
     whitened = Whitened(rows, rows @ truth.T, torch.linspace(1, 0.1, 6, dtype=torch.float64))
-    search = MaskSearch(whitened, torch.ones_like(truth), torch.zeros(2).double(), 1e-7)
+    zeros = torch.zeros(2, dtype=torch.float64)
+    search = MaskSearch(whitened, torch.ones_like(truth), zeros, zeros[:, None], 1e-7)
     masks = Masks(torch.zeros_like(truth), truth > 0, torch.tensor([True, True]))
     settled, determined = search.settle(masks)
     assert not bool(determined[0].any())

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from attacked import observe
@@ -9,7 +11,7 @@ from flwr_leakage.attacks import pose
 from flwr_leakage.attacks.chain import trace_chain
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.layer_equations import Whitened, gradient_equations
-from flwr_leakage.attacks.masks import MaskSearch
+from flwr_leakage.attacks.masks import Masks, MaskSearch
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 
@@ -43,7 +45,8 @@ def relu_case(batch_norm=False):
     )
     errors = second.pull_back(errors)[0].flatten(1) * first.scale[:, None]
     assert first.bias_gradient is not None
-    search = MaskSearch(equations, errors, first.bias_gradient, tolerance=1e-7)
+    gradient = problem.gradient[f"{first.name}weight"].flatten(1)
+    search = MaskSearch(equations, errors, first.bias_gradient, gradient, tolerance=1e-7)
     preactivations = first.preactivation(images.double())[0].flatten(1)
     return search, preactivations, first, images.double()
 
@@ -63,11 +66,20 @@ def test_a_candidate_near_the_truth_proves_the_other_masks(batch_norm):
     search, preactivations, first, images = relu_case(batch_norm)
     masks = search.begin()
     noise = 0.01 * torch.randn(images.shape, generator=generator(), dtype=torch.float64)
-    refined = search.refine(masks, first.preactivation(images + noise)[0].flatten(1))
+    z = first.preactivation(images + noise)[0].flatten(1)
+    refined = search.refine(masks, z, first.patches(images + noise))
     assert int(refined.certain.sum()) > int(masks.certain.sum())
     assert bool(refined.certain[masks.certain].all())
     right = (refined.active == (preactivations > 0)).all(dim=1)
     assert bool(right[refined.certain].all())
+
+
+def test_a_weights_gradient_is_the_patches_times_the_errors():
+    search, preactivations, first, images = relu_case()
+    errors = search.errors * (preactivations > 0)
+    torch.testing.assert_close(
+        errors @ first.patches(images).T, search.weight_gradient, rtol=0, atol=1e-7
+    )
 
 
 @given(st.integers(0, 2**31), st.booleans())
@@ -81,9 +93,49 @@ def test_the_biass_gradient_tells_right_masks_from_wrong_ones(seed, spoilt):
     equations = Whitened(
         torch.eye(20, dtype=torch.float64), features.T, torch.ones(20, dtype=torch.float64)
     )  # nothing is open
-    search = MaskSearch(equations, errors, bias_gradient, tolerance=1e-9)
+    search = MaskSearch(equations, errors, bias_gradient, torch.zeros(1, 1), tolerance=1e-9)
     masks = search.begin()
     assert bool(masks.certain[0]) is not spoilt
     if not spoilt:
         assert torch.equal(masks.active, features > 0)
         torch.testing.assert_close(masks.features, features)
+
+
+def test_of_masks_that_the_bias_proves_the_one_that_explains_the_weights_is_taken():
+    stream = generator()
+    errors = torch.randn(1, 20, generator=stream, dtype=torch.float64)
+    errors[0, 5] = errors[0, 3]  # their sum does not tell which of the two is active
+    patches = torch.rand(6, 20, generator=stream, dtype=torch.float64)
+    z = torch.randn(1, 20, generator=stream, dtype=torch.float64)
+    z[0, 3], z[0, 5] = 0.01, -0.01
+    active = z > 0
+    rows = torch.linalg.qr(torch.randn(20, 2, generator=stream, dtype=torch.float64))[0].T
+    equations = Whitened(rows, rows @ z.clamp_min(0).T, torch.ones(2, dtype=torch.float64))
+    search = MaskSearch(
+        equations,
+        errors,
+        (errors * active).sum(1),
+        (errors * active) @ patches.T,
+        tolerance=1e-12,
+    )
+    unknown = Masks(torch.zeros_like(z), active, torch.tensor([False]))
+    candidate = z.clone()
+    candidate[0, 3], candidate[0, 5] = -0.01, 0.01
+    refined = search.refine(unknown, candidate, patches)
+    assert bool(refined.certain[0])
+    assert torch.equal(refined.active, active)
+
+
+def test_a_mask_that_explains_the_weights_worse_than_the_candidates_is_not_believed():
+    errors = torch.tensor([[1.0, -0.7, 0.4]], dtype=torch.float64)
+    patches = torch.eye(3, dtype=torch.float64)
+    z = torch.tensor([[1.0, -0.1, 0.1]], dtype=torch.float64)
+    rows = torch.ones(1, 3, dtype=torch.float64) / 3**0.5
+    equations = Whitened(rows, rows @ z.T, torch.ones(1, dtype=torch.float64))
+    weights = (errors * (z > 0)) @ patches.T
+    by_accident = errors[:, :2].sum(1)
+    search = MaskSearch(equations, errors, by_accident, weights, tolerance=1e-12)
+    unknown = Masks(torch.zeros_like(z), z > 0, torch.tensor([False]))
+    assert not bool(search.refine(unknown, z, patches).certain[0])
+    believed = replace(search, weight_gradient=errors * torch.tensor([[1.0, 1.0, 0.0]]))
+    assert bool(believed.refine(unknown, z, patches).certain[0])
