@@ -126,7 +126,7 @@ def test_of_masks_that_the_bias_proves_the_one_that_explains_the_weights_is_take
     assert torch.equal(refined.active, active)
 
 
-def test_a_mask_that_explains_the_weights_worse_than_the_candidates_is_not_believed():
+def test_a_mask_that_explains_the_weights_no_better_than_the_candidates_is_not_believed():
     errors = torch.tensor([[1.0, -0.7, 0.4]], dtype=torch.float64)
     patches = torch.eye(3, dtype=torch.float64)
     z = torch.tensor([[1.0, -0.1, 0.1]], dtype=torch.float64)
