@@ -53,10 +53,10 @@ FLIPPABLE, MOST_FLIPS = 24, 3
 """Entries of a mask that are tried, and how many at once. A wrong mask passes the bias's gradient
 once in 1e5 times or so, and about 7,000 are tried for a channel."""
 
-WORTH = 0.97
+WORTH = 0.9
 """Share to which a mask must lower the misfit to the weights' gradient for every entry in which it
-differs from the candidate's. Right ones lower it to a half mostly; wrong ones, to 0.8 at best,
-differ in many entries."""
+differs from the candidate's. Right ones mostly lower it to a half or so; wrong ones, that differ in
+three entries or more, to 0.8 at best."""
 
 FLIPS = [
     np.array(list(combinations(range(FLIPPABLE), n)), dtype=int) for n in range(MOST_FLIPS + 1)
@@ -257,11 +257,15 @@ class MaskSearch:
         return mask, bool(gaps[best] <= self.tolerance * np.abs(errors).sum())
 
     def _flip(self, channel: int, margins: Array) -> Iterator[Array]:
-        """Proven masks of positive margins with some of the smallest ones turned over."""
+        """Proven masks of positive margins with some of the smallest ones turned over.
+
+        Entries without an error stay as they are: neither gradient tells of them.
+        """
         errors, mask = self.errors[channel].numpy(), margins > 0
         tolerance = self.tolerance * np.abs(errors).sum()
         gap = errors[mask].sum() - float(self.bias_gradient[channel])
-        doubtful = np.argsort(np.abs(margins))[:FLIPPABLE]
+        telling = np.flatnonzero(errors)
+        doubtful = telling[np.argsort(np.abs(margins[telling]))[:FLIPPABLE]]
         change = np.where(mask[doubtful], -errors[doubtful], errors[doubtful])
         for ranks in FLIPS:
             ranks = ranks[(ranks < len(doubtful)).all(axis=1)]

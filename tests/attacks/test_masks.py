@@ -139,3 +139,14 @@ def test_a_mask_that_explains_the_weights_no_better_than_the_candidates_is_not_b
     assert not bool(search.refine(unknown, z, patches).certain[0])
     believed = replace(search, weight_gradient=errors * torch.tensor([[1.0, 1.0, 0.0]]))
     assert bool(believed.refine(unknown, z, patches).certain[0])
+
+
+def test_entries_without_an_error_are_not_flipped():
+    errors = torch.tensor([[1.0, 0.0, 0.4, 0.0]], dtype=torch.float64)
+    z = torch.tensor([[1.0, 0.1, -0.2, -0.1]], dtype=torch.float64)
+    equations = Whitened(
+        torch.ones(1, 4, dtype=torch.float64) / 2, torch.zeros(1, 1).double(), torch.ones(1)
+    )
+    search = MaskSearch(equations, errors, errors[:, 0], errors, tolerance=1e-12)
+    found = list(search._flip(0, z[0].numpy()))
+    assert [mask.tolist() for mask in found] == [[True, True, False, False]]
