@@ -105,7 +105,7 @@ class MaskSearch:
     )
     """Of proven channels, which stay as they are."""
 
-    @property
+    @cached_property
     def is_open(self) -> Tensor:
         """Entries (P,) of each channel's mask that the equations leave open."""
         if self.equations.is_determined:
@@ -150,9 +150,9 @@ class MaskSearch:
         for channel, solution in zip(channels.tolist(), solutions, strict=True):
             z = preactivations[channel].numpy()
             misfit = self._misfit(channel, z > 0, patches.numpy())
-            worthy = [m for m in self._proven(channel, solution, z) if misfit(m) <= misfit(z > 0)]
-            mask = min(worthy, key=misfit, default=z > 0)
-            certain[channel] = bool(worthy)
+            mask = min(self._proven(channel, solution, z), key=misfit, default=None)
+            certain[channel] = mask is not None and misfit(mask) <= misfit(z > 0)
+            mask = mask if certain[channel] else z > 0
             features[channel] = torch.from_numpy(solution.clip(0) * mask)
             active[channel] = torch.from_numpy(mask)
         return Masks(features, active, certain)
