@@ -12,12 +12,14 @@ that are nearly active a slope.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.image_prior import ImagePrior
+from flwr_leakage.attacks.low_rank import LowRank
 from flwr_leakage.attacks.mask_equations import Gates, MaskEquations, conjugate_gradients
 
 INEXACT = 3e-2
@@ -31,6 +33,17 @@ WIDEST_AT = 100.0
 
 SHARP = 10.0
 """ReLUs are exact once the weight is below this multiple of the last one."""
+
+
+RANK = 500
+"""Columns of the matrix that its largest eigenvalues are taken from."""
+
+BLOCK = 32
+"""Columns that are computed at once."""
+
+MANY_ITERATIONS = 100
+"""Of conjugate gradients: from there on a preconditioner is worth its columns, each of which costs
+as much as an iteration; so as many are spent before the next one."""
 
 
 class Fading(NamedTuple):
@@ -55,30 +68,94 @@ class Fading(NamedTuple):
     enough: float = 0.0
 
 
-def fade(
-    equations: MaskEquations, prior: ImagePrior, coordinates: Tensor, fading: Fading
-) -> tuple[Tensor, float]:
-    """Coordinates s (C, H, W) after one step at every weight, and ‖r‖² there.
+class Solver:
+    """Solves the systems of successive steps by conjugate gradients, in single precision.
 
-    Steps are solved by conjugate gradients in s and in single precision. They see strong
-    directions first, and those that the prior prefers, so that ending them early regularises.
+    They see strong directions first, and those that the prior prefers, so that ending them early
+    regularises. Once they take long, the largest eigenvalues of a step's matrix are taken out of
+    this one's and the next ones' by a preconditioner, while that helps.
+    """
+
+    def __init__(self, prior: ImagePrior) -> None:
+        """Take the prior of x."""
+        self.prior = prior
+        self._single = prior.single()
+        self._smoothest = prior.deviations.flatten().argsort(descending=True)[:RANK]
+        self._low_rank: LowRank | None = None
+        self._is_slow = False
+        self._spent = RANK
+
+    def step(
+        self, equations: MaskEquations, gates: Gates, slope: Tensor, weight: float, iterations: int
+    ) -> Tensor:
+        """Return −(LᵀJᵀJL + αI)⁻¹ slope.
+
+        Args:
+            equations: in single precision.
+            gates: where J is taken.
+            slope: (C, H, W).
+            weight: α.
+            iterations: at most.
+        """
+        gates = tuple(gate.float() for gate in gates)
+        if self._is_slow:
+            self._spent = 0
+            self._low_rank = self._approximate(equations, gates, slope.shape)
+        product = self._matrix(equations, gates, (1, *slope.shape))
+        keep = self._low_rank.preconditioner(weight) if self._low_rank else torch.clone
+        step, taken = conjugate_gradients(
+            lambda vector: product(vector.reshape(1, *slope.shape)).flatten() + weight * vector,
+            -slope.flatten().float(),
+            INEXACT,
+            iterations,
+            keep,
+        )
+        self._spent += taken
+        self._is_slow = taken > MANY_ITERATIONS and self._spent > RANK
+        return step.to(slope.dtype).reshape(slope.shape)
+
+    def _matrix(
+        self, equations: MaskEquations, gates: Gates, shape: tuple[int, ...]
+    ) -> Callable[[Tensor], Tensor]:
+        """LᵀJᵀJL, for batches (B, C, H, W)."""
+        pull = equations.pull_back(gates, torch.Size(shape))
+        prior = self._single
+        return lambda batch: prior.pull(pull(equations.linear(gates, prior.push(batch))))
+
+    def _approximate(
+        self, equations: MaskEquations, gates: Gates, shape: tuple[int, ...]
+    ) -> LowRank:
+        """From the columns of the smoothest coordinates, where the prior varies most."""
+        units = torch.zeros(len(self._smoothest), math.prod(shape))
+        units[torch.arange(len(units)), self._smoothest] = 1
+        columns = [
+            self._matrix(equations, gates, (len(block), *shape))(block.reshape(-1, *shape))
+            for block in units.split(BLOCK)
+        ]
+        return LowRank.of(torch.cat(columns).flatten(1), self._smoothest)
+
+
+def fade(
+    equations: MaskEquations, inputs: Tensor, fading: Fading, solver: Solver
+) -> tuple[Tensor, float]:
+    """Inputs (1, C, H, W) after one step at every weight, and ‖r‖² there.
 
     Args:
         equations: r.
-        prior: of x.
-        coordinates: where to start.
+        inputs: where to start.
         fading: the weights.
+        solver: of the steps' systems.
     """
-    single, single_prior = equations.single(), prior.single()
+    prior, single = solver.prior, equations.single()
+    coordinates = prior.coordinates(inputs)
     weight, value = fading.first, math.inf
     while weight > fading.last and value > fading.enough:
         exact = fading.sharpens and weight <= SHARP * fading.last
         blur = 0.0 if exact else fading.blur * (weight / WIDEST_AT) ** 0.25
-        inputs = prior.inputs(coordinates)
         residual, gates = equations.residual(inputs, blur)
         slope = prior.pull(equations.pull_back(gates, inputs.shape)(residual)[0])
         slope = slope + weight * coordinates
-        step = _step(single, single_prior, gates, slope, weight, fading.iterations)
+        step = solver.step(single, gates, slope, weight, fading.iterations)
         value = float(residual.square().sum())
         objective = value + weight * float(coordinates.square().sum())
         length = 1.0
@@ -86,29 +163,8 @@ def fade(
             trial = coordinates + length * step
             found = equations.sum_of_squares(prior.inputs(trial), blur)
             if found + weight * float(trial.square().sum()) < objective:
-                coordinates, value = trial, found
+                coordinates, inputs, value = trial, prior.inputs(trial), found
                 break
             length *= 0.4
         weight *= fading.factor
-    return coordinates, value
-
-
-def _step(
-    equations: MaskEquations,
-    prior: ImagePrior,
-    gates: Gates,
-    slope: Tensor,
-    weight: float,
-    iterations: int,
-) -> Tensor:
-    """Return −(LᵀJᵀJL + αI)⁻¹ slope, in single precision as the equations and the prior are."""
-    few = tuple(gate.float() for gate in gates)
-    pull = equations.pull_back(few, torch.Size((1, *slope.shape)))
-
-    def product(vector: Tensor) -> Tensor:
-        change = prior.push(vector.reshape(slope.shape))[None]
-        image = prior.pull(pull(equations.linear(few, change))[0])
-        return image.flatten() + weight * vector
-
-    step = conjugate_gradients(product, -slope.flatten().float(), INEXACT, iterations)[0]
-    return step.to(slope.dtype).reshape(slope.shape)
+    return inputs, value

@@ -31,12 +31,17 @@ from torch import Tensor
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.chain import Link, trace_chain
 from flwr_leakage.attacks.distance import gradient_distance
-from flwr_leakage.attacks.fading_prior import Fading, fade
+from flwr_leakage.attacks.fading_prior import Fading, Solver, fade
 from flwr_leakage.attacks.image_prior import ImagePrior
 from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import idlg_label
-from flwr_leakage.attacks.layer_equations import Knowledge, gradient_equations, solve_layer
+from flwr_leakage.attacks.layer_equations import (
+    Knowledge,
+    Whitened,
+    gradient_equations,
+    solve_layer,
+)
 from flwr_leakage.attacks.mask_equations import (
     MOST_UNKNOWNS,
     MaskEquations,
@@ -54,14 +59,18 @@ NEGLIGIBLE = 1e-6
 FIRST = Fading(10.0, 3e-3, 0.3, 0.8, 60)
 """With the masks that are proven at the start."""
 
-MIDDLE = Fading(0.3, 1e-3, 0.3, 0.8, 60)
+MIDDLE = Fading(0.3, 1e-3, 0.3, 0.8, 120)
 """With more of them. The last weight falls to a tenth when no mask was proven."""
 
-LAST_FIRST, LAST_BLUR = 0.3, 1.5
-"""Weight and blur that the last fading starts with."""
-
 MOST_STALLS = 2
-"""Candidates in a row that prove no mask before the last fading."""
+"""Candidates in a row that prove no mask before a deep fading."""
+
+DEEP = ((1e-2, 0.8), (10.0, 1.5))
+"""First weight and blur of a deep fading from the best candidate; and of one from grey, if the
+former does not meet the equations."""
+
+FITTED_FIRST = 1e-4
+"""First weight with the prior that is fitted to the best candidate."""
 
 Judge = Callable[[str, Tensor], float]
 """Notes a candidate of a stage, and returns the distance of its gradient."""
@@ -85,11 +94,12 @@ class FeatureMatching(OneByOne):
         proof: a mask is proven once sums of errors match the bias's gradient up to this share.
         fit_iterations: of the input's fit to the features, where no ReLU is in the way.
         rounds: candidates through ReLUs, at most, ≥ 1.
-        last_weight: of the prior in the last of them, > 0.
-        factor: from one weight to the next in the last of them, in (0, 1).
-        iterations: of conjugate gradients in each of its steps, ≥ 1.
+        last_weight: of the prior in deep fadings, > 0.
+        factor: from one weight to the next in these, in (0, 1).
+        iterations: of conjugate gradients in each of their steps, ≥ 1.
         near: the last of them ends once ‖r‖², of the equations in units, is at most this.
-        newton_steps: of damped Gauss–Newton without the prior in that case, at most, ≥ 0.
+        enough: … and the one with a fitted prior that then follows once it is at most this.
+        newton_steps: of damped Gauss–Newton without a prior after that, at most, ≥ 0.
         restarts: starts of the fit where no ReLU is in the way, ≥ 1.
         initialisation: of that fit.
         solved_distance: a target is solved once the gradients' distance is at most this.
@@ -103,11 +113,12 @@ class FeatureMatching(OneByOne):
     solved: float = 1e-9
     proof: float = 5e-8
     fit_iterations: int = 1000
-    rounds: int = 8
-    last_weight: float = 1e-9
-    factor: float = 0.6
-    iterations: int = 300
+    rounds: int = 12
+    last_weight: float = 1e-8
+    factor: float = 0.3
+    iterations: int = 200
     near: float = 1e-3
+    enough: float = 1e-5
     newton_steps: int = 8
     restarts: int = 1
     initialisation: Initialisation = field(default_factory=Grey)
@@ -121,9 +132,9 @@ class FeatureMatching(OneByOne):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.newton_steps < 0:
             raise ValueError(f"newton_steps must be at least 0, got {self.newton_steps}.")
-        if not 0 < self.last_weight < LAST_FIRST:
+        if not 0 < self.last_weight < FITTED_FIRST:
             raise ValueError(
-                f"last_weight must lie in (0, {LAST_FIRST:g}), got {self.last_weight}."
+                f"last_weight must lie in (0, {FITTED_FIRST:g}), got {self.last_weight}."
             )
         if not 0 < self.factor < 1:
             raise ValueError(f"factor must lie in (0, 1), got {self.factor}.")
@@ -299,80 +310,90 @@ class FeatureMatching(OneByOne):
     ) -> list[tuple[str, Tensor]]:
         """The best of successive candidates, each of which may prove masks for the next.
 
-        The last fading is with all masks proven, or once two candidates in a row proved none;
-        what it proves leads to one more. Then follows Gauss–Newton, if it is near. The best one
-        has the least ‖r‖² in the last equations, which are continuous as the gradient is not. If
-        no mask at all is proven the gradient is not exact: then the prior does not fade away, as
-        the equations must not be met to the last digit, and nor do they choose.
+        Fadings become deep with all masks proven, or once two candidates in a row proved none.
+        One that meets the equations is the last; it is refined with a prior fitted to it, and
+        by Gauss–Newton. The best candidate has the least ‖r‖² in the last equations, which are
+        continuous as the gradient is not. If no mask at all is proven the gradient is not exact:
+        then no fading is deep, as the equations must not be met to the last digit, and nor do
+        they choose.
 
         Returns:
             Its stage and the input; or those of all candidates, for the gradient to choose.
         """
-        prior = ImagePrior.of(problem.spec)
-        coordinates = torch.zeros_like(prior.deviations)
-        last_fading = Fading(
-            LAST_FIRST,
-            self.last_weight,
-            self.factor,
-            LAST_BLUR,
-            self.iterations,
-            sharpens=True,
-            enough=self.near,
-        )
+        solver = Solver(ImagePrior.of(problem.spec))
         candidates: list[tuple[str, Tensor]] = []
-        stalls = lasts = 0
+        stalls = deeps = 0
         value = math.inf
         for number in range(self.rounds):
-            is_last = stalls >= MOST_STALLS or number == self.rounds - 1
-            if is_last and hidden.is_doubtful:
+            is_deep = hidden.is_known or stalls >= MOST_STALLS
+            if is_deep and hidden.is_doubtful:
                 return candidates
-            is_last |= hidden.is_known
-            fading = FIRST if number == 0 else MIDDLE._replace(last=MIDDLE.last * 0.1**stalls)
-            if is_last:
-                fading = last_fading._replace(first=FIRST.first if number == 0 else LAST_FIRST)
+            if deeps == len(DEEP):
+                break
             equations = self._equations(problem, chain, hidden)
-            coordinates, value = fade(equations, prior, coordinates, fading)
-            inputs = prior.inputs(coordinates)
-            candidates.append(("last fading" if is_last else "fading", inputs))
-            lasts += is_last
-            if hidden.is_known or lasts > 1:
+            start = solver.prior.grey
+            fading = MIDDLE._replace(last=MIDDLE.last * 0.1**stalls) if number else FIRST
+            if is_deep:
+                deeps = deeps + 1 if number else len(DEEP)
+                fading = self._deep(*DEEP[deeps - 1], self.near)
+            if deeps < len(DEEP):
+                start = _nearest(equations, candidates, start)
+            inputs, value = fade(equations, start, fading, solver)
+            candidates.append(("deep fading" if is_deep else "fading", inputs))
+            if is_deep and value <= self.near:
+                candidates.append(("fitted prior", self._refit(equations, inputs, solver.prior)))
                 break
             proven = hidden.num_proven
             hidden.refine(chain, inputs)
-            stalls = stalls + 1 if hidden.num_proven == proven else 0
-            if is_last and stalls:
-                break
+            stalls, deeps = (stalls + 1, deeps) if hidden.num_proven == proven else (0, 0)
         if value <= self.near and inputs.numel() <= MOST_UNKNOWNS and hidden.num_proven:
 
             def equations_at(inputs: Tensor) -> MaskEquations:
                 hidden.refine(chain, inputs)
                 return self._equations(problem, chain, hidden)
 
-            for found in gauss_newton(equations_at, inputs, self.newton_steps):
+            for found in gauss_newton(equations_at, candidates[-1][1], self.newton_steps):
                 candidates.append(("exact equations", found))
         equations = self._equations(problem, chain, hidden)
         return [min(candidates, key=lambda each: equations.sum_of_squares(each[1]))]
 
+    def _deep(self, first: float, blur: float, enough: float) -> Fading:
+        """A fading to the last weight, or until ‖r‖² is enough."""
+        return Fading(first, self.last_weight, self.factor, blur, self.iterations, True, enough)
+
+    def _refit(self, equations: MaskEquations, inputs: Tensor, prior: ImagePrior) -> Tensor:
+        """Fade the prior that has the spectrum of a candidate."""
+        solver = Solver(prior.fitted(inputs))
+        return fade(equations, inputs, self._deep(FITTED_FIRST, DEEP[0][1], self.enough), solver)[0]
+
     def _equations(self, problem: Problem, chain: list[Link], hidden: "Hidden") -> MaskEquations:
         """What the masks that are proven, and the layer behind them, tell about the input."""
         link, masks = chain[hidden.position], hidden.masks
-        own = None
         determined = torch.zeros_like(masks.active)
         if hidden.search is not None and hidden.num_proven:
             features, determined = hidden.search.settle(masks)
-            errors = hidden.search.errors * masks.active
-            own = gradient_equations(
+            masks = replace(masks, features=features)
+        own = self._own_equations(problem, link, hidden)
+        return MaskEquations.of(
+            chain[: hidden.position], link, masks, determined, own, hidden.behind
+        )
+
+    def _own_equations(self, problem: Problem, link: Link, hidden: "Hidden") -> Whitened | None:
+        """Those of the layer's own weight gradient, for the masks that are proven."""
+        if hidden.search is None or not hidden.num_proven:
+            return None
+        if hidden.num_stated != hidden.num_proven:
+            errors = hidden.search.errors * hidden.masks.active
+            stated = gradient_equations(
                 link,
                 errors.reshape(1, *link.output_shape),
                 problem.gradient[f"{link.name}weight"],
                 NEGLIGIBLE,
-                masks.certain,
+                hidden.masks.certain,
             )
-            own = own.faded(self.rank_tolerance) if len(own.rows) else None
-            masks = replace(masks, features=features)
-        return MaskEquations.of(
-            chain[: hidden.position], link, masks, determined, own, hidden.behind
-        )
+            hidden.own = stated.faded(self.rank_tolerance) if len(stated.rows) else None
+            hidden.num_stated = hidden.num_proven
+        return hidden.own
 
 
 @dataclass
@@ -384,12 +405,15 @@ class Hidden:
         search: for their masks; ``None`` where nothing tells about these.
         masks: what is believed so far.
         behind: what is known of the next layer.
+        own: what the layer's own weight gradient states, of as many masks as ``num_stated``.
     """
 
     position: int
     search: MaskSearch | None
     masks: Masks
     behind: Knowledge
+    own: Whitened | None = None
+    num_stated: int = 0
 
     @classmethod
     def unknown(cls, position: int, link: Link, behind: Knowledge) -> "Hidden":
@@ -420,6 +444,14 @@ class Hidden:
             link, features = chain[self.position], _features(chain[: self.position], inputs)
             z = link.preactivation(features).reshape(self.masks.active.shape)
             self.masks = self.search.refine(self.masks, z, link.patches(features))
+
+
+def _nearest(
+    equations: MaskEquations, candidates: list[tuple[str, Tensor]], default: Tensor
+) -> Tensor:
+    """The candidate that meets equations best."""
+    found = (inputs for _, inputs in candidates)
+    return min(found, key=equations.sum_of_squares, default=default)
 
 
 def _features(links: list[Link], inputs: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,12 @@ CHROMA = 0.1
 OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
 """Mean and two differences of red, green and blue, which natural images hardly correlate
 (Ruderman, Cronin and Chiao 1998)."""
+
+RING = 1.35
+"""Ratio of the radii of a ring of frequencies."""
+
+TINY = 1e-12
+"""Mean square of coefficients, so that a grey image has a spectrum, too."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +78,44 @@ class ImagePrior:
         """The same in single precision."""
         return replace(self, **{name: value.float() for name, value in vars(self).items()})
 
+    def fitted(self, inputs: Tensor) -> "ImagePrior":
+        """The prior with the spectrum of one image (1, C, H, W), an empirical Bayes estimate.
+
+        The variances of each colour's coefficients are their mean squares in rings of
+        frequencies, and between these linear in log(1 + u² + v²) on a logarithmic scale.
+        """
+        energies = (self.deviations * self.coordinates(inputs)).square().flatten(1).numpy()
+        _, height, width = inputs.shape[1:]
+        squares = (np.arange(height)[:, None] ** 2 + np.arange(width) ** 2).ravel()
+        ring = (np.log(squares.clip(1)) / (2 * math.log(RING))).astype(int)
+        rings = [ring == each for each in np.unique(ring)]
+        places = np.log1p(squares)
+        centres = [places[each].mean() for each in rings]
+
+        def deviations(energy: np.ndarray) -> np.ndarray:
+            levels = [math.log(energy[each].mean() + TINY) for each in rings]
+            return np.exp(np.interp(places, centres, levels) / 2)
+
+        fitted = torch.from_numpy(np.stack([deviations(energy) for energy in energies]))
+        return replace(self, deviations=fitted.reshape(self.deviations.shape))
+
+    def coordinates(self, inputs: Tensor) -> Tensor:
+        """Coordinates s (C, H, W) of inputs (1, C, H, W)."""
+        images = torch.einsum("oc,chw->ohw", self.colours, (inputs - self.grey)[0] / self.scale)
+        return self.rows @ images @ self.columns.T / self.deviations
+
     def inputs(self, coordinates: Tensor) -> Tensor:
         """μ + L s, (1, C, H, W), for s (C, H, W)."""
         return self.grey + self.push(coordinates)[None]
 
     def push(self, coordinates: Tensor) -> Tensor:
-        """L s."""
+        """L s, for s (…, C, H, W)."""
         images = self.rows.T @ (self.deviations * coordinates) @ self.columns
-        return self.scale * torch.einsum("oc,ohw->chw", self.colours, images)
+        return self.scale * torch.einsum("oc,...ohw->...chw", self.colours, images)
 
     def pull(self, inputs: Tensor) -> Tensor:
-        """Lᵀ g."""
-        images = torch.einsum("oc,chw->ohw", self.colours, self.scale * inputs)
+        """Lᵀ g, for g (…, C, H, W)."""
+        images = torch.einsum("oc,...chw->...ohw", self.colours, self.scale * inputs)
         return self.deviations * (self.rows @ images @ self.columns.T)
 
 

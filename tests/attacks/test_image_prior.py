@@ -44,3 +44,27 @@ def test_neighbours_and_colours_are_alike_in_samples():
     assert correlation(red, green) > 0.7
     assert correlation(red[:, :, 1:], red[:, :, :-1]) > 0.5
     assert abs(correlation(red[:, 0, 0], red[:, -1, -1])) < 0.5
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_coordinates_are_the_inverse_of_inputs(spec):
+    prior, s = ImagePrior.of(spec), draw(spec.shape)
+    torch.testing.assert_close(prior.coordinates(prior.inputs(s)), s)
+
+
+def test_a_fitted_prior_has_the_spectrum_of_the_image():
+    spec = InputSpec((3, 32, 32), 2, (0.4, 0.5, 0.6), (0.3, 0.2, 0.1))
+    prior = ImagePrior.of(spec)
+    rough = 2 * prior.deviations.clamp_min(0.3)  # louder, and white from some frequency on
+    image = prior.inputs(rough / prior.deviations * draw(spec.shape))
+    fitted = prior.fitted(image)
+    high = slice(4, None)  # rings of few coefficients are uncertain
+    ratio = (fitted.deviations / rough)[:, high, high]
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=0.4)
+    assert float(fitted.coordinates(image).square().mean()) == pytest.approx(1, rel=0.2)
+    torch.testing.assert_close(fitted.inputs(fitted.coordinates(image)), image)
+
+
+def test_a_grey_image_has_a_spectrum_too():
+    prior = ImagePrior.of(SPECS[0])
+    assert bool((prior.fitted(prior.grey).deviations > 0).all())

@@ -7,13 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from flwr_leakage.attacks import FeatureMatching, pose
+from flwr_leakage.attacks import FeatureMatching, fading_prior, pose
 from flwr_leakage.attacks.chain import trace_chain
-from flwr_leakage.attacks.fading_prior import Fading, fade
+from flwr_leakage.attacks.fading_prior import Fading, Solver, fade
 from flwr_leakage.attacks.image_prior import ImagePrior
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.layer_equations import Knowledge, Whitened, gradient_equations
-from flwr_leakage.attacks.mask_equations import MaskEquations, gauss_newton, rectify
+from flwr_leakage.attacks.mask_equations import (
+    MaskEquations,
+    conjugate_gradients,
+    gauss_newton,
+    rectify,
+)
 from flwr_leakage.attacks.masks import Masks, MaskSearch
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -148,11 +153,9 @@ def test_blurred_relus_are_means_over_noise(value, blur):
 @pytest.mark.parametrize("proven", [12, 9])
 def test_fading_leads_from_grey_to_where_gauss_newton_finds_the_input(proven):
     equations, truth, _ = equations_of_case(torch.arange(12) < proven, smooth=True)
-    prior = ImagePrior.of(SPEC)
-    start = torch.zeros_like(prior.deviations)
+    solver = Solver(ImagePrior.of(SPEC))
     fading = Fading(10.0, 1e-7, 0.5, 1.5, 60, sharpens=True)
-    coordinates, value = fade(equations, prior, start, fading)
-    found = prior.inputs(coordinates)
+    found, value = fade(equations, solver.prior.grey, fading, solver)
     assert value == pytest.approx(float(equations.residual(found)[0].square().sum()))
     assert float((found - truth).abs().max()) < 0.05
     *_, found = gauss_newton(lambda _: equations, found, steps=20)
@@ -161,13 +164,35 @@ def test_fading_leads_from_grey_to_where_gauss_newton_finds_the_input(proven):
 
 def test_fading_ends_where_it_is_enough():
     equations, *_ = equations_of_case()
-    prior = ImagePrior.of(SPEC)
-    start = torch.zeros_like(prior.deviations)
+    solver = Solver(ImagePrior.of(SPEC))
+    grey = solver.prior.grey
     fading = Fading(10.0, 1e-7, 0.5, 1.5, 60, enough=1e9)
-    _, value = fade(equations, prior, start, fading)
-    _, one_step = fade(equations, prior, start, fading._replace(last=9.0, enough=0.0))
+    _, value = fade(equations, grey, fading, solver)
+    _, one_step = fade(equations, grey, fading._replace(last=9.0, enough=0.0), solver)
     assert value == one_step
-    assert value > fade(equations, prior, start, fading._replace(enough=0.0))[1]
+    assert value > fade(equations, grey, fading._replace(enough=0.0), solver)[1]
+
+
+def test_a_preconditioner_spares_iterations_of_the_same_step(monkeypatch):
+    equations, truth, _ = equations_of_case(smooth=True)
+    solver = Solver(ImagePrior.of(SPEC))
+    residual, gates = equations.residual(solver.prior.grey)
+    slope = solver.prior.pull(equations.pull_back(gates, truth.shape)(residual)[0])
+    taken = []
+
+    def counted(*args):
+        step, iterations = conjugate_gradients(*args)
+        taken.append(iterations)
+        return step, iterations
+
+    monkeypatch.setattr(fading_prior, "conjugate_gradients", counted)
+    monkeypatch.setattr(fading_prior, "INEXACT", 1e-4)
+    monkeypatch.setattr(fading_prior, "RANK", 60)
+    monkeypatch.setattr(fading_prior, "MANY_ITERATIONS", 20)
+    solver = Solver(solver.prior)
+    steps = [solver.step(equations.single(), gates, slope, 1e-2, 1000) for _ in range(3)]
+    assert taken[1] == taken[2] < taken[0] / 2
+    torch.testing.assert_close(steps[1], steps[0], rtol=0, atol=1e-2 * float(steps[0].abs().max()))
 
 
 def test_determined_outputs_are_exact_and_undetermined_ones_are_told():
@@ -209,7 +234,7 @@ def test_faded_equations_keep_strong_rows_and_lose_noisy_ones():
     [
         ("newton_steps", -1, "newton_steps must be at least 0, got -1"),
         ("rounds", 0, "rounds must be at least 1, got 0"),
-        ("last_weight", 0.0, r"last_weight must lie in \(0, 0.3\), got 0.0"),
+        ("last_weight", 0.0, r"last_weight must lie in \(0, 0.0001\), got 0.0"),
         ("factor", 1.0, r"factor must lie in \(0, 1\), got 1.0"),
     ],
 )

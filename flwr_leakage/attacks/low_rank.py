@@ -1,0 +1,55 @@
+"""A matrix's largest eigenvalues from some of its columns, to precondition conjugate gradients."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """A positive semidefinite matrix A ≈ Uᵀ Λ U.
+
+    Attributes:
+        vectors: U (k, D), with orthonormal rows.
+        values: Λ's diagonal (k,), falling.
+    """
+
+    vectors: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, columns: Tensor, chosen: Tensor) -> "LowRank":
+        """The Nyström approximation (Williams and Seeger 2000) of A from k of its columns.
+
+        A small multiple of the identity is added and taken off again, so that rounding leaves
+        the matrix positive definite (Tropp et al. 2017, Algorithm 3).
+
+        Args:
+            columns: A's (k, D).
+            chosen: their indices (k,).
+        """
+        shift = float(torch.finfo(columns.dtype).eps * columns.norm().clamp_min(1e-30))
+        diagonal = torch.arange(len(chosen))
+        while True:
+            shifted = columns.clone()
+            shifted[diagonal, chosen] += shift
+            core = shifted[:, chosen]
+            factor, failed = torch.linalg.cholesky_ex((core + core.T) / 2)
+            if not failed:
+                break
+            shift *= 10
+        root = torch.linalg.solve_triangular(factor, shifted, upper=False)
+        values, rotation = torch.linalg.eigh(root @ root.T)
+        values = values.flip(0).clamp_min(shift)
+        vectors = rotation.flip(1).T @ root / values.sqrt()[:, None]
+        return cls(vectors, values - shift)
+
+    def preconditioner(self, shift: float) -> Callable[[Tensor], Tensor]:
+        """(A + shift I)⁻¹ up to a factor, with A's other eigenvalues taken for the least known.
+
+        ``I + Uᵀ ((λ_k + shift) / (Λ + shift) − 1) U`` (Frangella, Tropp and Udell 2023, eq. 1.3).
+        """
+        factors = (self.values[-1] + shift) / (self.values + shift) - 1
+        return lambda vector: vector + self.vectors.T @ (factors * (self.vectors @ vector))
