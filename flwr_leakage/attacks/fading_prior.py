@@ -42,8 +42,10 @@ BLOCK = 32
 """Columns that are computed at once."""
 
 MANY_ITERATIONS = 100
-"""Of conjugate gradients: from there on a preconditioner is worth its columns, each of which costs
-as much as an iteration; so as many are spent before the next one."""
+"""Of conjugate gradients: from there on a preconditioner is worth its columns."""
+
+PATIENCE = 2
+"""Iterations per column before another one replaces it: a column costs as much as an iteration."""
 
 
 class Fading(NamedTuple):
@@ -83,7 +85,7 @@ class Solver:
         self._smoothest = prior.deviations.flatten().argsort(descending=True)[:RANK]
         self._low_rank: LowRank | None = None
         self._is_slow = False
-        self._spent = RANK
+        self._spent = PATIENCE * RANK
 
     def step(
         self, equations: MaskEquations, gates: Gates, slope: Tensor, weight: float, iterations: int
@@ -111,7 +113,7 @@ class Solver:
             keep,
         )
         self._spent += taken
-        self._is_slow = taken > MANY_ITERATIONS and self._spent > RANK
+        self._is_slow = taken > MANY_ITERATIONS and self._spent > PATIENCE * RANK
         return step.to(slope.dtype).reshape(slope.shape)
 
     def _matrix(

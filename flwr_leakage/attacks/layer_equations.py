@@ -75,7 +75,8 @@ def gradient_equations(
         errors: ∂L/∂(W ∗ a + b), (1, *output_shape).
         weight_gradient: ∂L/∂W.
         rank_tolerance: singular values of M below this fraction of the largest are noise.
-        certain: output channels (C,) whose errors are exact; the others are left out.
+        certain: output channels (C,) whose errors are exact; the others are left out. These
+            equations are fewer than the unknowns, and solved time and again.
     """
     if certain is not None:
         errors, weight_gradient = errors[:, certain], weight_gradient[certain]
@@ -97,10 +98,25 @@ def gradient_equations(
         matrix = torch.einsum("pkq,oq->okp", patches, errors.reshape(channels, -1))
         matrix = matrix.reshape(-1, height * width)
         target = weight_gradient.flatten(2).transpose(1, 2).reshape(len(matrix), -1)
+    if certain is not None:
+        return _whiten_by_gram(matrix, target, rank_tolerance)
     left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
     rank = int((singular > rank_tolerance * singular[0]).sum())
     values = (left[:, :rank].T @ target) / singular[:rank, None]
     return Whitened(right[:rank], values, singular[:rank])
+
+
+def _whiten_by_gram(matrix: Tensor, target: Tensor, rank_tolerance: float) -> Whitened:
+    """Whiten by the eigenvectors of M Mᵀ, a third of the singular value decomposition's time.
+
+    The equations stay exact, as both sides are combined alike; rows of singular values below 1e-6
+    of the largest are not orthonormal to more than three digits or so.
+    """
+    squares, left = torch.linalg.eigh(matrix @ matrix.T)
+    singular, left = squares.flip(0).clamp_min(0).sqrt(), left.flip(1)
+    rank = int((singular > rank_tolerance * singular[0]).sum())
+    combined = left[:, :rank].T / singular[:rank, None]
+    return Whitened(combined @ matrix, combined @ target, singular[:rank])
 
 
 @dataclass(frozen=True)
