@@ -1,43 +1,44 @@
 """Gradient inversion attacks made of parts."""
 
-from flwr_leakage.attacks.analytic import Analytic
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
-from flwr_leakage.attacks.feature_matching import FeatureMatching
-from flwr_leakage.attacks.feature_recursion import FeatureRecursion
-from flwr_leakage.attacks.gradient_inversion import GradientInversion
+from flwr_leakage.attacks.distance import squared_distance
+from flwr_leakage.attacks.exact.analytic import Analytic
+from flwr_leakage.attacks.exact.feature_matching import FeatureMatching
+from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.initialisation import Grey, Initialisation, Normal
+from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
+from flwr_leakage.attacks.inversion.levenberg_marquardt import LevenbergMarquardt
+from flwr_leakage.attacks.inversion.objectives.angular import Angular
+from flwr_leakage.attacks.inversion.objectives.base import Objective
+from flwr_leakage.attacks.inversion.objectives.cosine import Cosine, cosine_distance
+from flwr_leakage.attacks.inversion.objectives.euclidean import Euclidean
+from flwr_leakage.attacks.inversion.objectives.l1 import L1, Tag, absolute_distance
+from flwr_leakage.attacks.inversion.objectives.layer_weighted import LayerWeighted
+from flwr_leakage.attacks.inversion.objectives.masked import Masked
+from flwr_leakage.attacks.inversion.objectives.noise_aware import NoiseAware
+from flwr_leakage.attacks.inversion.order import OrderSearch
+from flwr_leakage.attacks.inversion.priors.base import Prior, PriorContext
+from flwr_leakage.attacks.inversion.priors.batch_norm_statistics import (
+    BatchNormStatistics,
+    statistics_distance,
+)
+from flwr_leakage.attacks.inversion.priors.group_consistency import GroupConsistency, aligned
+from flwr_leakage.attacks.inversion.priors.mean_square import MeanSquare
+from flwr_leakage.attacks.inversion.priors.total_variation import (
+    TotalVariation,
+    colour_differences,
+    total_variation,
+)
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.labels.counts import ClassCounts, class_counts, mean_feature
 from flwr_leakage.attacks.labels.idlg import SignOfGradient, idlg_label
 from flwr_leakage.attacks.labels.llg import LabelImpact, labels_from_impact
 from flwr_leakage.attacks.labels.yin import SmallestMinimum, smallest_columns
-from flwr_leakage.attacks.levenberg_marquardt import LevenbergMarquardt
-from flwr_leakage.attacks.objectives.angular import Angular
-from flwr_leakage.attacks.objectives.base import Objective
-from flwr_leakage.attacks.objectives.cosine import Cosine, cosine_distance
-from flwr_leakage.attacks.objectives.euclidean import Euclidean, squared_distance
-from flwr_leakage.attacks.objectives.l1 import L1, Tag, absolute_distance
-from flwr_leakage.attacks.objectives.layer_weighted import LayerWeighted
-from flwr_leakage.attacks.objectives.masked import Masked
-from flwr_leakage.attacks.objectives.noise_aware import NoiseAware
 from flwr_leakage.attacks.optimizers.adam import Adam
 from flwr_leakage.attacks.optimizers.base import Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
-from flwr_leakage.attacks.order import OrderSearch
 from flwr_leakage.attacks.parallel import Parallel
-from flwr_leakage.attacks.priors.base import Prior, PriorContext
-from flwr_leakage.attacks.priors.batch_norm_statistics import (
-    BatchNormStatistics,
-    statistics_distance,
-)
-from flwr_leakage.attacks.priors.group_consistency import GroupConsistency, aligned
-from flwr_leakage.attacks.priors.mean_square import MeanSquare
-from flwr_leakage.attacks.priors.total_variation import (
-    TotalVariation,
-    colour_differences,
-    total_variation,
-)
 from flwr_leakage.attacks.problem import Problem, pose, simulate_gradient
 from flwr_leakage.attacks.strongest import Strongest
 

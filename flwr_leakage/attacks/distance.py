@@ -1,10 +1,28 @@
 """What attacks judge their candidates by, whatever objective they minimised."""
 
 import torch
+from torch import Tensor
 
-from flwr_leakage.attacks.objectives.euclidean import Euclidean
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.params import Params
 from flwr_leakage.records import Batch
+
+
+def squared_distance(candidate: Params, observed: Params) -> Tensor:
+    """``Σ_l ‖g_l − g*_l‖²`` over all entries l (Zhu, Liu, Han 2019, eq. 4)."""
+    terms = [(candidate[k] - observed[k]).square().sum() for k in observed]
+    return sum(terms[1:], start=terms[0])
+
+
+def relative_squared_distance(candidate: Params, observed: Params) -> Tensor:
+    """``‖g − g*‖² / ‖g*‖²``, a scalar."""
+    return squared_distance(candidate, observed) / squared_norm(observed)
+
+
+def squared_norm(gradient: Params) -> Tensor:
+    """``‖g‖²`` over all entries, a scalar."""
+    terms = [value.square().sum() for value in gradient.values()]
+    return sum(terms[1:], start=terms[0])
 
 
 def gradient_distance(problem: Problem, batch: Batch) -> float:
@@ -25,5 +43,5 @@ def gradient_distance(problem: Problem, batch: Batch) -> float:
                 batch,
                 posed.members,
             )
-            distances.append(float(Euclidean()(gradient, posed.gradient)))
+            distances.append(float(relative_squared_distance(gradient, posed.gradient)))
     return sum(distances) / len(distances)

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.flower.arrays import read_arrays, write_arrays
-from flwr_leakage.flower.scoring import ScorePlan
 from flwr_leakage.flower.wire import RECORD_KEY, ClientNote
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params, subtract
@@ -35,6 +34,7 @@ from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, Exposure, InputSpec, LocalSchedule, Measurement, Update
 from flwr_leakage.scores import compute_scores
 from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.plan import ScorePlan
 
 
 @dataclass(frozen=True)

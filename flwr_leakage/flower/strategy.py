@@ -15,8 +15,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from flwr_leakage.audit.server_audit import ServerAudit
 from flwr_leakage.flower.arrays import read_arrays
-from flwr_leakage.flower.audit import ServerAudit
 from flwr_leakage.flower.wire import RECORD_KEY, ClientNote
 from flwr_leakage.params import Params, subtract
 from flwr_leakage.records import Observation, Update

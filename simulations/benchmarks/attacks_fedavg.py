@@ -26,7 +26,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks import GradientInversion, OrderSearch, Strongest
 from flwr_leakage.attacks.presets import load_preset
-from flwr_leakage.flower.targets import History, Target, aggregate
+from flwr_leakage.audit.targets import History, Target, aggregate
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.metrics import Evaluator, Lpips
 from flwr_leakage.params import add

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from flwr_leakage.attacks.image_prior import ImagePrior
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, InputSpec
+from flwr_leakage.spectral.image_prior import ImagePrior
 from simulations.benchmarks.attacks import psnr
 from simulations.benchmarks.gradients import CLASSES, NORMALISATION, SHAPE, load, make_network
 from simulations.benchmarks.scores_setup import dense_gram, operator_of, print_header, print_row

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks import Attack
-from flwr_leakage.attacks.objectives.base import Objective
+from flwr_leakage.attacks.inversion.objectives.base import Objective
 from flwr_leakage.data import ImageDataset, embedded_mnist, npz_dataset
 from flwr_leakage.defenses import Defense, LocalRound
 from flwr_leakage.gradient_map import GradientMap, local_update

@@ -36,9 +36,9 @@ from flwr_leakage.defenses import (
 from flwr_leakage.flower.inline_grid import InlineGrid
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import LeNet, ResNet8
-from simulations.apps import make_client_app
+from flwr_leakage.simulation.apps import make_client_app
+from flwr_leakage.simulation.build import build, compose
 from simulations.benchmarks.defense_lab import load_data, train
-from simulations.build import build, compose
 
 NONE = "none"
 DEFENSES: dict[str, Defense] = {

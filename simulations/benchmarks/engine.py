@@ -14,9 +14,9 @@ import torch
 from rich.console import Console
 
 from flwr_leakage.flower.launch import run_inline
+from flwr_leakage.simulation.apps import make_client_app, make_server_app
+from flwr_leakage.simulation.build import build, compose
 from flwr_leakage.tracking import read_run
-from simulations.apps import make_client_app, make_server_app
-from simulations.build import build, compose
 
 SHORT, LONG = 2, 22
 

@@ -16,8 +16,9 @@ from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
 from flwr_leakage.scores import compute_scores, default_scores
+from flwr_leakage.simulation.apps import make_client_app, make_server_app
+from flwr_leakage.simulation.build import build, compose
 from flwr_leakage.tracking import read_run
-from simulations.apps import make_client_app, make_server_app
 from simulations.benchmarks.scores_papers import (
     POWER_ITERATIONS,
     descend,
@@ -34,7 +35,6 @@ from simulations.benchmarks.scores_setup import (
     print_header,
     print_row,
 )
-from simulations.build import build, compose
 
 
 def exposure_of(model: nn.Module, batch: Batch, noise_std: float) -> tuple[GradientMap, Exposure]:

@@ -7,7 +7,7 @@ import torch
 from attacked import observe, tiny_network
 
 from flwr_leakage.attacks import LBFGS, GradientInversion, LevenbergMarquardt, Strongest
-from flwr_leakage.flower.targets import aggregate
+from flwr_leakage.audit.targets import aggregate
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, Disclosure, LocalSchedule, ThreatModel
 

@@ -7,7 +7,7 @@ from audits import replace_arrays, run, tiny_config, values
 from flwr.app import Array, MetricRecord
 from flwr.clientapp import ClientApp
 
-from simulations.apps import make_client_app
+from flwr_leakage.simulation.apps import make_client_app
 
 
 def _faulty_app(config, fault):

@@ -8,8 +8,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from flwr_leakage.flower import InlineGrid
 from flwr_leakage.flower.wire import RECORD_KEY
 from flwr_leakage.gradient_map import local_update
-from simulations.apps import make_client_app
-from simulations.build import build, compose
+from flwr_leakage.simulation.apps import make_client_app
+from flwr_leakage.simulation.build import build, compose
 
 
 def _train_once(config, client_id=0):

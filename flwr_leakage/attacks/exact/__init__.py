@@ -1,0 +1,1 @@
+"""Attacks by algebra: the equations that a gradient holds, solved for the input."""

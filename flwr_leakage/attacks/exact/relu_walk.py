@@ -1,0 +1,195 @@
+"""One pass through a ReLU network that numbers its ReLUs and notes what convolutions take in.
+
+What is known is put in its place on the way: outputs of ReLUs as constants, masks as products.
+Max pooling over windows that do not overlap, right after a ReLU, is one step with it: its mask
+then tells where each window's maximum is, and the pooled values count as the ReLU's outputs.
+Skip connections, BatchNorm with given statistics and all other pooling are left to automatic
+differentiation.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.relus import RELUS
+
+_MAX_POOL = (F.max_pool2d, torch.max_pool2d)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One convolution as a pass met it.
+
+    Attributes:
+        name: of its weight.
+        source: number of the ReLU whose output, pooled or not, it takes in, or −1.
+        input_shape: (C, H, W).
+        outputs: (1, N, H', W').
+        geometry: kernel size, dilation, padding, stride.
+    """
+
+    name: str
+    source: int
+    input_shape: torch.Size
+    outputs: Tensor
+    geometry: tuple[Any, ...]
+
+
+class _ReachedError(Exception):
+    """The last ReLU that is asked for has been passed."""
+
+
+class ReluWalk(TorchFunctionMode):
+    """Number the ReLUs, put what is known in their place, note who takes in whose output.
+
+    Args:
+        names: of parameters, by identity.
+        masks: of ReLUs, by number: these become products with the mask.
+        outputs: of ReLUs, by number, pooled where they are pooled: these become constants.
+        last: the number of the ReLU at which to stop.
+        pooled: the windows of those ReLUs that are known to be pooled, by number.
+
+    Attributes:
+        preactivations: what the ReLUs took in, by number.
+        maxima: the largest of each window of those, by number, where a ReLU is pooled.
+        windows: (height, width) by number, where a ReLU is pooled.
+        uses: the convolutions.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[int, str],
+        masks: Mapping[int, Tensor] | None = None,
+        outputs: Mapping[int, Tensor] | None = None,
+        last: int | None = None,
+        pooled: Mapping[int, tuple[int, int]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.names = names
+        self.masks = masks or {}
+        self.outputs = outputs or {}
+        self.last = last
+        self.pooled = pooled or {}
+        self.preactivations: list[Tensor] = []
+        self.maxima: dict[int, Tensor] = {}
+        self.windows: dict[int, tuple[int, int]] = {}
+        self.sources: dict[int, int] = {}
+        self.kept: list[Tensor] = []  # keeps ids from being used again
+        self.uses: list[Use] = []
+
+    def run(self, problem: Problem, inputs: Tensor) -> Tensor | None:
+        """The logits of inputs, or ``None`` where the pass stopped at ``last``."""
+        try:
+            with self:
+                return problem.gradient_map.logits(problem.params, inputs, problem.buffers)
+        except _ReachedError:
+            return None
+
+    def compared(self, number: int) -> Tensor:
+        """What tells a ReLU's known outputs: its preactivations, or their windows' maxima."""
+        return self.maxima[number] if number in self.maxima else self.preactivations[number]
+
+    def mask(self, number: int) -> Tensor:
+        """Where a ReLU is active, and is its window's maximum if it is pooled."""
+        inputs = self.preactivations[number]
+        active = (inputs > 0).to(inputs.dtype)
+        if number not in self.windows:
+            return active
+        window = self.windows[number]
+        _, indices = F.max_pool2d(inputs, window, return_indices=True)
+        maxima = torch.zeros_like(inputs).flatten(2).scatter(2, indices.flatten(2), 1.0)
+        return active * maxima.reshape(inputs.shape)
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Treat ReLU, max pooling and convolution, leave all else."""
+        kwargs = kwargs or {}
+        if function in RELUS:
+            return self._activate(args[0] if args else kwargs["input"])
+        if function in _MAX_POOL:
+            return self._pool(function, *args, **kwargs)
+        outputs = function(*args, **kwargs)
+        if function is F.conv2d:
+            self._note(outputs, *args, **kwargs)
+        return outputs
+
+    def _activate(self, inputs: Tensor) -> Tensor:
+        number = len(self.preactivations)
+        self.preactivations.append(inputs)
+        if number == self.last and number not in self.pooled:
+            raise _ReachedError
+        if number in self.outputs and number not in self.pooled:
+            outputs = self.outputs[number].clone()
+        elif number in self.masks:
+            outputs = inputs * self.masks[number]
+        else:
+            outputs = inputs.clamp_min(0)
+        return self._from(number, outputs)
+
+    def _pool(
+        self,
+        function: Callable[..., Any],
+        input: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,  # false here: with indices it is another function
+    ) -> Tensor:
+        number = self.sources.get(id(input), -1)
+        window = _pair(kernel_size)
+        plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode
+        if number < 0 or not plain or (stride and _pair(stride) != window):
+            outputs: Tensor = function(input, kernel_size, stride, padding, dilation, ceil_mode)
+            return outputs
+        self.windows[number] = window
+        self.maxima[number] = F.max_pool2d(self.preactivations[number], window)
+        if number == self.last:
+            raise _ReachedError
+        if number in self.outputs:
+            outputs = self.outputs[number].clone()
+        elif number in self.masks:  # at most one entry of a window is left, so that sums are maxima
+            outputs = F.avg_pool2d(input, window, divisor_override=1)
+        else:
+            outputs = F.max_pool2d(input, window)
+        return self._from(number, outputs)
+
+    def _from(self, number: int, outputs: Tensor) -> Tensor:
+        self.sources[id(outputs)] = number
+        self.kept.append(outputs)
+        return outputs
+
+    def _note(
+        self,
+        outputs: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> None:
+        if groups != 1 or isinstance(padding, str):
+            raise ValueError("convolutions must have one group and padding given in numbers.")
+        geometry = (tuple(weight.shape[2:]), dilation, padding, stride)
+        source = self.sources.get(id(input), -1)
+        name = self.names.get(id(weight), "")
+        self.uses.append(Use(name, source, input.shape[1:], outputs, geometry))
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    height, width = (value, value) if isinstance(value, int) else value
+    return int(height), int(width)

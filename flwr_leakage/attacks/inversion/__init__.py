@@ -1,0 +1,1 @@
+"""Attacks by optimisation: a candidate whose gradient comes near the observed one."""

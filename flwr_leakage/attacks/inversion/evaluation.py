@@ -1,0 +1,198 @@
+"""Objectives and gradients of many candidates at once."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.inversion.objectives.base import Objective
+from flwr_leakage.attacks.inversion.priors.base import Prior, PriorContext
+from flwr_leakage.attacks.optimizers.base import Evaluate
+from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.params import Params
+from flwr_leakage.records import Batch
+
+Batching = Literal["vmap", "loop", "products"]
+
+Seen = tuple[Params, Params, Params, Params]
+"""Parameters, buffers, observed gradient and private statistics of one round."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """How rows of D variables stand for batches.
+
+    Attributes:
+        shape: (B, C, H, W) of one candidate's inputs.
+        num_classes: classes K.
+        joint_labels: whether label logits (B, K) follow the inputs in a row.
+    """
+
+    shape: tuple[int, ...]
+    num_classes: int
+    joint_labels: bool
+
+    def split(self, row: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of one row; ``targets`` where labels are not variables."""
+        size = torch.Size(self.shape).numel()
+        inputs = row[:size].reshape(self.shape)
+        if not self.joint_labels:
+            return inputs, targets
+        return inputs, row[size:].reshape(self.shape[0], self.num_classes).softmax(dim=1)
+
+
+class Evaluator:
+    """(rows of candidates) ↦ (objectives, gradients), for problems of one shape.
+
+    Args:
+        problems: one a target, alike in model, shapes, schedule and dtype.
+        targets: (R, B) or (R, B, K), of every row.
+        orders: (R, S) the samples in the sequence in which the steps use them, of every row.
+        owner: (R,) which problem a row belongs to.
+        candidates: how rows stand for batches.
+        objective: distance of gradients.
+        priors: penalties of the inputs.
+        batching: ``vmap`` evaluates all rows in one pass, else one by one.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        targets: Tensor,
+        orders: Tensor,
+        owner: Tensor,
+        candidates: Candidates,
+        objective: Objective,
+        priors: Sequence[Prior],
+        batching: Batching,
+    ) -> None:
+        self.problems = problems
+        self.targets = targets
+        self.orders = orders
+        self.owner = owner
+        self.candidates = candidates
+        self.objective = objective
+        self.priors = priors
+        self.batching = batching
+        self._gathered: tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]] | None = None
+        in_order = torch.arange(candidates.shape[0], device=orders.device)
+        self._reorders = orders.shape[1:] != in_order.shape or not bool((orders == in_order).all())
+
+    def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Values (A,) and gradients (A, D) of ``points`` (A, D) that belong to ``rows`` (A,)."""
+        if self.batching != "vmap" or len(rows) == 1:
+            results = [
+                self._single(point, int(row)) for point, row in zip(points, rows, strict=True)
+            ]
+            return torch.stack([r[0] for r in results]), torch.stack([r[1] for r in results])
+        if self._gathered is None or not torch.equal(self._gathered[0], rows):
+            self._gathered = (rows, self._gather(rows))
+        return self._gathered[1](points)
+
+    def moves(self, point: Tensor, row: int, orders: Tensor, targets: Tensor) -> Tensor:
+        """Values (M,) of one point (D,) under other orders (M, S) and targets (M, N)."""
+        rounds = _seen(self.problems[int(self.owner[row])])
+        orders = orders[:, : self.orders.shape[1]]
+
+        def value(order: Tensor, target: Tensor) -> Tensor:
+            return self._value(point, rounds, target, order)
+
+        with torch.no_grad():
+            if self.batching == "vmap":
+                return torch.func.vmap(value, chunk_size=64)(orders, targets)
+            return torch.stack([value(o, t) for o, t in zip(orders, targets, strict=True)])
+
+    def _value(
+        self, row: Tensor, rounds: Sequence[Seen], targets: Tensor, order: Tensor | None
+    ) -> Tensor:
+        inputs, targets = self.candidates.split(row, targets)
+        batch = Batch(inputs, targets)
+        if order is not None:
+            batch = Batch(inputs.index_select(0, order), targets.index_select(0, order))
+        problem = self.problems[0]
+        distances = []
+        for posed, (params, buffers, observed, _) in zip(problem.rounds, rounds, strict=True):
+            candidate = simulate_gradient(
+                posed.gradient_map, params, buffers, posed.schedule, batch, posed.members
+            )
+            distances.append(self.objective(candidate, observed))
+        value = torch.stack(distances).mean()
+        params, buffers, _, statistics = rounds[0]
+        first = batch.inputs[problem.schedule.slices(len(batch))[0]]
+        context = PriorContext(
+            problem.gradient_map, problem.spec, params, buffers, statistics, first
+        )
+        for prior in self.priors:
+            value = value + prior(inputs, context)
+        return value
+
+    def _single(self, point: Tensor, row: int) -> tuple[Tensor, Tensor]:
+        gradient, value = torch.func.grad_and_value(self._value)(
+            point,
+            _seen(self.problems[int(self.owner[row])]),
+            self.targets[row],
+            self.orders[row] if self._reorders else None,
+        )
+        return value.detach(), gradient.detach()
+
+    def _gather(self, rows: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Stack what differs between the rows; share what does not, which is far faster."""
+        chosen = [_seen(self.problems[i]) for i in self.owner[rows].tolist()]
+        rounds, dims = [], []
+        for number in range(len(chosen[0])):
+            fields, field_dims = [], []
+            for field in range(len(chosen[0][number])):
+                values = [seen[number][field] for seen in chosen]
+                # Observations are never shared: a stack of equal ones costs little.
+                shared = field < 2 and all(_same(value, values[0]) for value in values)
+                fields.append(values[0] if shared else _stack(values))
+                field_dims.append(None if shared else 0)
+            rounds.append(tuple(fields))
+            dims.append(tuple(field_dims))
+        orders = self.orders[rows] if self._reorders else None
+        rest: Any = (rounds, self.targets[rows], orders)
+        batched = torch.func.vmap(
+            torch.func.grad_and_value(self._value),
+            in_dims=(0, dims, 0, 0 if self._reorders else None),
+        )
+
+        def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
+            gradients, values = batched(points, *rest)
+            return values.detach(), gradients.detach()
+
+        return evaluate
+
+
+def faster(evaluator: Callable[[Batching], Evaluate], points: Tensor) -> Batching:
+    """Time one evaluation a way, on all rows together and on one, and keep the faster way.
+
+    The loop has to be plainly faster: results of the two ways differ in their last digits, and a
+    choice between near equals would change from run to run.
+    """
+    rows = torch.arange(len(points))
+    looped = evaluator("loop")
+    if len(points) == 1:
+        return "loop"
+    together = evaluator("vmap")
+    seconds = {}
+    for name, evaluate, count in (("vmap", together, len(points)), ("loop", looped, 1)):
+        evaluate(points[:count], rows[:count])  # the first call pays for what later ones reuse
+        began = time.process_time()
+        evaluate(points[:count], rows[:count])
+        seconds[name] = (time.process_time() - began) / count
+    return "loop" if 1.3 * seconds["loop"] < seconds["vmap"] else "vmap"
+
+
+def _seen(problem: Problem) -> list[Seen]:
+    return [(p.params, p.buffers, p.gradient, p.statistics) for p in problem.rounds]
+
+
+def _stack(tensors: Sequence[Params]) -> Params:
+    return {name: torch.stack([t[name] for t in tensors]) for name in tensors[0]}
+
+
+def _same(left: Params, right: Params) -> bool:
+    return left is right or all(torch.equal(left[k], right[k]) for k in right)

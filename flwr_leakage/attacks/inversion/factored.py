@@ -1,0 +1,300 @@
+"""Products of gradients without the gradients, for convolutional networks.
+
+The weight gradient of a layer is ``∂L/∂W = Σ_p δ_p a_pᵀ`` over positions p, with a_p the patch
+of its input and δ_p the error of its output. Objectives that are functions of the inner product
+⟨g, g*⟩ and of ‖g‖² alone do not need it:
+
+    ⟨g, g*⟩ = Σ_p ⟨δ_p, g* a_p⟩,    ‖g‖² = Σ_pq ⟨a_p, a_q⟩ ⟨δ_p, δ_q⟩.
+
+Where a layer has few positions, as all deep ones have, that spares the weight gradient, its
+derivative and their memory traffic: with F the cost of a forward pass an evaluation costs 6 F
+instead of 7 F and writes no array of the parameters' size. Where positions are many, the weight
+gradient is formed as usual. Besides, the network is passed once for all targets: what differs
+between them is only the products with each one's g*. On small networks, where starting an
+operation costs more than the operation, these are formed for all targets at once as well.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from flwr_leakage.attacks.inversion.factored_layers import Matrices, convolution_products, convolve
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.params import Params
+
+FEW_POSITIONS = 64
+"""Up to so many positions a sample a convolution is a product of matrices: measured on a CPU,
+where the libraries' direct convolutions win on larger maps only."""
+
+
+class UnsupportedError(ValueError):
+    """The model does with a parameter what is not covered here."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer as one pass through the network met it.
+
+    Attributes:
+        names: of the weight and of the bias, which may be missing.
+        inputs: of all samples: (S, F), patches (S, P, F), images (S, C, H, W), or normalised
+            images.
+        outputs: of all samples, before anything else.
+        kind: which of the four.
+        settings: stride, padding and dilation of a convolution of images.
+    """
+
+    names: tuple[str | None, str | None]
+    inputs: Tensor
+    outputs: Tensor
+    kind: str
+    settings: tuple[Any, ...] = ()
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes every use of a parameter, and computes it in the way that suits what follows."""
+
+    def __init__(self, names: Mapping[int, str], matrices: Matrices, few_positions: int) -> None:
+        super().__init__()
+        self.names = names
+        self.matrices = matrices
+        self.few_positions = few_positions
+        self.layers: list[_Layer] = []
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        used = [v for v in (*args, *kwargs.values()) if id(v) in self.names]
+        if not used:
+            return function(*args, **kwargs)
+        if function is F.conv2d:
+            return self._convolve(*args, **kwargs)
+        if function is F.linear:
+            return self._linear(*args, **kwargs)
+        if function is F.batch_norm:
+            return self._normalize(*args, **kwargs)
+        raise UnsupportedError(f"{function} of parameter {self.names[id(used[0])]!r}")
+
+    def _note(
+        self,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        inputs: Tensor,
+        outputs: Tensor,
+        kind: str,
+        settings: tuple[Any, ...] = (),
+    ) -> None:
+        names = tuple(
+            None if value is None else self.names.get(id(value)) for value in (weight, bias)
+        )
+        self.layers.append(_Layer(names, inputs, outputs, kind, settings))  # type: ignore[arg-type]
+
+    def _convolve(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        if groups != 1 or isinstance(padding, str):
+            raise UnsupportedError("a convolution of several groups, or of padding in words")
+        stride, padding, dilation = (_pair(value) for value in (stride, padding, dilation))
+        kernel = weight.shape[2:]
+        height, width = (
+            (input.shape[2 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i]
+            + 1
+            for i in (0, 1)
+        )
+        if height * width > self.few_positions:
+            settings = (stride, padding, dilation)
+            outputs = convolve(input, weight, bias, settings)
+            self._note(weight, bias, input, outputs, "images", settings)
+            return outputs
+        if tuple(kernel) == (1, 1) and padding == (0, 0):
+            patches = input[:, :, :: stride[0], :: stride[1]].flatten(2).mT.contiguous()
+        else:
+            patches = F.unfold(input, kernel, dilation, padding, stride).mT.contiguous()
+        rows = self.matrices.product(patches.flatten(0, 1), self.names[id(weight)], weight)
+        outputs = rows.unflatten(0, patches.shape[:2])
+        self._note(weight, bias, patches, outputs, "patches")
+        if bias is not None:
+            outputs = outputs + bias
+        return outputs.mT.unflatten(2, (height, width))
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if input.ndim != 2:
+            raise UnsupportedError(f"a linear layer of inputs of {input.ndim} dimensions")
+        outputs = self.matrices.product(input, self.names[id(weight)], weight)
+        self._note(weight, bias, input[:, None], outputs[:, None], "patches")
+        outputs = self.layers[-1].outputs[:, 0]
+        return outputs if bias is None else outputs + bias
+
+    def _normalize(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if training or running_mean is None or running_var is None:
+            raise UnsupportedError("BatchNorm by the batch's own statistics")
+        over = (-1,) + (1,) * (input.ndim - 2)
+        scale = (running_var + eps).rsqrt()
+        gain = scale if weight is None else scale * weight
+        shift = -running_mean * gain if bias is None else bias - running_mean * gain
+        outputs = torch.addcmul(shift.reshape(over), input, gain.reshape(over))
+        normal = torch.addcmul((-running_mean * scale).reshape(over), input, scale.reshape(over))
+        self._note(weight, bias, normal, outputs, "normalised")
+        return outputs
+
+
+class GradientProducts:
+    """Candidates of T targets ↦ ⟨g, g*⟩ and ‖g‖², by one pass through the network.
+
+    Args:
+        gradient_map: the model and loss; BatchNorm by running statistics.
+        params: θ_t, the same for all targets.
+        buffers: the statistics to normalise with, the same for all targets.
+        observed: g* of every target.
+        together: all targets' weight gradients in one pass, every convolution's formed: faster
+            where each is small. Else one target after another, convolutions of few positions
+            without them.
+    """
+
+    def __init__(
+        self,
+        gradient_map: GradientMap,
+        params: Params,
+        buffers: Params,
+        observed: Sequence[Params],
+        together: bool = False,
+    ) -> None:
+        self.gradient_map = gradient_map
+        self.together = together
+        self.params = {name: self._laid_out(value.detach()) for name, value in params.items()}
+        self.buffers = buffers
+        self.observed = [{k: self._laid_out(v) for k, v in target.items()} for target in observed]
+        self._stacked: tuple[list[int], Params] = ([], {})
+        self.names = {id(value): name for name, value in self.params.items()}
+        self.matrices = Matrices()
+        squares = [[v.square().sum() for v in target.values()] for target in observed]
+        self.observed_squared = torch.stack([torch.stack(terms).sum() for terms in squares])
+
+    def __call__(self, inputs: Tensor, targets: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
+        """⟨g, g*⟩ (A,) and ‖g‖² (A,), differentiable in the inputs.
+
+        Args:
+            inputs: (A · B, C, H, W), the candidates of the chosen targets one after another.
+            targets: (A, B) or (A, B, K).
+            chosen: indices (A,) of targets.
+
+        Raises:
+            UnsupportedError: the model does something else with its parameters than convolve,
+                multiply or normalise by given statistics, each at one place.
+        """
+        recorder = _Recorder(self.names, self.matrices, 0 if self.together else FEW_POSITIONS)
+        with recorder:
+            logits = self.gradient_map.logits(self.params, self._laid_out(inputs), self.buffers)
+        met = [name for layer in recorder.layers for name in layer.names if name is not None]
+        if sorted(met) != sorted(self.params):
+            raise UnsupportedError("every parameter must be used once")
+        losses = each(self.gradient_map.loss, logits.unflatten(0, (len(chosen), -1)), targets)
+        outputs = [layer.outputs for layer in recorder.layers]
+        errors = torch.autograd.grad(losses.sum(), outputs, create_graph=True)
+        products = [
+            pair
+            for layer, error in zip(recorder.layers, errors, strict=True)
+            for pair in self._of_layer(layer, error, chosen)
+        ]
+        inner, squared = (torch.stack(terms).sum(0) for terms in zip(*products, strict=True))
+        return inner, squared
+
+    def _of_layer(
+        self, layer: _Layer, error: Tensor, chosen: list[int]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The products of a layer's bias, then of its weight."""
+        weight, bias = layer.names
+        positions = (1,) if layer.kind == "patches" else tuple(range(2, error.ndim))
+        if bias is not None:
+            yield self._of_vector(bias, error.sum(positions), chosen)
+        if weight is None:
+            return
+        if layer.kind == "normalised":
+            gradients = (error * layer.inputs).sum(positions)
+            yield self._of_vector(weight, gradients, chosen)
+            return
+        shares = [chosen] if self.together else [[target] for target in chosen]
+        products = []
+        for share, inputs, errors in zip(
+            shares, layer.inputs.chunk(len(shares)), error.chunk(len(shares)), strict=True
+        ):
+            observed = self._observed(weight, share)
+            if layer.kind == "images":
+                products.append(convolution_products(inputs, errors, observed, layer.settings))
+                continue
+            rows, errors = (
+                value.flatten(0, 1).unflatten(0, (len(share), -1)) for value in (inputs, errors)
+            )
+            if len(share) == 1:
+                seen = self.matrices.product(rows[0], weight, observed[0], share[0])[None]
+            else:
+                seen = rows @ observed.flatten(2).mT
+            squared = (rows @ rows.mT) * (errors @ errors.mT)
+            products.append(((seen * errors).sum((1, 2)), squared.sum((1, 2))))
+        inner, squared = (torch.cat(parts) for parts in zip(*products, strict=True))
+        yield inner, squared
+
+    def _of_vector(self, name: str, gradients: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
+        """Of a parameter with one entry a channel, from every sample's gradient (S, C)."""
+        gradients = gradients.unflatten(0, (len(chosen), -1)).sum(1)
+        return (gradients * self._observed(name, chosen)).sum(1), gradients.square().sum(1)
+
+    def _observed(self, name: str, chosen: list[int]) -> Tensor:
+        """g* of some targets, with a dimension of targets; kept for as long as these are asked."""
+        if len(chosen) == 1:
+            return self.observed[chosen[0]][name][None]
+        if self._stacked[0] != chosen:
+            self._stacked = (chosen, {})
+        stacked = self._stacked[1]
+        if name not in stacked:
+            stacked[name] = torch.stack([self.observed[target][name] for target in chosen])
+        return stacked[name]
+
+    def _laid_out(self, value: Tensor) -> Tensor:
+        """Images with channels last, as the direct convolutions want them; groups do not."""
+        if value.ndim != 4 or self.together:
+            return value
+        return value.contiguous(memory_format=torch.channels_last)
+
+
+def each(function: Callable[..., Tensor], *tensors: Any) -> Tensor:
+    """``function`` of every entry along the first dimension, stacked.
+
+    A single one is not vectorised, so that it may do what cannot be.
+    """
+    if len(tensors[0]) == 1:
+        return function(*(tree_map(lambda v: v[0], tensors)))[None]
+    results: Tensor = torch.func.vmap(function)(*tensors)
+    return results
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)

@@ -1,0 +1,104 @@
+"""Objectives and gradients of candidates by products of gradients; see ``factored``."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.inversion.evaluation import Candidates
+from flwr_leakage.attacks.inversion.factored import GradientProducts, UnsupportedError, each
+from flwr_leakage.attacks.inversion.objectives.base import Objective, ProductObjective
+from flwr_leakage.attacks.inversion.priors.base import Prior, PriorContext
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.params import Params
+
+
+class FactoredEvaluator:
+    """(rows of candidates) ↦ (objectives, gradients), one network pass for all rows.
+
+    Args:
+        problems: one a target, of one plain gradient each, from the same parameters and buffers.
+        targets: (R, B) or (R, B, K), of every row.
+        owner: (R,) which problem a row belongs to.
+        candidates: how rows stand for batches; labels are no variables.
+        objective: a function of products of gradients.
+        priors: penalties of the inputs.
+        together: whether weight gradients are those of all rows in one pass.
+
+    Raises:
+        UnsupportedError: any of this does not hold.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        targets: Tensor,
+        owner: Tensor,
+        candidates: Candidates,
+        objective: Objective,
+        priors: Sequence[Prior],
+        together: bool,
+    ) -> None:
+        first = problems[0]
+        if not isinstance(objective, ProductObjective):
+            raise UnsupportedError(f"{type(objective).__name__} is no function of products.")
+        if candidates.joint_labels:
+            raise UnsupportedError("label logits are optimised with the inputs.")
+        if any(not p.is_single_gradient or len(p.rounds) > 1 or p.members for p in problems):
+            raise UnsupportedError("an update is not one plain gradient.")
+        for problem in problems[1:]:
+            for one, other in ((problem.params, first.params), (problem.buffers, first.buffers)):
+                if any(not torch.equal(one[name], other[name]) for name in other):
+                    raise UnsupportedError("parameters or buffers differ between targets.")
+        self.targets = targets
+        self.owner = owner
+        self.candidates = candidates
+        self.objective: ProductObjective = objective
+        self.priors = priors
+        self.problems = problems
+        self.products = GradientProducts(
+            first.gradient_map,
+            first.params,
+            first.buffers,
+            [p.gradient for p in problems],
+            together,
+        )
+
+    def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Values (A,) and gradients (A, D) of ``points`` (A, D) that belong to ``rows`` (A,)."""
+        points = points.detach().requires_grad_()
+        inputs = points.reshape(len(rows), *self.candidates.shape)
+        chosen = self.owner[rows].tolist()
+        inner, squared = self.products(inputs.flatten(0, 1), self.targets[rows], chosen)
+        values = self.objective.of_products(inner, squared, self.products.observed_squared[chosen])
+        first = self.problems[0]
+        statistics = [self.problems[target].statistics for target in chosen]
+        stacked = {k: torch.stack([s[k] for s in statistics]) for k in statistics[0]}
+
+        def penalty(candidate: Tensor, statistics: Params) -> Tensor:
+            context = PriorContext(
+                first.gradient_map, first.spec, first.params, first.buffers, statistics, candidate
+            )
+            return torch.stack([prior(candidate, context) for prior in self.priors]).sum()
+
+        if self.priors:
+            values = values + each(penalty, inputs, stacked)
+        (gradients,) = torch.autograd.grad(values.sum(), points)
+        return values.detach(), gradients
+
+
+def supports(make: Callable[[], FactoredEvaluator], points: Tensor) -> bool:
+    """Whether problem, objective and model can be evaluated by products.
+
+    One random row is tried, alone and among all, as many as ``points`` has: a model that mixes
+    samples, as normalisation by a batch's statistics does, would mix targets.
+    """
+    rows = torch.arange(len(points))
+    points = torch.randn(points.shape, generator=torch.Generator().manual_seed(0)).to(points)
+    try:
+        evaluate = make()
+        alone, _ = evaluate(points[:1], rows[:1])
+    except UnsupportedError:
+        return False
+    among, _ = evaluate(points, rows)
+    return torch.allclose(alone, among[:1], rtol=1e-3, atol=1e-6, equal_nan=True)

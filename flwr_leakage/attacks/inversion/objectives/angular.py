@@ -1,0 +1,46 @@
+"""Angle between gradients."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.inversion.objectives.cosine import inner_product
+from flwr_leakage.params import Params
+
+
+def angle(inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
+    """``arccos(⟨g, g*⟩ / (‖g‖ ‖g*‖)) / π`` in [0, 1], from ⟨g, g*⟩, ‖g‖² and ‖g*‖².
+
+    Its derivative keeps its size near the solution, where that of the cosine vanishes. Within
+    1e-3 of a multiple of π the derivative is that at the bound, as arccos' own is infinite.
+
+    Example:
+        >>> angle(torch.tensor(0.0), torch.tensor(4.0), torch.tensor(9.0))
+        tensor(0.5000)
+    """
+    norms = squared * observed_squared
+    tiny = 1e-30 if norms.element_size() < 8 else 1e-300
+    cosine = inner / norms.clamp_min(tiny).sqrt()
+    bound = 1 - 1e-6
+    inside = torch.acos(cosine.clamp(-bound, bound))
+    slope = -1 / math.sqrt(1 - bound**2)
+    return (inside + slope * (cosine - cosine.clamp(-bound, bound))) / math.pi
+
+
+@dataclass(frozen=True)
+class Angular:
+    """The angle between gradients as a share of π: as blind to length as the cosine distance."""
+
+    def __call__(self, candidate: Params, observed: Params) -> Tensor:
+        """Distance of the candidate's gradient from the observed one, a scalar."""
+        return self.of_products(
+            inner_product(candidate, observed),
+            inner_product(candidate, candidate),
+            inner_product(observed, observed),
+        )
+
+    def of_products(self, inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
+        """The same from ⟨g, g*⟩, ‖g‖² and ‖g*‖², entry by entry."""
+        return angle(inner, squared, observed_squared)

@@ -1,0 +1,229 @@
+"""Which sample was used at which local step: searched by the attacker's own objective.
+
+The order of a client's samples shows in an update only to second order in the learning rate:
+exchanging two samples of neighbouring steps changes the sum of their gradients by η times a
+commutator ``H_i g_j − H_j g_i``. So samples found under a wrong order are nearly right, and
+exchanges can be tried on them at the cost of one replayed update each.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from flwr_leakage.attacks.inversion.evaluation import Evaluator
+from flwr_leakage.attacks.optimizers.base import Optimizer, Report
+from flwr_leakage.attacks.problem import Problem
+
+Values = Callable[[Tensor, Tensor], Tensor]
+"""(orders (M, S), targets (M, N)) ↦ the objectives (M,) of one candidate's samples."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Places in the sequence of samples that a client goes through.
+
+    Attributes:
+        step: (S,) the local step that uses a slot, of all clients; −1 where no step does.
+        epoch: (S,) the pass over the samples; every pass holds every sample once.
+        used: slots that the steps use; they come first.
+    """
+
+    step: Int[Tensor, " S"]
+    epoch: Int[Tensor, " S"]
+    used: int
+
+
+def make_slots(problem: Problem, epochs: Literal["repeated", "reshuffled"]) -> Slots:
+    """The slots of a problem.
+
+    Args:
+        problem: its schedule says how many samples each step takes.
+        epochs: whether the client goes through its samples in one order in all epochs, or in a
+            new one each.
+
+    Raises:
+        ValueError: reshuffled epochs of a sum of clients, or of mini-batches that do not divide
+            the samples.
+    """
+    schedule, count = problem.schedule, problem.num_samples
+    if epochs == "repeated":
+        step, first = torch.full((count,), -1), 0
+        for number, examples in enumerate(problem.members or (count,)):
+            used = schedule.num_samples_used(examples)
+            for index, window in enumerate(schedule.slices(used)):
+                step[first + window.start : first + window.stop] = (
+                    number * schedule.num_steps + index
+                )
+            first += used
+        return Slots(step, torch.zeros(count, dtype=torch.int64), count)
+    size = min(schedule.batch_size, count)
+    if problem.members or count % size:
+        raise ValueError(
+            "reshuffled epochs need one client and mini-batches that divide its samples, got "
+            f"{max(1, len(problem.members))} clients and mini-batches of {schedule.batch_size} "
+            f"of {count} samples."
+        )
+    used = schedule.num_steps * size
+    slot = torch.arange(-(-used // count) * count)
+    return Slots(torch.where(slot < used, slot // size, -1), slot // count, used)
+
+
+@dataclass(frozen=True)
+class OrderSearch:
+    """Alternate between short fits and exchanging samples between steps, from several starts.
+
+    In a turn every exchange of two samples of one epoch between two steps is tried, and every
+    other label of every sample; the best one is made as long as it lowers the objective. Then the
+    samples are fitted a little. Every second start trusts the inferred labels in its first turn;
+    in the others they may change before anything is fitted. The start with the least objective
+    goes on to the optimizer's full fit.
+
+    Attributes:
+        starts: that compete, ≥ 1.
+        turns: of each start, ≥ 0.
+        iterations: of the optimizer in a turn's fit, ≥ 1.
+        epochs: whether the client goes through its samples in one order in all epochs
+            (``repeated``), or in a new one each (``reshuffled``, as a shuffling loader does).
+        relabel: whether other labels are tried, too.
+        max_moves: moves tried at once, ≥ 1; drawn at random where there are more.
+        improvement: the least relative decrease that makes a move, in (0, 1).
+    """
+
+    starts: int = 4
+    turns: int = 3
+    iterations: int = 30
+    epochs: Literal["repeated", "reshuffled"] = "repeated"
+    relabel: bool = True
+    max_moves: int = 256
+    improvement: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.turns < 0:
+            raise ValueError(f"turns must be at least 0, got {self.turns}.")
+        for name in ("starts", "iterations", "max_moves"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.epochs not in ("repeated", "reshuffled"):
+            raise ValueError(f"epochs must be 'repeated' or 'reshuffled', got {self.epochs!r}.")
+        if not 0 < self.improvement < 1:
+            raise ValueError(f"improvement must lie in (0, 1), got {self.improvement}.")
+
+    def draw(self, slots: Slots, generator: torch.Generator) -> Int[Tensor, " S"]:
+        """A random order: of every epoch, or the same of all."""
+        count = int((slots.epoch == 0).sum())
+        epochs = int(slots.epoch.max()) + 1
+        return torch.cat([torch.randperm(count, generator=generator) for _ in range(epochs)])
+
+    def search(
+        self,
+        evaluator: Callable[[Tensor, Tensor], Evaluator],
+        optimizer: Optimizer,
+        points: Float[Tensor, "R D"],
+        targets: Tensor,
+        orders: Int[Tensor, "R S"],
+        slots: Slots,
+        streams: Sequence[torch.Generator],
+        num_classes: int | None,
+        project: Callable[[Tensor], Tensor] | None,
+        report: Report | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Search the orders and targets of R rows, ``starts`` in a sequence for each stream.
+
+        Args:
+            evaluator: (targets, orders) ↦ the rows' objective.
+            optimizer: for the short fits; any with ``iterations``.
+            points: where the rows start.
+            targets: (R, N) of their samples.
+            orders: the sample in each slot.
+            slots: of all rows.
+            streams: the random draws of each ``starts`` rows.
+            num_classes: of the labels that may be tried; ``None`` leaves the targets alone.
+            project: onto the feasible set.
+            report: of the optimizer.
+
+        Returns:
+            Point, targets and order of the best of each ``starts`` rows.
+        """
+        quick = replace(optimizer, iterations=self.iterations)  # type: ignore[type-var]
+        values = points.new_zeros(len(points))
+        for turn in range(self.turns + 1):
+            evaluate = evaluator(targets, orders)
+            targets, orders = targets.clone(), orders.clone()
+            for row in range(len(points)):
+                trusts = not self.relabel or (turn == 0 and row % self.starts % 2 == 0)
+                orders[row], targets[row], values[row] = self.improve(
+                    orders[row],
+                    targets[row],
+                    slots,
+                    None if trusts else num_classes,
+                    partial(evaluate.moves, points[row], row),
+                    streams[row // self.starts],
+                )
+            if turn < self.turns:
+                points = quick(evaluator(targets, orders), points, project, report).points
+        groups = values.reshape(-1, self.starts).nan_to_num(nan=torch.inf)
+        firsts = torch.arange(0, len(points), self.starts, device=points.device)
+        best = firsts + groups.argmin(dim=1)
+        return points[best], targets[best], orders[best]
+
+    def improve(
+        self,
+        order: Int[Tensor, " S"],
+        targets: Tensor,
+        slots: Slots,
+        num_classes: int | None,
+        values: Values,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Tensor, float]:
+        """Make the best move while there is one; returns order, targets and their objective.
+
+        Args:
+            order: the sample in each slot.
+            targets: (N,) of the samples.
+            slots: which exchanges make a difference.
+            num_classes: of the labels that may be tried; ``None`` leaves the targets alone.
+            values: the objective of moves.
+            generator: draws among too many moves.
+        """
+        value = float(values(order[None], targets[None])[0])
+        for _ in range(2 * len(order)):
+            orders, labels = _moves(order, targets, slots, num_classes)
+            if not len(orders):
+                break
+            chosen = torch.randperm(len(orders), generator=generator)[: self.max_moves]
+            orders, labels = orders[chosen], labels[chosen]
+            found = values(orders, labels)
+            best = int(torch.where(found.isfinite(), found, torch.inf).argmin())
+            if not float(found[best]) < (1 - self.improvement) * value:
+                break
+            order, targets, value = orders[best], labels[best], float(found[best])
+        return order, targets, value
+
+
+def _moves(
+    order: Tensor, targets: Tensor, slots: Slots, num_classes: int | None
+) -> tuple[Tensor, Tensor]:
+    """All orders and targets that differ by one exchange or one label: (M, S) and (M, N)."""
+    size = len(order)
+    i, j = torch.triu_indices(size, size, offset=1)
+    apart = (slots.step[i] != slots.step[j]) & (slots.epoch[i] == slots.epoch[j])
+    i, j = i[apart], j[apart]
+    orders = order.repeat(len(i), 1)
+    rows = torch.arange(len(i))
+    orders[rows, i], orders[rows, j] = order[j], order[i]
+    labels = targets.expand(len(i), *targets.shape)
+    if num_classes is None:
+        return orders, labels
+    sample = torch.arange(len(targets)).repeat_interleave(num_classes - 1)
+    shift = torch.arange(1, num_classes, device=targets.device).repeat(len(targets))
+    relabelled = targets.repeat(len(sample), 1)
+    relabelled[torch.arange(len(sample)), sample] = (targets[sample] + shift) % num_classes
+    return (
+        torch.cat([orders, order.repeat(len(sample), 1)]),
+        torch.cat([labels, relabelled]),
+    )

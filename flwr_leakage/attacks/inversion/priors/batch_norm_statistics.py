@@ -1,0 +1,85 @@
+"""The statistics of BatchNorm layers: what an attacker knows of a batch's features."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.attacks.inversion.priors.base import PriorContext
+from flwr_leakage.params import Params
+
+
+def statistics_distance(
+    candidate: Params, known: Params, first_layer_factor: float = 1.0, relative: bool = False
+) -> Float[Tensor, ""]:
+    """``Σ_l ‖μ_l(x) − μ_l‖₂ + ‖σ²_l(x) − σ²_l‖₂`` over the BatchNorm layers l.
+
+    Yin et al. 2021, eq. 10; norms, not their squares, as in Yin et al. 2020's published code.
+    These grow with a layer's width and with its weights. The relative distance has the root mean
+    squares of ``(μ_l(x) − μ_l) / σ_l`` and ``(σ²_l(x) − σ²_l) / σ²_l`` over the channels instead.
+
+    Args:
+        candidate: mean and variance of every layer's input, keyed as its buffers.
+        known: likewise; layers that are missing here do not count.
+        first_layer_factor: multiplies the first layer's terms.
+        relative: in units of the known standard deviations and variances.
+    """
+    names = [name for name in candidate if name in known]
+    first = names[0].rpartition(".")[0] if names else ""
+    total = next(iter(candidate.values())).new_zeros(())
+    for name in names:
+        layer, _, kind = name.rpartition(".")
+        squares = (candidate[name] - known[name]).square()
+        if relative:
+            variance = known[f"{layer}.running_var" if layer else "running_var"]
+            scale = variance.clamp_min(1e-5) ** (1 if kind == "running_mean" else 2)
+            squares = squares / scale / squares.numel()
+        # A root has no derivative at zero, which an exact match would reach.
+        gap = (squares.sum() + 1e-12).sqrt()
+        total = total + (first_layer_factor * gap if layer == first else gap)
+    return total
+
+
+@dataclass(frozen=True)
+class BatchNormStatistics:
+    """``weight ·`` distance of the candidate's BatchNorm statistics from those known.
+
+    Which ones are known is the threat model's matter (``exact``, ``derived`` or ``running``);
+    where it grants none there is no penalty: the statistics are then inferred with the images.
+    Statistics are compared at θ_t, for the samples of the first local step; ``derived`` ones of
+    several steps are a mean over the steps.
+
+    Attributes:
+        weight: relative to the objective, ≥ 0.
+        first_layer_factor: multiplies the first layer's terms, > 0.
+        known: ``granted`` by the threat model, or ``running`` for the server's own buffers.
+        relative: in units of the known standard deviations, so that one weight suits all widths
+            and stages of training.
+    """
+
+    weight: float
+    first_layer_factor: float = 1.0
+    known: Literal["granted", "running"] = "granted"
+    relative: bool = False
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise ValueError(f"weight must be ≥ 0, got {self.weight}.")
+        if self.first_layer_factor <= 0:
+            raise ValueError(f"first_layer_factor must be positive, got {self.first_layer_factor}.")
+        if self.known not in ("granted", "running"):
+            raise ValueError(f"known must be 'granted' or 'running', got {self.known!r}.")
+
+    def __call__(self, inputs: Float[Tensor, "B C H W"], context: PriorContext) -> Tensor:
+        """The penalty of a candidate batch in model space, a scalar."""
+        known = context.statistics if self.known == "granted" else context.buffers
+        if not known:
+            return inputs.new_zeros(())
+        first = inputs if context.first_step is None else context.first_step
+        found = context.gradient_map.statistics(context.params, first, context.buffers)
+        if not found:
+            return inputs.new_zeros(())
+        return self.weight * statistics_distance(
+            found, known, self.first_layer_factor, self.relative
+        )

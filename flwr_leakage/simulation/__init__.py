@@ -1,0 +1,1 @@
+"""From a Hydra config to a federated audit that runs."""

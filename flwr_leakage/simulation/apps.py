@@ -1,0 +1,157 @@
+"""The Flower apps of the audit: an ordinary training loop, and a strategy that is curious.
+
+The client is written as any Flower app is; what the audit adds to it are the mod and the line
+with ``encode``.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flwr_leakage.audit.progress import ConsoleProgress
+from flwr_leakage.audit.server_audit import ServerAudit
+from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
+from flwr_leakage.flower.strategy import HonestButCurious
+from flwr_leakage.simulation.build import Config, ConfigError, Experiment, build
+from flwr_leakage.simulation.summary import describe, finish, headline
+
+ConfigOf = Callable[[Context], Config]
+"""Where an app finds its config: closed over, or composed from the context's run config."""
+
+
+def make_client_app(config_of: ConfigOf) -> ClientApp:
+    """The app that every client runs; the experiment is built once in each process."""
+
+    def audit(context: Context) -> ClientAudit:
+        return build(config_of(context)).client_audit()
+
+    app = ClientApp()
+
+    @app.train(mods=[LeakageMod(audit)])
+    def train(message: Message, context: Context) -> Message:
+        experiment = build(config_of(context))
+        server_round = int(message.content["config"]["server-round"])
+        batch = experiment.client_batch(int(context.node_config["partition-id"]), server_round)
+        model = copy.deepcopy(experiment.network)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        set_training_mode(model, experiment.gradient_map.batch_norm)
+        schedule = experiment.schedule
+        optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr=schedule.learning_rate,
+            momentum=schedule.momentum,
+            weight_decay=schedule.weight_decay,
+        )
+        loss = torch.zeros(())
+        used = batch[: schedule.num_samples_used(len(batch))]
+        for window in schedule.slices(len(batch)):
+            if window.start == 0:  # An epoch begins: fresh draws, over all samples of the round.
+                inputs, targets = encode(used.inputs, used.targets)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs[window]), targets[window])
+            loss.backward()
+            optimizer.step()
+        metrics = MetricRecord({"num-examples": len(batch), "train-loss": loss.item()})
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def make_server_app(config_of: ConfigOf, console: Console) -> ServerApp:
+    """The app of the server: it trains, attacks, and writes the run folder and its report."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        config = config_of(context)
+        experiment = build(config)
+        settings = experiment.settings
+        if settings.server.num_threads is not None:
+            torch.set_num_threads(settings.server.num_threads)
+        wait_for_nodes(grid, settings.num_clients, settings.server.wait_seconds)
+        progress = ConsoleProgress(console)
+        describe(config, experiment)
+        progress.line(headline(config, experiment))
+        tracker = experiment.tracker()
+        audit = experiment.server_audit(tracker, Path(settings.run_dir).name, progress)
+        for caveat in experiment.caveats():
+            audit.warn(0, -1, caveat)
+        strategy = HonestButCurious(experiment.strategy(), audit)
+        try:
+            strategy.start(
+                grid=grid,
+                initial_arrays=ArrayRecord(experiment.network.state_dict()),
+                num_rounds=settings.num_rounds,
+                train_config=ConfigRecord({"learning-rate": settings.client.learning_rate}),
+                evaluate_fn=partial(evaluate_global_model, experiment, audit),
+            )
+        finally:
+            progress.close()
+            tracker.close()
+            finish(Path(settings.run_dir), console)
+
+    return app
+
+
+def wait_for_nodes(grid: Grid, num_clients: int, seconds: float) -> None:
+    """Wait until there is a node for every client; Flower's strategies would wait forever.
+
+    Raises:
+        ConfigError: there are fewer after ``seconds``.
+    """
+    deadline = time.monotonic() + seconds
+    while (connected := len(list(grid.get_node_ids()))) < num_clients:
+        if time.monotonic() >= deadline:
+            raise ConfigError(
+                f"num_clients={num_clients} must be at most the number of nodes, got {connected} "
+                f"after server.wait_seconds={seconds:g}: start more SuperNodes, or simulate them "
+                f"by --federation-config 'num-supernodes={num_clients}'."
+            )
+        time.sleep(0.5)
+
+
+def set_training_mode(model: nn.Module, batch_norm: str) -> None:
+    """BatchNorm in the mode that the experiment says; dropout off, as its masks are unknown."""
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.train(batch_norm == "batch")
+
+
+@torch.no_grad()
+def evaluate_global_model(
+    experiment: Experiment, audit: ServerAudit, server_round: int, arrays: ArrayRecord
+) -> MetricRecord:
+    """Test accuracy and loss of the global model, recorded and returned."""
+    model = copy.deepcopy(experiment.network).eval()
+    state = arrays.to_torch_state_dict()
+    model.load_state_dict({k: v.to(model.state_dict()[k].dtype) for k, v in state.items()})
+    correct = count = 0
+    total_loss = 0.0
+    for batch in experiment.data.test_batches(500, experiment.settings.server.test_samples):
+        logits = model(batch.inputs)
+        total_loss += F.cross_entropy(logits, batch.targets, reduction="sum").item()
+        correct += int((logits.argmax(1) == batch.targets).sum())
+        count += len(batch)
+    accuracy, loss = correct / count, total_loss / count
+    audit.utility(server_round, "test_accuracy", accuracy)
+    audit.utility(server_round, "test_loss", loss, "nat")
+    if server_round:
+        num_examples = experiment.settings.client.num_examples
+        epsilon = experiment.defense.epsilon(experiment.schedule, num_examples, server_round)
+        if epsilon is not None and math.isfinite(epsilon):
+            audit.utility(server_round, "dp_epsilon", epsilon)
+    return MetricRecord({"accuracy": accuracy, "loss": loss, "num-examples": count})

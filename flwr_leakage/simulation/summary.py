@@ -1,0 +1,104 @@
+"""What a run says of itself: its first line, ``run.json``, the report, the closing table."""
+
+import statistics
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.report import write_report
+from flwr_leakage.simulation.build import Config, ConfigError, Experiment
+from flwr_leakage.tracking import RunData, read_run, write_metadata
+from flwr_leakage.tracking.jsonl import RECORDS_FILE
+
+RECOVERED_DB = 25.0
+"""A digit or object of 28–32 pixels is plainly recognised from this PSNR on."""
+
+
+def headline(config: Config, experiment: Experiment) -> str:
+    """One line that names what is run."""
+    settings, choices = experiment.settings, config["choices"]
+    groups = ("dataset", "model", "strategy", "defense", "attack", "engine")
+    parts = [f"{settings.num_clients} clients", f"{settings.num_rounds} rounds"]
+    parts += [f"{group} {choices[group]}" for group in groups if group in choices]
+    return " · ".join([*parts, f"attacker: {experiment.threat.describe()}"])
+
+
+def describe(config: Config, experiment: Experiment) -> None:
+    """Write ``run.json``: what the run's numbers belong to.
+
+    Raises:
+        ConfigError: the folder holds a run already, whose numbers must not be mixed with others.
+    """
+    run_dir = Path(experiment.settings.run_dir)
+    if (run_dir / RECORDS_FILE).exists():
+        raise ConfigError(f"run_dir must be a new folder, got {run_dir}, which holds a run.")
+    extra = {"run": run_dir.name, "threat": experiment.threat.describe(), **config["choices"]}
+    write_metadata(run_dir, config=config, seed=experiment.settings.seed, extra=extra)
+
+
+def finish(run_dir: Path, console: Console) -> None:
+    """Write the report, print the table, say where the report is."""
+    report = write_report(run_dir, recovered_psnr=RECOVERED_DB)
+    print_summary(read_run(run_dir), console)
+    console.print(f"Report: {report.resolve()}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_summary(run: RunData, console: Console) -> None:
+    """Print leakage, utility and cost, a line a round."""
+    console.print(
+        f"\nLeakage by round (PSNR in dB; {run.metadata.get('threat', '')})", markup=False
+    )
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    columns = ("round", "images", f"≥ {RECOVERED_DB:.0f} dB", "median", "best", "worst")
+    for column in (*columns, "SSIM", "labels", "test acc.", "attack s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    rounds = sorted({record.server_round for record in run.records if record.server_round > 0})
+    for server_round in rounds:
+        psnr = _values(run, server_round, "psnr")
+        table.add_row(
+            str(server_round),
+            str(_count(run, server_round, "psnr")),
+            str(sum(value >= RECOVERED_DB for value in psnr)) if psnr else "–",
+            _format(statistics.median(psnr) if psnr else None, "{:.1f}"),
+            _format(max(psnr, default=None), "{:.1f}"),
+            _format(min(psnr, default=None), "{:.1f}"),
+            _median(run, server_round, "ssim", "{:.2f}"),
+            _mean(run, server_round, "label_accuracy", "{:.0%}"),
+            _mean(run, server_round, "test_accuracy", "{:.1%}"),
+            _mean(run, server_round, "attack_wall_seconds", "{:.1f}"),
+        )
+    console.print(table)
+    failures = [event for event in run.events if event.level != "info"]
+    if failures:
+        console.print(f"{len(failures)} warnings and errors; the report lists them.")
+        for event in failures[:5]:
+            text = event.message.splitlines()[0][:160]
+            console.print(f"  round {event.server_round}: {text}", markup=False, highlight=False)
+
+
+def _records(run: RunData, server_round: int, name: str) -> list[LeakageRecord]:
+    return [r for r in run.records if r.server_round == server_round and r.name == name]
+
+
+def _values(run: RunData, server_round: int, name: str) -> list[float]:
+    return [r.value for r in _records(run, server_round, name) if r.value is not None]
+
+
+def _count(run: RunData, server_round: int, name: str) -> int:
+    return len(_records(run, server_round, name))
+
+
+def _median(run: RunData, server_round: int, name: str, style: str) -> str:
+    values = _values(run, server_round, name)
+    return _format(statistics.median(values) if values else None, style)
+
+
+def _mean(run: RunData, server_round: int, name: str, style: str) -> str:
+    values = _values(run, server_round, name)
+    return _format(statistics.fmean(values) if values else None, style)
+
+
+def _format(value: float | None, style: str) -> str:
+    return "–" if value is None else style.format(value)

@@ -1,0 +1,235 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from attacked import observe, tiny_network
+from torch import nn
+
+from flwr_leakage.attacks import (
+    LBFGS,
+    Analytic,
+    FeatureMatching,
+    GradientInversion,
+    LevenbergMarquardt,
+    Strongest,
+    pose,
+)
+from flwr_leakage.attacks.exact.chain import activation_of, trace_chain
+from flwr_leakage.attacks.exact.feature_recursion import smooth_variation
+from flwr_leakage.attacks.exact.layer_equations import Knowledge, gradient_equations
+from flwr_leakage.attacks.inversion.priors.total_variation import total_variation
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
+
+SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
+INFERRED = ThreatModel()
+
+
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def deep_network(activation, batch_norm=False, seed=0):
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(1, 10, 3, padding=1, stride=2)]
+    if batch_norm:
+        layers.append(nn.BatchNorm2d(10))
+    layers += [activation(), nn.Conv2d(10, 8, 3, padding=1), activation()]
+    network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 16, 4))
+    if batch_norm:
+        nn.init.uniform_(network[1].running_mean, -0.2, 0.2)
+        nn.init.uniform_(network[1].running_var, 0.5, 1.5)
+        nn.init.uniform_(network[1].weight, 0.5, 1.5)
+    return network
+
+
+def case(network, images, label=2, **schedule):
+    gradient_map = GradientMap(network)
+    batch = Batch(images, torch.full((len(images),), label))
+    return gradient_map, observe(gradient_map, batch, LocalSchedule(1.0, **schedule))
+
+
+@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Tanh, nn.LeakyReLU])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_feature_matching_is_exact_through_invertible_activations(activation, batch_norm, images):
+    gradient_map, observation = case(deep_network(activation, batch_norm), images[:1])
+    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert result.error == ""
+    assert result.batch.targets.tolist() == [2]
+    torch.testing.assert_close(result.batch.inputs, images[:1], atol=0.02, rtol=0)
+
+
+def test_gradient_equations_hold_at_the_truth(images):
+    gradient_map, observation = case(deep_network(nn.Tanh, batch_norm=True), images[:1])
+    problem = pose(gradient_map, SPEC, observation, INFERRED).to(torch.float64)
+    first, second, last = trace_chain(problem)
+    features = images[:1].double()
+    inputs_of = {}
+    for link in (first, second):
+        inputs_of[link.name] = features
+        features = link.activation.function(link.preactivation(features))
+    torch.testing.assert_close(
+        last.preactivation(features),
+        gradient_map.logits(problem.params, images[:1].double(), problem.buffers),
+    )
+    errors = last.pull_back(problem.gradient[f"{last.name}bias"][None]).reshape(features.shape)
+    errors = errors * second.activation.slope(features)
+    weight_gradient = problem.gradient[f"{second.name}weight"]
+    equations = gradient_equations(second, errors, weight_gradient, 1e-4)
+    found = equations.rows @ inputs_of[second.name].reshape(10, 16).T
+    torch.testing.assert_close(found, equations.values, atol=1e-3, rtol=0)
+    both = torch.cat([equations.rows, equations.null_space().T])
+    torch.testing.assert_close(both @ both.T, torch.eye(16, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("module", [nn.ReLU(), nn.LeakyReLU(0.2), nn.Sigmoid(), nn.Tanh()])
+def test_activations_tell_slope_and_inverse_from_their_output(module):
+    activation = activation_of(module)
+    z = torch.linspace(-2, 2, 41, dtype=torch.float64) + 0.01
+    outputs = activation.function(z)
+    torch.testing.assert_close(outputs, module(z))
+    slope = torch.func.vmap(torch.func.grad(activation.function))(z)
+    torch.testing.assert_close(activation.slope(outputs), slope)
+    known = activation.invertible(outputs)
+    torch.testing.assert_close(activation.inverse(outputs)[known], z[known])
+
+
+def test_models_that_are_no_chain_and_batches_are_refused(images):
+    pooled = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4)
+    )
+    gradient_map, observation = case(pooled, images[:1])
+    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert "cannot be part of a chain" in result.error or "does not follow" in result.error
+    gradient_map, observation = case(tiny_network(), images[:2], batch_size=2)
+    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert "1 sample" in result.error
+
+
+def test_levenberg_marquardt_converges_in_few_iterations(images):
+    gradient_map, observation = case(tiny_network(), images[:1])
+    (result,) = LevenbergMarquardt()(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert result.stats["iterations"] <= 25
+    torch.testing.assert_close(result.batch.inputs, images[:1], atol=5e-3, rtol=0)
+    (refused,) = LevenbergMarquardt(max_entries=10)(
+        gradient_map, SPEC, [observation], INFERRED, generator()
+    )
+    assert "10 entries" in refused.error
+
+
+def test_analytic_is_exact_through_a_first_linear_layer(images):
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 4))
+    gradient_map, observation = case(network, images[:1])
+    (result,) = Analytic()(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert result.batch.targets.tolist() == [2]
+    torch.testing.assert_close(result.batch.inputs, images[:1], atol=1e-4, rtol=0)
+    gradient_map, observation = case(tiny_network(), images[:1])
+    (refused,) = Analytic()(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert "first layer" in refused.error
+
+
+def test_strongest_keeps_the_nearest_gradient_and_survives_misfits(images):
+    poor = GradientInversion(optimizer=LBFGS(iterations=1))
+    good = GradientInversion(optimizer=LBFGS(iterations=150, tolerance=1e-12))
+    gradient_map, observation = case(tiny_network(), images[:1])
+    attack = Strongest(attacks=[Analytic(), good, poor], tolerance=0.0)
+    (result,) = attack(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert result.stats["iterations"] > 1
+    assert result.objective < 1e-6
+    (none,) = Strongest(attacks=[Analytic()])(
+        gradient_map, SPEC, [observation], INFERRED, generator()
+    )
+    assert none.batch is None
+    assert math.isnan(none.objective)
+    with pytest.raises(ValueError, match="at least one"):
+        Strongest(attacks=[])
+
+
+def relu_case():
+    """A network of ReLUs, a smooth image and its gradient."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(1, 12, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(12, 24, 3, padding=1, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(24 * 16, 4),
+    )
+    rows, columns = torch.meshgrid(torch.linspace(0, 1, 8), torch.linspace(0, 1, 8), indexing="ij")
+    image = SPEC.normalize((0.5 + 0.3 * torch.sin(3 * rows + 2 * columns))[None, None])
+    return image, *case(network, image)
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_feature_matching_says_what_it_could_not_prove(pruned):
+    _, gradient_map, observation = relu_case()
+    delta = {}
+    for name, value in observation.update.delta.items():
+        if pruned:
+            threshold = value.abs().flatten().median()
+            delta[name] = torch.where(value.abs() < threshold, 0.0, value)
+        else:
+            noise = torch.randn(value.shape, generator=generator())
+            delta[name] = value + 1e-3 * value.square().mean().sqrt() * noise
+    observation = replace(observation, update=replace(observation.update, delta=delta))
+    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert math.isfinite(result.objective)
+    assert result.stats["proven_masks"] < result.stats["masks"]
+    assert result.stats["stage"] in ("fading", "last fading")
+
+
+def test_feature_matching_recovers_a_smooth_image_through_relus():
+    image, gradient_map, observation = relu_case()
+    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert result.objective < 1e-3
+    error = (SPEC.denormalize(result.batch.inputs) - SPEC.denormalize(image)).square().mean()
+    assert error < 1e-4  # 40 dB
+
+
+def test_feature_matching_walks_through_a_hidden_linear_layer_of_relus():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 16, 40),
+        nn.ReLU(),
+        nn.Linear(40, 4),
+    )
+    image = torch.rand(1, 1, 8, 8, generator=generator())
+    gradient_map, observation = case(network, SPEC.normalize(image))
+    attack = FeatureMatching(proof=2e-7)  # float32 misses by 1e-7 here
+    (result,) = attack(gradient_map, SPEC, [observation], INFERRED, generator())
+    assert len(result.stats["ranks"]) == 2
+    assert result.stats["positions"][0] == 1
+    torch.testing.assert_close(SPEC.denormalize(result.batch.inputs), image, atol=0.02, rtol=0)
+
+
+def test_smooth_variation_is_total_variation_away_from_its_kink(images):
+    torch.testing.assert_close(smooth_variation(images, 1e-9), total_variation(images))
+    flat = torch.full_like(images, 0.3)
+    assert float(smooth_variation(flat, 0.02)) == pytest.approx(0.04)
+
+
+def test_outputs_that_are_not_trusted_tell_nothing(images):
+    gradient_map, observation = case(deep_network(nn.ReLU), images[:1])
+    problem = pose(gradient_map, SPEC, observation, INFERRED).to(torch.float64)
+    first = trace_chain(problem)[0]
+    inputs = images[:1].double()
+    outputs = torch.relu(first.preactivation(inputs))
+    zeros = torch.zeros_like(outputs)
+    equations = gradient_equations(
+        first, torch.ones_like(outputs), problem.gradient[f"{first.name}weight"], 1e-4
+    )
+    exact = Knowledge(first, outputs, zeros, equations)
+    assert float(exact.forward_residual(inputs).abs().max()) < 1e-12
+    wrong = outputs.clone()
+    wrong[:, 3:] += 0.1
+    trust = torch.zeros_like(outputs)
+    trust[:, :3] = 1.0
+    assert float(Knowledge(first, wrong, zeros, equations).forward_residual(inputs).abs().max()) > 0
+    trusted = Knowledge(first, wrong, zeros, equations, trust).forward_residual(inputs)
+    assert float(trusted.abs().max()) < 1e-12

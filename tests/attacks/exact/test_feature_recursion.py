@@ -1,0 +1,233 @@
+import pytest
+import torch
+from attacked import observe, tiny_network
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import nn
+
+from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, disjoint_columns
+from flwr_leakage.attacks.exact.feature_recursion import (
+    FeatureRecursion,
+    feature_distance,
+    recover_features,
+    solve_features,
+)
+from flwr_leakage.attacks.exact.relu_walk import Use
+from flwr_leakage.attacks.exact.synthetic_start import noise_images, read_input
+from flwr_leakage.attacks.problem import pose
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.models import ConvNet, ResNet8
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
+
+
+def residual_network(seed=0):
+    torch.manual_seed(seed)
+    network = ResNet8((3, 8, 8), 4, width=32)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+            nn.init.normal_(module.running_mean, 0, 0.1)
+    return GradientMap(network)
+
+
+def attack(gradient_map, observations, spec):
+    generator = torch.Generator().manual_seed(0)
+    return FeatureRecursion()(gradient_map, spec, observations, ThreatModel(), generator)
+
+
+def test_other_networks_and_batches_fail_in_words_while_the_others_go_on():
+    spec = InputSpec((3, 8, 8), 4, (0.5,) * 3, (0.25,) * 3)
+    gradient_map = residual_network()
+    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    batch = Batch(images, torch.tensor([1, 2]))
+    schedule = LocalSchedule(0.1, batch_size=2)
+    two = observe(gradient_map, batch, schedule)
+    one = observe(gradient_map, batch[:1], LocalSchedule(0.1))
+    failed, solved = attack(gradient_map, [two, one], spec)
+    assert failed.batch is None
+    assert "one sample" in failed.error
+    assert solved.error == ""
+    flat = GradientMap(tiny_network(activation=nn.ReLU))
+    spec = InputSpec((1, 8, 8), 4)
+    observation = observe(flat, Batch(torch.randn(1, 1, 8, 8), torch.tensor([0])), LocalSchedule(1))
+    (failed,) = attack(flat, [observation], spec)
+    assert "3×3" in failed.error
+
+
+@pytest.mark.parametrize("count", [4, 9])
+def test_binary_columns_are_found_in_a_product(count):
+    generator = torch.Generator().manual_seed(count)
+    masks = (torch.rand(60, count, generator=generator) > 0.5).double()
+    patches = torch.randn(count, 40, generator=generator, dtype=torch.float64)
+    found = binary_columns(masks @ patches + 1e-7 * torch.randn(60, 40), count)
+    assert sorted(map(tuple, found.T.tolist())) == sorted(map(tuple, masks.T.tolist()))
+
+
+def test_masks_without_full_rank_are_refused():
+    masks = torch.ones(10, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="rank 2"):
+        binary_columns(masks @ torch.randn(2, 5, dtype=torch.float64), 2)
+
+
+def test_shuffled_patches_are_put_in_their_places():
+    image = torch.rand(1, 5, 3, 3, generator=torch.Generator().manual_seed(0))
+    patches = torch.nn.functional.unfold(image, 3, padding=1)[0].T.reshape(9, 5, 3, 3)
+    shuffled = torch.randperm(9, generator=torch.Generator().manual_seed(1))
+    order = arrange(patches[shuffled])
+    assert shuffled[order].tolist() == list(range(9))
+
+
+def test_features_solve_the_equations_of_a_convolution_even_with_a_wrong_channel():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.rand(1, 3, 6, 6, generator=generator, dtype=torch.float64)
+    errors = torch.randn(1, 12, 3, 3, generator=generator, dtype=torch.float64)
+    weight = torch.zeros(12, 3, 3, 3, dtype=torch.float64, requires_grad=True)
+    outputs = torch.nn.functional.conv2d(features, weight, stride=2, padding=1)
+    gradient = torch.autograd.grad(outputs, weight, errors)[0]
+    shortcut_errors = torch.randn(1, 12, 3, 3, generator=generator, dtype=torch.float64)
+    point = torch.zeros(12, 3, 1, 1, dtype=torch.float64, requires_grad=True)
+    shortcut = torch.nn.functional.conv2d(features, point, stride=2)
+    point_gradient = torch.autograd.grad(shortcut, point, shortcut_errors)[0]
+    uses = [
+        Use("conv", 0, features.shape[1:], outputs, ((3, 3), 1, 1, 2)),
+        Use("shortcut", 0, features.shape[1:], shortcut, ((1, 1), 1, 0, 2)),
+    ]
+    wrong = errors.clone()
+    wrong[0, 4, 1, 1] += 1.0
+    gradients = [gradient, point_gradient]
+    found = solve_features(uses, [wrong, shortcut_errors], gradients, 1e-6)
+    torch.testing.assert_close(found, features)
+    with pytest.raises(ValueError, match="determine"):
+        solve_features(uses, [torch.zeros_like(errors), shortcut_errors], gradients, 1e-6)
+
+
+def test_an_inactive_output_asks_only_for_a_preactivation_that_is_not_positive():
+    known = torch.tensor([0.0, 0.0, 2.0])
+    assert float(feature_distance(torch.tensor([-3.0, 1.0, 1.0]), known)) == pytest.approx(2 / 4)
+
+
+def pooling_network(width=96, pool_after=(1, 2), strides=(1, 1)):
+    torch.manual_seed(0)
+    network = ConvNet((3, 18, 18), 4, width, (1, 1), strides, pool_after)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+            nn.init.normal_(module.weight, 0, 1)
+    return network.eval()
+
+
+POOLED_SPEC = InputSpec((3, 18, 18), 4, (0.5,) * 3, (0.25,) * 3)
+
+
+def smooth_image(seed=0):
+    return POOLED_SPEC.normalize(noise_images(POOLED_SPEC, 1, torch.Generator().manual_seed(seed)))
+
+
+def observe_pooled(network):
+    batch = Batch(smooth_image(), torch.tensor([2]))
+    return observe(GradientMap(network), batch, LocalSchedule(0.1))
+
+
+def test_features_are_read_through_max_pooling_up_to_the_second():
+    network = pooling_network()
+    gradient_map, observation = GradientMap(network), observe_pooled(network)
+    problem = pose(gradient_map, POOLED_SPEC, observation, ThreatModel()).to(torch.float64)
+    features, windows = recover_features(problem, 1e-5, 1e-6)
+    expected = network.double().features[:4](smooth_image().double())
+    assert windows == {0: (3, 3), 1: (3, 3)}
+    assert list(features) == [0]
+    torch.testing.assert_close(features[0], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_an_image_is_recovered_where_maxima_are_all_that_the_last_layer_takes_in():
+    network = pooling_network(pool_after=(2,), strides=(3, 1))
+    (found,) = attack(GradientMap(network), [observe_pooled(network)], POOLED_SPEC)
+    assert found.error == ""
+    seen = (..., slice(17), slice(17))  # by a stride of 3
+    torch.testing.assert_close(found.batch.inputs[seen], smooth_image()[seen], rtol=0, atol=1e-3)
+    assert found.batch.targets.tolist() == [2]
+
+
+def test_an_image_is_told_roughly_through_two_poolings():
+    network = pooling_network()
+    solver = FeatureRecursion(zeros=[1e-6], synthetic=50, smoothed_iterations=40, rounds=1)
+    generator = torch.Generator().manual_seed(0)
+    targets = [observe_pooled(network)]
+    (found,) = solver(GradientMap(network), POOLED_SPEC, targets, ThreatModel(), generator)
+    error = (found.batch.inputs - smooth_image()).square().mean()
+    assert error < 0.1 * smooth_image().square().mean()
+
+
+def test_too_few_channels_behind_max_pooling_are_refused():
+    network = pooling_network(width=16)
+    (failed,) = attack(GradientMap(network), [observe_pooled(network)], POOLED_SPEC)
+    assert "rank 36" in failed.error
+
+
+@pytest.mark.parametrize("pooling", [nn.MaxPool2d(3, 2), nn.MaxPool2d(3, padding=1)])
+def test_windows_that_overlap_or_reach_over_the_border_are_refused(pooling):
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 96, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(96, 96, 3, padding=1),
+        nn.ReLU(),
+        pooling,
+        nn.Flatten(),
+        nn.LazyLinear(4),
+    )
+    network(torch.zeros(1, 3, 18, 18))
+    (failed,) = attack(GradientMap(network), [observe_pooled(network)], POOLED_SPEC)
+    assert "windows that do not overlap" in failed.error
+
+
+def test_max_pooling_that_the_last_layer_does_not_take_in_as_it_is_is_refused():
+    features = pooling_network().features
+    network = nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 4))
+    (failed,) = attack(GradientMap(network.eval()), [observe_pooled(network)], POOLED_SPEC)
+    assert "the last layer takes in" in failed.error
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 6),
+    st.integers(0, 12),
+)
+@example(1, 4, 1)  # what HiGHS' presolve calls infeasible
+def test_disjoint_columns_are_found_among_other_directions(seed, count, others):
+    generator = torch.Generator().manual_seed(seed)
+    size = 14 * (count + others)
+    masks = torch.nn.functional.one_hot(torch.arange(size) % count)[
+        torch.randperm(size, generator=generator)
+    ].double()
+    scales = torch.randn(size, generator=generator, dtype=torch.float64)
+    scales[torch.rand(size, generator=generator) < 0.1] = 0.0
+    scales[0] = 1e-4  # too small to tell anything in the search
+    nuisance = torch.randn(size, others, generator=generator, dtype=torch.float64)
+    space = torch.cat([masks * scales[:, None], nuisance], 1)
+    basis = torch.linalg.svd(space, full_matrices=False)[0]
+    found = disjoint_columns(basis, scales, count)
+    expected = masks * (scales != 0)[:, None]
+    assert sorted(map(tuple, found.T.tolist())) == sorted(map(tuple, expected.T.tolist()))
+
+
+def test_columns_that_are_not_in_the_space_are_not_invented():
+    basis = torch.linalg.qr(torch.randn(40, 4, dtype=torch.float64))[0]
+    with pytest.raises(ValueError, match="4 masks were sought"):
+        disjoint_columns(basis, torch.ones(40, dtype=torch.float64), 4)
+
+
+def test_a_start_is_read_from_features_that_tell_the_input_linearly():
+    def averages(inputs):
+        return torch.nn.functional.avg_pool2d(inputs, 3)
+
+    image = smooth_image(1)
+    generator = torch.Generator().manual_seed(3)
+    found = read_input(averages, averages(image), POOLED_SPEC, 50, generator, ridge=1e-6)
+    assert found.shape == image.shape
+    grey = POOLED_SPEC.normalize(torch.full_like(image, 0.5))
+    assert (found - image).square().mean() < 0.25 * (grey - image).square().mean()
+    with pytest.raises(ValueError, match="at least 1"):
+        read_input(averages, averages(image), POOLED_SPEC, 0, generator)
+    with pytest.raises(ValueError, match="pixels"):
+        read_input(averages, torch.zeros(1, 3, 40, 40), POOLED_SPEC, 1, generator)

@@ -1,0 +1,77 @@
+"""What a person sees: lines that stay, a status now and then, and nothing read as markup."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flwr_leakage.audit.progress import Progress
+from flwr_leakage.flower import ConsoleProgress, SilentProgress
+from flwr_leakage.flower import progress as module
+
+HOSTILE = r"client said [/nope] \[bold] [red]no[/red] :smile:"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def _console(terminal=False):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
+
+
+def test_both_are_progresses():
+    assert isinstance(SilentProgress(), Progress)
+    assert isinstance(ConsoleProgress(_console()), Progress)
+
+
+def test_silence(capsys):
+    progress = SilentProgress()
+    progress.line("a")
+    progress.status("b")
+    progress.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_lines_carry_the_time_since_the_start(clock):
+    console = _console()
+    progress = ConsoleProgress(console)
+    progress.line("first")
+    clock[0] += 125
+    progress.line("second")
+    assert console.file.getvalue().splitlines() == ["  0:00  first", "  2:05  second"]
+
+
+def test_without_a_terminal_the_status_is_a_line_now_and_then(clock):
+    console = _console()
+    progress = ConsoleProgress(console, interval=10.0)
+    for second in range(25):
+        clock[0] = 100.0 + second
+        progress.status(f"step {second}")
+    progress.close()
+    assert console.file.getvalue().splitlines() == ["  0:10  … step 10", "  0:20  … step 20"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_foreign_text_is_shown_as_it_is(terminal):
+    console = _console(terminal)
+    progress = ConsoleProgress(console, interval=0.0)
+    progress.status(HOSTILE)
+    progress.line(HOSTILE)
+    if terminal:
+        console.print(progress._spinner.renderable)
+    progress.close()
+    assert console.file.getvalue().count(HOSTILE) >= 2
+
+
+def test_closing_twice_is_allowed_and_a_status_starts_again():
+    progress = ConsoleProgress(_console(terminal=True))
+    progress.close()
+    progress.status("again")
+    assert progress._spinner is not None
+    progress.close()
+    progress.close()
+    assert progress._spinner is None

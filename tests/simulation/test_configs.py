@@ -1,0 +1,154 @@
+"""Every config composes and builds; a mistyped key or value is an error that names it."""
+
+import pytest
+from audits import tiny_config
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from flwr_leakage._conf import conf_dir
+from flwr_leakage.simulation.build import ConfigError, _instantiate, build, to_config
+from flwr_leakage.simulation.overrides import check_overrides
+
+NEED_FILES = {
+    "npz": "root",
+    "image_folder": "root",
+    "mnist_npz": "root",
+    "fashion_mnist_npz": "root",
+    "cifar10_npz": "root",
+}
+NEED_PUBLIC_DATA = {"instahide_inter"}
+
+
+def _options(group):
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+ALL = [
+    (folder.name, option)
+    for folder in sorted(conf_dir().iterdir())
+    if folder.is_dir()
+    for option in _options(folder.name)
+]
+
+
+@pytest.mark.parametrize(("group", "option"), ALL)
+def test_every_option_composes(group, option, tmp_path):
+    with initialize_config_dir(str(conf_dir()), version_base=None):
+        cfg = compose("config", [f"{group}={option}", f"run_dir={tmp_path}"])
+    if OmegaConf.missing_keys(cfg):
+        assert f"{group}.{NEED_FILES[option]}" in OmegaConf.missing_keys(cfg)
+        return
+    config = to_config(cfg, {})
+    if option in NEED_PUBLIC_DATA:
+        with pytest.raises(ConfigError, match="public set"):
+            _instantiate(config, group)
+    elif group in ("defense", "score", "attack", "partition", "strategy", "metric"):
+        _instantiate(config, group)
+
+
+@pytest.mark.parametrize("model", _options("model"))
+def test_every_model_builds_an_experiment(tmp_path, model):
+    experiment = build(tiny_config(tmp_path, "dataset=embedded_mnist", f"model={model}"))
+    assert sum(p.numel() for p in experiment.network.parameters()) > 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("num_round=3", "did you mean 'num_rounds'?"),
+        ("client.learning_rat=3", "did you mean 'learning_rate'?"),
+        ("defense=prunning", "did you mean 'pruning'?"),
+        ("attack.optimiser.iterations=3", "did you mean 'optimizer'?"),
+        ("defense=none,gausian", "did you mean 'gaussian'?"),
+    ],
+)
+def test_a_mistyped_override_names_what_exists(argument, said):
+    assert said in check_overrides([argument])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-m", "defense=none,pruning,gaussian"],
+        ["defense=pruning", "defense.prune_ratio=0.5"],
+        ["experiment=single_digit", "engine=ray", "engine.num_cpus=2"],
+        ["attack=none", "+new.key=1", "hydra.run.dir=/x", "--cfg", "job"],
+        ["selection.clients=[0,1]"],
+        *([f"dataset={option}", f"dataset.{key}=x"] for option, key in NEED_FILES.items()),
+        ["dataset=npz", "dataset.root=x", "dataset.name=y"],
+    ],
+)
+def test_what_is_right_passes(arguments):
+    assert check_overrides(arguments) == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("num_clients=ten", "num_clients"),
+        ("num_rounds=0", "num_rounds must be at least 1, got 0"),
+        ("client.learning_rate=-1", "client: learning_rate must be positive"),
+        ("client.num_examples=0", "client.num_examples"),
+        ("threat.labels=knwon", "threat: "),
+        ("model.batch_norm=eval", "model.batch_norm: "),
+        ("model.initialization=xaver", "model.initialization"),
+        ("selection.every=0", "selection: every must be at least 1"),
+        ("partition.num_partitions=2", "partition must give one part"),
+        ("server.test_samples=0", "server.test_samples must be at least 1"),
+        ("client.num_examples=21", "client.num_examples must be at most 20, .* got 21"),
+        ("selection.clients=[1,3]", r"selection.clients must name .* 0 … 2, .* got \[1, 3\]"),
+        ("selection.clients=[]", "selection.clients must name some of the clients 0 … 2"),
+        ("threat.rounds=2", "threat.rounds must be 1 unless client.same_samples=true.* got 2"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_its_key(tiny_data, override, said):
+    with pytest.raises(ConfigError, match="(?s)" + said):
+        build(tiny_config(tiny_data, override))
+
+
+def test_a_client_that_the_partition_gives_too_few_samples_is_named(tiny_data):
+    skewed = ["partition=dirichlet", "partition.alpha=0.05", "client.num_examples=20"]
+    with pytest.raises(ConfigError, match=r"at most \d+, .* gives client \d, got 20"):
+        build(tiny_config(tiny_data, *skewed))
+
+
+@pytest.mark.parametrize("knowledge", ["exact", "derived", "running"])
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (["model=lenet"], "model without BatchNorm"),
+        (["model=resnet8", "model.batch_norm=running"], "model.batch_norm=running"),
+    ],
+)
+def test_statistics_that_no_client_uses_cannot_be_known(tiny_data, knowledge, model, said):
+    with pytest.raises(ConfigError, match=f"threat.batch_norm must be none .*{said}.*{knowledge}"):
+        build(tiny_config(tiny_data, *model, f"threat.batch_norm={knowledge}"))
+
+
+def test_statistics_that_clients_use_can_be_known(tiny_data):
+    chosen = ["model=resnet8", "model.batch_norm=batch", "threat.batch_norm=exact"]
+    assert build(tiny_config(tiny_data, *chosen)).threat.batch_norm == "exact"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["defense=mixup", "client.batch_size=4"], "defense that encodes batches"),
+        (["defense=pruning_instahide", "client.batch_size=4"], "defense that encodes batches"),
+        (["client.batch_size=2"], "client.batch_size=2 and client.num_examples=4"),
+    ],
+)
+def test_rounds_that_differ_are_not_attacked_jointly(tiny_data, overrides, said):
+    rounds = ["threat.rounds=2", "client.same_samples=true", "client.num_examples=4"]
+    with pytest.raises(ConfigError, match=f"threat.rounds must be 1 .*{said}"):
+        build(tiny_config(tiny_data, *rounds, *overrides))
+
+
+def test_a_data_set_without_its_folder_is_an_error_that_names_the_key(tmp_path):
+    with pytest.raises(ConfigError, match=r"dataset.root must be given: dataset.root=VALUE"):
+        tiny_config(tmp_path, "dataset=cifar10_npz")
+
+
+def test_a_defense_that_does_not_fit_the_data_is_refused_before_training(tiny_data):
+    with pytest.raises(ConfigError, match="defense"):
+        build(tiny_config(tiny_data, "defense=mixup"))

@@ -1,0 +1,96 @@
+"""Every defense of the configs through a run, and every error before one starts."""
+
+import importlib.util
+import math
+import sys
+
+import numpy as np
+import pytest
+from audits import run, tiny_config, values
+
+from flwr_leakage._conf import conf_dir
+from flwr_leakage.simulation.build import ConfigError, build
+
+OPTIONS = sorted(path.stem for path in (conf_dir() / "defense").glob("*.yaml"))
+SIZES = ["client.num_examples=8", "client.batch_size=4", "client.num_steps=2"]
+
+
+def config_of(folder, option, *overrides):
+    if option == "instahide_inter":
+        images = np.random.default_rng(1).integers(0, 256, (5, 8, 8), dtype=np.uint8)
+        np.savez(folder / "public.npz", images=images)
+        overrides = (f"defense.public.path={folder / 'public.npz'}", *overrides)
+    if option == "dp_sgd" and importlib.util.find_spec("opacus") is None:
+        overrides = ("defense.delta=null", *overrides)
+    return tiny_config(folder, *SIZES, f"defense={option}", *overrides)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.filterwarnings("ignore:target_rmse")
+def test_every_option_runs(tiny_data, option):
+    data = run(config_of(tiny_data, option))
+    assert all("Clients train on encodings" in event.message for event in data.events)
+    assert set(values(data, "train_cpu_seconds")) == {(r, c, -1) for r in (1, 2) for c in range(3)}
+
+
+def test_what_encodings_do_to_the_numbers_is_told(tiny_data):
+    once = config_of(tiny_data, "pruning_mixup")
+    assert len(build(once).caveats()) == 1
+    twice = build(config_of(tiny_data, "pruning_mixup", "client.num_steps=4"))
+    assert "no sign of safety" in twice.caveats()[1]
+    assert not build(config_of(tiny_data, "pruning", "client.num_steps=4")).caveats()
+
+
+def test_epsilon_is_reported_by_round(tiny_data):
+    pytest.importorskip("opacus")
+    data = run(config_of(tiny_data, "dp_sgd", "defense.noise_multiplier=2"))
+    epsilon = values(data, "dp_epsilon")
+    assert set(epsilon) == {(1, -1, -1), (2, -1, -1)}
+    assert 0 < epsilon[1, -1, -1] < epsilon[2, -1, -1] < math.inf
+
+
+@pytest.mark.parametrize(
+    ("option", "overrides", "said"),
+    [
+        ("pruning", ["defense.prune_ratio=1.5"], "prune_ratio must lie in"),
+        ("gaussian", ["defense.noise_std=-1"], "noise_std must be finite and ≥ 0"),
+        ("clipping", ["defense.max_norm=0"], "max_norm must be positive"),
+        ("mixup", ["defense.k=9"], "k must be at most 8, the samples that are encoded at once"),
+        ("mixup", ["client.num_examples=3"], "k must be at most 3"),
+        ("instahide", ["client.num_examples=3"], "4 private images are mixed"),
+        ("pruning_mixup", ["client.num_examples=2"], "k must be at most 2"),
+        ("instahide_inter", ["defense.public.path=null"], "needs a public set"),
+        ("dp_sgd", ["model=resnet8", "model.batch_norm=batch"], "gradients of single samples"),
+        ("soteria", ["defense.layer=nothing"], "layer must name a linear layer"),
+    ],
+)
+def test_what_cannot_work_is_an_error_before_the_run(tiny_data, option, overrides, said):
+    with pytest.raises(ConfigError, match=f"defense: .*{said}"):
+        build(config_of(tiny_data, option, *overrides))
+
+
+def test_dp_sgd_needs_all_samples_of_a_round(tiny_data):
+    with pytest.raises(ConfigError, match=r"client\.max_samples must be at least 8"):
+        build(config_of(tiny_data, "dp_sgd", "client.max_samples=4"))
+
+
+def test_what_no_step_uses_is_neither_mixed_nor_kept(tiny_data):
+    experiment = build(config_of(tiny_data, "mixup", "client.num_steps=1"))
+    truth = experiment.truth(1, 0, 8)
+    assert len(truth.private) == len(truth.defended) == 4
+    alone = build(config_of(tiny_data, "mixup", "client.num_steps=1", "client.num_examples=4"))
+    assert (truth.defended.inputs - alone.truth(1, 0, 4).defended.inputs).abs().max() < 1e-6
+
+
+def test_epsilon_without_opacus_is_an_error_before_the_run(tiny_data, monkeypatch):
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    config = tiny_config(tiny_data, *SIZES, "defense=dp_sgd", name="no_opacus")
+    with pytest.raises(ConfigError, match=r"defense: .*flwr-leakage\[opacus\].*delta to null"):
+        build(config)
+
+
+def test_mini_batches_beyond_the_limit_are_not_kept(tiny_data):
+    limits = ["client.max_samples=3", "score=gradient_norm", "scoring.send=true"]
+    data = run(tiny_config(tiny_data, *SIZES, *limits, name="few"))
+    scored = {sample for _, _, sample in values(data, "gradient_norm") if sample >= 0}
+    assert scored == {0, 1, 2, 3}

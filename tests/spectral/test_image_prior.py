@@ -1,0 +1,70 @@
+import pytest
+import torch
+
+from flwr_leakage.records import InputSpec
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+SPECS = [InputSpec((3, 8, 6), 4, (0.4, 0.5, 0.6), (0.3, 0.2, 0.1)), InputSpec((1, 5, 7), 2)]
+
+
+def draw(shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_pull_is_the_transpose_of_push(spec):
+    prior = ImagePrior.of(spec)
+    s, g = draw(spec.shape), draw(spec.shape, seed=1)
+    assert float((prior.push(s) * g).sum()) == pytest.approx(float((s * prior.pull(g)).sum()))
+    torch.testing.assert_close(
+        prior.single().push(s.float()), prior.push(s).float(), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_grey_is_in_the_middle_and_samples_have_the_spread_of_images(spec):
+    prior = ImagePrior.of(spec)
+    pixels = spec.denormalize(prior.inputs(torch.zeros(spec.shape, dtype=torch.float64)))
+    torch.testing.assert_close(pixels, torch.full_like(pixels, 0.5))
+    samples = torch.stack([prior.inputs(draw(spec.shape, seed))[0] for seed in range(500)])
+    pixels = spec.denormalize(samples)
+    lightness = pixels.mean(1, keepdim=True) * pixels.shape[1] ** 0.5
+    assert float(lightness.std()) == pytest.approx(0.25, rel=0.1)
+
+
+def test_neighbours_and_colours_are_alike_in_samples():
+    spec = SPECS[0]
+    prior = ImagePrior.of(spec)
+    samples = torch.stack([prior.inputs(draw(spec.shape, seed))[0] for seed in range(500)])
+    red, green = (spec.denormalize(samples)[:, c] - 0.5 for c in (0, 1))
+
+    def correlation(a, b):
+        return float((a * b).mean() / (a.square().mean() * b.square().mean()).sqrt())
+
+    assert correlation(red, green) > 0.7
+    assert correlation(red[:, :, 1:], red[:, :, :-1]) > 0.5
+    assert abs(correlation(red[:, 0, 0], red[:, -1, -1])) < 0.5
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_coordinates_are_the_inverse_of_inputs(spec):
+    prior, s = ImagePrior.of(spec), draw(spec.shape)
+    torch.testing.assert_close(prior.coordinates(prior.inputs(s)), s)
+
+
+def test_a_fitted_prior_has_the_spectrum_of_the_image():
+    spec = InputSpec((3, 32, 32), 2, (0.4, 0.5, 0.6), (0.3, 0.2, 0.1))
+    prior = ImagePrior.of(spec)
+    rough = 2 * prior.deviations.clamp_min(0.3)  # louder, and white from some frequency on
+    image = prior.inputs(rough / prior.deviations * draw(spec.shape))
+    fitted = prior.fitted(image)
+    high = slice(4, None)  # rings of few coefficients are uncertain
+    ratio = (fitted.deviations / rough)[:, high, high]
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=0.4)
+    assert float(fitted.coordinates(image).square().mean()) == pytest.approx(1, rel=0.2)
+    torch.testing.assert_close(fitted.inputs(fitted.coordinates(image)), image)
+
+
+def test_a_grey_image_has_a_spectrum_too():
+    prior = ImagePrior.of(SPECS[0])
+    assert bool((prior.fitted(prior.grey).deviations > 0).all())
