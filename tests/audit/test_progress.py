@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
+from flwr_leakage.audit import progress as module
 from flwr_leakage.audit.progress import Progress
 from flwr_leakage.flower import ConsoleProgress, SilentProgress
-from flwr_leakage.flower import progress as module
 
 HOSTILE = r"client said [/nope] \[bold] [red]no[/red] :smile:"
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from flwr_leakage.attacks import FeatureMatching, fading_prior, pose
+from flwr_leakage.attacks import FeatureMatching, pose
+from flwr_leakage.attacks.exact import fading_prior
 from flwr_leakage.attacks.exact.chain import trace_chain
 from flwr_leakage.attacks.exact.fading_prior import Fading, Solver, fade
 from flwr_leakage.attacks.exact.layer_equations import Knowledge, Whitened, gradient_equations

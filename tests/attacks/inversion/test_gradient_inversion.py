@@ -16,10 +16,10 @@ from flwr_leakage.attacks import (
     Normal,
     OrderSearch,
     TotalVariation,
-    gradient_inversion,
     pose,
     simulate_gradient,
 )
+from flwr_leakage.attacks.inversion import gradient_inversion
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
 
