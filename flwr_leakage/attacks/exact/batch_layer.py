@@ -6,7 +6,7 @@ lies in the b-dimensional span U of the gradient's columns, and is dual to h. Ne
 to find h, and both are overdetermined.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -15,6 +15,12 @@ from torch import Tensor
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor, factorize
 from flwr_leakage.attacks.exact.linear_walk import LinearUse, find_linear_layers, logits_behind
 from flwr_leakage.attacks.problem import Problem
+
+EXACT, ROUNDING, NEAR = 5.0, 1e-5, 1e-3
+"""Misfits and scale errors of exact samples: so many times the noise, and float32's rounding."""
+
+RADII, NEARBY = (1e-4, 1e-3), 24
+"""How far around a candidate, relative to its size, and at how many points masks are tried."""
 
 PROBES = 4
 """Random inputs by which it is told how layers are connected."""
@@ -45,6 +51,17 @@ class Candidate:
     misfit: float
     expected: float
     scale_error: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether noise alone explains what is left over.
+
+        The misfit of a true sample with the right mask is ``expected``, within some per cent.
+        """
+        return (
+            self.misfit <= EXACT * self.expected + ROUNDING
+            and self.scale_error <= EXACT * self.expected + NEAR
+        )
 
 
 @dataclass(frozen=True)
@@ -112,8 +129,13 @@ class BatchLayer:
         (errors,) = torch.autograd.grad(loss, leaf)
         return errors * (len(leaf) / self.problem.num_samples)
 
-    def check(self, dual: Tensor) -> Candidate | None:
-        """Let the network behind judge a dual; ``None`` where its scale t·β is zero."""
+    def check(self, dual: Tensor, label: int | None = None) -> Candidate | None:
+        """Let the network behind judge a dual; ``None`` where its scale t·β is zero.
+
+        Args:
+            dual: t (b,), of any length.
+            label: the sample's label where it is known; else that which fits best.
+        """
         factor = self.factor
         scale = float(dual @ factor.bias)
         if abs(scale) <= 1e-12 * float(dual.norm() * factor.bias.norm()):
@@ -121,29 +143,67 @@ class BatchLayer:
         dual = dual / scale
         inputs = dual @ factor.right
         outputs = self.matrix @ inputs + self.offset
-        classes = self.problem.spec.num_classes
-        labels = torch.arange(classes, device=dual.device)
+        labels = torch.arange(self.problem.spec.num_classes, device=dual.device)
+        if label is not None:
+            labels = labels[label : label + 1]
         errors = self.errors(
-            outputs.expand(classes, -1), labels, inputs.expand(classes, -1)
-        )  # one row a label
-        columns = errors @ factor.left
-        sizes = errors.norm(dim=1).clamp_min(1e-300)
-        misfits = (errors - columns @ factor.left.T).norm(dim=1) / sizes
-        scales = (columns @ dual - 1).abs()
-        label = int((misfits + scales.nan_to_num(10.0).clamp_max(10)).argmin())
-        rows = int(self.live.sum())
-        spread = float((columns[label] / factor.singular[: factor.rank]).norm() / sizes[label])
+            outputs.expand(len(labels), -1), labels, inputs.expand(len(labels), -1)
+        )
+        best, columns, misfits = self._fit(dual, errors)
         return Candidate(
             dual,
             inputs,
             outputs,
-            label,
-            errors[label],
-            columns[label],
-            float(misfits[label]),
-            factor.noise * max(rows - factor.rank, 1) ** 0.5 * spread,
-            float(scales[label]),
+            int(labels[best]),
+            errors[best],
+            columns[best],
+            float(misfits[best]),
+            self._expected(columns[best], errors[best]),
+            float((columns[best] @ dual - 1).abs()),
         )
+
+    def repaired(self, candidate: Candidate, generator: torch.Generator) -> Candidate:
+        """The candidate with the errors of a point near by, where those are explained better.
+
+        An input that is known to some digits leaves the signs of a few units open. Points within
+        that uncertainty have them one way or the other, and the gradient tells the right one.
+        """
+        best = candidate
+        sizes = self.factor.singular[: self.factor.rank]
+        typical = (candidate.dual * sizes).norm() / len(sizes) ** 0.5
+        for radius in RADII:
+            steps = torch.randn(NEARBY, len(sizes), generator=generator, dtype=torch.float64)
+            duals = candidate.dual + radius * typical * steps.to(sizes) / sizes
+            inputs = duals @ self.factor.right
+            labels = torch.full((NEARBY,), candidate.label, device=sizes.device)
+            errors = self.errors(inputs @ self.matrix.T + self.offset, labels, inputs)
+            chosen, columns, misfits = self._fit(candidate.dual, errors)
+            if float(misfits[chosen]) < best.misfit:
+                best = replace(
+                    candidate,
+                    errors=errors[chosen],
+                    column=columns[chosen],
+                    misfit=float(misfits[chosen]),
+                    expected=self._expected(columns[chosen], errors[chosen]),
+                    scale_error=float((columns[chosen] @ candidate.dual - 1).abs()),
+                )
+            if best.is_exact:
+                break
+        return best
+
+    def _fit(self, dual: Tensor, errors: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Which errors fit best, all their columns (M, b) and misfits (M,)."""
+        columns = errors @ self.factor.left
+        sizes = errors.norm(dim=1).clamp_min(1e-300)
+        misfits = (errors - columns @ self.factor.left.T).norm(dim=1) / sizes
+        scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
+        return int((misfits + scales).argmin()), columns, misfits
+
+    def _expected(self, column: Tensor, errors: Tensor) -> float:
+        """The misfit that the gradient's noise causes in its span."""
+        free = max(int(self.live.sum()) - self.factor.rank, 1)
+        spread = (column / self.factor.singular[: self.factor.rank]).norm()
+        return self.factor.noise * free**0.5 * float(spread / errors.norm().clamp_min(1e-300))
 
 
 def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[BatchLayer], list[str]]:

@@ -55,7 +55,7 @@ def recover_batch(
             f"none of the {layer.factor.rank} samples that {layer.name} shows was found; tried "
             f"{search.proposals or 'nothing, as neither its inputs nor its errors are sparse'}."
         )
-    result = conclude(layer, following, found)
+    result = conclude(layer, following, found, generator)
     stats = {"proposals": search.proposals, "accepted": search.accepted}
     return replace(result, refusals=tuple(refusals), stats=stats)
 

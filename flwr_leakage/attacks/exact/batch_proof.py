@@ -76,13 +76,17 @@ class BatchInputs:
 
 
 def conclude(
-    layer: BatchLayer, following: BatchLayer | None, found: list[Candidate]
+    layer: BatchLayer,
+    following: BatchLayer | None,
+    found: list[Candidate],
+    generator: torch.Generator,
 ) -> BatchInputs:
     """Refine the samples found, and say what is proven of each."""
     if len(found) == layer.factor.rank:
-        return _whole(layer, found)
+        return _whole(layer, found, generator)
     inputs = torch.stack([sample.dual for sample in found]) @ layer.factor.right
-    checked = [layer.check(sample.dual) or sample for sample in found]
+    checked = [layer.check(sample.dual, sample.label) or sample for sample in found]
+    checked = [c if c.is_exact else layer.repaired(c, generator) for c in checked]
     verdicts: tuple[Verdict, ...] = tuple(
         "proven" if _explains(layer, c) and _is_pinned(layer, following, c) else "plausible"
         for c in checked
@@ -103,11 +107,7 @@ def conclude(
 def _explains(layer: BatchLayer, sample: Candidate) -> bool:
     """Whether a sample's errors lie in the gradient's span, and there are equations enough."""
     surplus = int(layer.live.sum()) - layer.factor.rank
-    return (
-        surplus >= SURPLUS
-        and sample.misfit <= NOISE * sample.expected + ROUNDING
-        and sample.scale_error <= 1e-2
-    )
+    return surplus >= SURPLUS and sample.is_exact
 
 
 def _is_pinned(layer: BatchLayer, following: BatchLayer | None, sample: Candidate) -> bool:
@@ -137,20 +137,32 @@ def _is_pinned(layer: BatchLayer, following: BatchLayer | None, sample: Candidat
     return surplus >= SURPLUS and miss <= NOISE * noise / float(outputs.norm()) + ROUNDING
 
 
-def _whole(layer: BatchLayer, found: list[Candidate]) -> BatchInputs:
-    """All samples: errors and inputs from each other, and everything compared."""
+def _whole(
+    layer: BatchLayer, found: list[Candidate], generator: torch.Generator
+) -> BatchInputs:
+    """All samples: columns and inputs from each other, and everything compared."""
     problem, factor = layer.problem, layer.factor
-    labels = torch.tensor([sample.label for sample in found], device=factor.left.device)
-    observed = torch.cat([problem.gradient[layer.weight], problem.gradient[layer.bias][:, None]], 1)
-    inputs = torch.stack([sample.dual for sample in found]) @ factor.right
-    errors, solved = inputs, observed  # both are assigned in the first turn
     for _ in range(POLISHES):
-        errors = layer.errors(inputs @ layer.matrix.T + layer.offset, labels, inputs)
-        solved = torch.linalg.lstsq(errors.T, observed).solution
-        change = float((solved[:, :-1] - inputs).norm() / inputs.norm())
-        inputs = solved[:, :-1]
-        if not change > 1e-9:
+        duals = torch.linalg.pinv(torch.stack([sample.column for sample in found], 1))
+        checked = [
+            layer.check(dual, sample.label) for dual, sample in zip(duals, found, strict=True)
+        ]
+        better = [
+            sample if other is None else _better(layer, sample, other, generator)
+            for sample, other in zip(found, checked, strict=True)
+        ]
+        moved = max(
+            float((new.column - old.column).norm() / old.column.norm())
+            for new, old in zip(better, found, strict=True)
+        )
+        found = better
+        if moved < 1e-9:
             break
+    labels = torch.tensor([sample.label for sample in found], device=factor.left.device)
+    errors = torch.stack([sample.errors for sample in found])
+    observed = torch.cat([problem.gradient[layer.weight], problem.gradient[layer.bias][:, None]], 1)
+    solved = torch.linalg.lstsq(errors.T, observed).solution
+    inputs = solved[:, :-1]
     size = float(observed.norm())
     residual = float((observed - errors.T @ solved).norm()) / size
     noise = factor.noise * observed.numel() ** 0.5 / size
@@ -158,8 +170,11 @@ def _whole(layer: BatchLayer, found: list[Candidate]) -> BatchInputs:
     deviations = factor.noise * torch.linalg.inv(errors @ errors.T).diagonal().abs().sqrt()
     relative = deviations * inputs.shape[1] ** 0.5 / inputs.norm(dim=1)
     ones = (solved[:, -1] - 1).abs() <= NOISE * deviations + 1e-3
-    sound = residual <= NOISE * noise + ROUNDING and _replays(layer, errors, inputs, labels)
-    sound = sound and len(errors.T) + inputs.shape[1] >= len(found) + SURPLUS
+    sound = (
+        residual <= NOISE * noise + ROUNDING
+        and inputs.shape[1] * (len(observed) - len(found)) >= SURPLUS
+        and _replays(layer, inputs, labels, relative, generator)
+    )
     verdicts: tuple[Verdict, ...] = tuple(
         "proven" if sound and bool(one) and float(error) <= UNCERTAIN else "plausible"
         for one, error in zip(ones, relative, strict=True)
@@ -177,18 +192,33 @@ def _whole(layer: BatchLayer, found: list[Candidate]) -> BatchInputs:
     )
 
 
-def _replays(layer: BatchLayer, errors: Tensor, inputs: Tensor, labels: Tensor) -> bool:
-    """Whether the gradients of all parameters behind the layer are those observed."""
+def _better(
+    layer: BatchLayer, sample: Candidate, other: Candidate, generator: torch.Generator
+) -> Candidate:
+    """The other candidate, repaired, with the old column if that is the better one."""
+    if not other.is_exact:
+        other = layer.repaired(other, generator)
+    if other.is_exact or other.misfit < sample.misfit:
+        return other
+    return replace(other, column=sample.column, errors=sample.errors, misfit=sample.misfit)
+
+
+def _replays(
+    layer: BatchLayer,
+    inputs: Tensor,
+    labels: Tensor,
+    relative: Tensor,
+    generator: torch.Generator,
+) -> bool:
+    """Whether the gradients of all parameters behind the layer are those observed.
+
+    They may differ by noise, and by as much as moving the inputs within their own uncertainty
+    makes: units near zero change sides there.
+    """
     problem = layer.problem
-    outputs = inputs @ layer.matrix.T + layer.offset
-    images = inputs.reshape(-1, *problem.spec.shape) if layer.takes_input else None
-
-    def loss(params: Params) -> Tensor:
-        logits = logits_behind(replace(problem, params=params), layer.weight, outputs, images)
-        return problem.gradient_map.loss(logits, labels)
-
-    replayed = torch.func.grad(loss)(dict(problem.params))
-    share = len(labels) / problem.num_samples
+    steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
+    moved = inputs + steps * (relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5)[:, None]
+    replayed, nearby = (_gradient_behind(layer, points, labels) for points in (inputs, moved))
     own = problem.params[layer.weight].square().mean().sqrt()
     for name, value in replayed.items():
         if name in (layer.weight, layer.bias) or not bool(value.any()):
@@ -197,7 +227,21 @@ def _replays(layer: BatchLayer, errors: Tensor, inputs: Tensor, labels: Tensor) 
         sizes = problem.params[name].square().mean().sqrt() / own
         noise = layer.factor.noise * max(float(sizes), 1.0) * value.numel() ** 0.5
         observed = problem.gradient[name]
-        miss = float((share * value - observed).norm())
-        if miss > NOISE * noise + ROUNDING * NOISE * float(observed.norm()):
+        allowed = noise + float((value - nearby[name]).norm()) + ROUNDING * float(observed.norm())
+        if float((value - observed).norm()) > NOISE * allowed:
             return False
     return True
+
+
+def _gradient_behind(layer: BatchLayer, inputs: Tensor, labels: Tensor) -> Params:
+    """The gradient of all parameters, with the layer's inputs given."""
+    problem = layer.problem
+    outputs = inputs @ layer.matrix.T + layer.offset
+    images = inputs.reshape(-1, *problem.spec.shape) if layer.takes_input else None
+
+    def loss(params: Params) -> Tensor:
+        logits = logits_behind(replace(problem, params=params), layer.weight, outputs, images)
+        return problem.gradient_map.loss(logits, labels)
+
+    share = len(labels) / problem.num_samples
+    return {name: share * g for name, g in torch.func.grad(loss)(dict(problem.params)).items()}

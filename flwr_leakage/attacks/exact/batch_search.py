@@ -51,15 +51,18 @@ class SearchSettings:
     Attributes:
         starts: the most random starts.
         max_seconds: CPU seconds after which no further start is made.
-        misfit: a candidate is accepted with less than this share of its errors unexplained. A
-            wrong one leaves most of them: the check has m − b equations too many.
-        scale_error: the largest |t·q − 1|.
+        misfit: a candidate that is not explained to the noise is accepted with less than this
+            share of its errors unexplained, for want of a better one. What is wrong leaves most of
+            them: the check has m − b equations too many.
+        scale_error: the largest |t·q − 1| of such a one.
+        patience: proposals in a row that fail before such a one is taken.
     """
 
     starts: int = 3000
     max_seconds: float = 60.0
     misfit: float = 0.25
     scale_error: float = 0.05
+    patience: int = 100
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ class BatchSearch:
         self.accepted: dict[str, int] = {}
         self._following_duals: list[Tensor] = []
         self._following_columns: list[Tensor] = []
+        self._misses = 0
         self._lifted = torch.inf  # samples left when lifting was tried last
         # The next layer tells its inputs only where its errors are of full rank.
         self._linked = following is not None and following.factor.rank == layer.factor.rank
@@ -249,8 +253,9 @@ class BatchSearch:
                 tried[unit] = (whole, torch.inf if candidate is None else candidate.misfit)
             least = min((misfit for _, misfit in tried.values()), default=torch.inf)
             before = len(self.found)
+            limit = min(max(10 * least, CERTAIN), self.settings.misfit)
             for whole, misfit in list(tried.values()):
-                if misfit <= min(max(10 * least, CERTAIN), self.settings.misfit) and self._left:
+                if misfit <= limit and self._left:
                     self._judge("peeling", None, whole)
             for unit, (whole, misfit) in tried.items():
                 known = any(
@@ -291,8 +296,8 @@ class BatchSearch:
             for index, dual in enumerate(duals):
                 columns[:, index] = self._cleaned(columns[:, index], dual)
         lift = rest.lift
-        for dual in torch.linalg.pinv(columns):
-            self._judge("lifting", None, dual @ lift)
+        for dual in torch.linalg.pinv(columns) @ lift:
+            self._judge("lifting", None, dual)
 
     def _cleaned(self, column: Tensor, dual: Tensor) -> Tensor:
         """A column of Q by the zeros that it has, where they leave one only."""
@@ -314,23 +319,35 @@ class BatchSearch:
                 return False
             whole = dual @ self._rest.lift
         candidate = self.layer.check(whole)
-        limits = self.settings
-        if candidate is None or candidate.scale_error > limits.scale_error:
+        if candidate is not None:
+            candidate = self._passed(candidate)
+        if candidate is None:
+            self._misses += 1
             return False
-        if not candidate.misfit <= limits.misfit or self._is_known(candidate):
-            return False
-        if candidate.misfit > 1e-3:
-            candidate = self._by_zeros(candidate)
+        self._misses = 0
         self.found.append(candidate)
         self.accepted[source] = self.accepted.get(source, 0) + 1
-        self._settle()
         if self._left:
             self._follow(candidate)
             self._rest = self._remainder()
         return True
 
-    def _is_known(self, candidate: Candidate) -> bool:
-        return any(abs(float(candidate.dual @ other.column)) > 0.5 for other in self.found)
+    def _passed(self, candidate: Candidate) -> Candidate | None:
+        """The candidate, repaired, if it is explained to the noise, or nearly so for want of better.
+
+        What is nearly right spoils what is left, and is taken only after ``patience`` misses in a
+        row.
+        """
+        limits = self.settings
+        if candidate.misfit > limits.misfit or candidate.scale_error > limits.scale_error:
+            return None
+        if any(abs(float(candidate.dual @ other.column)) > 0.5 for other in self.found):
+            return None
+        if not candidate.is_exact:
+            candidate = self.layer.repaired(candidate, self.generator)
+        if candidate.is_exact:
+            return candidate
+        return self._by_zeros(candidate) if self._misses >= limits.patience else None
 
     def _by_zeros(self, candidate: Candidate) -> Candidate:
         """The candidate with its column from the units that it surely leaves inactive.
@@ -347,21 +364,6 @@ class BatchSearch:
         if ratio > 0.2 or agreement < 0.95:
             return candidate
         return replace(candidate, column=column / (candidate.dual @ column))
-
-    def _settle(self) -> None:
-        """Make the samples' duals and columns dual to each other.
-
-        Columns come from masks and are precise; duals are moved the least, in units of inputs.
-        """
-        sizes = self.layer.factor.singular[: self.layer.factor.rank]
-        duals = torch.stack([sample.dual for sample in self.found]) * sizes
-        columns = torch.stack([sample.column for sample in self.found], 1) / sizes[:, None]
-        miss = torch.eye(len(duals)).to(duals) - duals @ columns
-        duals = (duals + miss @ torch.linalg.pinv(columns)) / sizes
-        duals = duals / (duals @ self.layer.factor.bias)[:, None]
-        self.found = [
-            replace(sample, dual=dual) for sample, dual in zip(self.found, duals, strict=True)
-        ]
 
     def _follow(self, candidate: Candidate) -> None:
         """Note the sample's dual and column in the next layer's gradient."""
