@@ -3,6 +3,8 @@
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.distance import squared_distance
 from flwr_leakage.attacks.exact.analytic import Analytic
+from flwr_leakage.attacks.exact.batch_linear import ExactBatch, recover_batch
+from flwr_leakage.attacks.exact.batch_search import SearchSettings
 from flwr_leakage.attacks.exact.feature_matching import FeatureMatching
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.initialisation import Grey, Initialisation, Normal
@@ -55,6 +57,7 @@ __all__ = [
     "ClassCounts",
     "Cosine",
     "Euclidean",
+    "ExactBatch",
     "FeatureMatching",
     "FeatureRecursion",
     "GradientInversion",
@@ -78,6 +81,7 @@ __all__ = [
     "PriorContext",
     "Problem",
     "ProgressCallback",
+    "SearchSettings",
     "SignOfGradient",
     "SmallestMinimum",
     "Strongest",
@@ -92,6 +96,7 @@ __all__ = [
     "labels_from_impact",
     "mean_feature",
     "pose",
+    "recover_batch",
     "simulate_gradient",
     "smallest_columns",
     "squared_distance",

@@ -52,6 +52,10 @@ def shortened(attack):
 def test_every_preset_solves_a_small_case(name, gradient_map, spec):
     if name == "analytic":
         gradient_map = GradientMap(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)))
+    if name == "exact_batch":
+        gradient_map = GradientMap(
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 60), nn.ReLU(), nn.Linear(60, 4))
+        )
     if name == "feature_recursion":
         torch.manual_seed(0)
         gradient_map = GradientMap(ResNet8(spec.shape, spec.num_classes, width=16))

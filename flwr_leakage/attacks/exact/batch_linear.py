@@ -10,6 +10,7 @@ from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.batch_layer import feeds, pose_layers
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs, conclude
 from flwr_leakage.attacks.exact.batch_search import BatchSearch, SearchSettings
+from flwr_leakage.attacks.exact.batch_steps import recover_steps
 from flwr_leakage.attacks.exact.linear_walk import LinearUse, find_linear_layers
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.one_by_one import OneByOne
@@ -28,11 +29,6 @@ def recover_batch(
     Raises:
         ValueError: no layer can be used, or no sample was found; in words.
     """
-    if not problem.is_single_gradient and not _is_union(problem):
-        raise ValueError(
-            f"features move between {problem.schedule.num_steps} local steps, so that only one "
-            "plain step can be split into samples."
-        )
     layers, refusals = pose_layers(problem, generator)
     if not layers:
         raise ValueError("; ".join(refusals))
@@ -43,6 +39,10 @@ def recover_batch(
         raise ValueError(
             f"{layer.name} shows {layer.factor.rank} directions of {problem.num_samples} samples: "
             f"errors of {logits} classes span at most {logits - 1}."
+        )
+    if not problem.is_single_gradient and not _is_union(problem):
+        return replace(
+            recover_steps(problem, layer, settings, generator), refusals=tuple(refusals)
         )
     index = layers.index(layer)
     following = next(

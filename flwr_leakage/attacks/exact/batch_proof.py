@@ -170,9 +170,11 @@ def _whole(
     deviations = factor.noise * torch.linalg.inv(errors @ errors.T).diagonal().abs().sqrt()
     relative = deviations * inputs.shape[1] ** 0.5 / inputs.norm(dim=1)
     ones = (solved[:, -1] - 1).abs() <= NOISE * deviations + 1e-3
+    # Near the full rank of few outputs any samples are in the span: then each needs a proof of its own.
+    surplus = int(layer.live.sum()) - factor.rank
     sound = (
         residual <= NOISE * noise + ROUNDING
-        and inputs.shape[1] * (len(observed) - len(found)) >= SURPLUS
+        and (surplus >= SURPLUS or all(_is_pinned(layer, None, sample) for sample in found))
         and _replays(layer, inputs, labels, relative, generator)
     )
     verdicts: tuple[Verdict, ...] = tuple(
