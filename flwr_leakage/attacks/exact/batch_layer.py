@@ -1,9 +1,9 @@
 """One linear layer of a network whose gradient stems from a batch, and what checks a sample of it.
 
-A candidate for one sample's input h is proven by the rest of the network. Its pass from the layer
+A candidate for one sample's input h is judged by the rest of the network. Its pass from the layer
 onwards gives ``s = ∂L/∂z`` for each label, m numbers. If h was in the batch, s is a column of S: it
-lies in the b-dimensional span U of the gradient's columns, and is dual to h. Neither equation is used
-to find h, and both are overdetermined.
+lies in the b-dimensional span U of the gradient's columns, and is dual to h. These are m − b + 1
+equations that were not used to find h.
 """
 
 from dataclasses import dataclass, replace
@@ -90,12 +90,12 @@ class BatchLayer:
 
     @property
     def matrix(self) -> Tensor:
-        """W (m, n)."""
+        """The weights W (m, n)."""
         return self.problem.params[self.weight]
 
     @property
     def offset(self) -> Tensor:
-        """c (m,)."""
+        """The bias c (m,)."""
         return self.problem.params[self.bias]
 
     @cached_property
@@ -109,8 +109,25 @@ class BatchLayer:
         return self.factor.left.abs().amax(1) > 0
 
     def outputs(self, dual: Tensor) -> Tensor:
-        """z (m,) of a dual t."""
+        """The outputs z (m,) of a dual t."""
         return self.projected @ dual + self.offset
+
+    def in_pixels(self, rows: Tensor, shares: Tensor) -> Tensor:
+        """Mixtures of inputs in units in which an input without signal is zero.
+
+        Outputs of a ReLU are zero where the unit is inactive. An image is zero where it is black:
+        its normalisation, ``(pixel − mean) / std``, is undone for mixtures too.
+
+        Args:
+            rows: (r, n) mixtures of samples' inputs.
+            shares: (r,) the sum of each mixture's weights.
+        """
+        if not self.takes_input:
+            return rows
+        spec = self.problem.spec
+        black = spec.denormalize(rows.new_zeros(spec.shape)).flatten()
+        contrast = spec.denormalize(rows.new_ones(spec.shape)).flatten() - black
+        return rows * contrast + shares[:, None] * black
 
     def errors(self, outputs: Tensor, labels: Tensor, inputs: Tensor | None = None) -> Tensor:
         """∂L/∂z (M, m) of M samples in a batch of the problem's size.

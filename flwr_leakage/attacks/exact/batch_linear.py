@@ -29,6 +29,8 @@ def recover_batch(
     Raises:
         ValueError: no layer can be used, or no sample was found; in words.
     """
+    if problem.schedule.weight_decay:
+        raise ValueError("weight decay adds the weights themselves to the gradient.")
     layers, refusals = pose_layers(problem, generator)
     if not layers:
         raise ValueError("; ".join(refusals))
@@ -41,9 +43,7 @@ def recover_batch(
             f"errors of {logits} classes span at most {logits - 1}."
         )
     if not problem.is_single_gradient and not _is_union(problem):
-        return replace(
-            recover_steps(problem, layer, settings, generator), refusals=tuple(refusals)
-        )
+        return replace(recover_steps(problem, layer, settings, generator), refusals=tuple(refusals))
     index = layers.index(layer)
     following = next(
         (other for other in layers[index + 1 : index + 2] if feeds(layer, other, generator)), None
@@ -114,7 +114,8 @@ class ExactBatch(OneByOne):
         missing = problem.num_samples - len(found.labels)
         stats["verdicts"] = (*found.verdicts, *("not",) * missing)
         inputs = problem.spec.clamp(batch.inputs).to(torch.get_default_dtype())
-        return Reconstruction(Batch(inputs, batch.targets), gradient_distance(problem, batch), stats)
+        distance = gradient_distance(problem, batch)
+        return Reconstruction(Batch(inputs, batch.targets), distance, stats)
 
 
 def complete(problem: Problem, found: BatchInputs) -> Batch:
@@ -141,9 +142,8 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
         guesses.append(int(pull.argmin()))
         pull = pull.clone()
         pull[guesses[-1]] += 1 / problem.num_samples
-    return Batch(
-        torch.cat([inputs, others]), torch.cat([labels, torch.tensor(guesses, device=labels.device)])
-    )
+    targets = torch.cat([labels, torch.tensor(guesses, device=labels.device)])
+    return Batch(torch.cat([inputs, others]), targets)
 
 
 def _linear_uses(problem: Problem) -> list[LinearUse]:

@@ -4,9 +4,9 @@ Where all b samples of a layer's gradient are found, the network behind predicts
 their inputs H, and ``[∂L/∂W, ∂L/∂c] = S [H, 1]`` must hold to the gradient's noise: m (n + 1)
 equations for b n unknowns, with S of full column rank, so that no other H fits the same S. The last
 column, which must be 1 for every sample, and the gradients of all layers behind were not used to
-find anything. Where some are missing, a sample is proven by its errors (in the span of the gradient)
-and by what pins its own input: zeros that outnumber the unknowns, or outputs that the next layer's
-gradient spans.
+find anything. Where some samples are missing, one is proven by its errors, which lie in the span of
+the gradient, and by what pins its own input: zeros that outnumber the unknowns, or outputs that the
+next layer's gradient spans.
 """
 
 from collections.abc import Mapping
@@ -114,13 +114,8 @@ def _is_pinned(layer: BatchLayer, following: BatchLayer | None, sample: Candidat
     """Whether equations of its own leave no other input than the sample's."""
     rank = layer.factor.rank
     if layer.takes_input or layer.sparse_inputs:
-        right, values = layer.factor.right, sample.inputs
-        if layer.takes_input:
-            spec = layer.problem.spec
-            black = spec.denormalize(values.new_zeros(spec.shape)).flatten()
-            scale = spec.denormalize(torch.ones_like(values).reshape(spec.shape)).flatten() - black
-            values = values * scale + black
-            right = right * scale + layer.factor.bias[:, None] * black
+        right = layer.in_pixels(layer.factor.right, layer.factor.bias)
+        values = sample.dual @ right
         size = float(sample.dual.norm()) * layer.factor.noise
         seen = right.abs().amax(0) > 0
         zeros = seen & (values.abs() <= NOISE * size + 1e-6 * values.abs().max())
@@ -137,9 +132,7 @@ def _is_pinned(layer: BatchLayer, following: BatchLayer | None, sample: Candidat
     return surplus >= SURPLUS and miss <= NOISE * noise / float(outputs.norm()) + ROUNDING
 
 
-def _whole(
-    layer: BatchLayer, found: list[Candidate], generator: torch.Generator
-) -> BatchInputs:
+def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator) -> BatchInputs:
     """All samples: columns and inputs from each other, and everything compared."""
     problem, factor = layer.problem, layer.factor
     for _ in range(POLISHES):
@@ -170,7 +163,7 @@ def _whole(
     deviations = factor.noise * torch.linalg.inv(errors @ errors.T).diagonal().abs().sqrt()
     relative = deviations * inputs.shape[1] ** 0.5 / inputs.norm(dim=1)
     ones = (solved[:, -1] - 1).abs() <= NOISE * deviations + 1e-3
-    # Near the full rank of few outputs any samples are in the span: then each needs a proof of its own.
+    # Few outputs are spanned by any samples: then each of them needs a proof of its own.
     surplus = int(layer.live.sum()) - factor.rank
     sound = (
         residual <= NOISE * noise + ROUNDING

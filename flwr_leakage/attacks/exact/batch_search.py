@@ -10,8 +10,8 @@ Every sample found is taken out of the equations, and makes the rest easier. Pro
 * ``inputs``: a sparse nonnegative vector of the span of the layer's own inputs (outputs of a ReLU,
   or images with black pixels) is a sample's input itself.
 
-A mask becomes an input by closure: the next layer's inputs a, which the next gradient spans, are zero
-off the mask, which leaves one of them; on the mask the layer's outputs are a. The outputs that
+A mask becomes an input by closure: the next layer's inputs a, which the next gradient spans, are
+zero off the mask, which leaves one of them; on the mask the layer's outputs are a. The outputs that
 this gives correct the mask, until it agrees with itself. Every proposal is judged by the network
 behind (``BatchLayer.check``).
 """
@@ -97,12 +97,7 @@ class _Rest:
     @cached_property
     def pixels(self) -> Tensor:
         """(n', r) the inputs' span, a row an input that is not constantly zero, in pixel units."""
-        right = self.factor.right
-        if self.layer.takes_input:
-            spec = self.layer.problem.spec
-            black = spec.denormalize(right.new_zeros(spec.shape))
-            mean, std = black.flatten(), (spec.denormalize(torch.ones_like(black)) - black).flatten()
-            right = right * std + self.factor.bias[:, None] * mean
+        right = self.layer.in_pixels(self.factor.right, self.factor.bias)
         sizes = right.abs().amax(0)
         return right[:, sizes > 1e-9 * sizes.max()].T
 
@@ -223,9 +218,7 @@ class BatchSearch:
             outputs = features @ mixture
             # W h + c = λ a on the mask, in the dual of h and λ.
             share = self._rest.projected.norm() / outputs.norm()
-            equations = torch.cat(
-                [self._rest.projected[mask], -share * outputs[mask, None]], dim=1
-            )
+            equations = torch.cat([self._rest.projected[mask], -share * outputs[mask, None]], dim=1)
             dual = torch.linalg.lstsq(equations, -offset[mask, None]).solution[:-1, 0]
             corrected = self._rest.projected @ dual + offset > 0
             if torch.equal(corrected, mask):
@@ -257,12 +250,10 @@ class BatchSearch:
             for whole, misfit in list(tried.values()):
                 if misfit <= limit and self._left:
                     self._judge("peeling", None, whole)
-            for unit, (whole, misfit) in tried.items():
-                known = any(
-                    abs(float(whole @ other.column)) > 0.5 * abs(float(whole @ self.layer.factor.bias))
-                    for other in self.found
-                )
-                tried[unit] = (whole, torch.inf if known else misfit)
+            tried = {
+                unit: (whole, torch.inf if self._is_known(whole) else misfit)
+                for unit, (whole, misfit) in tried.items()
+            }
             if len(self.found) == before:
                 return
 
@@ -332,8 +323,13 @@ class BatchSearch:
             self._rest = self._remainder()
         return True
 
+    def _is_known(self, dual: Tensor) -> bool:
+        """Whether a dual (b,) is not dual to the columns found, as another sample's would be."""
+        scale = float(dual @ self.layer.factor.bias)
+        return any(abs(float(dual @ other.column)) > 0.5 * abs(scale) for other in self.found)
+
     def _passed(self, candidate: Candidate) -> Candidate | None:
-        """The candidate, repaired, if it is explained to the noise, or nearly so for want of better.
+        """The candidate if it is explained to the noise, or nearly so for want of a better one.
 
         What is nearly right spoils what is left, and is taken only after ``patience`` misses in a
         row.
@@ -341,7 +337,7 @@ class BatchSearch:
         limits = self.settings
         if candidate.misfit > limits.misfit or candidate.scale_error > limits.scale_error:
             return None
-        if any(abs(float(candidate.dual @ other.column)) > 0.5 for other in self.found):
+        if self._is_known(candidate.dual):
             return None
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)

@@ -1,10 +1,10 @@
 """Whole batches from several local steps, through a first linear layer.
 
 Images do not change from step to step, so that the pseudo-gradient of the first layer is still
-``(Σ_t S⁽ᵗ⁾) X``, of rank B, and a sample's column is zero where the unit stays inactive in all steps.
-Nothing tells one column's input before all columns are known: sparse columns are collected until
-there are B independent ones, whose inverse gives all images. What is found is judged by its own
-masks, and proven by a replay of all steps.
+``(Σ_t S⁽ᵗ⁾) X``, of rank B, and a sample's column is zero where the unit stays inactive in all
+steps. Nothing tells one column's input before all columns are known: sparse columns are collected
+until there are B independent ones, whose inverse gives all images. What is found is judged by its
+own masks, and proven by a replay of all steps.
 """
 
 import time
@@ -43,11 +43,8 @@ def recover_steps(
             f"{layer.name} must be a linear layer with ReLU on the input: features move between "
             f"{problem.schedule.num_steps} local steps."
         )
-    if problem.members or problem.schedule.weight_decay:
-        raise ValueError(
-            "several steps must be one client's, without weight decay, which adds the weights "
-            "themselves to its gradient."
-        )
+    if problem.members:
+        raise ValueError("several steps must be one client's, got a mean of several clients'.")
     columns, duals = _collect(layer, settings, generator)
     inputs = duals @ layer.factor.right
     labels = torch.tensor([_label(layer, c, t) for c, t in zip(columns.T, duals, strict=True)])

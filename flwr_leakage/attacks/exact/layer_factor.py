@@ -1,6 +1,5 @@
 """The gradient of a linear layer as a product of two thin factors, and what is left of it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,8 +104,8 @@ def factorize(
         size = min(2 * size, limit)
     if float(singular[rank - 1]) < MARGIN * float(singular[rank]):
         raise ValueError(
-            f"its gradient, {rows} rows and {columns} columns that are not zero, shows no rank: the "
-            "samples are too many for its size, or noise hides it."
+            f"its gradient, {rows} rows and {columns} columns that are not zero, shows no rank: "
+            "the samples are too many for its size, or noise hides it."
         )
     left = whole.new_zeros(len(whole), rank)
     left[live] = (basis @ inner)[:, :rank]

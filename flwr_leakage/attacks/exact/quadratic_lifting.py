@@ -7,11 +7,11 @@ does not. Either way
 
     f_j (f_j − h_j) = 0    for every unit j:
 
-one equation a unit, quadratic in (q, e), and linear in the matrices q qᵀ and q eᵀ. With b samples and
-r directions of e these are b (b + 1) / 2 + r b unknowns. Where there are more units, the null space is
-spanned by the b samples' own solutions: two random matrices out of it are ``Q D₁ Qᵀ`` and ``Q D₂ Qᵀ``
-with diagonal D, and the eigenvectors of ``(Q D₁ Qᵀ)(Q D₂ Qᵀ)⁻¹`` are the columns of Q (Jennrich's
-algorithm: Harshman 1970). There is no search and no start.
+one equation a unit, quadratic in (q, e), and linear in the matrices q qᵀ and q eᵀ. With b samples
+and r directions of e these are b (b + 1) / 2 + r b unknowns. Where there are more units, the null
+space is spanned by the b samples' own solutions: two random matrices out of it are ``Q D₁ Qᵀ`` and
+``Q D₂ Qᵀ`` with diagonal D, and the eigenvectors of ``(Q D₁ Qᵀ)(Q D₂ Qᵀ)⁻¹`` are the columns of Q
+(Jennrich's algorithm: Harshman 1970). There is no search and no start.
 """
 
 import torch
