@@ -23,7 +23,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.batch_layer import BatchLayer, Candidate
+from flwr_leakage.attacks.exact.batch_layer import EXACT, ROUNDING, BatchLayer, Candidate
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor
 from flwr_leakage.attacks.exact.quadratic_lifting import fits, lifted_columns
 from flwr_leakage.attacks.exact.sparse_columns import null_vector, sparsest, zero_entries
@@ -55,7 +55,8 @@ class SearchSettings:
             share of its errors unexplained, for want of a better one. What is wrong leaves most of
             them: the check has m − b equations too many.
         scale_error: the largest |t·q − 1| of such a one.
-        patience: proposals in a row that fail before such a one is taken.
+        patience: after so many proposals in a row that fail, the duals found are computed anew, and
+            after twice as many a candidate is taken that is not explained to the noise.
     """
 
     starts: int = 3000
@@ -214,17 +215,28 @@ class BatchSearch:
         for _ in range(CORRECTIONS):
             if int((~mask).sum()) < features.shape[1] or int(mask.sum()) < self._left + 2:
                 return None
-            mixture, _ = null_vector(features[~mask])
-            outputs = features @ mixture
-            # W h + c = λ a on the mask, in the dual of h and λ.
-            share = self._rest.projected.norm() / outputs.norm()
-            equations = torch.cat([self._rest.projected[mask], -share * outputs[mask, None]], dim=1)
-            dual = torch.linalg.lstsq(equations, -offset[mask, None]).solution[:-1, 0]
+            dual = self._solved(mask, self._rest.projected)
             corrected = self._rest.projected @ dual + offset > 0
             if torch.equal(corrected, mask):
                 break
             mask = corrected
         return dual
+
+    def _solved(self, mask: Tensor, projected: Tensor) -> Tensor:
+        """The dual whose outputs on a mask are the next layer's inputs that are zero off it.
+
+        Args:
+            mask: (m,).
+            projected: (m, r) the outputs of r basic duals, without the offset.
+        """
+        assert self._features is not None
+        mixture, _ = null_vector(self._features[~mask])
+        outputs = self._features @ mixture
+        # W h + c = λ a on the mask, in the dual of h and λ.
+        share = projected.norm() / outputs.norm()
+        equations = torch.cat([projected[mask], -share * outputs[mask, None]], dim=1)
+        offset = -self.layer.offset[mask, None]
+        return torch.linalg.lstsq(equations, offset).solution[:-1, 0]
 
     def _peel(self, ends: float) -> None:
         """Try every unit's gradient as one sample's input, the surest first.
@@ -314,6 +326,8 @@ class BatchSearch:
             candidate = self._passed(candidate)
         if candidate is None:
             self._misses += 1
+            if self._misses == self.settings.patience:
+                self._refresh()
             return False
         self._misses = 0
         self.found.append(candidate)
@@ -343,7 +357,7 @@ class BatchSearch:
             candidate = self.layer.repaired(candidate, self.generator)
         if candidate.is_exact:
             return candidate
-        return self._by_zeros(candidate) if self._misses >= limits.patience else None
+        return self._by_zeros(candidate) if self._misses >= 2 * limits.patience else None
 
     def _by_zeros(self, candidate: Candidate) -> Candidate:
         """The candidate with its column from the units that it surely leaves inactive.
@@ -360,6 +374,42 @@ class BatchSearch:
         if ratio > 0.2 or agreement < 0.95:
             return candidate
         return replace(candidate, column=column / (candidate.dual @ column))
+
+    def _refresh(self) -> None:
+        """Compute the duals found once more, now that the others' columns are known.
+
+        A dual is orthogonal to all of them. That leaves few unknowns to its own equations, and errors
+        of the duals are what blurs the rest.
+        """
+        for index, sample in enumerate(self.found):
+            others = [other.column for other in self.found if other is not sample]
+            if not others:
+                return
+            known = torch.stack(others, 1)
+            free = torch.linalg.qr(known, mode="complete").Q[:, len(others) :]
+            dual: Tensor | None = None
+            if self._features is not None:
+                dual = self._solved(sample.outputs > 0, self.layer.projected @ free)
+            elif self.layer.takes_input or self.layer.sparse_inputs:
+                right = self.layer.in_pixels(self.layer.factor.right, self.layer.factor.bias)
+                zeros = zero_entries(sample.dual @ right, self.layer.factor.rank)
+                if zeros is not None:
+                    dual, _ = null_vector((right.T @ free)[zeros])
+            if dual is None:
+                continue
+            better = self.layer.check(free @ dual, sample.label)
+            if better is not None and better.misfit <= max(2 * sample.misfit, self._noise(better)):
+                self.found[index] = better
+        self._following_duals.clear()
+        self._following_columns.clear()
+        for sample in self.found:
+            self._follow(sample)
+        self._rest = self._remainder()
+        self._lifted = torch.inf
+
+    @staticmethod
+    def _noise(candidate: Candidate) -> float:
+        return EXACT * candidate.expected + ROUNDING
 
     def _follow(self, candidate: Candidate) -> None:
         """Note the sample's dual and column in the next layer's gradient."""

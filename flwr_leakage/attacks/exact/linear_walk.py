@@ -18,9 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from flwr_leakage.attacks.problem import Problem
 
+# Attributes are met by their getters.
 _TRANSPOSES = (
-    Tensor.t, torch.t, Tensor.transpose, torch.transpose, Tensor.T.__get__, Tensor.mT.__get__,
-    Tensor.permute, torch.permute,
+    Tensor.t, torch.t, Tensor.transpose, torch.transpose, Tensor.permute, torch.permute,
+    Tensor.T.__get__, Tensor.mT.__get__,  # type: ignore[attr-defined]
 )  # fmt: skip
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_)
