@@ -3,8 +3,10 @@
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.distance import squared_distance
 from flwr_leakage.attacks.exact.analytic import Analytic
+from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.feature_matching import FeatureMatching
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
+from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.initialisation import Grey, Initialisation, Normal
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.inversion.levenberg_marquardt import LevenbergMarquardt
@@ -55,6 +57,7 @@ __all__ = [
     "ClassCounts",
     "Cosine",
     "Euclidean",
+    "FadingPrior",
     "FeatureMatching",
     "FeatureRecursion",
     "GradientInversion",
@@ -65,6 +68,7 @@ __all__ = [
     "LabelInference",
     "LayerWeighted",
     "LevenbergMarquardt",
+    "MaskSearch",
     "Masked",
     "MeanSquare",
     "Minimum",
