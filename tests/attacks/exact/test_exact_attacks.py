@@ -17,7 +17,7 @@ from flwr_leakage.attacks import (
     pose,
 )
 from flwr_leakage.attacks.exact.chain import activation_of, trace_chain
-from flwr_leakage.attacks.exact.feature_recursion import smooth_variation
+from flwr_leakage.attacks.exact.feature_fit import smooth_variation
 from flwr_leakage.attacks.exact.layer_equations import Knowledge
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.inversion.priors.total_variation import total_variation

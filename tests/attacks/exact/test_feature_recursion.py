@@ -6,12 +6,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, disjoint_columns
-from flwr_leakage.attacks.exact.feature_recursion import (
-    FeatureRecursion,
-    feature_distance,
-    recover_features,
-    solve_features,
-)
+from flwr_leakage.attacks.exact.feature_equations import solve_features
+from flwr_leakage.attacks.exact.feature_fit import feature_distance
+from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
+from flwr_leakage.attacks.exact.geometry import Geometry
+from flwr_leakage.attacks.exact.recover_features import recover_features
 from flwr_leakage.attacks.exact.relu_walk import Use
 from flwr_leakage.attacks.exact.synthetic_start import noise_images, read_input
 from flwr_leakage.attacks.problem import pose
@@ -89,8 +88,8 @@ def test_features_solve_the_equations_of_a_convolution_even_with_a_wrong_channel
     shortcut = torch.nn.functional.conv2d(features, point, stride=2)
     point_gradient = torch.autograd.grad(shortcut, point, shortcut_errors)[0]
     uses = [
-        Use("conv", 0, features.shape[1:], outputs, ((3, 3), 1, 1, 2)),
-        Use("shortcut", 0, features.shape[1:], shortcut, ((1, 1), 1, 0, 2)),
+        Use("conv", 0, features.shape[1:], outputs, Geometry.of(3, 1, 1, 2)),
+        Use("shortcut", 0, features.shape[1:], shortcut, Geometry.of(1, 1, 0, 2)),
     ]
     wrong = errors.clone()
     wrong[0, 4, 1, 1] += 1.0
@@ -132,11 +131,12 @@ def test_features_are_read_through_max_pooling_up_to_the_second():
     network = pooling_network()
     gradient_map, observation = GradientMap(network), observe_pooled(network)
     problem = pose(gradient_map, POOLED_SPEC, observation, ThreatModel()).to(torch.float64)
-    features, windows = recover_features(problem, 1e-5, 1e-6)
+    found = recover_features(problem, 1e-5, 1e-6)
     expected = network.double().features[:4](smooth_image().double())
-    assert windows == {0: (3, 3), 1: (3, 3)}
-    assert list(features) == [0]
-    torch.testing.assert_close(features[0], expected, rtol=1e-3, atol=1e-4)
+    assert found.windows == {0: (3, 3), 1: (3, 3)}
+    assert list(found.outputs) == [found.shallowest] == [0]
+    assert found.is_pooled
+    torch.testing.assert_close(found.outputs[0], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_an_image_is_recovered_where_maxima_are_all_that_the_last_layer_takes_in():
