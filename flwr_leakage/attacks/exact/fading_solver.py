@@ -114,7 +114,7 @@ def approximate(system: LinearisedMasks, prior: ImagePrior, rank: int, block: in
         _normal_product(system, single, len(part))(part.reshape(-1, *system.shape))
         for part in units.split(block)
     ]
-    return LowRank.of(torch.cat(columns).flatten(1), smoothest)
+    return LowRank.from_columns(torch.cat(columns).flatten(1), smoothest)
 
 
 def _normal_product(
