@@ -60,6 +60,8 @@ class ReluWalk(TorchFunctionMode):
         preactivations: what the ReLUs took in, by number.
         maxima: the largest of each window of those, by number, where a ReLU is pooled.
         windows: (height, width) by number, where a ReLU is pooled.
+        sources: numbers of ReLUs by the identity of their output, pooled or not.
+        kept: these outputs, so that no other tensor gets the identity of one.
         uses: the convolutions.
     """
 
@@ -81,7 +83,7 @@ class ReluWalk(TorchFunctionMode):
         self.maxima: dict[int, Tensor] = {}
         self.windows: dict[int, Pair] = {}
         self.sources: dict[int, int] = {}
-        self.kept: list[Tensor] = []  # keeps ids from being used again
+        self.kept: list[Tensor] = []
         self.uses: list[Use] = []
 
     def run(self, problem: Problem, inputs: Tensor) -> Tensor | None:

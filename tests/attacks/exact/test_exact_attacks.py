@@ -232,3 +232,17 @@ def test_outputs_that_are_not_trusted_tell_nothing(images):
     assert float(Knowledge(first, wrong, zeros, equations).forward_residual(inputs).abs().max()) > 0
     trusted = Knowledge(first, wrong, zeros, equations, trust).forward_residual(inputs)
     assert float(trusted.abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rank_tolerance", 1.0, r"rank_tolerance must lie in \[0, 1\), got 1.0"),
+        ("negligible", -1.0, r"negligible must lie in \[0, 1\), got -1.0"),
+        ("restarts", 0, "restarts must be at least 1, got 0"),
+        ("fit_iterations", 0, "fit_iterations must be at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        FeatureMatching(**{name: value})

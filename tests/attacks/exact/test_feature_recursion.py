@@ -231,3 +231,17 @@ def test_a_start_is_read_from_features_that_tell_the_input_linearly():
         read_input(averages, averages(image), POOLED_SPEC, 0, generator)
     with pytest.raises(ValueError, match="pixels"):
         read_input(averages, torch.zeros(1, 3, 40, 40), POOLED_SPEC, 1, generator)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("trims", 0, "trims must be at least 1, got 0"),
+        ("rounds", 0, "rounds must be at least 1, got 0"),
+        ("contradiction", 0.5, "contradiction must be at least 1, got 0.5"),
+        ("zeros", [], r"zeros must hold fractions of at least 0, got \[\]"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        FeatureRecursion(**{name: value})

@@ -151,3 +151,26 @@ def test_entries_without_an_error_are_not_flipped():
     channel = Evidence(equations, errors, errors[:, 0], errors).channel(0, STRICT.proof)
     found = list(channel.flipped(z[0].numpy(), STRICT.flips(), STRICT.flippable))
     assert [mask.tolist() for mask in found] == [[True, True, False, False]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("proof", -1.0, "proof must be at least 0, got -1.0"),
+        ("most_flips", -1, "most_flips must be at least 0, got -1"),
+        ("smallest", 0.1, "smallest ≤ largest < 1, got 0.1 and 0.03"),
+        ("sum_weight", 0.0, "sum_weight must be above 0, got 0.0"),
+        ("worth", 1.1, r"worth must lie in \(0, 1\], got 1.1"),
+        ("doubtful", 1.0, r"doubtful must lie in \[0, 1\), got 1.0"),
+        ("projections", 0, "projections must be at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        MaskSearch(**{name: value})
+
+
+def test_flips_are_all_sets_of_so_many_ranks():
+    flips = MaskSearch(flippable=4, most_flips=2).flips()
+    assert [each.shape for each in flips] == [(1, 0), (4, 1), (6, 2)]
+    assert [each.shape for each in MaskSearch(flippable=1, most_flips=2).flips()][2] == (0, 2)
