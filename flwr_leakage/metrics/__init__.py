@@ -1,6 +1,5 @@
-"""Distances between reconstructions and the truth, correlations, and utility."""
+"""How close reconstructions come to the truth, and what the trained model is good for."""
 
-from flwr_leakage.metrics.correlation import Correlation, pearson, spearman
 from flwr_leakage.metrics.evaluator import Evaluation, Evaluator
 from flwr_leakage.metrics.labels import label_accuracy
 from flwr_leakage.metrics.matching import match_samples
@@ -10,7 +9,6 @@ from flwr_leakage.metrics.utility import Utility, classifier_utility
 
 __all__ = [
     "BackboneUnavailableError",
-    "Correlation",
     "Evaluation",
     "Evaluator",
     "Lpips",
@@ -19,9 +17,7 @@ __all__ = [
     "label_accuracy",
     "match_samples",
     "mse",
-    "pearson",
     "psnr",
     "rmse",
-    "spearman",
     "ssim",
 ]

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.stats import spearmanr
+
+from flwr_leakage.correlation import spearman
 
 Outcome = Literal["rmse", "psnr"]
 MIN_PAIRS = 5
@@ -25,7 +26,7 @@ class Calibration:
         intercept: at score 1.
         error: leave-one-out root mean squared error, in decades of the RMSE or in dB.
         baseline_error: the same of predicting the mean: what the score has to beat.
-        rank_correlation: Spearman's, of score and outcome.
+        rank_correlation: Spearman's ρ of score and outcome; 0 if all outcomes are equal.
         num_pairs: recorded attacks used.
         lowest: smallest score in the fit.
         highest: largest score in the fit.
@@ -118,7 +119,8 @@ def fit_calibration(
         intercept=float(intercept),
         error=float(np.sqrt((residuals**2).mean())),
         baseline_error=float(np.sqrt((alone**2).mean())),
-        rank_correlation=float(spearmanr(x, y).statistic) if np.ptp(y) > 0 else 0.0,
+        # Outcomes that are all equal have no ranks to follow.
+        rank_correlation=spearman(x.tolist(), y.tolist()).coefficient or 0.0,
         num_pairs=len(pairs),
         lowest=float(10 ** x.min()),
         highest=float(10 ** x.max()),
