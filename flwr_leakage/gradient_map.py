@@ -51,6 +51,20 @@ class GradientMap:
         persistent = self.model.state_dict().keys()
         return {name: b for name, b in self.model.named_buffers() if name in persistent}
 
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the model has a BatchNorm layer."""
+        return any(isinstance(layer, StatelessBatchNorm) for layer in self.model.modules())
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        """Whether a sample's gradient depends on the batch that it is in.
+
+        True of a client that trains BatchNorm layers in train mode: they normalise with the mean
+        and variance of the batch.
+        """
+        return self.batch_norm == "batch" and self.has_batch_norm
+
     def with_batch_norm(self, mode: BatchNormMode) -> "GradientMap":
         """Return the same map with another BatchNorm mode."""
         if mode == self.batch_norm:

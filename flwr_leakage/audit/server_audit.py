@@ -9,7 +9,6 @@ from flwr_leakage.audit.targets import History, Selection, Target, Truth, TruthS
 from flwr_leakage.flower.wire import ClientNote
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
-from flwr_leakage.normalization import StatelessBatchNorm
 from flwr_leakage.params import Params
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import (
@@ -109,7 +108,7 @@ class ServerAudit:
         if self.threat.view == "single" or not chosen:
             targets = [Target.of(observation) for observation in chosen]
         else:
-            targets = [aggregate(chosen, self._uses_batch_statistics())]
+            targets = [aggregate(chosen, self.gradient_map.uses_batch_statistics)]
         try:
             return [self._history.fuse(target) for target in targets]
         except ValueError as error:
@@ -146,12 +145,6 @@ class ServerAudit:
         self._cost(server_round, "attack_cpu_seconds", time.process_time() - cpu)
         for (target, _, truth), answer in zip(prepared, answers, strict=True):
             self._record_answer(target.observation, truth, answer)
-
-    def _uses_batch_statistics(self) -> bool:
-        layers = self.gradient_map.model.modules()
-        return self.gradient_map.batch_norm == "batch" and any(
-            isinstance(layer, StatelessBatchNorm) for layer in layers
-        )
 
     def _prepare(self, target: Target) -> tuple[Target, Observation, Truth | None] | None:
         """What the attack is given and what it is measured against; none where a client lies."""

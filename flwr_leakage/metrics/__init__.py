@@ -5,7 +5,7 @@ from flwr_leakage.metrics.labels import label_accuracy
 from flwr_leakage.metrics.matching import match_samples
 from flwr_leakage.metrics.perceptual import BackboneUnavailableError, Lpips
 from flwr_leakage.metrics.pixel import mse, psnr, rmse, ssim
-from flwr_leakage.metrics.utility import Utility, classifier_utility
+from flwr_leakage.metrics.utility import Utility, classifier_utility, utility_of
 
 __all__ = [
     "BackboneUnavailableError",
@@ -20,4 +20,5 @@ __all__ = [
     "psnr",
     "rmse",
     "ssim",
+    "utility_of",
 ]

@@ -26,7 +26,6 @@ from flwr_leakage.flower.client import ClientAudit
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.models import initialize
-from flwr_leakage.normalization import StatelessBatchNorm
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 from flwr_leakage.scores.base import Score
@@ -322,9 +321,8 @@ def _check_clients(experiment: Experiment) -> None:
 def _check_threat(experiment: Experiment) -> None:
     """What the attacker is said to know must exist, as every result names it."""
     threat, client = experiment.threat, experiment.settings.client
-    modules = experiment.gradient_map.model.modules()
     if threat.batch_norm != "none":
-        if not any(isinstance(module, StatelessBatchNorm) for module in modules):
+        if not experiment.gradient_map.has_batch_norm:
             raise ConfigError(
                 "threat.batch_norm must be none for a model without BatchNorm, "
                 f"got {threat.batch_norm}."
