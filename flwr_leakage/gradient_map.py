@@ -47,7 +47,7 @@ class GradientMap:
 
     @property
     def buffers(self) -> Params:
-        """The copied model's buffers, those that its ``state_dict`` holds."""
+        """The buffers in the ``state_dict`` of the copied model, BatchNorm's statistics mostly."""
         persistent = self.model.state_dict().keys()
         return {name: b for name, b in self.model.named_buffers() if name in persistent}
 

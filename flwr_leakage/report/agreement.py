@@ -26,8 +26,8 @@ class Agreement:
         within_rounds: the median of Spearman's ρ over the rounds with at least 4 pairs: a score
             and an outcome that both drift as the model trains correlate over all rounds without
             any use within one.
-        direction: what the score claims.
-        reading: how to read ρ, in words.
+        direction: what the score claims, for instance that larger values are safer.
+        reading: whether ρ bears out that claim, in words.
     """
 
     score: str

@@ -5,7 +5,6 @@ attacks; the difference of their CPU seconds, less the training, is the engine's
 Flower's strategy and wire format, the checks of every reply, and the records.
 """
 
-from flwr_leakage.simulation.build import build
 from simulations.benchmarks import lab
 
 SHORT, LONG = 2, 22
@@ -22,7 +21,7 @@ def cpu_seconds(model: str, num_clients: int, num_rounds: int) -> tuple[float, f
     ]
     run = lab.run_rounds(overrides, num_clients)
     training = sum(r.value or 0.0 for r in run.records if r.name == "train_cpu_seconds")
-    size = sum(p.numel() for p in build(run.config).network.parameters())
+    size = sum(p.numel() for p in run.experiment.network.parameters())
     return run.cpu_seconds, training, size
 
 

@@ -42,7 +42,7 @@ from flwr_leakage.scores import compute_scores, default_scores
 
 if TYPE_CHECKING:
     from flwr_leakage.metrics import Evaluator, Lpips
-    from flwr_leakage.simulation.build import Config
+    from flwr_leakage.simulation.build import Experiment
 
 Shape = tuple[int, int, int]
 
@@ -234,12 +234,12 @@ class Rounds:
     """A run of Flower in this process.
 
     Attributes:
-        config: of the run.
+        experiment: what was run.
         records: what it wrote.
         cpu_seconds: of everything but building the experiment.
     """
 
-    config: "Config"
+    experiment: "Experiment"
     records: Sequence[LeakageRecord]
     cpu_seconds: float
 
@@ -259,12 +259,12 @@ def run_rounds(overrides: Sequence[str], num_clients: int) -> Rounds:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         config = compose([*overrides, f"num_clients={num_clients}"], folder)
-        build(config)
+        experiment = build(config)
         server = make_server_app(lambda _: config, Console(quiet=True))
         began = time.process_time()
         run_inline(server, make_client_app(lambda _: config), num_clients)
         seconds = time.process_time() - began
-        return Rounds(config, read_run(Path(folder)).records, seconds)
+        return Rounds(experiment, read_run(Path(folder)).records, seconds)
 
 
 # Measures

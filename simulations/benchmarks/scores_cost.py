@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
-from flwr_leakage.simulation.build import build
 from simulations.benchmarks import lab
 from simulations.benchmarks.scores_papers import (
     POWER_ITERATIONS,
@@ -152,8 +151,7 @@ def section_clients(cifar: str | None, only: str | None) -> None:
             if record.name == "score_cpu_seconds" and record.server_round == 2
         ]
         assert len(spent) == count
-        experiment = build(run.config)
-        theirs = published_seconds(experiment.network, experiment.client_batch(0, 2))
+        theirs = published_seconds(run.experiment.network, run.experiment.client_batch(0, 2))
         lab.print_row(
             count,
             f"{sum(spent) / 1e3:.2f}",
