@@ -15,7 +15,8 @@ from rich.console import Console
 
 from flwr_leakage.flower.launch import run_inline
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
-from flwr_leakage.simulation.build import build, compose
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import compose
 from flwr_leakage.tracking import read_run
 
 SHORT, LONG = 2, 22

@@ -17,7 +17,8 @@ from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
 from flwr_leakage.scores import compute_scores, default_scores
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
-from flwr_leakage.simulation.build import build, compose
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import compose
 from flwr_leakage.tracking import read_run
 from simulations.benchmarks.scores_papers import (
     POWER_ITERATIONS,

@@ -6,7 +6,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from flwr_leakage._conf import conf_dir
-from flwr_leakage.simulation.build import ConfigError, _instantiate, build, to_config
+from flwr_leakage.scores.base import Score
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import ConfigError, to_config
+from flwr_leakage.simulation.nodes import instantiate, instantiate_each
 from flwr_leakage.simulation.overrides import check_overrides
 
 NEED_FILES = {
@@ -41,9 +44,11 @@ def test_every_option_composes(group, option, tmp_path):
     config = to_config(cfg, {})
     if option in NEED_PUBLIC_DATA:
         with pytest.raises(ConfigError, match="public set"):
-            _instantiate(config, group)
-    elif group in ("defense", "score", "attack", "partition", "strategy", "metric"):
-        _instantiate(config, group)
+            instantiate(config, group)
+    elif group == "score":
+        instantiate_each(config, group, Score)
+    elif group in ("defense", "attack", "partition", "strategy", "metric") and config[group]:
+        instantiate(config, group)
 
 
 @pytest.mark.parametrize("model", _options("model"))
@@ -89,7 +94,7 @@ def test_what_is_right_passes(arguments):
         ("num_rounds=0", "num_rounds must be at least 1, got 0"),
         ("client.learning_rate=-1", "client: learning_rate must be positive"),
         ("client.num_examples=0", "client.num_examples"),
-        ("threat.labels=knwon", "threat: "),
+        ("threat.labels=knwon", "threat.labels must be 'known' or 'inferred', got 'knwon'"),
         ("model.batch_norm=eval", "model.batch_norm: "),
         ("model.initialization=xaver", "model.initialization"),
         ("selection.every=0", "selection: every must be at least 1"),
