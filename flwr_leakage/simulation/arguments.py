@@ -38,6 +38,8 @@ def check_node(key: str, node: Mapping[str, Any], given: Collection[str] = ()) -
         target = hydra.utils.get_object(node["_target_"])
     except Exception as error:  # an import may fail in any way
         raise ConfigError(f"{key}._target_ cannot be imported: {error}") from error
+    if not callable(target):
+        raise ConfigError(f"{key}._target_ must be callable, got {node['_target_']}.")
     section = {name: value for name, value in node.items() if name not in HYDRA_KEYS}
     # What Hydra is told to leave open, or to give by position, need not be there by name.
     complete = not node.get("_partial_") and not node.get("_args_")
@@ -69,7 +71,12 @@ def check_section(
     takes_any = False
     for target in targets:
         hints = _hints(target)
-        for name, parameter in inspect.signature(target).parameters.items():
+        try:
+            parameters = inspect.signature(target).parameters
+        except ValueError:  # what is written in C may tell nothing
+            takes_any = True
+            continue
+        for name, parameter in parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 takes_any = True
             elif parameter.kind is not parameter.VAR_POSITIONAL and name not in given:

@@ -1,10 +1,7 @@
 """From a config to an experiment that is checked."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
 
 from torch import nn
 
@@ -15,47 +12,14 @@ from flwr_leakage.data import FederatedDataset
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import initialize
 from flwr_leakage.randomness import make_generator
-from flwr_leakage.records import InputSpec, LocalSchedule
+from flwr_leakage.records import InputSpec
 from flwr_leakage.scores.base import Score
-from flwr_leakage.simulation.arguments import check_node, check_section
+from flwr_leakage.simulation.arguments import check_node
 from flwr_leakage.simulation.checks import check_experiment, check_settings
 from flwr_leakage.simulation.config import Config, ConfigError
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.nodes import checked, instantiate, instantiate_each
-from flwr_leakage.simulation.settings import ClientSettings, ServerSettings, Settings
-
-
-@dataclass(frozen=True)
-class Sections:
-    """The sections of a config, which most often name the target that reads them.
-
-    ``score`` is a mapping of names to such sections; ``client`` and ``server`` are read into
-    ``Settings``, ``model`` as a ``ModelSection``.
-    """
-
-    client: Mapping[str, Any]
-    server: Mapping[str, Any]
-    dataset: Mapping[str, Any]
-    partition: Mapping[str, Any]
-    model: Mapping[str, Any]
-    strategy: Mapping[str, Any]
-    defense: Mapping[str, Any]
-    score: Mapping[str, Any]
-    scoring: Mapping[str, Any]
-    attack: Mapping[str, Any]
-    threat: Mapping[str, Any]
-    selection: Mapping[str, Any]
-    metric: Mapping[str, Any]
-    tracker: Mapping[str, Any]
-    engine: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class ModelSection:
-    """The ``model`` section beside ``network``: its weights, and how its BatchNorm trains."""
-
-    initialization: str
-    batch_norm: str
+from flwr_leakage.simulation.settings import ServerSettings, Settings, read_settings
 
 
 def build(config: Config) -> Experiment:
@@ -73,22 +37,23 @@ def build(config: Config) -> Experiment:
 @lru_cache(maxsize=2)
 def _build(text: str) -> Experiment:
     config: Config = json.loads(text)
-    settings, schedule = read_settings(config)
+    settings = read_settings(config)
+    check_settings(settings)
     # What is built when the run starts is checked before.
     check_node("engine", config["engine"], given=("server_app", "client_app", "num_clients"))
     if config["tracker"]:
         check_node("tracker", config["tracker"])
     data = _data(config, settings)
-    network = _network(config, data.spec, settings.seed)
+    network = _network(config, data.spec, settings)
     experiment = Experiment(
         config=config,
         settings=settings,
         data=data,
         network=network,
         gradient_map=checked("model.batch_norm", GradientMap)(
-            network, batch_norm=config["model"]["batch_norm"]
+            network, batch_norm=settings.model.batch_norm
         ),
-        schedule=schedule,
+        schedule=settings.schedule,
         defense=instantiate(config, "defense"),
         scores=instantiate_each(config, "score", Score),
         score_plan=instantiate(config, "scoring"),
@@ -99,32 +64,6 @@ def _build(text: str) -> Experiment:
     )
     check_experiment(experiment)
     return experiment
-
-
-def read_settings(config: Config) -> tuple[Settings, LocalSchedule]:
-    """What of a config belongs to no group, and the local schedule of its ``client`` section.
-
-    Raises:
-        ConfigError: naming a key that is unknown, missing, of another type, or out of range.
-    """
-    # Only the names of sections here: each is checked by what reads it.
-    top = {name: {} if isinstance(value, Mapping) else value for name, value in config.items()}
-    del top["choices"]  # which option of each group was chosen, kept by ``to_config``
-    check_section("", top, [Settings, Sections])
-    check_section("client", config["client"], [ClientSettings, LocalSchedule])
-    check_section("server", config["server"], [ServerSettings])
-    model = {name: value for name, value in config["model"].items() if name != "network"}
-    check_section("model", model, [ModelSection])
-    settings = Settings(
-        **_take(Settings, config)
-        | {
-            "client": ClientSettings(**_take(ClientSettings, config["client"])),
-            "server": ServerSettings(**config["server"]),
-        }
-    )
-    check_settings(settings)
-    schedule = checked("client", LocalSchedule)(**_take(LocalSchedule, config["client"]))
-    return settings, schedule
 
 
 def _data(config: Config, settings: Settings) -> FederatedDataset:
@@ -140,14 +79,12 @@ def _data(config: Config, settings: Settings) -> FederatedDataset:
     return FederatedDataset(train, test, tuple(parts), settings.seed)
 
 
-def _network(config: Config, spec: InputSpec, seed: int) -> nn.Module:
+def _network(config: Config, spec: InputSpec, settings: Settings) -> nn.Module:
     network: nn.Module = instantiate(
         config, "model.network", input_shape=spec.shape, num_classes=spec.num_classes
     )
-    scheme = config["model"]["initialization"]
-    checked("model.initialization", initialize)(
-        network, scheme, make_generator(seed, purpose="initialization")
-    )
+    generator = make_generator(settings.seed, purpose="initialization")
+    checked("model.initialization", initialize)(network, settings.model.initialization, generator)
     return network
 
 
@@ -160,8 +97,3 @@ def _attack(config: Config, server: ServerSettings) -> Attack | None:
     return checked("server", Parallel)(
         attack, server.attack_workers, server.attack_chunk, server.attack_folder
     )
-
-
-def _take(kind: type, section: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a section that are fields of a dataclass."""
-    return {field.name: section[field.name] for field in fields(kind) if field.name in section}

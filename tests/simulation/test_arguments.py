@@ -79,6 +79,7 @@ def test_what_does_not_fit_is_named(value, expected, said):
         ({"parts": [WHOLE | {"mood": 1}]}, "there is no key 'mood' in 'whole.parts.0'"),
         ({"names": {"a": 1.5}}, "whole.names.a must be an integer, got 1.5"),
         ({"_target_": None}, "whole._target_ cannot be imported"),
+        ({"_target_": f"{__name__}.WHOLE"}, "whole._target_ must be callable, got"),
     ],
 )
 def test_a_node_is_checked_by_its_targets_signature_all_the_way_down(change, said):

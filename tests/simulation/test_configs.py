@@ -95,8 +95,8 @@ def test_what_is_right_passes(arguments):
         ("client.learning_rate=-1", "client: learning_rate must be positive"),
         ("client.num_examples=0", "client.num_examples"),
         ("threat.labels=knwon", "threat.labels must be 'known' or 'inferred', got 'knwon'"),
-        ("model.batch_norm=eval", "model.batch_norm: "),
-        ("model.initialization=xaver", "model.initialization"),
+        ("model.batch_norm=eval", "model.batch_norm must be 'batch' or 'running', got 'eval'"),
+        ("model.initialization=xaver", "model.initialization must be .* or 'xavier', got 'xaver'"),
         ("selection.every=0", "selection: every must be at least 1"),
         ("partition.num_partitions=2", "partition must give one part"),
         ("server.test_samples=0", "server.test_samples must be at least 1"),
@@ -173,6 +173,11 @@ def test_a_key_that_nobody_reads_is_an_error_that_names_it(tiny_data, override, 
 
 def test_a_key_that_a_class_reads_may_be_added_to_its_section(tiny_data):
     assert build(tiny_config(tiny_data, "+attack.relu_sharpness=3.0")).attack.relu_sharpness == 3
+
+
+def test_a_model_needs_no_more_than_its_network(tiny_data):
+    experiment = build(tiny_config(tiny_data, "~model.initialization", "~model.batch_norm"))
+    assert experiment.gradient_map.batch_norm == "running"
 
 
 def test_what_a_class_declares_has_its_defaults_there(tiny_data):
