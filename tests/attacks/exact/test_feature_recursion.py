@@ -1,7 +1,7 @@
 import pytest
 import torch
 from attacked import observe, tiny_network
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -193,6 +193,7 @@ def test_max_pooling_that_the_last_layer_does_not_take_in_as_it_is_is_refused():
     st.integers(2, 6),
     st.integers(0, 12),
 )
+@settings(deadline=None)
 @example(1, 4, 1)  # what HiGHS' presolve calls infeasible
 def test_disjoint_columns_are_found_among_other_directions(seed, count, others):
     generator = torch.Generator().manual_seed(seed)
