@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -20,12 +21,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flwr_leakage.audit.progress import ConsoleProgress
-from flwr_leakage.audit.server_audit import ServerAudit
+from flwr_leakage.audit import ConsoleProgress, ServerAudit
 from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
 from flwr_leakage.flower.strategy import HonestButCurious
 from flwr_leakage.metrics import classifier_utility
-from flwr_leakage.simulation.build import Config, ConfigError, Experiment, build
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import Config, ConfigError
+from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.summary import describe, finish, headline
 
 ConfigOf = Callable[[Context], Config]
@@ -43,10 +45,11 @@ def make_client_app(config_of: ConfigOf) -> ClientApp:
     @app.train(mods=[LeakageMod(audit)])
     def train(message: Message, context: Context) -> Message:
         experiment = build(config_of(context))
-        server_round = int(message.content["config"]["server-round"])
-        batch = experiment.client_batch(int(context.node_config["partition-id"]), server_round)
+        server_round = cast(int, message.content.config_records["config"]["server-round"])
+        client_id = cast(int, context.node_config["partition-id"])
+        batch = experiment.client_batch(client_id, server_round)
         model = copy.deepcopy(experiment.network)
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         set_training_mode(model, experiment.gradient_map.batch_norm)
         schedule = experiment.schedule
         optimizer = torch.optim.SGD(
@@ -96,7 +99,7 @@ def make_server_app(config_of: ConfigOf, console: Console) -> ServerApp:
                 grid=grid,
                 initial_arrays=ArrayRecord(experiment.network.state_dict()),
                 num_rounds=settings.num_rounds,
-                train_config=ConfigRecord({"learning-rate": settings.client.learning_rate}),
+                train_config=ConfigRecord({"learning-rate": experiment.schedule.learning_rate}),
                 evaluate_fn=partial(evaluate_global_model, experiment, audit),
             )
         finally:

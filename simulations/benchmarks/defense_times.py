@@ -35,7 +35,8 @@ from flwr_leakage.flower.inline_grid import InlineGrid
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import LeNet, ResNet8
 from flwr_leakage.simulation.apps import make_client_app
-from flwr_leakage.simulation.build import build, compose
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import compose
 from simulations.benchmarks import lab
 from simulations.benchmarks.defense_lab import train
 

@@ -42,7 +42,7 @@ from flwr_leakage.scores import compute_scores, default_scores
 
 if TYPE_CHECKING:
     from flwr_leakage.metrics import Evaluator, Lpips
-    from flwr_leakage.simulation.build import Experiment
+    from flwr_leakage.simulation.experiment import Experiment
 
 Shape = tuple[int, int, int]
 
@@ -253,7 +253,8 @@ def run_rounds(overrides: Sequence[str], num_clients: int) -> Rounds:
 
     from flwr_leakage.flower.launch import run_inline
     from flwr_leakage.simulation.apps import make_client_app, make_server_app
-    from flwr_leakage.simulation.build import build, compose
+    from flwr_leakage.simulation.build import build
+    from flwr_leakage.simulation.config import compose
     from flwr_leakage.tracking import read_run
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
