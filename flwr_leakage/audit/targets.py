@@ -7,7 +7,6 @@ import torch
 
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.normalization import StatelessBatchNorm
 from flwr_leakage.params import add, scale
 from flwr_leakage.records import Batch, Observation, ThreatModel, Update
 
@@ -122,14 +121,7 @@ def find_targets(
         ValueError: rounds are to be joined that cannot be.
     """
     if threat.view == "aggregate" and chosen:
-        targets = [aggregate(chosen, _normalises_by_batch(gradient_map))]
+        targets = [aggregate(chosen, gradient_map.uses_batch_statistics)]
     else:
         targets = [Target.of(observation) for observation in chosen]
     return [history.fuse(target) for target in targets]
-
-
-def _normalises_by_batch(gradient_map: GradientMap) -> bool:
-    layers = gradient_map.model.modules()
-    return gradient_map.batch_norm == "batch" and any(
-        isinstance(layer, StatelessBatchNorm) for layer in layers
-    )

@@ -5,7 +5,6 @@ from operator import attrgetter
 
 from flwr.serverapp.strategy import Strategy
 
-from flwr_leakage.normalization import StatelessBatchNorm
 from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.nodes import checked
@@ -75,9 +74,8 @@ def check_clients(experiment: Experiment) -> None:
 def check_threat(experiment: Experiment) -> None:
     """What the attacker is said to know must exist, as every result names it."""
     threat, client = experiment.threat, experiment.settings.client
-    modules = experiment.gradient_map.model.modules()
     if threat.batch_norm != "none":
-        if not any(isinstance(module, StatelessBatchNorm) for module in modules):
+        if not experiment.gradient_map.has_batch_norm:
             raise ConfigError(
                 "threat.batch_norm must be none for a model without BatchNorm, "
                 f"got {threat.batch_norm}."
