@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from flwr_leakage.attacks.base import Attack, AttackProgress
+from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.audit.progress import Progress, SilentProgress
 from flwr_leakage.audit.targets import History, Selection, Target, Truth, TruthSource, aggregate
 from flwr_leakage.flower.wire import ClientNote
@@ -11,7 +12,6 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.normalization import StatelessBatchNorm
 from flwr_leakage.params import Params
-from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import (
     Batch,
     Direction,
@@ -133,11 +133,9 @@ class ServerAudit:
             )
 
         disclosed = [observation for _, observation, _ in prepared]
-        generator = make_generator(self.seed, server_round=server_round, purpose="attack")
+        job = AttackJob(self.gradient_map, self.spec, disclosed, self.threat, self.seed)
         try:
-            answers = self.attack(
-                self.gradient_map, self.spec, disclosed, self.threat, generator, report
-            )
+            answers = self.attack(job, report)
         except Exception as error:  # an attack that fails must not end the training
             reason = f"{type(error).__name__}: {error}"
             self.warn(server_round, -1, f"the attack failed: {reason}")

@@ -23,7 +23,13 @@ import torch
 from torch import Tensor, nn
 
 import flwr_leakage._torchvision  # noqa: F401
-from flwr_leakage.attacks import Attack, GradientInversion, LevenbergMarquardt, Parallel
+from flwr_leakage.attacks import (
+    Attack,
+    AttackJob,
+    GradientInversion,
+    LevenbergMarquardt,
+    Parallel,
+)
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, Observation, ThreatModel
@@ -84,7 +90,7 @@ def run_preset(
     taken: list[int] = []
     for group in [observations] if together else [[o] for o in observations]:
         began = time.process_time()
-        results = attack(gradient_map, spec, group, ThreatModel(), torch.Generator().manual_seed(0))
+        results = attack(AttackJob(gradient_map, spec, group, ThreatModel()))
         if workers > 1:
             seconds += [r.stats["cpu_seconds"] for r in results]
         else:

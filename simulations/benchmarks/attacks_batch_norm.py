@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import flwr_leakage._torchvision  # noqa: F401
-from flwr_leakage.attacks import Adam, BatchNormStatistics, GradientInversion
+from flwr_leakage.attacks import Adam, AttackJob, BatchNormStatistics, GradientInversion
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Lpips
@@ -178,16 +178,15 @@ def attack(
     assert isinstance(preset.optimizer, Adam)
     solver = replace(
         preset,
-        priors=(
-            preset.priors[0],
-            BatchNormStatistics(given.weight, relative=given.relative),
-        ),
+        priors={
+            **preset.priors,
+            "batch_norm_statistics": BatchNormStatistics(given.weight, relative=given.relative),
+        },
         optimizer=replace(preset.optimizer, iterations=given.iterations),
     )
     threat = ThreatModel("known", KNOWLEDGE[knowledge])
-    generator = torch.Generator().manual_seed(given.seed)
     began = time.process_time()
-    (found,) = solver(gradient_map, spec, [observation], threat, generator)
+    (found,) = solver(AttackJob(gradient_map, spec, [observation], threat, given.seed))
     return found, time.process_time() - began
 
 

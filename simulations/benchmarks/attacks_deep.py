@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import flwr_leakage._torchvision  # noqa: F401
-from flwr_leakage.attacks import GradientInversion
+from flwr_leakage.attacks import AttackJob, GradientInversion
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ConvNet, ResNet18
@@ -84,7 +84,7 @@ def run_preset(
     if isinstance(attack, GradientInversion):
         attack = replace(attack, optimizer=replace(attack.optimizer, iterations=iterations))
     began = time.process_time()
-    results = attack(gradient_map, spec, targets, ThreatModel(), torch.Generator().manual_seed(0))
+    results = attack(AttackJob(gradient_map, spec, targets, ThreatModel()))
     seconds = (time.process_time() - began) / len(targets)
     found = [None if result.batch is None else result.batch.inputs for result in results]
     return Outcome(found, [seconds] * len(targets), iterations)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks import GradientInversion, OrderSearch, Strongest
+from flwr_leakage.attacks import AttackJob, GradientInversion, OrderSearch, Strongest
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.audit.targets import History, Target, aggregate
 from flwr_leakage.gradient_map import GradientMap, local_update
@@ -92,8 +92,7 @@ class Lab:
         """Attack all targets in one call; means and standard deviations over targets."""
         began = time.process_time()
         threat = threat or ThreatModel()
-        stream = torch.Generator().manual_seed(0)
-        found = attack(self.gradient_map, self.spec, observations, threat, stream)
+        found = attack(AttackJob(self.gradient_map, self.spec, observations, threat))
         seconds = (time.process_time() - began) / len(observations)
         columns: dict[str, list[float]] = {}
         for reconstruction, truth in zip(found, truths, strict=True):
@@ -226,7 +225,7 @@ def main() -> None:
     pixels, targets = load(given.root, given.split, 0, 10 * given.clients)
     preset = load_preset("fedavg")
     assert isinstance(preset, Strongest)
-    recipe = preset.attacks[0 if given.network == "lenet" else 1]
+    recipe = preset.attacks["euclidean" if given.network == "lenet" else "cosine"]
     assert isinstance(recipe, GradientInversion)
     assert recipe.order is not None
     if given.iterations:

@@ -103,7 +103,7 @@ def attack_rmse(
     """Pixel RMSE of each sample's reconstruction."""
     attack = GradientInversion(
         objective=Euclidean(),
-        priors=[TotalVariation(tv_weight)],
+        priors={"total_variation": TotalVariation(tv_weight)},
         optimizer=LBFGS(iterations=iterations),
         dtype="float64",
         batching="vmap",

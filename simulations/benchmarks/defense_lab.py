@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks import Attack
+from flwr_leakage.attacks import Attack, AttackJob
 from flwr_leakage.attacks.inversion.objectives.base import Objective
 from flwr_leakage.data import ImageDataset, embedded_mnist, npz_dataset
 from flwr_leakage.defenses import Defense, LocalRound
@@ -209,8 +209,7 @@ def invert(
 ) -> tuple[list[Reconstruction], float]:
     """Attack all observations with known labels; the CPU seconds beside."""
     start = time.process_time()
-    generator = make_generator(seed, purpose="attack")
-    answers = attack(gradient_map, spec, observations, STRONG, generator)
+    answers = attack(AttackJob(gradient_map, spec, observations, STRONG, seed))
     return answers, time.process_time() - start
 
 

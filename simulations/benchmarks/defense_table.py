@@ -69,7 +69,7 @@ def inversion(tv_weight: float, batch_size: int, iterations: int) -> GradientInv
     """
     return GradientInversion(
         objective=Masked(Euclidean()),
-        priors=[TotalVariation(tv_weight / batch_size)],
+        priors={"total_variation": TotalVariation(tv_weight / batch_size)},
         optimizer=LBFGS(iterations=iterations),
         batching="auto",
     )

@@ -20,6 +20,7 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor, nn
 
+from flwr_leakage.attacks import AttackJob
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import AngularJacobian
@@ -122,7 +123,7 @@ def attack_digits(
         observations.append(Observation(1, index, params, buffers, update, disclosed))
     spec = InputSpec(tuple(batch.inputs.shape[1:]), 10)
     threat = ThreatModel(labels="known")
-    found = load_preset("idlg")(gradient_map, spec, observations, threat, generator())
+    found = load_preset("idlg")(AttackJob(gradient_map, spec, observations, threat))
     for index, result in enumerate(found):
         assert result.batch is not None, result.error
         error = (result.batch.inputs[0] - batch.inputs[index]).square().mean().sqrt()

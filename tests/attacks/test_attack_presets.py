@@ -8,7 +8,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from flwr_leakage.attacks import Attack, GradientInversion, Strongest
+from flwr_leakage.attacks import Attack, AttackJob, GradientInversion, Restarts, Strongest
 from flwr_leakage.attacks.presets import load_preset, preset_names
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ResNet8
@@ -41,7 +41,10 @@ def test_unknown_names_and_settings_fail():
 
 def shortened(attack):
     if isinstance(attack, Strongest):
-        return replace(attack, attacks=[shortened(part) for part in attack.attacks])
+        attacks = {name: shortened(part) for name, part in attack.attacks.items()}
+        return replace(attack, attacks=attacks)
+    if isinstance(attack, Restarts):
+        return replace(attack, attack=shortened(attack.attack))
     if isinstance(attack, GradientInversion):
         iterations = min(attack.optimizer.iterations, 300)
         return replace(attack, optimizer=replace(attack.optimizer, iterations=iterations))
@@ -60,9 +63,7 @@ def test_every_preset_solves_a_small_case(name, gradient_map, spec):
     batch = Batch(image, torch.tensor([1]))
     observation = observe(gradient_map, batch, LocalSchedule(0.1))
     attack = shortened(load_preset(name))
-    (result,) = attack(
-        gradient_map, spec, [observation], ThreatModel(), torch.Generator().manual_seed(0)
-    )
+    (result,) = attack(AttackJob(gradient_map, spec, [observation], ThreatModel()))
     assert result.error == ""
     assert result.batch.targets.tolist() == [1]
     error = float((result.batch.inputs - image).square().mean())
