@@ -224,7 +224,7 @@ class _Walk:
             return self._parts("cached", [value.__wrapped__, value.cache_parameters()], where)
         try:
             made_of = value.__reduce_ex__(2)
-        except (TypeError, AttributeError, RuntimeError, pickle.PicklingError) as error:
+        except (TypeError, AttributeError, RuntimeError, pickle.PickleError) as error:
             raise _refused(value, where, f"its content cannot be seen ({error})") from error
         if isinstance(made_of, str):
             raise _refused(value, where, f"it gives nothing but its name {made_of!r}")
