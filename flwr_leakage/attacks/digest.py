@@ -44,7 +44,7 @@ VERSIONED = ("torch", "torchvision", "numpy", "scipy")
 
 
 def digest(value: object, name: str = "value") -> str:
-    """SHA-256 of an object, in hexadecimal.
+    """SHA-256 of an object, in hexadecimal, to be read together with :func:`surroundings`.
 
     Args:
         value: any object made of Python code, numbers, texts, containers, arrays and tensors.
@@ -54,16 +54,18 @@ def digest(value: object, name: str = "value") -> str:
         ValueError: some part has no visible content, such as a callable object written in C; the
             error says which.
     """
-    versions = (platform.python_version(), torch.__version__)
-    return _join("job", *versions, _package_source(), _Walk().of(value, name)).hex()
+    return _Walk().of(value, name).hex()
 
 
-def _package_source() -> bytes:
-    """SHA-256 of this package's source files: its version does not change with every edit."""
+def surroundings() -> str:
+    """SHA-256 of what all results depend on: Python's and torch's version, this package's source.
+
+    Its files, as its version does not change with every edit.
+    """
     folder = Path(__file__).parents[1]
     paths = sorted(folder.rglob("*.py"))
     parts = [part for p in paths for part in (str(p.relative_to(folder)), p.read_bytes())]
-    return _join(*parts)
+    return _join(platform.python_version(), torch.__version__, *parts).hex()
 
 
 def _join(*parts: str | bytes | memoryview) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback, failure
-from flwr_leakage.attacks.digest import digest
+from flwr_leakage.attacks.digest import digest, surroundings
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.records import Batch, Reconstruction
 
@@ -61,7 +61,7 @@ class Parallel:
             for begin in range(0, len(targets), self.chunk)
             if (several := targets[begin : begin + self.chunk])
         ]
-        files = [_file(self.folder, chunk) for chunk in chunks]
+        files = self._files(chunks)
         results = [_load(file) for file in files]
         missing = [i for i, found in enumerate(results) if found is None]
         done = sum(len(found) for found in results if found is not None)
@@ -70,6 +70,14 @@ class Parallel:
             results[index] = found
             _save(found, files[index])
         return [result for found in results if found is not None for result in found]
+
+    def _files(self, chunks: "list[_Chunk]") -> list[Path | None]:
+        """Where chunks' results are kept: files named after all that the results depend on."""
+        if self.folder is None:
+            return [None] * len(chunks)
+        around = surroundings()
+        names = [digest((around, chunk.attack, chunk.job), "the attack job") for chunk in chunks]
+        return [Path(self.folder) / f"{name}.pt" for name in names]
 
     def _in_turn(
         self,
@@ -146,13 +154,6 @@ class _Chunk:
             raise ValueError(
                 f"workers > 1 need a model, a loss and an attack that can be pickled: {error}"
             ) from error
-
-
-def _file(folder: str | None, chunk: _Chunk) -> Path | None:
-    """Where a chunk's results are kept: named after all that they depend on."""
-    if folder is None:
-        return None
-    return Path(folder) / f"{digest((chunk.attack, chunk.job), 'the attack job')}.pt"
 
 
 def _work(chunk: bytes) -> bytes:
