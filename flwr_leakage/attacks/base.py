@@ -68,11 +68,11 @@ class Reporter:
     """Passes an optimizer's progress on, at most a few times a second.
 
     Attributes:
-        progress: whom to tell, if anybody.
+        progress: the callback, or ``None`` where nobody listens.
         done: targets that are finished.
         total: all targets of the call.
         iterations: the most iterations that a target may take.
-        last: when it was told last.
+        last: seconds of the monotonic clock when the callback was called last.
     """
 
     progress: ProgressCallback | None
