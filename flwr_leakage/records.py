@@ -310,6 +310,24 @@ class Reconstruction:
     stats: dict[str, Any] = field(default_factory=dict)
     error: str = ""
 
+    def __repr__(self) -> str:
+        """Shapes in place of tensors, whose entries would fill the screen."""
+        if self.batch is None:
+            batch = "None"
+        else:
+            inputs, targets = self.batch.inputs, self.batch.targets
+            batch = f"Batch(inputs={_shape(inputs)}, targets={_shape(targets)})"
+        stats = ", ".join(f"{name!r}: {_shape(value)}" for name, value in self.stats.items())
+        return (
+            f"Reconstruction(batch={batch}, objective={self.objective:.6g}, stats={{{stats}}}, "
+            f"error={self.error!r})"
+        )
+
+
+def _shape(value: object) -> str:
+    """A tensor's shape, and anything else as it is."""
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else repr(value)
+
 
 @dataclass(frozen=True)
 class Measurement:
