@@ -84,10 +84,10 @@ def section_default(cifar: str | None, only: str | None) -> None:
             best = float("inf")
             for _ in range(3):
                 with Stopwatch() as clock:
-                    found = compute_scores(default_scores(), gradient_map, exposure, generator())
+                    found = compute_scores(default_scores(), gradient_map, exposure)
                 best = min(best, clock.seconds)
             times.append(1e3 * best)
-            products = sum(m.products for m in found)
+            products = sum(m.products for result in found.values() for m in result)
         spread = f"{min(times):.0f} … {max(times):.0f} over 8 clients, {products} products"
         print_row(f"default set, 8 samples, {name}", f"{np.mean(times):.0f}", spread)
     for batch_size in (8, 10, 16, 32):
@@ -123,7 +123,7 @@ def section_batch(cifar: str | None, only: str | None) -> None:
     for size in (1, 32):
         gradient_map, exposure = exposure_of(model, load_batch(shape, size, cifar), 1e-2)
         cost = _milliseconds(
-            lambda m=gradient_map, e=exposure: compute_scores(default_scores(), m, e, generator()),
+            lambda m=gradient_map, e=exposure: compute_scores(default_scores(), m, e),
             repeats=3,
         )
         print_row("whole default set", size, f"{cost / size:.1f}", "")
