@@ -84,12 +84,13 @@ def test_a_value_depends_on_its_score_and_its_sample_only(case, order, samples):
     for name, result in found.items():
         assert not result.error
         for measured in result:
+            expected = ALONE[case][name][measured.name]
             for index in range(4):
-                expected = ALONE[case][name][measured.name][index] if index in samples else None
-                assert measured.values[index] == pytest.approx(expected, rel=1e-6), (
-                    name,
-                    measured.name,
-                )
+                value = measured.values[index]
+                if index not in samples or expected[index] is None:
+                    assert value is None, (name, measured.name)
+                else:
+                    assert value == pytest.approx(expected[index], rel=1e-6), (name, measured.name)
 
 
 def test_a_score_that_does_not_know_of_selection_scores_the_selected_samples():
@@ -167,16 +168,19 @@ def test_the_skeleton_does_the_rest_of_a_short_score():
     assert found["a"].notes[0] == "" and "not selected" in found["a"].notes[2]
 
 
+@dataclass(frozen=True)
+class Wrong(SampleScore):
+    """Values of a wrong number, or infinite ones."""
+
+    infinite: bool = False
+
+    def measure(self, problem, draws):
+        values = torch.full((len(problem) + (not self.infinite),), torch.inf)
+        return [Column("wrong", values, "1", "larger leaks more")]
+
+
 def test_values_of_a_wrong_shape_or_not_finite_are_told():
-    @dataclass(frozen=True)
-    class Wrong(SampleScore):
-        infinite: bool = False
-
-        def measure(self, problem, draws):
-            values = torch.zeros(len(problem), 1) if not self.infinite else problem.gradients[:, 0]
-            return [Column("wrong", values / (not self.infinite), "1", "larger leaks more")]
-
-    gradient_map, exposure = CASES["noise"]
-    found = compute_scores([Wrong(), Wrong(infinite=True)], gradient_map, exposure)
-    assert "one entry for each of 4 samples, got (4, 1)" in found["Wrong"].error
-    assert found["Wrong 2"].values == (None,) * 4 and "no number" in found["Wrong 2"].notes[0]
+    found = compute_scores([Wrong(), Wrong(infinite=True)], *CASES["noise"])
+    assert "one entry for each of 4 samples, got (5,)" in found["Wrong"].error
+    assert found["Wrong 2"].values == (None,) * 4
+    assert found["Wrong 2"].notes == ("no number: inf",) * 4
