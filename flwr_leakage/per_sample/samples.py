@@ -85,7 +85,7 @@ def separate(
         params = {name: value.to(dtype) for name, value in params.items()}
         soft = batch.targets.is_floating_point()
         batch = Batch(batch.inputs.to(dtype), batch.targets.to(dtype) if soft else batch.targets)
-    if gradient_map.batch_norm == "batch":
+    if gradient_map.uses_batch_statistics:
         buffers = {**buffers, **gradient_map.statistics(params, batch.inputs, buffers)}
         gradient_map = gradient_map.with_batch_norm("running")
     return Samples(gradient_map, params, buffers, batch, weights)

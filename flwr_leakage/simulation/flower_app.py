@@ -11,7 +11,7 @@ from flwr.app import Context
 from rich.console import Console
 
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
-from flwr_leakage.simulation.build import Config, compose
+from flwr_leakage.simulation.config import Config, compose
 
 
 def config_of(context: Context) -> Config:
