@@ -10,7 +10,7 @@ zero; :mod:`flwr_leakage.attacks.exact.masks` finds the masks and proves most of
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -26,11 +26,13 @@ from flwr_leakage.attacks.exact.layer_equations import Knowledge
 from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.exact.relu_fit import Candidate, fit_through_relus
 from flwr_leakage.attacks.exact.walk_back import walk_back
-from flwr_leakage.attacks.initialisation import Grey, Initialisation
+from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.starts.base import Initialisation
+from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.gauss_newton import GaussNewton
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -57,7 +59,7 @@ class FeatureMatching(OneByOne):
 
     Every reconstruction is judged by the attacker's own objective, the relative squared distance
     of the gradients: over the levels at which the walk back may stop, the ways to use masks that
-    are not proven, the successive fits, and over restarts.
+    are not proven, and the successive fits.
 
     Attributes:
         rank_tolerance: singular values of a gradient's equations below this fraction of the
@@ -73,9 +75,7 @@ class FeatureMatching(OneByOne):
         fit_iterations: of the input's fit to the features, where no ReLU is in the way.
         fading: of the prior and the blur in the fit through ReLUs.
         newton: damped Gauss–Newton without a prior after that.
-        restarts: starts of the fit where no ReLU is in the way, ≥ 1.
-        initialisation: of that fit.
-        solved_distance: a target is solved once the gradients' distance is at most this.
+        initialisation: of the fit where no ReLU is in the way.
     """
 
     purpose: ClassVar[str] = "feature matching"
@@ -89,19 +89,17 @@ class FeatureMatching(OneByOne):
     fit_iterations: int = 1000
     fading: FadingPrior = field(default_factory=FadingPrior)
     newton: GaussNewton = field(default_factory=GaussNewton)
-    restarts: int = 1
     initialisation: Initialisation = field(default_factory=Grey)
-    solved_distance: float = 1e-4
 
     def __post_init__(self) -> None:
         for name in ("rank_tolerance", "negligible"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}.")
-        for name in ("restarts", "layer_iterations", "fit_iterations"):
+        for name in ("layer_iterations", "fit_iterations"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
-    def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
+    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
         """Attack one problem in float64.
 
         Raises:
@@ -124,23 +122,20 @@ class FeatureMatching(OneByOne):
             solved=self.solved,
         )
         hidden = walk.hidden
-        targets = problem.known_targets
-        if targets is None:
-            targets = idlg_label(walk.logit_error)
-        elif targets.is_floating_point():
-            targets = targets.double()
+        targets = assume_targets(problem, lambda *_: idlg_label(walk.logit_error), generator).values
         if hidden is not None:
             fit = fit_through_relus(hidden, ImagePrior.of(problem.spec), self.fading, self.newton)
-            hidden, restart = fit.hidden, 0
-            judged = [_judge(problem, targets, each) for each in fit.candidates]
+            hidden, candidates = fit.hidden, fit.candidates
         else:
-            judged, restart = self._restart(problem, targets, chain, walk.levels, generator)
+            start = self.initialisation(problem.spec, 1, restart, generator).double()
+            candidates = self._fit_levels(chain, walk.levels, start)
+        judged = [_judge(problem, targets, each) for each in candidates]
         judged = [each for each in judged if math.isfinite(each.distance)]
         if not judged:
             return failure("the objective was never finite.")
         best = min(judged, key=lambda each: each.distance)
         return Reconstruction(
-            batch=Batch(best.inputs.to(torch.get_default_dtype()), targets),
+            batch=answer(best.inputs, targets),
             objective=best.distance,
             stats={
                 "cpu_seconds": time.process_time() - began,
@@ -150,31 +145,12 @@ class FeatureMatching(OneByOne):
                 "proven_masks": hidden.num_proven if hidden else 0,
                 "masks": len(hidden.masks.certain) if hidden else 0,
                 "stage": best.stage,
-                "restart": restart,
             },
         )
 
-    def _restart(
-        self,
-        problem: Problem,
-        targets: Tensor,
-        chain: Sequence[Link],
-        levels: Sequence[Knowledge],
-        generator: torch.Generator,
-    ) -> tuple[list[Judged], int]:
-        """Fits from one start after another, until one is solved; and the number of the last."""
-        judged: list[Judged] = []
-        for restart in range(self.restarts):
-            start = self.initialisation(problem.spec, 1, restart, generator).double()
-            fits = self._fit_levels(chain, levels, start)
-            judged += [_judge(problem, targets, each) for each in fits]
-            if any(each.distance <= self.solved_distance for each in judged):
-                break
-        return judged, restart
-
     def _fit_levels(
         self, chain: Sequence[Link], levels: Sequence[Knowledge], start: Tensor
-    ) -> Iterator[Candidate]:
+    ) -> list[Candidate]:
         """Inputs that explain the deepest level, and then the last one that is sure.
 
         A walk that went one layer too far has features that are roughly right and errors that
@@ -182,10 +158,11 @@ class FeatureMatching(OneByOne):
         """
         position = len(chain) - 1 - len(levels)
         inputs = fit_level(chain[:position], levels[-1], start, self.fit_iterations)
-        yield Candidate("deepest", inputs)
+        found = [Candidate("deepest", inputs)]
         if len(levels) > 1:
-            before = chain[: position + 1]
-            yield Candidate("sure", fit_level(before, levels[-2], inputs, self.fit_iterations))
+            inputs = fit_level(chain[: position + 1], levels[-2], inputs, self.fit_iterations)
+            found.append(Candidate("sure", inputs))
+        return found
 
 
 def fit_level(before: Sequence[Link], level: Knowledge, start: Tensor, iterations: int) -> Tensor:
