@@ -30,7 +30,7 @@ from flwr_leakage.flower.arrays import read_arrays, write_arrays
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params, subtract
-from flwr_leakage.randomness import make_generator
+from flwr_leakage.randomness import derive_seed, make_generator
 from flwr_leakage.records import Batch, Exposure, InputSpec, LocalSchedule, Measurement, Update
 from flwr_leakage.scores import compute_scores
 from flwr_leakage.scores.base import Score
@@ -243,11 +243,15 @@ def _score(session: _Session, exposure: Exposure) -> list[Measurement]:
     audit, plan = session.audit, session.audit.score_plan
     if not audit.scores or not plan.includes(session.server_round):
         return []
-    generator = session.generator("score")
-    samples = plan.samples(audit.gradient_map, exposure, generator)
-    return compute_scores(
-        audit.scores, audit.gradient_map, exposure, generator, plan.budget, samples
+    seed = derive_seed(
+        audit.seed,
+        server_round=session.server_round,
+        client_id=session.client_id,
+        purpose="score",
     )
+    samples = plan.samples(audit.gradient_map, exposure, seed)
+    results = compute_scores(audit.scores, audit.gradient_map, exposure, seed, plan.budget, samples)
+    return [measured for result in results.values() for measured in result]
 
 
 @contextmanager

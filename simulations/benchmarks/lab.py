@@ -227,7 +227,8 @@ def run_attack(
 
 def run_scores(gradient_map: GradientMap, exposure: Exposure) -> list[Measurement]:
     """A client's default set of scores."""
-    return compute_scores(default_scores(), gradient_map, exposure, generator())
+    results = compute_scores(default_scores(), gradient_map, exposure)
+    return [measured for result in results.values() for measured in result]
 
 
 @dataclass(frozen=True)
