@@ -73,6 +73,7 @@ class ServerAudit:
             )
         self._round_start = time.monotonic()
         self._history = History(self.threat.rounds)
+        self._told_of_seeds = False
 
     def begin_round(self, server_round: int) -> None:
         """Note when a round starts."""
@@ -218,7 +219,23 @@ class ServerAudit:
                 matched = evaluation.matched[sample]
                 self.tracker.image(server_round, client_id, sample, "reconstruction", matched)
 
+    def _tell_of_seeds(self, server_round: int, note: ClientNote) -> None:
+        """Say once that the defenses' draws can be repeated: a simulation's, or a mistake."""
+        if not note.reproducible or self._told_of_seeds:
+            return
+        self._told_of_seeds = True
+        message = (
+            "The defenses draw from a seed, so that the run can be repeated, and so can their "
+            "noise: whoever knows the seed subtracts it. For simulations only; elsewhere leave "
+            "ClientAudit(seed=None)."
+        )
+        if self.truth is None:
+            self.warn(server_round, note.client_id, message)
+        else:
+            self.tracker.event(RunEvent(self.run, server_round, -1, "info", message))
+
     def _record_note(self, server_round: int, note: ClientNote) -> None:
+        self._tell_of_seeds(server_round, note)
         for measurement in note.measurements:
             self._record_measurement(server_round, note.client_id, "score", measurement)
         for name in ("train_cpu_seconds", "score_cpu_seconds"):

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 
@@ -61,7 +60,7 @@ def require_local_round(defense: "Defense", local_round: LocalRound | None) -> L
 class Defense:
     """The identity, and the base of all defenses: override what the defense does.
 
-    A defense is frozen: all of its randomness comes from the generator that it is given.
+    A defense is frozen: all of its draws come from the randomness that it is given.
 
     Attributes:
         replaces_update: whether ``on_update`` recomputes the update from the data, and so drops
@@ -98,12 +97,12 @@ class Defense:
         """
         return None
 
-    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
+    def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
         """Encode a mini-batch before a training step, or an epoch before its steps."""
         return batch
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Defend the update before it is released."""
         return update

@@ -27,12 +27,15 @@ class ClientNote:
         measurements: scores per sample; empty unless the client sends its scores.
         train_cpu_seconds: of the training loop.
         score_cpu_seconds: of the scores.
+        reproducible: whether the defense's draws came from a seed, so that whoever knows it
+            subtracts the noise: a simulation.
     """
 
     client_id: int
     measurements: tuple[Measurement, ...] = ()
     train_cpu_seconds: float = 0.0
     score_cpu_seconds: float = 0.0
+    reproducible: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values only, as JSON needs them."""
@@ -40,6 +43,7 @@ class ClientNote:
             "client-id": self.client_id,
             "train-cpu-seconds": self.train_cpu_seconds,
             "score-cpu-seconds": self.score_cpu_seconds,
+            "reproducible": self.reproducible,
             "measurements": [
                 {
                     "name": m.name,
@@ -78,6 +82,7 @@ class ClientNote:
                 measurements=measurements,
                 train_cpu_seconds=_seconds(content["train-cpu-seconds"]),
                 score_cpu_seconds=_seconds(content["score-cpu-seconds"]),
+                reproducible=_flag(content["reproducible"]),
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             reason = repr(error)[:200]
@@ -129,6 +134,12 @@ def _seconds(value: object) -> float:
     if seconds < 0:
         raise ValueError(f"expected seconds ≥ 0, got {seconds}.")
     return seconds
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, got {value!r}.")
+    return value
 
 
 def _count(value: object) -> int:

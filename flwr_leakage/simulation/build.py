@@ -27,7 +27,7 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.models import initialize
 from flwr_leakage.normalization import StatelessBatchNorm
-from flwr_leakage.randomness import make_generator
+from flwr_leakage.randomness import Reproducible, make_generator
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
@@ -185,10 +185,10 @@ class Experiment:
         """
         used = self.schedule.num_samples_used(num_examples)
         private = self._batch(client_id, server_round, num_examples)[:used]
-        generator = make_generator(
+        draws = Reproducible.from_seed(
             self.settings.seed, server_round=server_round, client_id=client_id, purpose="encode"
         )
-        encoded = self.defense.on_batch(private, self.spec.num_classes, generator)
+        encoded = self.defense.on_batch(private, self.spec.num_classes, draws)
         return Truth(private, encoded)
 
     def caveats(self) -> list[str]:
