@@ -74,6 +74,7 @@ class ServerAudit:
         self._round_start = time.monotonic()
         self._history = History(self.threat.rounds)
         self._told_of_seeds = False
+        self._remarks: dict[int, str] = {}
 
     def begin_round(self, server_round: int) -> None:
         """Note when a round starts."""
@@ -236,6 +237,10 @@ class ServerAudit:
 
     def _record_note(self, server_round: int, note: ClientNote) -> None:
         self._tell_of_seeds(server_round, note)
+        if note.remark and self._remarks.get(note.client_id) != note.remark:
+            self._remarks[note.client_id] = note.remark
+            remark = f"client {note.client_id} says: {note.remark}"
+            self.tracker.event(RunEvent(self.run, server_round, note.client_id, "info", remark))
         for measurement in note.measurements:
             self._record_measurement(server_round, note.client_id, "score", measurement)
         for name in ("train_cpu_seconds", "score_cpu_seconds"):

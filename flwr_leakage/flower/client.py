@@ -60,6 +60,7 @@ class ClientAudit:
         score_plan: when to score, which samples, at what cost, and what to keep and send.
         max_samples: samples kept for the scores and the defense, ≥ 1: whole mini-batches, from
             the first one on, until there are so many. DP-SGD needs all that a round uses.
+        remark: what the client tells of its settings, beside each update; nothing by default.
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
     """
 
@@ -72,6 +73,7 @@ class ClientAudit:
     score_plan: ScorePlan = field(default_factory=ScorePlan)
     max_samples: int = 1024
     num_threads: int | None = None
+    remark: str = ""
 
     def __post_init__(self) -> None:
         if self.max_samples < 1:
@@ -248,6 +250,7 @@ class LeakageMod:
             train_cpu_seconds=train_seconds,
             score_cpu_seconds=time.process_time() - start,
             reproducible=session.has_reproducible_draws(),
+            remark=audit.remark,
         )
         _remember(context, session.server_round, note, audit.score_plan.keep_rounds)
         reply.content[RECORD_KEY] = note.to_record(with_measurements=audit.score_plan.send)

@@ -29,6 +29,7 @@ class ClientNote:
         score_cpu_seconds: of the scores.
         reproducible: whether the defense's draws came from a seed, so that whoever knows it
             subtracts the noise: a simulation.
+        remark: of the client, on its settings.
     """
 
     client_id: int
@@ -36,6 +37,7 @@ class ClientNote:
     train_cpu_seconds: float = 0.0
     score_cpu_seconds: float = 0.0
     reproducible: bool = False
+    remark: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values only, as JSON needs them."""
@@ -44,6 +46,7 @@ class ClientNote:
             "train-cpu-seconds": self.train_cpu_seconds,
             "score-cpu-seconds": self.score_cpu_seconds,
             "reproducible": self.reproducible,
+            "remark": self.remark,
             "measurements": [
                 {
                     "name": m.name,
@@ -83,6 +86,7 @@ class ClientNote:
                 train_cpu_seconds=_seconds(content["train-cpu-seconds"]),
                 score_cpu_seconds=_seconds(content["score-cpu-seconds"]),
                 reproducible=_flag(content["reproducible"]),
+                remark=_text(content["remark"], 500),
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             reason = repr(error)[:200]

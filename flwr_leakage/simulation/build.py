@@ -146,15 +146,17 @@ class Experiment:
         return self.data.client_batch(client_id, drawn_in, num_examples)
 
     def client_audit(self) -> ClientAudit:
-        """The settings of the clients' mod."""
+        """The settings of the clients' mod; on a real node, no draws come from the seed."""
         client = self.settings.client
+        node = self.config.get("node")
         return ClientAudit(
             gradient_map=self.gradient_map,
             spec=self.spec,
             schedule=self.schedule,
             defense=self.defense,
             scores=self.scores,
-            seed=self.settings.seed,
+            seed=self.settings.seed if node is None else None,
+            remark="" if node is None else node["remark"],
             score_plan=_checked("scoring", ScorePlan)(**vars(self.settings.scoring)),
             max_samples=client.max_samples,
             num_threads=client.num_threads,

@@ -13,7 +13,9 @@ from flwr_leakage.records import Measurement
 SCORE = Measurement(
     "lambda_max", (0.25, None), "1", "larger is safer", ("", "did not converge"), 12
 )
-NOTE = ClientNote(3, (SCORE,), train_cpu_seconds=0.5, score_cpu_seconds=1.5, reproducible=True)
+NOTE = ClientNote(
+    3, (SCORE,), train_cpu_seconds=0.5, score_cpu_seconds=1.5, reproducible=True, remark="own"
+)
 
 MEASUREMENTS = st.builds(
     lambda name, values, direction, products: Measurement(
@@ -28,14 +30,14 @@ MEASUREMENTS = st.builds(
 
 @given(st.integers(0, 10**6), st.lists(MEASUREMENTS, max_size=3))
 def test_what_is_sent_is_read(client_id, measurements):
-    note = ClientNote(client_id, tuple(measurements), 0.25, 2.0, True)
+    note = ClientNote(client_id, tuple(measurements), 0.25, 2.0, True, "own")
     assert ClientNote.from_record(note.to_record(with_measurements=True)) == note
 
 
 def test_scores_travel_only_when_asked_for():
     record = NOTE.to_record(with_measurements=False)
     assert "lambda_max" not in str(dict(record))
-    assert ClientNote.from_record(record) == ClientNote(3, (), 0.5, 1.5, True)
+    assert ClientNote.from_record(record) == ClientNote(3, (), 0.5, 1.5, True, "own")
 
 
 def _record(change=None, **measurement):
@@ -60,6 +62,7 @@ def _record(change=None, **measurement):
         ConfigRecord({"note": "[" * 200_000}),
         ConfigRecord({"note": '{"a":' * 200_000}),
         _record({"reproducible": 1}),
+        _record({"remark": 3}),
         _record({"client-id": -1}),
         _record({"client-id": "3"}),
         _record({"client-id": 3.0}),
