@@ -4,6 +4,7 @@ from flwr_leakage.audit.progress import ConsoleProgress, SilentProgress
 from flwr_leakage.audit.server_audit import ServerAudit
 from flwr_leakage.audit.targets import Selection, Truth
 from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
+from flwr_leakage.flower.dp_check import Finding, check_privacy
 from flwr_leakage.flower.inline_grid import InlineGrid
 from flwr_leakage.flower.launch import run_inline, run_ray
 from flwr_leakage.flower.strategy import HonestButCurious
@@ -12,6 +13,7 @@ from flwr_leakage.scores.plan import ScorePlan
 __all__ = [
     "ClientAudit",
     "ConsoleProgress",
+    "Finding",
     "HonestButCurious",
     "InlineGrid",
     "LeakageMod",
@@ -20,6 +22,7 @@ __all__ = [
     "ServerAudit",
     "SilentProgress",
     "Truth",
+    "check_privacy",
     "encode",
     "run_inline",
     "run_ray",
