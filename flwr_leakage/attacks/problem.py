@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.normalization import StatelessBatchNorm, derive_statistics
+from flwr_leakage.normalization import derive_statistics
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel
 
@@ -218,8 +218,7 @@ def _batch_norm_knowledge(
 ) -> tuple[GradientMap, Params, Params]:
     """The map and buffers to normalise with, and the statistics that a prior may know."""
     sent = dict(observation.buffers)
-    has_batch_norm = any(isinstance(m, StatelessBatchNorm) for m in gradient_map.model.modules())
-    if not has_batch_norm or gradient_map.batch_norm == "running" or threat.batch_norm == "none":
+    if not gradient_map.uses_batch_statistics or threat.batch_norm == "none":
         return gradient_map, sent, {}
     running = gradient_map.with_batch_norm("running")
     if threat.batch_norm == "running":

@@ -1,4 +1,4 @@
-"""Defenses of batches and updates, alone and chained."""
+"""Defenses: changes to the training samples or to the update, alone or in a row."""
 
 from flwr_leakage.defenses.accounting import (
     CanaryEstimate,

@@ -1,4 +1,4 @@
-"""Several defenses, one after the other."""
+"""Several defenses in a row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +55,11 @@ class Chain(Defense):
             defense.validate(gradient_map, spec, num_examples)
 
     def epsilon(self, schedule: LocalSchedule, num_examples: int, num_rounds: int) -> float | None:
-        """That of the one with a guarantee; none where a sample is mixed into several others."""
+        """ε of the first defense of the chain that has a guarantee.
+
+        ``None`` if a defense encodes batches: a sample may be mixed into several others there,
+        and the guarantee is for one sample that enters one gradient.
+        """
         if self.encodes_batches:
             return None
         known = (d.epsilon(schedule, num_examples, num_rounds) for d in self.defenses)

@@ -11,7 +11,6 @@ from torch import Tensor
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
 from flwr_leakage.defenses.noise import add_gaussian_noise
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.normalization import StatelessBatchNorm
 from flwr_leakage.params import Params
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
@@ -87,9 +86,7 @@ def dp_epsilon(noise_multiplier: float, sample_rate: float, num_steps: int, delt
 
 
 def _check_separable(gradient_map: GradientMap) -> None:
-    if gradient_map.batch_norm == "batch" and any(
-        isinstance(layer, StatelessBatchNorm) for layer in gradient_map.model.modules()
-    ):
+    if gradient_map.uses_batch_statistics:
         raise ValueError(
             "DP-SGD needs gradients of single samples, which BatchNorm with batch statistics "
             "mixes: train with batch_norm='running' or without BatchNorm."

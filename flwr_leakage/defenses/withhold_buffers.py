@@ -1,4 +1,4 @@
-"""Withholding the BatchNorm buffers."""
+"""Send the update without the running statistics of BatchNorm."""
 
 from dataclasses import dataclass, replace
 

@@ -11,7 +11,6 @@ the mini-batches, comes through ``encode``, one line in the training loop::
             loss = criterion(model(images), labels)
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,9 +24,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message
 from flwr.common.constant import ErrorCode
 from torch import Tensor
 
+from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.flower.arrays import read_arrays, write_arrays
-from flwr_leakage.flower.wire import RECORD_KEY, ClientNote
+from flwr_leakage.flower.wire import RECORD_KEY, pack_note
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params, subtract
 from flwr_leakage.randomness import (
@@ -253,7 +253,7 @@ class LeakageMod:
             remark=audit.remark,
         )
         _remember(context, session.server_round, note, audit.score_plan.keep_rounds)
-        reply.content[RECORD_KEY] = note.to_record(with_measurements=audit.score_plan.send)
+        reply.content[RECORD_KEY] = pack_note(note, with_measurements=audit.score_plan.send)
         return reply
 
 
@@ -332,7 +332,7 @@ def _remember(
 ) -> None:
     """Keep the scores of the latest rounds in the client's own state."""
     history = context.state.config_records.get(RECORD_KEY, ConfigRecord())
-    history[f"round-{server_round}"] = json.dumps(note.to_json())
+    history[f"round-{server_round}"] = note.to_text()
     if keep_rounds is not None:
         for name in sorted(history, key=lambda name: int(name.removeprefix("round-"))):
             if len(history) > keep_rounds:

@@ -17,6 +17,7 @@ either, a run config can only name classes that the packaged config names.
 """
 
 import logging
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flwr_leakage._conf import conf_dir
-from flwr_leakage.simulation.build import Config, ConfigError, build, compose
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import Config, ConfigError, compose
 
 OVERRIDES_KEY = "leakage-overrides"
 ALLOW_KEY = "leakage-allow"
@@ -157,37 +159,38 @@ def check_targets(config: Config) -> None:
     Raises:
         ConfigError: naming the first one.
     """
-    known = _packaged_targets()
-    for path, key, value in _entries(config):
-        if key == "_target_" and value not in known:
+    known = _packaged_calls()
+    for path, call in _calls(config):
+        if call not in known:
             raise ConfigError(
-                f"{path} must be a class of the packaged config, got {value!r}: a run config "
-                "cannot name others."
+                f"{path} must be a class of the packaged config, called as there, got "
+                f"{dict(call)}: a run config cannot name others."
             )
-        if key != "_target_" and key.startswith("_") and key.endswith("_"):
-            raise ConfigError(f"{path} cannot be set by a run config, got {value!r}.")
+
+
+_Call = tuple[tuple[str, str], ...]
+"""What Hydra reads of a node: ``_target_``, ``_partial_``, ``_args_`` and their like."""
 
 
 @lru_cache(maxsize=1)
-def _packaged_targets() -> frozenset[str]:
-    targets: set[str] = set()
+def _packaged_calls() -> frozenset[_Call]:
+    calls: set[_Call] = set()
     for path in sorted(conf_dir().rglob("*.yaml")):
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        if isinstance(content, dict):
-            targets |= {str(v) for _, key, v in _entries(content) if key == "_target_"}
-    return frozenset(targets)
+        calls |= {call for _, call in _calls(OmegaConf.to_container(OmegaConf.load(path)))}
+    return frozenset(calls)
 
 
-def _entries(node: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """(path, key, value) of every entry of nested dictionaries and lists."""
+def _calls(node: Any, path: str = "config") -> Iterator[tuple[str, _Call]]:
+    """(path, call) of every node in nested dictionaries and lists that Hydra would call."""
     if isinstance(node, Mapping):
+        special = [(str(k), str(v)) for k, v in node.items() if re.fullmatch("_.+_", str(k))]
+        if special:
+            yield path, tuple(sorted(special))
         for key, value in node.items():
-            where = f"{path}.{key}" if path else str(key)
-            yield where, str(key), value
-            yield from _entries(value, where)
+            yield from _calls(value, f"{path}.{key}")
     elif isinstance(node, list):
         for index, value in enumerate(node):
-            yield from _entries(value, f"{path}[{index}]")
+            yield from _calls(value, f"{path}[{index}]")
 
 
 def _run_dir(context: Context) -> str:

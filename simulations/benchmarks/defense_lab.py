@@ -1,4 +1,4 @@
-"""What the defense experiments share: defended training, defended observations, their attack.
+"""What the defense experiments share: defended training and defended observations.
 
 Clients take one plain SGD step on one mini-batch a round, so that the pseudo-gradient is the
 gradient that the papers defend.
@@ -8,53 +8,26 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
 
-from flwr_leakage.attacks import Attack
-from flwr_leakage.attacks.inversion.objectives.base import Objective
-from flwr_leakage.data import ImageDataset, embedded_mnist, npz_dataset
+from flwr_leakage.data import ImageDataset
 from flwr_leakage.defenses import Defense, LocalRound
 from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.metrics import Evaluator
+from flwr_leakage.metrics import utility_of
 from flwr_leakage.params import Params, add, scale
 from flwr_leakage.randomness import Randomness, Reproducible, make_generator
 from flwr_leakage.records import (
     Batch,
     Disclosure,
-    InputSpec,
     LocalSchedule,
     Observation,
-    Reconstruction,
     ThreatModel,
     Update,
 )
 
-CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 STRONG = ThreatModel(labels="known")
-
-
-def load_data(root: str | None) -> tuple[ImageDataset, ImageDataset]:
-    """CIFAR-10 from ``root``, or the embedded MNIST digits where it is ``None``."""
-    if root is None:
-        return embedded_mnist()
-    return npz_dataset(root, "cifar10", CIFAR10_MEAN, CIFAR10_STD)
-
-
-@dataclass(frozen=True)
-class Masked:
-    """An objective over the observed entries that are not zero: what adapts it to pruning.
-
-    A candidate is not blamed for entries that the client set to zero.
-    """
-
-    objective: Objective
-
-    def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Distance on the support of what was observed."""
-        kept = {k: v * (observed[k] != 0) for k, v in candidate.items()}
-        return self.objective(kept, observed)
 
 
 def defended_update(
@@ -154,14 +127,9 @@ def train(
 
 
 def accuracy(gradient_map: GradientMap, params: Params, test_set: ImageDataset) -> float:
-    """Share of the test set that is classified right; 0 where the model diverged."""
-    correct = 0
-    with torch.no_grad():
-        for chunk in torch.arange(len(test_set)).split(256):
-            batch = test_set.batch(chunk)
-            logits = gradient_map.logits(params, batch.inputs)
-            correct += int((logits.argmax(1) == batch.targets).sum())
-    return correct / len(test_set)
+    """Share of the test set that is classified right."""
+    batches = (test_set.batch(chunk) for chunk in torch.arange(len(test_set)).split(256))
+    return utility_of(partial(gradient_map.logits, params), batches).accuracy
 
 
 def observe(
@@ -199,28 +167,3 @@ def observe(
             )
         )
     return observations
-
-
-def invert(
-    attack: Attack,
-    gradient_map: GradientMap,
-    spec: InputSpec,
-    observations: Sequence[Observation],
-    seed: int,
-) -> tuple[list[Reconstruction], float]:
-    """Attack all observations with known labels; the CPU seconds beside."""
-    start = time.process_time()
-    generator = make_generator(seed, purpose="attack")
-    answers = attack(gradient_map, spec, observations, STRONG, generator)
-    return answers, time.process_time() - start
-
-
-def measure(
-    reconstruction: Reconstruction, truth: Batch, spec: InputSpec, evaluator: Evaluator
-) -> dict[str, list[float]]:
-    """Every metric of every sample; samples without a reconstruction are left out."""
-    evaluation = evaluator.evaluate(reconstruction, truth, spec)
-    return {
-        m.name: [float(value) for value in m.values if value is not None]
-        for m in evaluation.measurements
-    }

@@ -18,13 +18,14 @@ share the work.
 
 import argparse
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
 import torch
 
-from flwr_leakage.attacks import LBFGS, Attack, Euclidean, GradientInversion, TotalVariation
+from flwr_leakage.attacks import LBFGS, Attack, Euclidean, GradientInversion, Masked, TotalVariation
 from flwr_leakage.attacks.decode import decode_instahide, decode_mixup
 from flwr_leakage.data import ImageDataset
 from flwr_leakage.defenses import (
@@ -41,8 +42,9 @@ from flwr_leakage.metrics import Evaluator, Lpips
 from flwr_leakage.models import LeNet, initialize
 from flwr_leakage.randomness import Reproducible, make_generator
 from flwr_leakage.records import Batch, Reconstruction
-from simulations.benchmarks.defense_lab import Masked, invert, load_data, measure, observe, train
-from simulations.benchmarks.defense_times import first_images, ratios, step_block
+from simulations.benchmarks import lab
+from simulations.benchmarks.defense_lab import STRONG, observe, train
+from simulations.benchmarks.defense_times import MIXING, first_images, ratios, step_block
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 BATCH_SIZES = (1, 16, 32)
@@ -52,12 +54,7 @@ PAPER_EPOCHS = 20  # the default of examples/attack_decode.py in the paper's cod
 DEFENSES: dict[str, Defense] = {
     "none": NoDefense(),
     **{f"pruning {p}": GradientPruning(p) for p in (0.5, 0.7, 0.9, 0.95, 0.99, 0.999)},
-    "MixUp 4": MixUp(4),
-    "MixUp 6": MixUp(6),
-    "Intra-InstaHide 4": InstaHide(4),
-    "Intra-InstaHide 6": InstaHide(6),
-    "MixUp 4 + pruning 0.9": Chain([MixUp(4), GradientPruning(0.9)]),
-    "Intra-InstaHide 4 + pruning 0.9": Chain([InstaHide(4), GradientPruning(0.9)]),
+    **MIXING,
 }
 
 
@@ -93,7 +90,7 @@ def mixing_matrix(
 
 
 @dataclass(frozen=True)
-class Lab:
+class Study:
     """What every cell of the table needs."""
 
     gradient_map: GradientMap
@@ -119,7 +116,10 @@ class Lab:
             defense,
             self.seed + epoch,
         )
-        answers, seconds = invert(attack, self.gradient_map, spec, observations, self.seed)
+        stream = make_generator(self.seed, purpose="attack")
+        answers, seconds = lab.run_attack(
+            attack, self.gradient_map, spec, observations, STRONG, stream
+        )
         found = [answer.batch.inputs for answer in answers if answer.batch is not None]
         complete = len(found) == len(answers)
         images = Batch(torch.cat(found), encoded.targets) if complete else None
@@ -166,7 +166,7 @@ class Lab:
         """Average, best and spread of each metric at one attack batch size."""
         found, seconds = self.reconstruct(defense, private, batch_size, attack)
         answer = Reconstruction(found, 0.0, error="" if found else "the attack failed")
-        values = measure(answer, private, self.data.spec, self.evaluator)
+        values = lab.evaluate(answer, private, self.data.spec, self.evaluator)
         summary: dict[str, object] = {"attack_cpu_seconds_per_batch": seconds}
         for name, numbers in values.items():
             if not numbers or name == "label_accuracy":
@@ -178,10 +178,10 @@ class Lab:
 
 def to_markdown(rows: list[dict], distance: str) -> str:
     """The table: a line for each defense, columns for each attack batch size."""
-    header = "| defense | accuracy | time | TV |" + "".join(
-        f" {distance} b={b}: avg / best / std | PSNR b={b}: avg / best / std |" for b in BATCH_SIZES
-    )
-    lines = [header, "|" + "---|" * (4 + 2 * len(BATCH_SIZES))]
+    columns = ["defense", "accuracy", "time", "TV"]
+    for b in BATCH_SIZES:
+        columns += [f"{what} b={b}: avg / best / std" for what in (distance, "PSNR")]
+    lines = []
     for row in rows:
         cells = [
             row["defense"],
@@ -198,8 +198,8 @@ def to_markdown(rows: list[dict], distance: str) -> str:
                     if numbers
                     else "—"
                 )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return lab.markdown(columns, lines)
 
 
 def cost_table(rows: list[dict], num_samples: int) -> str:
@@ -208,11 +208,7 @@ def cost_table(rows: list[dict], num_samples: int) -> str:
     All samples once: seconds a batch · D / b. Encodings that change each epoch must be
     recovered T times: · T; the decoding itself is negligible beside.
     """
-    lines = [
-        f"CPU hours for {num_samples:,} samples (D), T = {PAPER_EPOCHS} epochs:\n",
-        "| defense | cost | b=1 | b=16 | b=32 |",
-        "|---|---|---|---|---|",
-    ]
+    lines = []
     for row in rows:
         mixed = mixing_defense(DEFENSES[row["defense"]]) is not None
         factor = PAPER_EPOCHS if mixed else 1
@@ -223,15 +219,17 @@ def cost_table(rows: list[dict], num_samples: int) -> str:
             for b in BATCH_SIZES
         ]
         model = "t_b · T · D / b" if mixed else "t_b · D / b"
-        lines.append(f"| {row['defense']} | {model} | " + " | ".join(hours) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append([row["defense"], model, *hours])
+    columns = ["defense", "cost", *(f"b={b}" for b in BATCH_SIZES)]
+    caption = f"CPU hours for {num_samples:,} samples (D), T = {PAPER_EPOCHS} epochs:\n\n"
+    return caption + lab.markdown(columns, lines)
 
 
-def run_row(name: str, lab: Lab, test_set: ImageDataset, arguments: argparse.Namespace) -> dict:
+def run_row(name: str, study: Study, test_set: ImageDataset, arguments: argparse.Namespace) -> dict:
     """Train under one defense, then attack the untrained network's gradients."""
-    defense, data = DEFENSES[name], lab.data
+    defense, data = DEFENSES[name], study.data
     trained = train(
-        lab.gradient_map,
+        study.gradient_map,
         data,
         test_set,
         defense,
@@ -244,17 +242,17 @@ def run_row(name: str, lab: Lab, test_set: ImageDataset, arguments: argparse.Nam
     )
     few = first_images(data, 256)
     blocks = {
-        which: step_block(lab.gradient_map.model, few, DEFENSES[which])
+        which: step_block(study.gradient_map.model, few, DEFENSES[which])
         for which in dict.fromkeys(("none", name))
     }
-    chosen = torch.randperm(len(data), generator=make_generator(lab.seed, purpose="victims"))
+    chosen = torch.randperm(len(data), generator=make_generator(study.seed, purpose="victims"))
     public, private = data.batch(chosen[:6]), data.batch(chosen[8 : 8 + max(BATCH_SIZES)])
-    weight = lab.adapt(defense, public, arguments.iterations)
+    weight = study.adapt(defense, public, arguments.iterations)
     cells = {}
     for size in arguments.batch_sizes:
         steps = arguments.iterations if size == 1 else arguments.batch_iterations
         attack = inversion(weight, size, steps)
-        cells[str(size)] = lab.cell(defense, private[: max(size, 16)], size, attack)
+        cells[str(size)] = study.cell(defense, private[: max(size, 16)], size, attack)
     return {
         "defense": name,
         "accuracy": trained.accuracy,
@@ -266,7 +264,7 @@ def run_row(name: str, lab: Lab, test_set: ImageDataset, arguments: argparse.Nam
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = lab.command(__doc__)
     parser.add_argument("--data-root", default=None)
     parser.add_argument("--output", type=Path, default=Path("defense_table"))
     parser.add_argument("--rows", nargs="+", choices=list(DEFENSES), default=list(DEFENSES))
@@ -279,9 +277,8 @@ def main() -> None:
     parser.add_argument("--batch-iterations", type=int, default=200, help="on batches")
     parser.add_argument("--turns", type=int, default=10, help="of the timing of training")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    train_set, test_set = load_data(arguments.data_root)
+    arguments = lab.start(parser)
+    train_set, test_set = lab.load_datasets(arguments.data_root)
     spec = train_set.spec
     model = initialize(
         LeNet(spec.shape, spec.num_classes, arguments.channels, 3, activation="gelu"),
@@ -290,17 +287,17 @@ def main() -> None:
     )
     backbone = arguments.lpips_backbone
     evaluator = Evaluator(lpips=Lpips("squeeze", backbone) if backbone else None)
-    lab = Lab(GradientMap(model), train_set, evaluator, arguments.epochs, arguments.seed)
+    study = Study(GradientMap(model), train_set, evaluator, arguments.epochs, arguments.seed)
     distance = "lpips_squeeze" if backbone else "rmse"
     data_path = arguments.output.with_suffix(".json")
     rows = json.loads(data_path.read_text()) if data_path.exists() else []
     for name in arguments.rows:
         if any(row["defense"] == name for row in rows):
             continue
-        rows.append(run_row(name, lab, test_set, arguments))
+        rows.append(run_row(name, study, test_set, arguments))
         rows.sort(key=lambda row: list(DEFENSES).index(row["defense"]))
         data_path.write_text(json.dumps(rows, indent=1))
-        print(name, flush=True)
+        print(name, file=sys.stderr, flush=True)
     table = to_markdown(rows, distance) + "\n" + cost_table(rows, 50_000)
     arguments.output.with_suffix(".md").write_text(table)
     print(table)

@@ -9,7 +9,8 @@ import pytest
 from audits import run, tiny_config, values
 
 from flwr_leakage._conf import conf_dir
-from flwr_leakage.simulation.build import ConfigError, build
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import ConfigError
 
 OPTIONS = sorted(path.stem for path in (conf_dir() / "defense").glob("*.yaml"))
 QUIET = ("clipping", "none", "pruning", "soteria", "withhold_buffers")
