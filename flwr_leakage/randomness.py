@@ -17,17 +17,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+Draws = torch.Generator | Sequence[torch.Generator]
+"""Where the rows of a random matrix come from: one generator for all, or one for each row.
 
-def make_generator(
-    seed: int, *, server_round: int = 0, client_id: int = 0, purpose: str = ""
-) -> torch.Generator:
-    """Return a CPU generator that depends on the arguments only.
+With one for each, a row does not depend on which other rows are drawn beside it.
+"""
 
-    Every reproducible draw of the project comes from such a generator, so that a result does not
-    depend on the process, the engine or the order in which clients are served. ``purpose``
-    separates the streams of one client and round (``"batch"``, ``"defense"``, ``"attack"``).
+
+def derive_seed(seed: int, *, server_round: int = 0, client_id: int = 0, purpose: str = "") -> int:
+    """Return a seed of 63 bits that depends on the arguments only, and on each of them.
 
     Raises:
         ValueError: an argument is negative. The text never holds the seed: it may be a secret,
@@ -41,16 +42,53 @@ def make_generator(
         )
     words = [seed, server_round, client_id, zlib.crc32(purpose.encode())]
     state = np.random.SeedSequence(words).generate_state(2, np.uint32)
+    return int(state[0]) << 31 ^ int(state[1])
+
+
+def entropy_seed() -> int:
+    """Return a seed of 63 bits that nobody knows, for draws that hide nothing."""
+    return secrets.randbits(63)
+
+
+def make_generator(
+    seed: int, *, server_round: int = 0, client_id: int = 0, purpose: str = ""
+) -> torch.Generator:
+    """Return a CPU generator that depends on the arguments only.
+
+    Every reproducible draw of the project comes from such a generator, so that a result does not
+    depend on the process, the engine or the order in which clients are served. ``purpose``
+    separates the streams of one client and round (``"batch"``, ``"defense"``, ``"attack"``).
+    """
     generator = torch.Generator()
-    generator.manual_seed(int(state[0]) << 31 ^ int(state[1]))
+    generator.manual_seed(
+        derive_seed(seed, server_round=server_round, client_id=client_id, purpose=purpose)
+    )
     return generator
 
 
-def entropy_generator() -> torch.Generator:
-    """Return a CPU generator with a seed that nobody knows, for draws that hide nothing."""
-    generator = torch.Generator()
-    generator.manual_seed(secrets.randbits(63))
-    return generator
+def normal_rows(shape: Sequence[int], draws: Draws) -> Float[Tensor, "S N"]:
+    """Independent standard normal numbers of a shape (S, N), in float64."""
+    if isinstance(draws, torch.Generator):
+        return torch.randn(tuple(shape), generator=draws, dtype=torch.float64)
+    _check_count(shape, draws)
+    return torch.stack([torch.randn(shape[1], generator=g, dtype=torch.float64) for g in draws])
+
+
+def sign_rows(shape: Sequence[int], draws: Draws) -> Float[Tensor, "S N"]:
+    """Independent entries of −1 and 1 with equal chances, of a shape (S, N), in float64."""
+    if isinstance(draws, torch.Generator):
+        bits = torch.randint(0, 2, tuple(shape), generator=draws)
+    else:
+        _check_count(shape, draws)
+        bits = torch.stack([torch.randint(0, 2, (shape[1],), generator=g) for g in draws])
+    return (2 * bits - 1).double()
+
+
+def _check_count(shape: Sequence[int], draws: Sequence[torch.Generator]) -> None:
+    if len(draws) != shape[0]:
+        raise ValueError(
+            f"draws must hold one generator for each of {shape[0]} rows, got {len(draws)}."
+        )
 
 
 class Randomness(ABC):

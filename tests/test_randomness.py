@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from flwr_leakage.randomness import Reproducible, Secure, entropy_generator, make_generator
+from flwr_leakage.randomness import (
+    Reproducible,
+    Secure,
+    derive_seed,
+    entropy_seed,
+    make_generator,
+    normal_rows,
+    sign_rows,
+)
 
 WORDS = st.integers(0, 2**63 - 1)
 
@@ -127,4 +135,23 @@ def test_entropy_survives_a_seeded_process():
     np.random.seed(0)
     random.seed(0)
     assert not torch.equal(first, Secure().normal((4,), torch.float64))
-    assert entropy_generator().initial_seed() != entropy_generator().initial_seed()
+    assert entropy_seed() != entropy_seed()
+
+
+def test_a_derived_seed_is_one_of_a_seed_again():
+    seed = derive_seed(3, purpose="a")
+    assert seed == derive_seed(3, purpose="a") != derive_seed(3, purpose="b")
+    assert make_generator(seed, purpose="c").initial_seed() >= 0
+
+
+@pytest.mark.parametrize("rows", [normal_rows, sign_rows])
+def test_a_row_of_a_generator_of_its_own_does_not_depend_on_the_others(rows):
+    def draws(*names):
+        return [make_generator(0, purpose=name) for name in names]
+
+    both = rows((2, 5), draws("a", "b"))
+    assert torch.equal(rows((1, 5), draws("b")), both[1:])
+    assert not torch.equal(both[0], both[1]) and both.dtype == torch.float64
+    assert rows((2, 5), make_generator(0)).shape == (2, 5)
+    with pytest.raises(ValueError, match="each of 3 rows, got 2"):
+        rows((3, 5), draws("a", "b"))

@@ -5,7 +5,6 @@ from flwr_leakage.attacks.distance import squared_distance
 from flwr_leakage.attacks.exact.analytic import Analytic
 from flwr_leakage.attacks.exact.feature_matching import FeatureMatching
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
-from flwr_leakage.attacks.initialisation import Grey, Initialisation, Normal
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.inversion.levenberg_marquardt import LevenbergMarquardt
 from flwr_leakage.attacks.inversion.objectives.angular import Angular
@@ -29,6 +28,8 @@ from flwr_leakage.attacks.inversion.priors.total_variation import (
     colour_differences,
     total_variation,
 )
+from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.labels.assumed import AssumedTargets, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.labels.counts import ClassCounts, class_counts, mean_feature
@@ -40,6 +41,10 @@ from flwr_leakage.attacks.optimizers.base import Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.problem import Problem, pose, simulate_gradient
+from flwr_leakage.attacks.restarts import Restarts
+from flwr_leakage.attacks.starts.base import Initialisation
+from flwr_leakage.attacks.starts.grey import Grey
+from flwr_leakage.attacks.starts.normal import Normal
 from flwr_leakage.attacks.strongest import Strongest
 
 __all__ = [
@@ -48,7 +53,9 @@ __all__ = [
     "Adam",
     "Analytic",
     "Angular",
+    "AssumedTargets",
     "Attack",
+    "AttackJob",
     "AttackProgress",
     "AutomaticLabels",
     "BatchNormStatistics",
@@ -78,6 +85,7 @@ __all__ = [
     "PriorContext",
     "Problem",
     "ProgressCallback",
+    "Restarts",
     "SignOfGradient",
     "SmallestMinimum",
     "Strongest",
@@ -85,6 +93,7 @@ __all__ = [
     "TotalVariation",
     "absolute_distance",
     "aligned",
+    "assume_targets",
     "class_counts",
     "colour_differences",
     "cosine_distance",

@@ -1,14 +1,11 @@
 """One call of the attack on a round's targets, with its cost; a failure is an answer too."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from flwr_leakage.attacks.base import Attack, ProgressCallback, failure
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import InputSpec, Observation, Reconstruction, ThreatModel
+from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.records import Reconstruction
 
 
 @dataclass(frozen=True)
@@ -28,21 +25,13 @@ class Attempt:
     error: str = ""
 
 
-def attempt(
-    attack: Attack,
-    gradient_map: GradientMap,
-    spec: InputSpec,
-    observations: Sequence[Observation],
-    threat: ThreatModel,
-    generator: torch.Generator,
-    progress: ProgressCallback | None = None,
-) -> Attempt:
+def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = None) -> Attempt:
     """Attack all observations together. Whatever the attack raises becomes the answer."""
     wall, cpu = time.monotonic(), time.process_time()
     error = ""
     try:
-        answers = attack(gradient_map, spec, observations, threat, generator, progress)
+        answers = attack(job, progress)
     except Exception as raised:  # an attack that fails must not end the training
         error = f"{type(raised).__name__}: {raised}"
-        answers = [failure(error) for _ in observations]
+        answers = [failure(error) for _ in job.observations]
     return Attempt(answers, time.monotonic() - wall, time.process_time() - cpu, error)

@@ -71,9 +71,7 @@ class Recorder:
         """The attacker's own objective with what it was given, the metrics, the pictures."""
         objective = answer.objective if answer.batch is not None else None
         note = answer.error or threat.describe()
-        self._number(
-            server_round, client_id, -1, "attack", "objective", objective, "1", note=note
-        )  # fmt: skip
+        self._number(server_round, client_id, -1, "attack", "objective", objective, "1", note=note)
         for measurement in outcome.measurements:
             self._measurement(server_round, client_id, "metric", measurement)
         for picture in outcome.pictures:

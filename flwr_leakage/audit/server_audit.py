@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
+from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.audit.attack import attempt
 from flwr_leakage.audit.evaluate import evaluate
 from flwr_leakage.audit.grant import Case, check_grantable, grant
@@ -15,7 +16,6 @@ from flwr_leakage.audit.targets import History, Target, find_targets
 from flwr_leakage.audit.truth import TruthSource
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
-from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Reconstruction, ThreatModel
 from flwr_leakage.tracking import Tracker
 
@@ -140,15 +140,9 @@ class ServerAudit:
             return []
         name = self._round_name(server_round)
         self.progress.status(f"{name} · attack on {len(cases)} updates")
-        made = attempt(
-            attack,
-            self.gradient_map,
-            self.spec,
-            [case.observation for case in cases],
-            self.threat,
-            make_generator(self.seed, server_round=server_round, purpose="attack"),
-            self._reporter(name),
-        )
+        seen = [case.observation for case in cases]
+        job = AttackJob(self.gradient_map, self.spec, seen, self.threat, self.seed)
+        made = attempt(attack, job, self._reporter(name))
         if made.error:
             self.warn(server_round, -1, f"the attack failed: {made.error}")
         self._recorder.attempt(server_round, made)

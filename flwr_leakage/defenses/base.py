@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
+from flwr_leakage.per_sample import Samples, separate
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
@@ -34,6 +35,15 @@ class LocalRound:
     def __post_init__(self) -> None:
         if self.num_examples < 0:
             object.__setattr__(self, "num_examples", len(self.private))
+
+    def samples(self, schedule: LocalSchedule) -> Samples:
+        """The samples as the client trained on them, each on its own.
+
+        Args:
+            schedule: the local training, which gives each sample its weight in the update.
+        """
+        weights = schedule.sample_weights(self.num_examples)[: len(self.defended)]
+        return separate(self.gradient_map, self.params, self.buffers, self.defended, weights)
 
 
 def check_update(update: Update) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
 from flwr_leakage.defenses.noise import add_gaussian_noise
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.params import Params
+from flwr_leakage.operators import row_norms, sample_gradients
+from flwr_leakage.params import Params, ravel, unravel
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
@@ -36,20 +37,13 @@ def clipped_mean_gradient(
         buffers: BatchNorm statistics.
         chunk_size: samples whose gradients are held at a time.
     """
-    values = dict(params)
-
-    def clipped(inputs: Tensor, targets: Tensor) -> Params:
-        gradient = gradient_map(values, Batch(inputs[None], targets[None]), buffers)
-        square: Tensor = torch.stack([g.square().sum() for g in gradient.values()]).sum()
-        factor = (max_norm / square.sqrt().clamp_min(torch.finfo(square.dtype).tiny)).clamp_max(1)
-        return {name: value * factor for name, value in gradient.items()}
-
-    total: Params = {name: torch.zeros_like(value) for name, value in values.items()}
+    total = torch.zeros_like(ravel(params))
     for start in range(0, len(batch), chunk_size):
         part = batch[start : start + chunk_size]
-        gradients = torch.func.vmap(clipped)(part.inputs, part.targets)
-        total = {name: total[name] + g.sum(0) for name, g in gradients.items()}
-    return {name: value / len(batch) for name, value in total.items()}
+        gradients = sample_gradients(gradient_map, params, part, buffers)
+        norms = row_norms(gradients).clamp_min(torch.finfo(gradients.dtype).tiny)
+        total += (max_norm / norms).clamp_max(1) @ gradients
+    return unravel(total / len(batch), params)
 
 
 def dp_epsilon(noise_multiplier: float, sample_rate: float, num_steps: int, delta: float) -> float:

@@ -35,17 +35,9 @@ def sample_jacobian(
 
     Where the client normalises with batch statistics, they are held at the batch's own.
     """
-    batch = local_round.defended[:max_samples]
-    gradient_map, buffers = local_round.gradient_map, dict(local_round.buffers)
-    if gradient_map.batch_norm == "batch":
-        buffers.update(
-            gradient_map.statistics(local_round.params, batch.inputs, local_round.buffers)
-        )
-        gradient_map = gradient_map.with_batch_norm("running")
-    operator = SampleJacobian(gradient_map, local_round.params, batch, buffers)
-    weights = schedule.sample_weights(local_round.num_examples)[: len(batch)]
-    # Samples that no step touches do not show in the update at all.
-    return operator, weights
+    samples = local_round.samples(schedule)[:max_samples]
+    # Samples that no step touches, of weight zero, do not show in the update at all.
+    return samples.jacobian(), samples.weights
 
 
 @dataclass(frozen=True)

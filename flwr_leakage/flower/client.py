@@ -34,8 +34,8 @@ from flwr_leakage.randomness import (
     Randomness,
     Reproducible,
     Secure,
-    entropy_generator,
-    make_generator,
+    derive_seed,
+    entropy_seed,
 )
 from flwr_leakage.records import Batch, Exposure, InputSpec, LocalSchedule, Measurement, Update
 from flwr_leakage.scores import compute_scores
@@ -94,11 +94,11 @@ class _Session:
         self.kept = 0
         self._draws: dict[str, Randomness] = {}
 
-    def generator(self, purpose: str) -> torch.Generator:
+    def seed(self, purpose: str) -> int:
         """For draws that hide nothing."""
         if self.audit.seed is None:
-            return entropy_generator()
-        return make_generator(
+            return entropy_seed()
+        return derive_seed(
             self.audit.seed,
             server_round=self.server_round,
             client_id=self.client_id,
@@ -109,13 +109,17 @@ class _Session:
         """For draws that hide data: nothing of the server's message enters, unless simulated."""
         if purpose not in self._draws:
             simulated = self.audit.seed is not None
-            self._draws[purpose] = Reproducible(self.generator(purpose)) if simulated else Secure()
+            self._draws[purpose] = Reproducible(self._generator(purpose)) if simulated else Secure()
         return self._draws[purpose]
+
+    def _generator(self, purpose: str) -> torch.Generator:
+        """The simulation's own, where its draws begin."""
+        return torch.Generator().manual_seed(self.seed(purpose))
 
     def has_reproducible_draws(self) -> bool:
         """Whether the defense drew anything that can be repeated."""
         return any(
-            not torch.equal(drawn.generator.get_state(), self.generator(purpose).get_state())
+            not torch.equal(drawn.generator.get_state(), self._generator(purpose).get_state())
             for purpose, drawn in self._draws.items()
             if isinstance(drawn, Reproducible)
         )
@@ -279,11 +283,10 @@ def _score(session: _Session, exposure: Exposure) -> list[Measurement]:
     audit, plan = session.audit, session.audit.score_plan
     if not audit.scores or not plan.includes(session.server_round):
         return []
-    generator = session.generator("score")
-    samples = plan.samples(audit.gradient_map, exposure, generator)
-    return compute_scores(
-        audit.scores, audit.gradient_map, exposure, generator, plan.budget, samples
-    )
+    seed = session.seed("score")
+    samples = plan.samples(audit.gradient_map, exposure, seed)
+    results = compute_scores(audit.scores, audit.gradient_map, exposure, seed, plan.budget, samples)
+    return [measured for result in results.values() for measured in result]
 
 
 @contextmanager

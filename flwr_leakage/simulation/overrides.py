@@ -18,7 +18,8 @@ OPTIONAL = ("experiment",)
 def check_overrides(arguments: list[str]) -> str:
     """Return what is wrong with the overrides among ``arguments``, or an empty text.
 
-    Hydra names a mistyped key, but not the keys that exist.
+    Hydra names a mistyped key, but not the keys that exist. What is added by ``+`` or removed by
+    ``~`` is checked in the composed config, by what reads it.
     """
     texts = [a for a in arguments if not a.startswith("-") and "=" in a]
     texts = [a for a in texts if not a.startswith(("hydra.", "hydra/", "+", "~"))]

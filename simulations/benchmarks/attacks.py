@@ -63,7 +63,7 @@ def build_attack(name: str, iterations: int) -> Attack:
     return replace(attack, optimizer=replace(attack.optimizer, iterations=iterations))
 
 
-def run_preset(
+def run_method(
     name: str,
     network: nn.Module,
     spec: InputSpec,
@@ -72,10 +72,14 @@ def run_preset(
     together: bool,
     workers: int = 1,
 ) -> Outcome:
-    """Attack one target at a time or all together.
+    """Attack one target at a time or all together, by a preset of this project or by breaching.
 
     With several workers the targets are shared among processes, and each result tells its time.
     """
+    source = name.removeprefix("breaching:")
+    if source != name:
+        peer, spent_each = run_breaching(source, network, spec, list(observations), iterations)
+        return Outcome(peer, spent_each, [])
     attack, gradient_map = build_attack(name, iterations), GradientMap(network)
     if workers > 1:
         attack = Parallel(attack, workers, chunk=-(-len(observations) // workers))
@@ -95,23 +99,6 @@ def run_preset(
             flush=True,
         )
     return outcome
-
-
-def run_method(
-    name: str,
-    network: nn.Module,
-    spec: InputSpec,
-    observations: Sequence[Observation],
-    iterations: int,
-    together: bool,
-    workers: int = 1,
-) -> Outcome:
-    """A preset, or with ``breaching:`` before it a configuration of breaching."""
-    source = name.removeprefix("breaching:")
-    if source == name:
-        return run_preset(name, network, spec, observations, iterations, together, workers)
-    found, seconds = run_breaching(source, network, spec, list(observations), iterations)
-    return Outcome(found, seconds, [])
 
 
 def table_row(row: dict[str, Any], success: float) -> tuple[str, ...]:

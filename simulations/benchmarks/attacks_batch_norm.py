@@ -146,15 +146,15 @@ def attack(
     assert isinstance(preset.optimizer, Adam)
     solver = replace(
         preset,
-        priors=(
-            preset.priors[0],
-            BatchNormStatistics(given.weight, relative=given.relative),
-        ),
+        priors={
+            **preset.priors,
+            "batch_norm_statistics": BatchNormStatistics(given.weight, relative=given.relative),
+        },
         optimizer=replace(preset.optimizer, iterations=given.iterations),
     )
     threat = ThreatModel("known", KNOWLEDGE[knowledge])
     (found,), seconds = lab.run_attack(
-        solver, gradient_map, spec, [observation], threat, lab.generator(given.seed)
+        solver, gradient_map, spec, [observation], threat, given.seed
     )
     return found, seconds
 

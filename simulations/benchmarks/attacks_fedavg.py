@@ -215,7 +215,7 @@ def main() -> None:
     images = lab.normalize(lab.load(given.root, given.split, 0, 10 * given.clients), spec)
     preset = load_preset("fedavg")
     assert isinstance(preset, Strongest)
-    recipe = preset.attacks[0 if given.network == "lenet" else 1]
+    recipe = preset.attacks["euclidean" if given.network == "lenet" else "cosine"]
     assert isinstance(recipe, GradientInversion)
     assert recipe.order is not None
     if given.iterations:

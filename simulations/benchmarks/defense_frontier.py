@@ -98,7 +98,7 @@ def attack_rmse(
     """Pixel RMSE of each sample's reconstruction."""
     attack = GradientInversion(
         objective=Euclidean(),
-        priors=[TotalVariation(tv_weight)],
+        priors={"total_variation": TotalVariation(tv_weight)},
         optimizer=LBFGS(iterations=iterations),
         dtype="float64",
         batching="vmap",
@@ -107,8 +107,7 @@ def attack_rmse(
     observations = observe(
         gradient_map, params, private, private, BATCH, LEARNING_RATE, defense, seed
     )
-    stream = make_generator(seed, purpose="attack")
-    answers, _ = lab.run_attack(attack, gradient_map, data.spec, observations, STRONG, stream)
+    answers, _ = lab.run_attack(attack, gradient_map, data.spec, observations, STRONG, seed)
     values: list[float] = []
     for i, answer in enumerate(answers):
         truth = private[i * BATCH : (i + 1) * BATCH]

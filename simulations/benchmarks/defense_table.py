@@ -66,7 +66,7 @@ def inversion(tv_weight: float, batch_size: int, iterations: int) -> GradientInv
     """
     return GradientInversion(
         objective=Masked(Euclidean()),
-        priors=[TotalVariation(tv_weight / batch_size)],
+        priors={"total_variation": TotalVariation(tv_weight / batch_size)},
         optimizer=LBFGS(iterations=iterations),
         batching="auto",
     )
@@ -116,9 +116,8 @@ class Study:
             defense,
             self.seed + epoch,
         )
-        stream = make_generator(self.seed, purpose="attack")
         answers, seconds = lab.run_attack(
-            attack, self.gradient_map, spec, observations, STRONG, stream
+            attack, self.gradient_map, spec, observations, STRONG, self.seed
         )
         found = [answer.batch.inputs for answer in answers if answer.batch is not None]
         complete = len(found) == len(answers)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import flwr_leakage._torchvision  # noqa: F401
-from flwr_leakage.attacks import Attack
+from flwr_leakage.attacks import Attack, AttackJob
 from flwr_leakage.data import ImageDataset, embedded_mnist, npz_dataset
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.models import ConvNet, LeNet, initialize
@@ -216,17 +216,19 @@ def run_attack(
     spec: InputSpec,
     observations: Sequence[Observation],
     threat: ThreatModel | None = None,
-    stream: torch.Generator | None = None,
+    seed: int = 0,
 ) -> tuple[list[Reconstruction], float]:
     """Attack all observations in one call; the reconstructions, and CPU seconds of this process."""
     began = time.process_time()
-    found = attack(gradient_map, spec, observations, threat or ThreatModel(), stream or generator())
+    job = AttackJob(gradient_map, spec, observations, threat or ThreatModel(), seed)
+    found = attack(job)
     return found, time.process_time() - began
 
 
 def run_scores(gradient_map: GradientMap, exposure: Exposure) -> list[Measurement]:
     """A client's default set of scores."""
-    return compute_scores(default_scores(), gradient_map, exposure, generator())
+    results = compute_scores(default_scores(), gradient_map, exposure)
+    return [measured for result in results.values() for measured in result]
 
 
 @dataclass(frozen=True)

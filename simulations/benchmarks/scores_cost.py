@@ -66,7 +66,7 @@ def section_default(cifar: str | None, only: str | None) -> None:
                     found = lab.run_scores(gradient_map, exposure)
                 best = min(best, clock.seconds)
             times.append(1e3 * best)
-            products = sum(m.products for m in found)
+            products = sum(measured.products for measured in found)
         spread = f"{min(times):.0f} … {max(times):.0f} over 8 clients, {products} products"
         lab.print_row(f"default set, 8 samples, {name}", f"{np.mean(times):.0f}", spread)
     for batch_size in (8, 10, 16, 32):

@@ -41,11 +41,11 @@ class _Memory:
     def close(self):
         pass
 
-    def __call__(self, gradient_map, spec, observations, threat, generator, progress=None):
-        self.observations.extend(observations)
+    def __call__(self, job, progress=None):
+        self.observations.extend(job.observations)
         return [
             Reconstruction(Batch(torch.rand(2, 1, 2, 2), torch.tensor([0, 1])), 0.5)
-            for _ in observations
+            for _ in job.observations
         ]
 
 

@@ -81,3 +81,22 @@ def test_a_layer_that_is_none_is_named() -> None:
     )
     with pytest.raises(ValueError, match="with a linear layer"):
         Soteria(0.5).on_update(update, Reproducible(torch.Generator()), no_linear)
+
+
+def test_where_training_uses_batch_statistics_a_sample_keeps_those_of_its_batch() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Sigmoid(), nn.Linear(8, 3)]
+    gradient_map = GradientMap(nn.Sequential(*layers).double(), batch_norm="batch")
+    batch = Batch(torch.randn(4, 1, 4, 4, dtype=torch.float64), torch.arange(4) % 3)
+    params, buffers = gradient_map.params, gradient_map.buffers
+    schedule = LocalSchedule(0.1, 1, 4)
+    update = Update(local_update(gradient_map, params, batch, schedule), buffers, schedule, 4)
+    around = LocalRound(gradient_map, params, buffers, batch, batch)
+    released = Soteria(0.5, max_samples=2).on_update(
+        update, Reproducible(torch.Generator()), around
+    )
+    given = gradient_map.statistics(params, batch.inputs, buffers)
+    fixed = gradient_map.with_batch_norm("running")
+    sensitivity = representation_sensitivity(fixed, params, batch.inputs[:2], "4", given)
+    hidden = (released.delta["4.weight"] == 0).all(0)
+    assert torch.equal(hidden.nonzero()[:, 0], sensitivity.argsort()[:4].sort().values)

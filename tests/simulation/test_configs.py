@@ -20,6 +20,7 @@ NEED_FILES = {
     "cifar10_npz": "root",
 }
 NEED_PUBLIC_DATA = {"instahide_inter"}
+BUILT = {"defense", "attack", "partition", "strategy", "metric", "engine"}
 
 
 def _options(group):
@@ -47,7 +48,7 @@ def test_every_option_composes(group, option, tmp_path):
             instantiate(config, group)
     elif group == "score":
         instantiate_each(config, group, Score)
-    elif group in ("defense", "attack", "partition", "strategy", "metric") and config[group]:
+    elif group in BUILT and config[group]:
         instantiate(config, group)
 
 

@@ -21,7 +21,7 @@ equations (:mod:`flwr_leakage.attacks.exact.mask_equations`) bring the next cand
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -44,12 +44,14 @@ from flwr_leakage.attacks.exact.mask_equations import (
     gauss_newton,
 )
 from flwr_leakage.attacks.exact.masks import Masks, MaskSearch
-from flwr_leakage.attacks.initialisation import Grey, Initialisation
+from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.starts.base import Initialisation
+from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
 
@@ -82,7 +84,7 @@ class FeatureMatching(OneByOne):
 
     Every reconstruction is judged by the attacker's own objective, the relative squared distance
     of the gradients: over the levels at which the walk back may stop, the ways to use masks that
-    are not proven, the successive fits, and over restarts.
+    are not proven, and the successive fits.
 
     Attributes:
         rank_tolerance: singular values of a gradient's equations below this fraction of the
@@ -100,9 +102,7 @@ class FeatureMatching(OneByOne):
         near: the last of them ends once ‖r‖², of the equations in units, is at most this.
         enough: … and the one with a fitted prior that then follows once it is at most this.
         newton_steps: of damped Gauss–Newton without a prior after that, at most, ≥ 0.
-        restarts: starts of the fit where no ReLU is in the way, ≥ 1.
-        initialisation: of that fit.
-        solved_distance: a target is solved once the gradients' distance is at most this.
+        initialisation: of the fit where no ReLU is in the way.
     """
 
     purpose: ClassVar[str] = "feature matching"
@@ -120,14 +120,12 @@ class FeatureMatching(OneByOne):
     near: float = 1e-3
     enough: float = 1e-5
     newton_steps: int = 8
-    restarts: int = 1
     initialisation: Initialisation = field(default_factory=Grey)
-    solved_distance: float = 1e-4
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank_tolerance < 1:
             raise ValueError(f"rank_tolerance must lie in [0, 1), got {self.rank_tolerance}.")
-        for name in ("restarts", "rounds", "iterations"):
+        for name in ("rounds", "iterations"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.newton_steps < 0:
@@ -139,7 +137,7 @@ class FeatureMatching(OneByOne):
         if not 0 < self.factor < 1:
             raise ValueError(f"factor must lie in (0, 1), got {self.factor}.")
 
-    def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
+    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
         """Attack one problem in float64.
 
         Raises:
@@ -153,13 +151,10 @@ class FeatureMatching(OneByOne):
             )
         chain = trace_chain(problem)
         levels, residuals, hidden = self._walk_back(problem, chain)
-        targets = problem.known_targets
-        if targets is None:
-            targets = idlg_label(problem.gradient[f"{chain[-1].name}bias"])
-        elif targets.is_floating_point():
-            targets = targets.double()
+        last_bias = problem.gradient[f"{chain[-1].name}bias"]
+        targets = assume_targets(problem, lambda *_: idlg_label(last_bias), generator).values
         best = torch.zeros(1, *problem.spec.shape, dtype=torch.float64)
-        best_value, best_stage, restart = math.inf, "", 0
+        best_value, best_stage = math.inf, ""
 
         def judge(stage: str, inputs: Tensor) -> float:
             nonlocal best, best_value, best_stage
@@ -173,14 +168,12 @@ class FeatureMatching(OneByOne):
             for candidate in self._fit_through_relus(problem, chain, hidden):
                 judge(*candidate)
         else:
-            for restart in range(self.restarts):
-                start = self.initialisation(problem.spec, 1, restart, generator).double()
-                if min(self._fit_exact(chain, levels, start, judge)) <= self.solved_distance:
-                    break
+            start = self.initialisation(problem.spec, 1, restart, generator).double()
+            self._fit_exact(chain, levels, start, judge)
         if not math.isfinite(best_value):
             return failure("the objective was never finite.")
         return Reconstruction(
-            batch=Batch(best.to(torch.get_default_dtype()), targets),
+            batch=answer(best, targets),
             objective=best_value,
             stats={
                 "cpu_seconds": time.process_time() - began,
@@ -190,7 +183,6 @@ class FeatureMatching(OneByOne):
                 "proven_masks": hidden.num_proven if hidden else 0,
                 "masks": len(hidden.masks.certain) if hidden else 0,
                 "stage": best_stage,
-                "restart": restart,
             },
         )
 
@@ -277,16 +269,16 @@ class FeatureMatching(OneByOne):
 
     def _fit_exact(
         self, chain: list[Link], levels: list[Knowledge], start: Tensor, judge: Judge
-    ) -> Iterator[float]:
-        """Distances of inputs that explain the deepest level, and then the last one that is sure.
+    ) -> None:
+        """Judge inputs that explain the deepest level, and then the last one that is sure.
 
         A walk that went one layer too far has features that are roughly right and errors that
         are not; the fit to them is then a start for the level before.
         """
         inputs = self._fit(chain, levels[-1], start)
-        yield judge("deepest", inputs)
+        judge("deepest", inputs)
         if len(levels) > 1:
-            yield judge("sure", self._fit(chain, levels[-2], inputs))
+            judge("sure", self._fit(chain, levels[-2], inputs))
 
     def _fit(self, chain: list[Link], level: Knowledge, start: Tensor) -> Tensor:
         """Fit the input to one layer's outputs and its weights' gradient, by L-BFGS."""

@@ -38,14 +38,16 @@ from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, disjoint_columns
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.synthetic_start import read_input
-from flwr_leakage.attacks.initialisation import Grey, Initialisation
+from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.counts import mean_feature
-from flwr_leakage.attacks.labels.idlg import idlg_label
+from flwr_leakage.attacks.labels.idlg import SignOfGradient
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.base import Minimum
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.starts.base import Initialisation
+from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.records import Batch, Reconstruction
 
 LAST_GEOMETRY = ((3, 3), (1, 1), (1, 1), (1, 1))
@@ -152,14 +154,14 @@ class FeatureRecursion(OneByOne):
         if not self.zeros or min(self.zeros) < 0:
             raise ValueError(f"zeros must hold fractions of at least 0, got {self.zeros}.")
 
-    def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
+    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
         """Attack one problem.
 
         Raises:
             ValueError: with no threshold could features be read.
         """
         began = time.process_time()
-        start = self.initialisation(problem.spec, 1, 0, generator).double()
+        start = self.initialisation(problem.spec, 1, restart, generator).double()
         best: Reconstruction | None = None
         reason: ValueError | RuntimeError | None = None
         for zero in self.zeros:
@@ -200,11 +202,10 @@ class FeatureRecursion(OneByOne):
         fit = _fit(problem, chosen, pooled, start.double(), 0.0, last)
         steps += int(fit.iterations[0])
         evaluations += int(fit.evaluations[0])
-        bias = find_last_layer(problem).bias
-        assert bias is not None
-        batch = Batch(fit.points.reshape(start.shape), idlg_label(problem.gradient[bias]))
+        targets = assume_targets(problem, SignOfGradient(), generator).values
+        batch = Batch(fit.points.reshape(start.shape), targets)
         found = Reconstruction(
-            Batch(batch.inputs.float(), batch.targets),
+            answer(batch.inputs, batch.targets),
             gradient_distance(problem, batch),
             {
                 "iterations": steps,

@@ -9,6 +9,7 @@ from torch import nn
 from flwr_leakage.attacks import (
     LBFGS,
     Analytic,
+    AttackJob,
     FeatureMatching,
     GradientInversion,
     LevenbergMarquardt,
@@ -54,7 +55,7 @@ def case(network, images, label=2, **schedule):
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_feature_matching_is_exact_through_invertible_activations(activation, batch_norm, images):
     gradient_map, observation = case(deep_network(activation, batch_norm), images[:1])
-    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert result.error == ""
     assert result.batch.targets.tolist() == [2]
     torch.testing.assert_close(result.batch.inputs, images[:1], atol=0.02, rtol=0)
@@ -100,20 +101,20 @@ def test_models_that_are_no_chain_and_batches_are_refused(images):
         nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4)
     )
     gradient_map, observation = case(pooled, images[:1])
-    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert "cannot be part of a chain" in result.error or "does not follow" in result.error
     gradient_map, observation = case(tiny_network(), images[:2], batch_size=2)
-    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert "1 sample" in result.error
 
 
 def test_levenberg_marquardt_converges_in_few_iterations(images):
     gradient_map, observation = case(tiny_network(), images[:1])
-    (result,) = LevenbergMarquardt()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = LevenbergMarquardt()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert result.stats["iterations"] <= 25
     torch.testing.assert_close(result.batch.inputs, images[:1], atol=5e-3, rtol=0)
     (refused,) = LevenbergMarquardt(max_entries=10)(
-        gradient_map, SPEC, [observation], INFERRED, generator()
+        AttackJob(gradient_map, SPEC, [observation], INFERRED)
     )
     assert "10 entries" in refused.error
 
@@ -122,11 +123,11 @@ def test_analytic_is_exact_through_a_first_linear_layer(images):
     torch.manual_seed(1)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 4))
     gradient_map, observation = case(network, images[:1])
-    (result,) = Analytic()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = Analytic()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert result.batch.targets.tolist() == [2]
     torch.testing.assert_close(result.batch.inputs, images[:1], atol=1e-4, rtol=0)
     gradient_map, observation = case(tiny_network(), images[:1])
-    (refused,) = Analytic()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (refused,) = Analytic()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert "first layer" in refused.error
 
 
@@ -134,17 +135,18 @@ def test_strongest_keeps_the_nearest_gradient_and_survives_misfits(images):
     poor = GradientInversion(optimizer=LBFGS(iterations=1))
     good = GradientInversion(optimizer=LBFGS(iterations=150, tolerance=1e-12))
     gradient_map, observation = case(tiny_network(), images[:1])
-    attack = Strongest(attacks=[Analytic(), good, poor], tolerance=0.0)
-    (result,) = attack(gradient_map, SPEC, [observation], INFERRED, generator())
+    attack = Strongest({"analytic": Analytic(), "good": good, "poor": poor}, tolerance=0.0)
+    (result,) = attack(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert result.stats["iterations"] > 1
+    assert result.stats["attack"] == "good"
     assert result.objective < 1e-6
-    (none,) = Strongest(attacks=[Analytic()])(
-        gradient_map, SPEC, [observation], INFERRED, generator()
+    (none,) = Strongest({"analytic": Analytic()})(
+        AttackJob(gradient_map, SPEC, [observation], INFERRED)
     )
     assert none.batch is None
     assert math.isnan(none.objective)
     with pytest.raises(ValueError, match="at least one"):
-        Strongest(attacks=[])
+        Strongest({})
 
 
 def relu_case():
@@ -175,7 +177,7 @@ def test_feature_matching_says_what_it_could_not_prove(pruned):
             noise = torch.randn(value.shape, generator=generator())
             delta[name] = value + 1e-3 * value.square().mean().sqrt() * noise
     observation = replace(observation, update=replace(observation.update, delta=delta))
-    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert math.isfinite(result.objective)
     assert result.stats["proven_masks"] < result.stats["masks"]
     assert result.stats["stage"] in ("fading", "last fading")
@@ -183,7 +185,7 @@ def test_feature_matching_says_what_it_could_not_prove(pruned):
 
 def test_feature_matching_recovers_a_smooth_image_through_relus():
     image, gradient_map, observation = relu_case()
-    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert result.objective < 1e-3
     error = (SPEC.denormalize(result.batch.inputs) - SPEC.denormalize(image)).square().mean()
     assert error < 1e-4  # 40 dB
@@ -202,7 +204,7 @@ def test_feature_matching_walks_through_a_hidden_linear_layer_of_relus():
     image = torch.rand(1, 1, 8, 8, generator=generator())
     gradient_map, observation = case(network, SPEC.normalize(image))
     attack = FeatureMatching(proof=2e-7)  # float32 misses by 1e-7 here
-    (result,) = attack(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = attack(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert len(result.stats["ranks"]) == 2
     assert result.stats["positions"][0] == 1
     torch.testing.assert_close(SPEC.denormalize(result.batch.inputs), image, atol=0.02, rtol=0)

@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
+from flwr_leakage.attacks import AttackJob
 from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, disjoint_columns
 from flwr_leakage.attacks.exact.feature_recursion import (
     FeatureRecursion,
@@ -31,8 +32,7 @@ def residual_network(seed=0):
 
 
 def attack(gradient_map, observations, spec):
-    generator = torch.Generator().manual_seed(0)
-    return FeatureRecursion()(gradient_map, spec, observations, ThreatModel(), generator)
+    return FeatureRecursion()(AttackJob(gradient_map, spec, observations, ThreatModel()))
 
 
 def test_other_networks_and_batches_fail_in_words_while_the_others_go_on():
@@ -151,9 +151,8 @@ def test_an_image_is_recovered_where_maxima_are_all_that_the_last_layer_takes_in
 def test_an_image_is_told_roughly_through_two_poolings():
     network = pooling_network()
     solver = FeatureRecursion(zeros=[1e-6], synthetic=50, smoothed_iterations=40, rounds=1)
-    generator = torch.Generator().manual_seed(0)
     targets = [observe_pooled(network)]
-    (found,) = solver(GradientMap(network), POOLED_SPEC, targets, ThreatModel(), generator)
+    (found,) = solver(AttackJob(GradientMap(network), POOLED_SPEC, targets, ThreatModel()))
     error = (found.batch.inputs - smooth_image()).square().mean()
     assert error < 0.1 * smooth_image().square().mean()
 
