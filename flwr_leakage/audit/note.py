@@ -23,12 +23,17 @@ class ClientNote:
         measurements: scores per sample; empty unless the client sends its scores.
         train_cpu_seconds: of the training loop.
         score_cpu_seconds: of the scores.
+        reproducible: whether the defense's draws came from a seed, so that whoever knows it
+            subtracts the noise: a simulation.
+        remark: of the client, on its settings.
     """
 
     client_id: int
     measurements: tuple[Measurement, ...] = ()
     train_cpu_seconds: float = 0.0
     score_cpu_seconds: float = 0.0
+    reproducible: bool = False
+    remark: str = ""
 
     def to_text(self) -> str:
         """The note as JSON."""
@@ -36,6 +41,8 @@ class ClientNote:
             "client-id": self.client_id,
             "train-cpu-seconds": self.train_cpu_seconds,
             "score-cpu-seconds": self.score_cpu_seconds,
+            "reproducible": self.reproducible,
+            "remark": self.remark,
             "measurements": [
                 {
                     "name": m.name,
@@ -54,7 +61,7 @@ class ClientNote:
     def from_text(text: object) -> "ClientNote":
         """Read what a client sent, which need not be a text at all.
 
-        Names and units are cut at 100 characters, notes at 500.
+        Names and units are cut at 100 characters, notes and the remark at 500.
 
         Raises:
             ValueError: it is no note that ``to_text`` writes.
@@ -69,6 +76,8 @@ class ClientNote:
                 measurements=measurements,
                 train_cpu_seconds=_seconds(content["train-cpu-seconds"]),
                 score_cpu_seconds=_seconds(content["score-cpu-seconds"]),
+                reproducible=_flag(content["reproducible"]),
+                remark=_text(content["remark"], 500),
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             reason = repr(error)[:200]
@@ -120,6 +129,12 @@ def _seconds(value: object) -> float:
     if seconds < 0:
         raise ValueError(f"expected seconds ≥ 0, got {seconds}.")
     return seconds
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, got {value!r}.")
+    return value
 
 
 def _count(value: object) -> int:

@@ -36,6 +36,10 @@ class Recorder:
         """Something went wrong; the run goes on."""
         self.tracker.event(RunEvent(self.run, server_round, client_id, "warning", message))
 
+    def information(self, server_round: int, client_id: int, message: str) -> None:
+        """Something that is worth knowing, and no failure."""
+        self.tracker.event(RunEvent(self.run, server_round, client_id, "info", message))
+
     def utility(self, server_round: int, name: str, value: float, unit: str) -> None:
         """A quantity of the global model."""
         self._number(server_round, SERVER, -1, "utility", name, value, unit)

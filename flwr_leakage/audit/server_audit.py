@@ -59,6 +59,8 @@ class ServerAudit:
         check_grantable(self.threat, self.truth)
         self._history = History(self.threat.rounds)
         self._recorder = Recorder(self.tracker, self.run)
+        self._told_of_seeds = False
+        self._remarks: dict[int, str] = {}
         self._round_start = time.monotonic()
 
     def begin_round(self, server_round: int) -> None:
@@ -82,6 +84,7 @@ class ServerAudit:
         self._recorder.cost(server_round, "clients_wall_seconds", self._elapsed())
         for note in notes:
             self._recorder.note(server_round, note)
+            self._tell_of_settings(server_round, note)
         if self.attack is not None:
             targets = self._targets(server_round, observations)
             cases = [case for target in targets if (case := self._grant(target))]
@@ -92,6 +95,24 @@ class ServerAudit:
             f"{self._round_name(server_round)} · {len(observations)} updates · "
             f"{self._elapsed():.1f} s"
         )
+
+    def _tell_of_settings(self, server_round: int, note: ClientNote) -> None:
+        """Say once that draws can be repeated, and what a client says of its own settings."""
+        if note.reproducible and not self._told_of_seeds:
+            self._told_of_seeds = True
+            message = (
+                "The defenses draw from a seed, so that the run can be repeated, and so can their "
+                "noise: whoever knows the seed subtracts it. For simulations only; elsewhere "
+                "leave ClientAudit(seed=None)."
+            )
+            if self.truth is None:
+                self.warn(server_round, note.client_id, message)
+            else:
+                self._recorder.information(server_round, -1, message)
+        if note.remark and self._remarks.get(note.client_id) != note.remark:
+            self._remarks[note.client_id] = note.remark
+            remark = f"client {note.client_id} says: {note.remark}"
+            self._recorder.information(server_round, note.client_id, remark)
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)

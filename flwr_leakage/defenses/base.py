@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
 from flwr_leakage.per_sample import Samples, separate
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 
@@ -74,7 +73,7 @@ class Defense:
     """The base of all defenses. As it stands it changes nothing.
 
     A defense overrides ``on_batch``, ``on_update`` or both. It holds its settings only and is
-    frozen: all of its random draws come from the generator that it is given.
+    frozen: all of its draws come from the randomness that it is given.
 
     Attributes:
         replaces_update: whether ``on_update`` recomputes the update from the data, and so drops
@@ -111,12 +110,12 @@ class Defense:
         """
         return None
 
-    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
+    def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
         """Change the samples that the client trains on: a mini-batch, or a whole epoch at once."""
         return batch
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Change the update before the client sends it."""
         return update

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 
@@ -66,16 +65,16 @@ class Chain(Defense):
         known = (d.epsilon(schedule, num_examples, num_rounds) for d in self.defenses)
         return next((epsilon for epsilon in known if epsilon is not None), None)
 
-    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
+    def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
         """Encode by each defense in order."""
         for defense in self.defenses:
-            batch = defense.on_batch(batch, num_classes, generator)
+            batch = defense.on_batch(batch, num_classes, randomness)
         return batch
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Defend by each defense in order."""
         for defense in self.defenses:
-            update = defense.on_update(update, generator, local_round)
+            update = defense.on_update(update, randomness, local_round)
         return update

@@ -13,6 +13,7 @@ from flwr_leakage.defenses.noise import add_gaussian_noise
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import row_norms, sample_gradients
 from flwr_leakage.params import Params, ravel, unravel
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 
@@ -143,7 +144,7 @@ class DPSGD(Defense):
         _check_separable(gradient_map)
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Replace ``update.delta`` by that of DP-SGD on the same samples."""
         check_update(update)
@@ -165,7 +166,7 @@ class DPSGD(Defense):
             )
             if self.noise_multiplier:
                 std = self.noise_multiplier * self.max_norm / len(samples)
-                step = add_gaussian_noise(step, std, generator)
+                step = add_gaussian_noise(step, std, randomness)
             if schedule.weight_decay:
                 step = {k: g + schedule.weight_decay * current[k] for k, g in step.items()}
             if velocity is not None and schedule.momentum:

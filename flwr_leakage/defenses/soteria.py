@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import InputSpec, Update
 
 
@@ -118,7 +119,7 @@ class Soteria(Defense):
         return layer, f"{layer}.weight" if layer else "weight"
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Set columns of the layer's weight update to zero."""
         check_update(update)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flwr_leakage.defenses.base import LocalRound
 from flwr_leakage.operators import SampleJacobian
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import LocalSchedule
 from flwr_leakage.spectral.lanczos import Lanczos
 
@@ -62,16 +63,14 @@ class SampleSpectra:
     def measure(
         local_round: LocalRound,
         schedule: LocalSchedule,
-        generator: torch.Generator,
+        randomness: Randomness,
         prior_std: float = 1.0,
         max_samples: int = 64,
         num_steps: int = 24,
     ) -> "SampleSpectra":
         """Run ``num_steps`` steps of Lanczos, of two products each, for all samples at once."""
         operator, exposures = sample_jacobian(local_round, schedule, max_samples)
-        start = torch.randn(
-            operator.num_blocks, operator.num_inputs, generator=generator, dtype=torch.float64
-        )
+        start = randomness.normal((operator.num_blocks, operator.num_inputs), torch.float64)
         lanczos = Lanczos(operator, start.to(operator.device, operator.dtype))
         for _ in range(min(num_steps, operator.num_inputs)):
             lanczos.step()

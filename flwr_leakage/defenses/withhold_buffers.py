@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
 
 
@@ -17,7 +16,7 @@ class WithholdBuffers(Defense):
     """
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Drop ``update.buffers``."""
         check_update(update)

@@ -2,6 +2,7 @@
 
 from flwr_leakage.audit import ConsoleProgress, Selection, ServerAudit, SilentProgress, Truth
 from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
+from flwr_leakage.flower.dp_check import Finding, check_privacy
 from flwr_leakage.flower.inline_grid import InlineGrid
 from flwr_leakage.flower.launch import RayEngine, run_inline, run_ray
 from flwr_leakage.flower.strategy import HonestButCurious
@@ -10,6 +11,7 @@ from flwr_leakage.scores.plan import ScorePlan
 __all__ = [
     "ClientAudit",
     "ConsoleProgress",
+    "Finding",
     "HonestButCurious",
     "InlineGrid",
     "LeakageMod",
@@ -19,6 +21,7 @@ __all__ = [
     "ServerAudit",
     "SilentProgress",
     "Truth",
+    "check_privacy",
     "encode",
     "run_inline",
     "run_ray",

@@ -13,7 +13,7 @@ from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.client import ClientAudit
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
-from flwr_leakage.randomness import make_generator
+from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
@@ -55,15 +55,17 @@ class Experiment:
         return self.data.client_batch(client_id, drawn_in, num_examples)
 
     def client_audit(self) -> ClientAudit:
-        """The settings of the clients' mod."""
+        """The settings of the clients' mod; on a real node, no draws come from the seed."""
         client = self.settings.client
+        node = self.config.get("node")
         return ClientAudit(
             gradient_map=self.gradient_map,
             spec=self.spec,
             schedule=self.schedule,
             defense=self.defense,
             scores=self.scores,
-            seed=self.settings.seed,
+            seed=self.settings.seed if node is None else None,
+            remark="" if node is None else node["remark"],
             score_plan=self.score_plan,
             max_samples=client.max_samples,
             num_threads=client.num_threads,
@@ -94,10 +96,10 @@ class Experiment:
         """
         used = self.schedule.num_samples_used(num_examples)
         private = self._batch(client_id, server_round, num_examples)[:used]
-        generator = make_generator(
+        draws = Reproducible.from_seed(
             self.settings.seed, server_round=server_round, client_id=client_id, purpose="encode"
         )
-        encoded = self.defense.on_batch(private, self.spec.num_classes, generator)
+        encoded = self.defense.on_batch(private, self.spec.num_classes, draws)
         return Truth(private, encoded)
 
     def caveats(self) -> list[str]:

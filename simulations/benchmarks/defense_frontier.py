@@ -45,7 +45,7 @@ from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.models import LeNet, initialize
 from flwr_leakage.params import Params
-from flwr_leakage.randomness import make_generator
+from flwr_leakage.randomness import Reproducible, make_generator
 from flwr_leakage.records import Batch, LocalSchedule, Update
 from simulations.benchmarks import lab
 from simulations.benchmarks.defense_lab import STRONG, Trained, observe, train
@@ -72,12 +72,12 @@ def predicted_rmse(
     """What the best linear attacker is left with, for each sample, in model input units."""
     schedule = LocalSchedule(LEARNING_RATE, 1, len(batch))
     around = LocalRound(gradient_map, params, gradient_map.buffers, batch, batch)
-    generator = make_generator(seed, purpose="prediction")
+    draws = Reproducible.from_seed(seed, purpose="prediction")
     if isinstance(defense, TargetRisk):
         delta = local_update(gradient_map, params, batch, schedule, gradient_map.buffers)
-        plan = defense.plan(Update(delta, {}, schedule, len(batch)), generator, around)
+        plan = defense.plan(Update(delta, {}, schedule, len(batch)), draws, around)
         return plan.predicted_rmse.tolist()
-    spectra = SampleSpectra.measure(around, schedule, generator, num_steps=LANCZOS_STEPS)
+    spectra = SampleSpectra.measure(around, schedule, draws, num_steps=LANCZOS_STEPS)
     if isinstance(defense, GaussianNoise):
         return spectra.error_under_isotropic_noise(defense.noise_std).tolist()
     assert isinstance(defense, InfluenceNoise)

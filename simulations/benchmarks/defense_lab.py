@@ -17,7 +17,7 @@ from flwr_leakage.defenses import Defense, LocalRound
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.metrics import utility_of
 from flwr_leakage.params import Params, add, scale
-from flwr_leakage.randomness import make_generator
+from flwr_leakage.randomness import Randomness, Reproducible, make_generator
 from flwr_leakage.records import (
     Batch,
     Disclosure,
@@ -37,7 +37,7 @@ def defended_update(
     encoded: Batch,
     learning_rate: float,
     defense: Defense,
-    generator: torch.Generator,
+    randomness: Randomness,
 ) -> Update:
     """One client's round: one step on all of ``encoded``, then the defense of its update."""
     schedule = LocalSchedule(learning_rate, 1, len(encoded))
@@ -45,7 +45,7 @@ def defended_update(
     delta = local_update(gradient_map, params, encoded, schedule, buffers)
     raw = Update(delta, {}, schedule, len(encoded))
     local_round = LocalRound(gradient_map, params, buffers, private, encoded)
-    return defense.on_update(raw, generator, local_round)
+    return defense.on_update(raw, randomness, local_round)
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,17 @@ def train(
                 )
                 own = order[client * share : (client + 1) * share]
                 private = train_set.batch(own[torch.randperm(share, generator=generator)])
-                encoded.append(defense.on_batch(private, train_set.spec.num_classes, generator))
+                draws = Reproducible(generator)
+                encoded.append(defense.on_batch(private, train_set.spec.num_classes, draws))
         first = (server_round % steps_in_epoch) * batch_size
         total: Params | None = None
         for client in range(clients):
             batch = encoded[client][first : first + batch_size]
-            generator = make_generator(
+            draws = Reproducible.from_seed(
                 seed, server_round=server_round, client_id=client, purpose="defense"
             )
             released = defended_update(
-                gradient_map, params, batch, batch, learning_rate, defense, generator
+                gradient_map, params, batch, batch, learning_rate, defense, draws
             )
             total = released.delta if total is None else add(total, released.delta)
         assert total is not None
@@ -145,7 +146,7 @@ def observe(
     observations = []
     for client, first in enumerate(range(0, len(encoded), batch_size)):
         window = slice(first, first + batch_size)
-        generator = make_generator(seed, client_id=client, purpose="observed defense")
+        draws = Reproducible.from_seed(seed, client_id=client, purpose="observed defense")
         update = defended_update(
             gradient_map,
             params,
@@ -153,7 +154,7 @@ def observe(
             encoded[window],
             learning_rate,
             defense,
-            generator,
+            draws,
         )
         observations.append(
             Observation(

@@ -40,7 +40,7 @@ from flwr_leakage.defenses import (
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Lpips
 from flwr_leakage.models import LeNet, initialize
-from flwr_leakage.randomness import make_generator
+from flwr_leakage.randomness import Reproducible, make_generator
 from flwr_leakage.records import Batch, Reconstruction
 from simulations.benchmarks import lab
 from simulations.benchmarks.defense_lab import STRONG, observe, train
@@ -82,11 +82,11 @@ def mixing_defense(defense: Defense) -> MixUp | InstaHide | None:
 def mixing_matrix(
     mixer: MixUp | InstaHide, num_samples: int, seed: int, epoch: int
 ) -> torch.Tensor:
-    """W of an epoch: drawn again from the generator that the client encoded with."""
-    generator = make_generator(seed, server_round=epoch, purpose="encode")
+    """W of an epoch: drawn again from the seed that the client encoded with."""
+    draws = Reproducible.from_seed(seed, server_round=epoch, purpose="encode")
     if isinstance(mixer, InstaHide):
-        return mixer.draw_mixing(num_samples, generator).matrix(num_samples)
-    return draw_mixing(num_samples, mixer.k, mixer.max_coefficient, generator).matrix(num_samples)
+        return mixer.draw_mixing(num_samples, draws).matrix(num_samples)
+    return draw_mixing(num_samples, mixer.k, mixer.max_coefficient, draws).matrix(num_samples)
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class Study:
     ) -> tuple[Batch | None, float]:
         """Invert one epoch's gradients: its (encoded) images, and CPU seconds a batch."""
         spec = self.data.spec
-        generator = make_generator(self.seed, server_round=epoch, purpose="encode")
-        encoded = defense.on_batch(private, spec.num_classes, generator)
+        draws = Reproducible.from_seed(self.seed, server_round=epoch, purpose="encode")
+        encoded = defense.on_batch(private, spec.num_classes, draws)
         observations = observe(
             self.gradient_map,
             self.gradient_map.params,
@@ -150,8 +150,8 @@ class Study:
 
     def adapt(self, defense: Defense, public: Batch, iterations: int) -> float:
         """The total variation that best recovers the attacker's own encoded images, one by one."""
-        generator = make_generator(self.seed, server_round=0, purpose="encode")
-        truth = defense.on_batch(public, self.data.spec.num_classes, generator)
+        draws = Reproducible.from_seed(self.seed, server_round=0, purpose="encode")
+        truth = defense.on_batch(public, self.data.spec.num_classes, draws)
         errors: dict[float, float] = {}
         for weight in TV_WEIGHTS:
             found, _ = self.recover(defense, public, 1, inversion(weight, 1, iterations), 0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attacked import observe
+from attacked import observe, tiny_network
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
@@ -22,6 +22,7 @@ from flwr_leakage.attacks import (
     presets,
 )
 from flwr_leakage.attacks.presets import load_preset, preset_names
+from flwr_leakage.defenses import Defense, GaussianNoise, GradientPruning
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ResNet8
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
@@ -151,20 +152,49 @@ def shortened(attack):
     return attack
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_preset_solves_a_small_case(name, gradient_map, spec):
-    if name == "analytic":
-        gradient_map = GradientMap(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)))
-    if name == "feature_recursion":
-        torch.manual_seed(0)
-        gradient_map = GradientMap(ResNet8(spec.shape, spec.num_classes, width=16))
+def relu_resnet(spec):
+    torch.manual_seed(0)
+    return ResNet8(spec.shape, spec.num_classes, width=16)
+
+
+CASES = {
+    "undefended": (lambda spec: tiny_network(), Defense()),
+    "linear network": (
+        lambda spec: nn.Sequential(nn.Flatten(), nn.Linear(64, spec.num_classes)),
+        Defense(),
+    ),
+    "ReLU network with BatchNorm": (relu_resnet, Defense()),
+    "pruned": (lambda spec: tiny_network(), GradientPruning(0.5)),
+    "noisy": (lambda spec: tiny_network(), GaussianNoise(0.1)),
+}
+"""What an attack may be made for: a network, and a defense that it adapts to."""
+
+
+def solves(attack, network, defense, spec):
+    """Whether the attack finds the label and halves the error of a grey image."""
     across = torch.linspace(0.1, 0.9, 8)
     image = spec.normalize((across[:, None] * across.sqrt()).reshape(1, *spec.shape))
-    batch = Batch(image, torch.tensor([1]))
-    observation = observe(gradient_map, batch, LocalSchedule(0.1))
+    gradient_map = GradientMap(network)
+    seen = observe(gradient_map, Batch(image, torch.tensor([1])), LocalSchedule(0.1))
+    draws = torch.Generator().manual_seed(0)
+    seen = replace(seen, update=defense.on_update(seen.update, draws))
+    (result,) = attack(AttackJob(gradient_map, spec, [seen], ThreatModel()))
+    if result.batch is None or result.batch.targets.tolist() != [1]:
+        return False
+    error = (result.batch.inputs - image).square().mean()
+    grey = (spec.normalize(torch.full_like(image, 0.5)) - image).square().mean()
+    return bool(error < 0.5 * grey)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_solves_a_small_case(name, spec):
     attack = shortened(load_preset(name))
-    (result,) = attack(AttackJob(gradient_map, spec, [observation], ThreatModel()))
-    assert result.error == ""
-    assert result.batch.targets.tolist() == [1]
-    error = float((result.batch.inputs - image).square().mean())
-    assert error < 0.5 * float(image.square().mean())
+    assert any(solves(attack, make(spec), defense, spec) for make, defense in CASES.values()), (
+        f"{name} solves none of: {', '.join(CASES)}"
+    )
+
+
+def test_knowing_of_pruning_helps(spec):
+    make, defense = CASES["pruned"]
+    assert solves(shortened(load_preset("pruning_aware")), make(spec), defense, spec)
+    assert not solves(shortened(load_preset("idlg")), make(spec), GradientPruning(0.9), spec)

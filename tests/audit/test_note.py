@@ -12,7 +12,7 @@ from flwr_leakage.records import Measurement
 SCORE = Measurement(
     "lambda_max", (0.25, None), "1", "larger is safer", ("", "did not converge"), 12
 )
-NOTE = ClientNote(3, (SCORE,), train_cpu_seconds=0.5, score_cpu_seconds=1.5)
+NOTE = ClientNote(3, (SCORE,), 0.5, 1.5, reproducible=True, remark="own")
 CONTENT = json.loads(NOTE.to_text())
 
 MEASUREMENTS = st.builds(
@@ -28,7 +28,7 @@ MEASUREMENTS = st.builds(
 
 @given(st.integers(0, 10**6), st.lists(MEASUREMENTS, max_size=3))
 def test_what_is_sent_is_read(client_id, measurements):
-    note = ClientNote(client_id, tuple(measurements), 0.25, 2.0)
+    note = ClientNote(client_id, tuple(measurements), 0.25, 2.0, True, "own")
     assert ClientNote.from_text(note.to_text()) == note
 
 
@@ -53,6 +53,8 @@ def _text(change=None, **measurement):
         "{}",
         "[" * 200_000,
         '{"a":' * 200_000,
+        _text({"reproducible": 1}),
+        _text({"remark": 3}),
         _text({"client-id": -1}),
         _text({"client-id": "3"}),
         _text({"client-id": 3.0}),

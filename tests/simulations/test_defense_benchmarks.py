@@ -9,7 +9,7 @@ from flwr_leakage.defenses import Chain, GradientPruning, InstaHide, MixUp, NoDe
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.models import LeNet
-from flwr_leakage.randomness import make_generator
+from flwr_leakage.randomness import Reproducible
 from simulations.benchmarks.defense_lab import train
 from simulations.benchmarks.defense_table import Study, mixing_defense, mixing_matrix
 from simulations.benchmarks.defense_times import ratios
@@ -33,8 +33,8 @@ def make_map() -> GradientMap:
 )
 def test_the_mapping_given_to_the_attacker_is_the_clients(defense) -> None:
     private = make_data(8).batch(range(8))
-    generator = make_generator(5, server_round=2, purpose="encode")
-    encoded = defense.on_batch(private, 3, generator)
+    draws = Reproducible.from_seed(5, server_round=2, purpose="encode")
+    encoded = defense.on_batch(private, 3, draws)
     weights = mixing_matrix(mixing_defense(defense), 8, 5, 2)
     expected = (weights @ private.inputs.flatten(1)).abs()
     torch.testing.assert_close(encoded.inputs.flatten(1).abs(), expected, rtol=1e-4, atol=1e-5)
