@@ -47,9 +47,23 @@ class GradientMap:
 
     @property
     def buffers(self) -> Params:
-        """The copied model's buffers, those that its ``state_dict`` holds."""
+        """The buffers in the ``state_dict`` of the copied model, BatchNorm's statistics mostly."""
         persistent = self.model.state_dict().keys()
         return {name: b for name, b in self.model.named_buffers() if name in persistent}
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the model has a BatchNorm layer."""
+        return any(isinstance(layer, StatelessBatchNorm) for layer in self.model.modules())
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        """Whether a sample's gradient depends on the batch that it is in.
+
+        True of a client that trains BatchNorm layers in train mode: they normalise with the mean
+        and variance of the batch.
+        """
+        return self.batch_norm == "batch" and self.has_batch_norm
 
     def with_batch_norm(self, mode: BatchNormMode) -> "GradientMap":
         """Return the same map with another BatchNorm mode."""

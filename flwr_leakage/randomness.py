@@ -1,9 +1,53 @@
-"""Generators that are pure functions of (seed, round, client, purpose)."""
+"""Where random numbers come from: a seed, in a simulation, or the operating system's entropy.
 
+A defense hides data behind its draws, so that whoever can repeat them undoes it. A generator
+made of (seed, round, client) can be repeated by everyone who knows or guesses the seed, and
+PyTorch's own (MT19937) is rebuilt from some of its outputs, which a server sees wherever it
+knows an entry's value before the noise (a class that nobody has, a unit that is dead). Defenses
+therefore draw from a ``Randomness``: ``Secure`` outside of simulations, ``Reproducible`` in one.
+"""
+
+import math
+import os
+import secrets
 import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Draws = torch.Generator | Sequence[torch.Generator]
+"""Where the rows of a random matrix come from: one generator for all, or one for each row.
+
+With one for each, a row does not depend on which other rows are drawn beside it.
+"""
+
+
+def derive_seed(seed: int, *, server_round: int = 0, client_id: int = 0, purpose: str = "") -> int:
+    """Return a seed of 63 bits that depends on the arguments only, and on each of them.
+
+    Raises:
+        ValueError: an argument is negative. The text never holds the seed: it may be a secret,
+            and errors travel to the server.
+    """
+    if seed < 0:
+        raise ValueError("seed must be ≥ 0, got a negative one.")
+    if min(server_round, client_id) < 0:
+        raise ValueError(
+            f"server_round and client_id must be ≥ 0, got {server_round} and {client_id}."
+        )
+    words = [seed, server_round, client_id, zlib.crc32(purpose.encode())]
+    state = np.random.SeedSequence(words).generate_state(2, np.uint32)
+    return int(state[0]) << 31 ^ int(state[1])
+
+
+def entropy_seed() -> int:
+    """Return a seed of 63 bits that nobody knows, for draws that hide nothing."""
+    return secrets.randbits(63)
 
 
 def make_generator(
@@ -11,14 +55,190 @@ def make_generator(
 ) -> torch.Generator:
     """Return a CPU generator that depends on the arguments only.
 
-    Every random draw of the project comes from such a generator, so that a result does not
+    Every reproducible draw of the project comes from such a generator, so that a result does not
     depend on the process, the engine or the order in which clients are served. ``purpose``
     separates the streams of one client and round (``"batch"``, ``"defense"``, ``"attack"``).
     """
-    words = [seed, server_round, client_id, zlib.crc32(purpose.encode())]
-    if min(words) < 0:
-        raise ValueError(f"seed, server_round and client_id must be ≥ 0, got {words[:3]}.")
-    state = np.random.SeedSequence(words).generate_state(2, np.uint32)
     generator = torch.Generator()
-    generator.manual_seed(int(state[0]) << 31 ^ int(state[1]))
+    generator.manual_seed(
+        derive_seed(seed, server_round=server_round, client_id=client_id, purpose=purpose)
+    )
     return generator
+
+
+def normal_rows(shape: Sequence[int], draws: Draws) -> Float[Tensor, "S N"]:
+    """Independent standard normal numbers of a shape (S, N), in float64."""
+    if isinstance(draws, torch.Generator):
+        return torch.randn(tuple(shape), generator=draws, dtype=torch.float64)
+    _check_count(shape, draws)
+    return torch.stack([torch.randn(shape[1], generator=g, dtype=torch.float64) for g in draws])
+
+
+def sign_rows(shape: Sequence[int], draws: Draws) -> Float[Tensor, "S N"]:
+    """Independent entries of −1 and 1 with equal chances, of a shape (S, N), in float64."""
+    if isinstance(draws, torch.Generator):
+        bits = torch.randint(0, 2, tuple(shape), generator=draws)
+    else:
+        _check_count(shape, draws)
+        bits = torch.stack([torch.randint(0, 2, (shape[1],), generator=g) for g in draws])
+    return (2 * bits - 1).double()
+
+
+def _check_count(shape: Sequence[int], draws: Sequence[torch.Generator]) -> None:
+    if len(draws) != shape[0]:
+        raise ValueError(
+            f"draws must hold one generator for each of {shape[0]} rows, got {len(draws)}."
+        )
+
+
+class Randomness(ABC):
+    """The draws that defenses make.
+
+    Draws may be more precise than the ``dtype`` asked for: noise is added first, and the sum
+    rounded to its type afterwards.
+    """
+
+    @abstractmethod
+    def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Independent draws from N(0, 1)."""
+
+    @abstractmethod
+    def laplace(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Independent draws of density ``exp(−|z|) / 2``, whose standard deviation is √2."""
+
+    @abstractmethod
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """Independent draws from [0, 1], of the default type."""
+
+    @abstractmethod
+    def permutation(self, count: int) -> Tensor:
+        """0 … ``count`` − 1 in random order."""
+
+    @abstractmethod
+    def bytes(self, count: int) -> Tensor:
+        """``count`` integers, each of 0 … 255 equally likely."""
+
+    def exponential(self, shape: Sequence[int]) -> Tensor:
+        """Independent draws of density ``exp(−z)``, of the default type."""
+        return -self.uniform(shape).clamp_min(torch.finfo(torch.float32).tiny).log()
+
+
+@dataclass(frozen=True)
+class Reproducible(Randomness):
+    """Draws that can be repeated: for simulations only.
+
+    Whoever can make the same generator subtracts the noise from what was released.
+
+    Attributes:
+        generator: of all draws, which are made on its device.
+    """
+
+    generator: torch.Generator
+
+    @staticmethod
+    def from_seed(
+        seed: int, *, server_round: int = 0, client_id: int = 0, purpose: str = ""
+    ) -> "Reproducible":
+        """The draws of :func:`make_generator`, with the same arguments."""
+        return Reproducible(
+            make_generator(seed, server_round=server_round, client_id=client_id, purpose=purpose)
+        )
+
+    def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Independent draws from N(0, 1)."""
+        generator = self.generator
+        return torch.randn(shape, dtype=dtype, generator=generator, device=generator.device)
+
+    def laplace(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """With v uniform on (−1, 1): ``−sign(v) · log(1 − |v|)``."""
+        generator = self.generator
+        draws = torch.rand(shape, dtype=dtype, generator=generator, device=generator.device)
+        signed = draws.mul_(2).sub_(1)
+        # v = −1 has a chance of 2⁻²⁴ in float32, and no finite image.
+        magnitude = signed.abs().clamp_(max=1 - torch.finfo(dtype).eps / 2)
+        return magnitude.neg_().log1p_().neg_().mul_(signed.sign_())
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """Independent draws from [0, 1)."""
+        return torch.rand(shape, generator=self.generator, device=self.generator.device)
+
+    def permutation(self, count: int) -> Tensor:
+        """0 … ``count`` − 1 in random order."""
+        return torch.randperm(count, generator=self.generator, device=self.generator.device)
+
+    def bytes(self, count: int) -> Tensor:
+        """``count`` integers, each of 0 … 255 equally likely."""
+        generator = self.generator
+        return torch.randint(256, (count,), generator=generator, device=generator.device)
+
+    def exponential(self, shape: Sequence[int]) -> Tensor:
+        """Independent draws of density ``exp(−z)``."""
+        draws = torch.empty(tuple(shape), device=self.generator.device)
+        return draws.exponential_(generator=self.generator)
+
+
+_CHUNK = 1 << 17
+"""Numbers drawn at a time: their few copies stay in the cache."""
+
+
+@dataclass(frozen=True)
+class Secure(Randomness):
+    """Draws from the operating system's entropy: nothing repeats or predicts them.
+
+    ``os.urandom`` is a cryptographic generator: from any part of its output no other part can be
+    computed, unlike the state of MT19937. It keeps no state in this process. A normal number is
+    the scaled sum of four, each the inverse distribution function of 52 random bits, so that the
+    set of floating-point numbers that can occur does not tell the value below the noise (Mironov
+    2012; the sum is the remedy of Holohan and Braghin 2021, which Opacus' secure mode takes,
+    too); a Laplacian one is made of four as well. Sums are drawn in float64.
+    """
+
+    def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Independent draws from N(0, 1), in float64: (z₁ + z₂ + z₃ + z₄) / 2."""
+        return _of_four_normals(shape, lambda z: z.sum(0).div_(2))
+
+    def laplace(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Independent Laplacian draws, in float64: z₁z₂ + z₃z₄.
+
+        The characteristic function of a product of two normal numbers is (1 + t²)^(−1/2), so that
+        of the sum of two products is 1 / (1 + t²), the Laplacian one (Kotz et al. 2001, 2.2).
+        """
+        return _of_four_normals(shape, lambda z: z[0] * z[1] + z[2] * z[3])
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """Independent draws from (0, 1]."""
+        return _uniforms(math.prod(shape)).to(torch.get_default_dtype()).reshape(tuple(shape))
+
+    def permutation(self, count: int) -> Tensor:
+        """The order of ``count`` random integers of 64 bits; ties have a chance of count² 2⁻⁶⁵."""
+        return torch.argsort(_entropy(count, torch.int64))
+
+    def bytes(self, count: int) -> Tensor:
+        """``count`` integers, each of 0 … 255 equally likely."""
+        return _entropy(count, torch.uint8).long()
+
+
+def _entropy(count: int, dtype: torch.dtype) -> Tensor:
+    """``count`` integers of a type, every bit of them random."""
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(bytearray(os.urandom(count * dtype.itemsize)), dtype=dtype)
+
+
+def _uniforms(count: int) -> Tensor:
+    """Multiples of 2⁻⁵³ in (0, 1], in float64."""
+    # The shift leaves a negative sign in place: −2⁵² … 2⁵² − 1.
+    return (_entropy(count, torch.int64) >> 11).double().mul_(2.0**-53).add_(0.5 + 2.0**-53)
+
+
+def _normals(count: int) -> Tensor:
+    """Φ⁻¹ of the middles of 2⁵² equal cells of (0, 1), in float64: all of them are exact."""
+    cells = (_entropy(count, torch.int64) >> 12).double()
+    return torch.special.ndtri(cells.add_(0.5).mul_(2.0**-52).add_(0.5))
+
+
+def _of_four_normals(shape: Sequence[int], combine: Callable[[Tensor], Tensor]) -> Tensor:
+    drawn = torch.empty(math.prod(shape), dtype=torch.float64)
+    for part in drawn.split(_CHUNK):
+        part.copy_(combine(_normals(4 * len(part)).reshape(4, -1)))
+    return drawn.reshape(tuple(shape))

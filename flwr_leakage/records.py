@@ -201,6 +201,9 @@ class Exposure:
         defended: the samples as encoded by the defense (``private`` itself without one).
         raw: the update before the defense.
         released: the update that is sent; δ = released − raw.
+        part_of: the exposure of the whole round, where this one shows some of its samples; see
+            ``select``. ``None`` for the whole round itself.
+        indices: the place of each sample in the round.
     """
 
     params: Params
@@ -209,6 +212,52 @@ class Exposure:
     defended: Batch
     raw: Update
     released: Update
+    part_of: "Exposure | None" = None
+    indices: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.part_of is None:
+            object.__setattr__(self, "indices", tuple(range(len(self.private))))
+        if not len(self.private) == len(self.defended) == len(self.indices):
+            raise ValueError(
+                f"private, defended and indices must hold the same number of samples, got "
+                f"{len(self.private)}, {len(self.defended)} and {len(self.indices)}."
+            )
+
+    @property
+    def whole(self) -> "Exposure":
+        """The exposure of the whole round: of its batch statistics and its local training."""
+        return self if self.part_of is None else self.part_of
+
+    def select(self, indices: Sequence[int]) -> "Exposure":
+        """The same round, with the samples at ``indices`` (of this exposure) only.
+
+        Both updates stay as they are, for they are of all samples; so do ``whole`` and the
+        weights of the samples that are left.
+
+        Raises:
+            ValueError: an index is none of a sample here.
+        """
+        chosen = list(indices)
+        if not all(0 <= index < len(self.indices) for index in chosen):
+            raise ValueError(
+                f"indices must lie in 0 … {len(self.indices) - 1}, got {tuple(chosen)}."
+            )
+        return Exposure(
+            self.params,
+            self.buffers,
+            self.private[chosen],
+            self.defended[chosen],
+            self.raw,
+            self.released,
+            self.whole,
+            tuple(self.indices[index] for index in chosen),
+        )
+
+    def sample_weights(self) -> Tensor:
+        """wᵢ (S,): the factor of each sample's gradient in the round's pseudo-gradient."""
+        weights = self.raw.schedule.sample_weights(self.raw.num_examples)
+        return weights[list(self.indices)]
 
 
 @dataclass(frozen=True)
@@ -309,6 +358,24 @@ class Reconstruction:
     objective: float
     stats: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+
+    def __repr__(self) -> str:
+        """Shapes in place of tensors, whose entries would fill the screen."""
+        if self.batch is None:
+            batch = "None"
+        else:
+            inputs, targets = self.batch.inputs, self.batch.targets
+            batch = f"Batch(inputs={_shape(inputs)}, targets={_shape(targets)})"
+        stats = ", ".join(f"{name!r}: {_shape(value)}" for name, value in self.stats.items())
+        return (
+            f"Reconstruction(batch={batch}, objective={self.objective:.6g}, stats={{{stats}}}, "
+            f"error={self.error!r})"
+        )
+
+
+def _shape(value: object) -> str:
+    """A tensor's shape, and anything else as it is."""
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else repr(value)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""From a Hydra config to a running audit: one command, two engines, the same apps."""
+"""The command that runs a simulation, and the benchmarks."""

@@ -145,6 +145,18 @@ def test_switching_the_mode_leaves_the_map_as_it_was():
     torch.testing.assert_close(gradient_map.logits(gradient_map.params, _inputs()), expected)
 
 
+@pytest.mark.parametrize("with_batch_norm", [True, False])
+@pytest.mark.parametrize("mode", ["batch", "running"])
+def test_samples_depend_on_their_batch_where_batchnorm_takes_its_statistics(with_batch_norm, mode):
+    gradient_map = GradientMap(_network(with_batch_norm), batch_norm=mode)
+    assert gradient_map.has_batch_norm == with_batch_norm
+    assert gradient_map.uses_batch_statistics == (with_batch_norm and mode == "batch")
+    batch = Batch(_inputs(), torch.tensor([0, 1, 2, 0]))
+    logits = gradient_map.logits(gradient_map.params, batch.inputs)
+    alone = gradient_map.logits(gradient_map.params, batch.inputs[:2])
+    assert torch.allclose(logits[:2], alone, atol=1e-4) != gradient_map.uses_batch_statistics
+
+
 def test_a_float64_analysis_of_a_float32_model_needs_no_conversion_of_buffers():
     single = GradientMap(_network().float())
     double = {name: value.double() for name, value in single.params.items()}

@@ -13,6 +13,7 @@ from flwr_leakage.records import (
     InputSpec,
     LocalSchedule,
     Measurement,
+    Reconstruction,
     ThreatModel,
     Update,
 )
@@ -148,3 +149,15 @@ def test_a_measurement_has_a_note_for_each_sample_or_none():
     Measurement("psnr", (1.0, None), "dB", "larger leaks more", ("", "no number"))
     with pytest.raises(ValueError, match="each of 2 samples, got 1"):
         Measurement("psnr", (1.0, None), "dB", "larger leaks more", ("",))
+
+
+def test_a_reconstruction_prints_shapes_instead_of_tensors():
+    batch = Batch(torch.rand(2, 3, 32, 32), torch.tensor([1, 2]))
+    found = Reconstruction(batch, 1.25e-6, {"iterations": 7, "mask": torch.zeros(40, 2)})
+    assert repr(found) == (
+        "Reconstruction(batch=Batch(inputs=(2, 3, 32, 32), targets=(2,)), objective=1.25e-06, "
+        "stats={'iterations': 7, 'mask': (40, 2)}, error='')"
+    )
+    assert repr(Reconstruction(None, float("nan"), error="no bias")) == (
+        "Reconstruction(batch=None, objective=nan, stats={}, error='no bias')"
+    )

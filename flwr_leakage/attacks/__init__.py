@@ -5,9 +5,10 @@ from flwr_leakage.attacks.distance import squared_distance
 from flwr_leakage.attacks.exact.analytic import Analytic
 from flwr_leakage.attacks.exact.batch_linear import ExactBatch, recover_batch
 from flwr_leakage.attacks.exact.batch_search import SearchSettings
+from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.feature_matching import FeatureMatching
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
-from flwr_leakage.attacks.initialisation import Grey, Initialisation, Normal
+from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.inversion.levenberg_marquardt import LevenbergMarquardt
 from flwr_leakage.attacks.inversion.objectives.angular import Angular
@@ -31,6 +32,8 @@ from flwr_leakage.attacks.inversion.priors.total_variation import (
     colour_differences,
     total_variation,
 )
+from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.labels.assumed import AssumedTargets, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.labels.counts import ClassCounts, class_counts, mean_feature
@@ -42,6 +45,10 @@ from flwr_leakage.attacks.optimizers.base import Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.problem import Problem, pose, simulate_gradient
+from flwr_leakage.attacks.restarts import Restarts
+from flwr_leakage.attacks.starts.base import Initialisation
+from flwr_leakage.attacks.starts.grey import Grey
+from flwr_leakage.attacks.starts.normal import Normal
 from flwr_leakage.attacks.strongest import Strongest
 
 __all__ = [
@@ -50,7 +57,9 @@ __all__ = [
     "Adam",
     "Analytic",
     "Angular",
+    "AssumedTargets",
     "Attack",
+    "AttackJob",
     "AttackProgress",
     "AutomaticLabels",
     "BatchNormStatistics",
@@ -58,6 +67,7 @@ __all__ = [
     "Cosine",
     "Euclidean",
     "ExactBatch",
+    "FadingPrior",
     "FeatureMatching",
     "FeatureRecursion",
     "GradientInversion",
@@ -68,6 +78,7 @@ __all__ = [
     "LabelInference",
     "LayerWeighted",
     "LevenbergMarquardt",
+    "MaskSearch",
     "Masked",
     "MeanSquare",
     "Minimum",
@@ -81,6 +92,7 @@ __all__ = [
     "PriorContext",
     "Problem",
     "ProgressCallback",
+    "Restarts",
     "SearchSettings",
     "SignOfGradient",
     "SmallestMinimum",
@@ -89,6 +101,7 @@ __all__ = [
     "TotalVariation",
     "absolute_distance",
     "aligned",
+    "assume_targets",
     "class_counts",
     "colour_differences",
     "cosine_distance",

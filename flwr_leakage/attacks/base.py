@@ -2,15 +2,15 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import InputSpec, Observation, Reconstruction, ThreatModel
+from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.records import Reconstruction
 
 
 @dataclass(frozen=True)
@@ -37,35 +37,22 @@ ProgressCallback = Callable[[AttackProgress], None]
 
 @runtime_checkable
 class Attack(Protocol):
-    """Reconstructs private batches from what a server observes.
-
-    There is no parameter through which the truth could enter: what a threat model grants by
-    fiat is in each observation's ``disclosed``, and used only where ``threat`` says so.
-    """
+    """Reconstructs private batches from what a server observes."""
 
     def __call__(
-        self,
-        gradient_map: GradientMap,
-        spec: InputSpec,
-        observations: Sequence[Observation],
-        threat: ThreatModel,
-        generator: torch.Generator,
-        progress: ProgressCallback | None = None,
+        self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Attack all observations.
+        """Attack all observations of a job.
 
         Args:
-            gradient_map: the public model and loss, in the BatchNorm mode of the clients.
-            spec: the public facts about the data.
-            observations: what the server saw, one a target.
-            threat: what the attacker knows besides.
-            generator: the only source of randomness.
+            job: what the server knows; see :class:`flwr_leakage.attacks.job.AttackJob`.
             progress: called from time to time.
 
         Returns:
             One reconstruction an observation, in the same order. An observation that cannot be
             attacked yields one without a batch, with a NaN objective and the reason in
-            ``error``; the others go on.
+            ``error``; the others go on. The result of an observation does not depend on the
+            others.
         """
         ...
 
@@ -81,11 +68,11 @@ class Reporter:
     """Passes an optimizer's progress on, at most a few times a second.
 
     Attributes:
-        progress: whom to tell, if anybody.
+        progress: the callback, or ``None`` where nobody listens.
         done: targets that are finished.
         total: all targets of the call.
         iterations: the most iterations that a target may take.
-        last: when it was told last.
+        last: seconds of the monotonic clock when the callback was called last.
     """
 
     progress: ProgressCallback | None

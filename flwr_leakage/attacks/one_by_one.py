@@ -1,62 +1,52 @@
 """The loop of attacks that solve one target after another."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 
 from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure
+from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import Problem, pose
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.randomness import make_generator
-from flwr_leakage.records import InputSpec, Observation, Reconstruction, ThreatModel
+from flwr_leakage.records import Reconstruction
 
 
 class OneByOne(ABC):
     """An attack whose :meth:`solve` takes one problem, in float64.
 
-    Every target has a random stream of its own, so that its result does not depend on the others.
-
     Attributes:
-        purpose: names the streams.
+        purpose: names the random streams of its targets.
     """
 
     purpose: ClassVar[str]
 
     def __call__(
-        self,
-        gradient_map: GradientMap,
-        spec: InputSpec,
-        observations: Sequence[Observation],
-        threat: ThreatModel,
-        generator: torch.Generator,
-        progress: ProgressCallback | None = None,
+        self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
-        seed = int(torch.randint(2**31, (), generator=generator))
         results = []
-        for index, observation in enumerate(observations):
-            stream = make_generator(
-                seed,
-                server_round=observation.server_round,
-                client_id=max(observation.client_id, 0),
-                purpose=self.purpose,
-            )
+        for index, observation in enumerate(job.observations):
+            stream = job.generator(index, self.purpose)
             try:
-                problem = pose(gradient_map, spec, observation, threat).to(torch.float64)
-                results.append(self.solve(problem, stream))
+                problem = pose(job.gradient_map, job.spec, observation, job.threat)
+                results.append(self.solve(problem.to(torch.float64), stream, job.restart(index)))
             except (ValueError, RuntimeError) as error:
                 results.append(failure(error))
             if progress is not None:
                 objective = results[-1].objective
-                progress(AttackProgress(index + 1, len(observations), 1, 1, objective))
+                progress(AttackProgress(index + 1, len(job.observations), 1, 1, objective))
         return results
 
     @abstractmethod
-    def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
+    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
         """Attack one problem.
 
+        Args:
+            problem: in float64.
+            generator: of this target and restart.
+            restart: its number 0, 1, …; a start that is not random, such as grey, is taken by
+                the first only.
+
         Raises:
-            ValueError: the attack does not fit it.
+            ValueError: the attack does not fit the problem.
         """

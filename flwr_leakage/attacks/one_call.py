@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import overload
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.base import Attack, ProgressCallback
+from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap, Loss
@@ -55,13 +55,45 @@ Gradients = Mapping[str, Tensor] | tuple[Tensor, ...]
 
 @overload
 def attack(
-    model: nn.Module, update: Gradients | ParameterChange, **settings: object
+    model: nn.Module,
+    update: Gradients | ParameterChange,
+    *,
+    spec: InputSpec,
+    preset: str | Attack = "strongest",
+    num_examples: int = 1,
+    schedule: LocalSchedule | None = None,
+    targets: Tensor | Sequence[Tensor] | None = None,
+    members: Sequence[int] = (),
+    same_samples: bool = False,
+    loss: Loss = F.cross_entropy,
+    batch_norm: BatchNormMode = "running",
+    batch_norm_knowledge: BatchNormKnowledge = "none",
+    seed: int = 0,
+    workers: int = 1,
+    folder: str | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Reconstruction: ...
 @overload
 def attack(
-    model: nn.Module, update: list[Gradients | ParameterChange], **settings: object
+    model: nn.Module,
+    update: list[Gradients | ParameterChange],
+    *,
+    spec: InputSpec,
+    preset: str | Attack = "strongest",
+    num_examples: int = 1,
+    schedule: LocalSchedule | None = None,
+    targets: Tensor | Sequence[Tensor] | None = None,
+    members: Sequence[int] = (),
+    same_samples: bool = False,
+    loss: Loss = F.cross_entropy,
+    batch_norm: BatchNormMode = "running",
+    batch_norm_knowledge: BatchNormKnowledge = "none",
+    seed: int = 0,
+    workers: int = 1,
+    folder: str | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[Reconstruction]: ...
-def attack(  # type: ignore[misc]
+def attack(
     model: nn.Module,
     update: Gradients | ParameterChange | list[Gradients | ParameterChange],
     *,
@@ -100,7 +132,7 @@ def attack(  # type: ignore[misc]
         batch_norm: whether the client normalised with ``batch`` or ``running`` statistics.
         batch_norm_knowledge: what the attacker knows of those statistics in the first case;
             ``exact`` ones can not be handed over here.
-        seed: of the attack's random draws.
+        seed: of the attack's random draws, ≥ 0.
         workers: processes that share the updates; see ``flwr_leakage.attacks.Parallel``.
         folder: where finished updates are kept, so that an interrupted call can go on.
         progress: called from time to time.
@@ -145,8 +177,7 @@ def attack(  # type: ignore[misc]
     chosen = load_preset(preset) if isinstance(preset, str) else preset
     if workers > 1 or folder is not None:
         chosen = Parallel(chosen, workers, folder=folder)
-    generator = torch.Generator().manual_seed(seed)
-    results = chosen(gradient_map, spec, observations, threat, generator, progress)
+    results = chosen(AttackJob(gradient_map, spec, observations, threat, seed), progress)
     return results if isinstance(update, list) else results[0]
 
 

@@ -1,22 +1,20 @@
 """Any attack over worker processes, with finished targets kept on disk."""
 
-import hashlib
 import math
 import multiprocessing
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback, failure
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
+from flwr_leakage.attacks.digest import digest, surroundings
+from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.records import Batch, Reconstruction
 
 Results = list[Reconstruction]
 
@@ -27,9 +25,10 @@ class Parallel:
 
     Chunks and their random draws depend on the targets alone, so results are the same for any
     number of workers. With a folder, every finished chunk is kept in a file named after a digest
-    of all that the result depends on; a call that was interrupted and is made again goes on where
-    it stopped. Workers are started afresh (``spawn``), so a script that uses them needs
-    ``if __name__ == "__main__":``.
+    of all that the result depends on, code included (:mod:`flwr_leakage.attacks.digest`); a call
+    that was interrupted and is made again goes on where it stopped. Workers are started afresh
+    (``spawn``), so a script that uses them needs ``if __name__ == "__main__":``. The restarts of
+    one target stay in one chunk.
 
     Attributes:
         attack: the attack of each chunk.
@@ -48,58 +47,53 @@ class Parallel:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
-    def __call__(
-        self,
-        gradient_map: GradientMap,
-        spec: InputSpec,
-        observations: Sequence[Observation],
-        threat: ThreatModel,
-        generator: torch.Generator,
-        progress: ProgressCallback | None = None,
-    ) -> Results:
+    def __call__(self, job: AttackJob, progress: ProgressCallback | None = None) -> Results:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`.
 
         Raises:
-            ValueError: several workers, and a model, loss or attack that cannot be pickled.
+            ValueError: several workers, and a model, loss or attack that cannot be pickled; a
+                folder, and one of them that cannot be told from others by a digest.
             KeyboardInterrupt: as it came; finished chunks are in the folder.
         """
-        seed = int(torch.randint(2**31, (), generator=generator))
-        jobs = [
-            _Job(
-                self.attack,
-                gradient_map,
-                spec,
-                observations[begin : begin + self.chunk],
-                threat,
-                seed,
-            )
-            for begin in range(0, len(observations), self.chunk)
+        targets = job.by_target()
+        chunks = [
+            _Chunk(self.attack, job.take(i for target in several for i in target))
+            for begin in range(0, len(targets), self.chunk)
+            if (several := targets[begin : begin + self.chunk])
         ]
-        files = [Path(self.folder) / f"{_digest(job)}.pt" if self.folder else None for job in jobs]
+        files = self._files(chunks)
         results = [_load(file) for file in files]
         missing = [i for i, found in enumerate(results) if found is None]
         done = sum(len(found) for found in results if found is not None)
         run = self._in_processes if self.workers > 1 and len(missing) > 1 else self._in_turn
-        for index, found in run(jobs, missing, done, len(observations), progress):
+        for index, found in run(chunks, missing, done, len(job.observations), progress):
             results[index] = found
             _save(found, files[index])
         return [result for found in results if found is not None for result in found]
 
+    def _files(self, chunks: "list[_Chunk]") -> list[Path | None]:
+        """Where chunks' results are kept: files named after all that the results depend on."""
+        if self.folder is None:
+            return [None] * len(chunks)
+        around = surroundings()
+        names = [digest((around, chunk.attack, chunk.job), "the attack job") for chunk in chunks]
+        return [Path(self.folder) / f"{name}.pt" for name in names]
+
     def _in_turn(
         self,
-        jobs: "list[_Job]",
+        chunks: "list[_Chunk]",
         missing: list[int],
         done: int,
         total: int,
         progress: ProgressCallback | None,
     ) -> Iterator[tuple[int, Results]]:
         for index in missing:
-            yield index, jobs[index](_shifted(progress, done, total))
-            done += len(jobs[index].observations)
+            yield index, chunks[index](_shifted(progress, done, total))
+            done += len(chunks[index].job.observations)
 
     def _in_processes(
         self,
-        jobs: "list[_Job]",
+        chunks: "list[_Chunk]",
         missing: list[int],
         done: int,
         total: int,
@@ -109,7 +103,7 @@ class Parallel:
         pool = _pool(min(self.workers, len(missing)))
         try:
             futures: dict[Future[bytes], int] = {
-                pool.submit(_work, jobs[index].to_bytes()): index for index in missing
+                pool.submit(_work, chunks[index].to_bytes()): index for index in missing
             }
             for future in as_completed(futures):
                 index = futures[future]
@@ -130,31 +124,27 @@ class Parallel:
         for index in broken:
             with _pool(1) as alone:
                 try:
-                    yield index, pickle.loads(alone.submit(_work, jobs[index].to_bytes()).result())
+                    yield (
+                        index,
+                        pickle.loads(alone.submit(_work, chunks[index].to_bytes()).result()),
+                    )
                 except BrokenProcessPool:
                     reason = "the worker process died, most likely as it ran out of memory."
-                    yield index, [failure(reason) for _ in jobs[index].observations]
+                    yield index, [failure(reason) for _ in chunks[index].job.observations]
 
 
 @dataclass(frozen=True)
-class _Job:
-    """One chunk: all that its result depends on."""
+class _Chunk:
+    """Some targets and their attack: all that their results depend on."""
 
     attack: Attack
-    gradient_map: GradientMap
-    spec: InputSpec
-    observations: Sequence[Observation]
-    threat: ThreatModel
-    seed: int
+    job: AttackJob
 
     def __call__(self, progress: ProgressCallback | None = None) -> Results:
-        generator = torch.Generator().manual_seed(self.seed)
         try:
-            return self.attack(
-                self.gradient_map, self.spec, self.observations, self.threat, generator, progress
-            )
+            return self.attack(self.job, progress)
         except Exception as error:  # whatever a chunk does, the others go on
-            return [failure(f"{type(error).__name__}: {error}") for _ in self.observations]
+            return [failure(f"{type(error).__name__}: {error}") for _ in self.job.observations]
 
     def to_bytes(self) -> bytes:
         # Not through the pool's own queue, which hands tensors on as open files.
@@ -166,8 +156,8 @@ class _Job:
             ) from error
 
 
-def _work(job: bytes) -> bytes:
-    return pickle.dumps(pickle.loads(job)())
+def _work(chunk: bytes) -> bytes:
+    return pickle.dumps(pickle.loads(chunk)())
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
@@ -220,42 +210,3 @@ def _load(file: Path | None) -> Results | None:
         )
         for entry in torch.load(file, weights_only=True)
     ]
-
-
-def _digest(job: _Job) -> str:
-    """SHA-256 of a job: settings by name and value, tensors by their bytes."""
-    state = hashlib.sha256()
-    for part in _flatten(job):
-        state.update(part if isinstance(part, bytes) else part.encode())
-        state.update(b"\0")
-    return state.hexdigest()
-
-
-def _flatten(value: Any) -> Iterator[str | bytes]:
-    if isinstance(value, Tensor):
-        flat = value.detach().cpu().reshape(-1).contiguous()
-        yield f"{value.dtype} {tuple(value.shape)}"
-        yield flat.view(torch.uint8).numpy().tobytes()
-    elif isinstance(value, GradientMap):
-        yield f"{value.model} {value.batch_norm}"
-        yield from _flatten([value.loss, value.model.state_dict()])
-    elif isinstance(value, nn.Module):
-        yield str(value)
-        yield from _flatten(value.state_dict())
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield type(value).__qualname__
-        for field in fields(value):
-            yield field.name
-            yield from _flatten(getattr(value, field.name))
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield repr(key)
-            yield from _flatten(entry)
-    elif isinstance(value, list | tuple):
-        yield f"{len(value)} entries"
-        for entry in value:
-            yield from _flatten(entry)
-    elif callable(value) and hasattr(value, "__qualname__"):
-        yield f"{value.__module__}.{value.__qualname__}"
-    else:
-        yield repr(value)

@@ -1,10 +1,15 @@
-"""Attacks by name: each preset is a YAML file of parts."""
+"""Attacks by name: each preset is a YAML file of parts, composed and built by Hydra."""
 
-import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, InstantiationException
+from hydra.version import VersionBase
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from flwr_leakage._conf import conf_dir
 from flwr_leakage.attacks.base import Attack
@@ -12,36 +17,79 @@ from flwr_leakage.attacks.base import Attack
 
 def preset_names() -> list[str]:
     """The names of all presets."""
-    return sorted(path.stem for path in _folder().glob("*.yaml") if path.stem != "none")
+    folder: Path = conf_dir() / "attack"
+    return sorted(path.stem for path in folder.glob("*.yaml") if path.stem != "none")
 
 
-def load_preset(name: str) -> Attack:
+def load_preset(name: str, overrides: Sequence[str] = ()) -> Attack:
     """Build the attack that ``conf/attack/<name>.yaml`` describes.
 
+    Args:
+        name: of the preset.
+        overrides: what is changed in it, as on Hydra's command line without the ``attack.``
+            before it: ``["priors.total_variation.weight=0.05"]``; ``+key=value`` adds a key and
+            ``~key`` removes one.
+
     Raises:
-        ValueError: there is no such preset.
+        ValueError: there is no such preset, it has no such key, or a value is refused by its part.
     """
-    path = _folder() / f"{name}.yaml"
     if name not in preset_names():
         raise ValueError(f"preset must be one of {preset_names()}, got {name!r}.")
-    attack = _build(OmegaConf.to_container(OmegaConf.load(path), resolve=True))
+    with _undisturbed():
+        described = _compose(name, [])
+        for override in overrides:
+            _check_key(described, name, override)
+        try:
+            if overrides:
+                described = _compose(name, overrides)
+            attack = hydra.utils.instantiate(described, _convert_="all")
+        except InstantiationException as error:
+            raise ValueError(f"preset {name!r}: {error.__cause__ or error}") from error
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ValueError(f"preset {name!r} with {list(overrides)}: {error}") from error
     if not isinstance(attack, Attack):
         raise ValueError(f"preset {name!r} must describe an attack, got {type(attack).__name__}.")
     return attack
 
 
-def _folder() -> Path:
-    return conf_dir() / "attack"
+def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
+    """The preset where the whole config has it, so that its interpolations mean the same."""
+    with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
+        own = [_within_attack(override) for override in overrides]
+        config = hydra.compose(overrides=[f"+attack={name}", *own])
+    return config.attack
 
 
-def _build(node: Any) -> Any:
-    """Instantiate nodes with a ``_target_`` from the inside out, as Hydra does."""
-    if isinstance(node, list):
-        return [_build(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    arguments = {key: _build(value) for key, value in node.items() if key != "_target_"}
-    if "_target_" not in node:
-        return arguments
-    module, _, name = node["_target_"].rpartition(".")
-    return getattr(importlib.import_module(module), name)(**arguments)
+def _within_attack(override: str) -> str:
+    sign = override[: len(override) - len(override.lstrip("+~"))]
+    return f"{sign}attack.{override[len(sign) :]}"
+
+
+def _check_key(described: DictConfig, name: str, override: str) -> None:
+    """An error for a key that a preset does not have, with those that it has."""
+    if override.startswith("+"):
+        return
+    node: object = described
+    key = override.lstrip("~").partition("=")[0]
+    for part in key.split("."):
+        keys = [str(k) for k in node if k != "_target_"] if isinstance(node, DictConfig) else []
+        if part not in keys:
+            raise ValueError(
+                f"override {override!r} must name a key of preset {name!r}: there is no {part!r} "
+                f"among {keys}."
+            )
+        assert isinstance(node, DictConfig)
+        node = OmegaConf.select(node, part)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Leave Hydra's own state as it was: an app under ``@hydra.main`` may be running."""
+    version = VersionBase.instance().getbase()
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().hydra = None
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra = running
+        VersionBase.instance().version_base = version

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.normalization import StatelessBatchNorm, derive_statistics
+from flwr_leakage.normalization import derive_statistics
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel
 
@@ -24,7 +24,8 @@ class Problem:
         gradient: −delta / learning rate, the observed pseudo-gradient.
         schedule: the client's local schedule.
         num_samples: samples that the schedule's steps touch; the others leave no trace.
-        known_targets: the true targets, where the threat model grants them, else ``None``.
+        known_targets: the true targets, (B,) class indices or (B, K) probabilities, where the
+            threat model grants them, else ``None``; ``labels/assumed.py`` says how they are used.
         statistics: BatchNorm statistics that the threat model grants for a prior, or empty.
         members: the number of examples of each client where the update is the mean of several
             clients', else empty. The samples are the clients', one client after another.
@@ -120,7 +121,8 @@ def pose(
     Raises:
         ValueError: entries are missing, of a wrong shape, not finite or all zero; the number of
             examples is not positive; the model has another number of outputs than classes; the
-            threat model grants what was not disclosed; rounds differ in their samples.
+            threat model grants what was not disclosed, or in another shape; rounds differ in their
+            samples or granted targets.
     """
     update = observation.update
     counts = observation.members or (update.num_examples,)
@@ -142,28 +144,18 @@ def pose(
     known_map, buffers, statistics = _batch_norm_knowledge(
         gradient_map, spec, observation, threat, min(touched, schedule.batch_size)
     )
-    targets = None
-    if threat.labels == "known":
-        targets = observation.disclosed.targets
-        if targets is None:
-            raise ValueError("labels are known to the attacker, but no targets were disclosed.")
-        if len(targets) < touched:
-            raise ValueError(f"{touched} targets must be disclosed, got {len(targets)}.")
-        targets = targets[:touched]
-        if (
-            targets.ndim == 1
-            and not 0 <= int(targets.min()) <= int(targets.max()) < spec.num_classes
-        ):
-            raise ValueError(
-                f"targets must lie in [0, {spec.num_classes}), got "
-                f"{int(targets.min())} to {int(targets.max())}."
-            )
+    targets = _granted_targets(spec, observation, threat, touched)
     earlier = tuple(pose(gradient_map, spec, other, threat) for other in observation.earlier)
     if any(other.num_samples != touched for other in earlier):
         raise ValueError(
             f"all rounds must hold the same {touched} samples, got "
             f"{[other.num_samples for other in earlier]}."
         )
+    if targets is not None and any(
+        other.known_targets is None or not torch.equal(other.known_targets, targets)
+        for other in earlier
+    ):
+        raise ValueError("all rounds hold the same samples: their granted targets must be equal.")
     return Problem(
         gradient_map=known_map,
         spec=spec,
@@ -177,6 +169,33 @@ def pose(
         members=observation.members,
         earlier=earlier,
     )
+
+
+def _granted_targets(
+    spec: InputSpec, observation: Observation, threat: ThreatModel, num_samples: int
+) -> Tensor | None:
+    """The true targets of the samples used, where the threat model grants them."""
+    if threat.labels != "known":
+        return None
+    targets = observation.disclosed.targets
+    if targets is None:
+        raise ValueError("labels are known to the attacker, but no targets were disclosed.")
+    if len(targets) < num_samples:
+        raise ValueError(f"{num_samples} targets must be disclosed, got {len(targets)}.")
+    targets = targets[:num_samples]
+    soft = targets.is_floating_point()
+    expected = (num_samples, spec.num_classes) if soft else (num_samples,)
+    if targets.shape != expected:
+        raise ValueError(
+            f"{'soft' if soft else 'hard'} targets must have shape {expected}, got "
+            f"{tuple(targets.shape)}."
+        )
+    if not soft and not 0 <= int(targets.min()) <= int(targets.max()) < spec.num_classes:
+        raise ValueError(
+            f"targets must lie in [0, {spec.num_classes}), got "
+            f"{int(targets.min())} to {int(targets.max())}."
+        )
+    return targets
 
 
 def _check_outputs(gradient_map: GradientMap, spec: InputSpec, observation: Observation) -> None:
@@ -218,8 +237,7 @@ def _batch_norm_knowledge(
 ) -> tuple[GradientMap, Params, Params]:
     """The map and buffers to normalise with, and the statistics that a prior may know."""
     sent = dict(observation.buffers)
-    has_batch_norm = any(isinstance(m, StatelessBatchNorm) for m in gradient_map.model.modules())
-    if not has_batch_norm or gradient_map.batch_norm == "running" or threat.batch_norm == "none":
+    if not gradient_map.uses_batch_statistics or threat.batch_norm == "none":
         return gradient_map, sent, {}
     running = gradient_map.with_batch_norm("running")
     if threat.batch_norm == "running":

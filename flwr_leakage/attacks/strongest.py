@@ -1,17 +1,16 @@
 """Several attacks in order of strength; each target keeps what its own objective likes best."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from flwr_leakage.attacks.base import Attack, ProgressCallback, failure
 from flwr_leakage.attacks.distance import gradient_distance
+from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
+from flwr_leakage.records import Batch, Observation, Reconstruction
 
 
 @dataclass(frozen=True)
@@ -19,49 +18,43 @@ class Strongest:
     """Try attacks one after another on the targets that are not solved yet.
 
     All candidates are judged alike, by the relative squared distance of their gradients from
-    the observed one, whatever objective the attack itself used.
+    the observed one, whatever objective the attack itself used. A result's stats name the winner
+    as ``attack``, by its key, and hold that attack's own objective as ``own_objective``.
 
     Attributes:
-        attacks: in the order in which they are tried; one that does not fit a target fails fast.
+        attacks: by name, in the order in which they are tried; one that does not fit a target
+            fails fast.
         tolerance: a target is solved once its distance is at most this.
     """
 
-    attacks: Sequence[Attack]
+    attacks: Mapping[str, Attack]
     tolerance: float = 1e-5
 
     def __post_init__(self) -> None:
-        if not self.attacks:
-            raise ValueError("attacks must hold at least one attack, got none.")
+        if not isinstance(self.attacks, Mapping) or not self.attacks:
+            raise ValueError(
+                f"attacks must be a mapping by name with at least one attack, got {self.attacks}."
+            )
 
     def __call__(
-        self,
-        gradient_map: GradientMap,
-        spec: InputSpec,
-        observations: Sequence[Observation],
-        threat: ThreatModel,
-        generator: torch.Generator,
-        progress: ProgressCallback | None = None,
+        self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
-        best: list[Reconstruction] = [failure("not attacked")] * len(observations)
-        seconds = [0.0] * len(observations)
-        seed = int(torch.randint(2**31, (), generator=generator))
-        for attack in self.attacks:
+        best: list[Reconstruction] = [failure("not attacked")] * len(job.observations)
+        seconds = [0.0] * len(best)
+        for name, attack in self.attacks.items():
             open_targets = [i for i, r in enumerate(best) if not r.objective <= self.tolerance]
             if not open_targets:
                 break
-            chosen = [observations[i] for i in open_targets]
-            stream = torch.Generator().manual_seed(seed)
-            found = attack(gradient_map, spec, chosen, threat, stream, progress)
+            found = attack(job.take(open_targets), progress)
             for index, result in zip(open_targets, found, strict=True):
                 seconds[index] += result.stats.get("cpu_seconds", 0.0)
                 if result.batch is None:
                     if best[index].batch is None:
                         best[index] = result
                     continue
-                value = _distance(gradient_map, spec, observations[index], threat, result.batch)
+                value = _distance(job, job.observations[index], result.batch)
                 if not value >= best[index].objective:
-                    name = type(attack).__name__
                     stats = {**result.stats, "attack": name, "own_objective": result.objective}
                     best[index] = Reconstruction(result.batch, value, stats)
         return [
@@ -70,16 +63,10 @@ class Strongest:
         ]
 
 
-def _distance(
-    gradient_map: GradientMap,
-    spec: InputSpec,
-    observation: Observation,
-    threat: ThreatModel,
-    batch: Batch,
-) -> float:
-    problem = pose(gradient_map, spec, observation, threat).to(torch.float64)
-    targets: Tensor = batch.targets
-    if targets.is_floating_point():
-        targets = targets.double()
+def _distance(job: AttackJob, observation: Observation, batch: Batch) -> float:
+    """The relative squared distance of a batch's gradient, in float64; infinite if not finite."""
+    problem = pose(job.gradient_map, job.spec, observation, job.threat).to(torch.float64)
+    soft = batch.targets.is_floating_point()
+    targets = batch.targets.double() if soft else batch.targets
     value = gradient_distance(problem, Batch(batch.inputs.double(), targets))
     return value if math.isfinite(value) else math.inf

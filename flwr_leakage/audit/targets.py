@@ -1,66 +1,14 @@
-"""Whom the server attacks, and what a simulation knows of the truth."""
+"""What is attacked: a client's update or the aggregate of several, over one round or more."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from flwr_leakage.audit.truth import Truth
+from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import add, scale
-from flwr_leakage.records import Batch, Observation, Update
-
-
-@dataclass(frozen=True)
-class Truth:
-    """What a client really trained on; only a simulation can know it.
-
-    Attributes:
-        private: the private samples, against which reconstructions are measured.
-        defended: the samples as encoded by the defense, whose labels and BatchNorm statistics
-            are those that a threat model may grant.
-    """
-
-    private: Batch
-    defended: Batch
-
-
-TruthSource = Callable[[int, int, int], Truth]
-"""(server_round, client_id, num_examples) ↦ the truth."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Whom to attack and when.
-
-    Attributes:
-        every: rounds from one attack to the next, ≥ 1.
-        first: the first round to attack, ≥ 1.
-        clients: the partition ids to attack, or ``None`` for all.
-        max_clients: at most so many in a round, the lowest ids first; ``None`` for no limit.
-    """
-
-    every: int = 1
-    first: int = 1
-    clients: tuple[int, ...] | None = None
-    max_clients: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("every", "first", "max_clients"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        if self.clients is not None:
-            object.__setattr__(self, "clients", tuple(self.clients))
-
-    def __call__(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return the observations to attack."""
-        chosen = [
-            observation
-            for observation in observations
-            if observation.server_round >= self.first
-            and (observation.server_round - self.first) % self.every == 0
-            and (self.clients is None or observation.client_id in self.clients)
-        ]
-        return sorted(chosen, key=lambda observation: observation.client_id)[: self.max_clients]
+from flwr_leakage.records import Batch, Observation, ThreatModel, Update
 
 
 @dataclass(frozen=True)
@@ -156,3 +104,24 @@ class History:
         joint = replace(target.observation, earlier=tuple(kept))
         self.seen[target.members] = [*kept, target.observation][-(self.rounds - 1) :]
         return replace(target, observation=joint)
+
+
+def find_targets(
+    chosen: Sequence[Observation], threat: ThreatModel, gradient_map: GradientMap, history: History
+) -> list[Target]:
+    """The targets of a round: each chosen client or their aggregate, joined with earlier rounds.
+
+    Args:
+        chosen: the updates to attack, of one round.
+        threat: says which view the attacker has.
+        gradient_map: of the clients, whose BatchNorm mode decides what an aggregate is.
+        history: the rounds before; this one is added.
+
+    Raises:
+        ValueError: rounds are to be joined that cannot be.
+    """
+    if threat.view == "aggregate" and chosen:
+        targets = [aggregate(chosen, gradient_map.uses_batch_statistics)]
+    else:
+        targets = [Target.of(observation) for observation in chosen]
+    return [history.fuse(target) for target in targets]

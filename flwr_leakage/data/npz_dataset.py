@@ -36,7 +36,8 @@ def npz_dataset(
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is no archive, or lacks one of the arrays, or they do not fit.
+        ValueError: a file is no archive, lacks one of the arrays, or has arrays of other shapes
+            or types.
     """
     arrays = {}
     for part in ("train", "test"):

@@ -1,4 +1,4 @@
-"""How a data set's samples are dealt to clients."""
+"""Ways to divide the samples of a data set among clients."""
 
 from dataclasses import dataclass
 
@@ -44,18 +44,18 @@ class IidPartition:
 
 @dataclass(frozen=True)
 class DirichletPartition:
-    """Label skew: each class is dealt out by its own draw from a Dirichlet distribution.
+    """Label skew: the clients' shares of each class are drawn from a Dirichlet distribution.
 
     For each class k, ``p_k ~ Dir(α, …, α)`` over the clients, and client i receives a share
     p_ki of the class (Yurochkin et al. 2019; Li et al. 2022, Section 4.2). Small α gives each
-    client few classes; α → ∞ gives equal shares of all. All classes are drawn anew until every
-    client has ``min_samples``.
+    client few classes; α → ∞ gives equal shares of all. If a client has fewer than
+    ``min_samples``, the shares of all classes are drawn again.
 
     Attributes:
         num_partitions: number of clients.
         alpha: concentration α > 0.
         min_samples: the fewest samples a client may have; 0 allows empty clients.
-        max_draws: give up after as many draws.
+        max_draws: how often the shares are drawn before it is an error.
     """
 
     num_partitions: int

@@ -1,4 +1,4 @@
-"""The data sets that torchvision knows, downloaded if wanted."""
+"""MNIST, FashionMNIST and CIFAR from torchvision, which downloads them if told to."""
 
 import os
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def torchvision_dataset(
         root: the folder that holds, or will hold, torchvision's files; ``~`` is expanded.
         mean: per channel, of pixels in [0, 1].
         std: per channel, of pixels in [0, 1].
-        download: fetch missing files.
+        download: whether torchvision may fetch missing files.
 
     Returns:
         The train and the test set.

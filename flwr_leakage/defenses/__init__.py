@@ -1,5 +1,14 @@
-"""Defenses of batches and updates, alone and chained."""
+"""Defenses: changes to the training samples or to the update, alone or in a row."""
 
+from flwr_leakage.defenses.accounting import (
+    CanaryEstimate,
+    canary,
+    canary_epsilon,
+    gaussian_delta,
+    gaussian_epsilon,
+    guess_bound,
+    image_psnr,
+)
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.defenses.chain import Chain
 from flwr_leakage.defenses.clipping import Clipping, clip_update
@@ -29,6 +38,7 @@ from flwr_leakage.defenses.withhold_buffers import WithholdBuffers
 
 __all__ = [
     "DPSGD",
+    "CanaryEstimate",
     "Chain",
     "Clipping",
     "Defense",
@@ -50,11 +60,17 @@ __all__ = [
     "WithholdBuffers",
     "add_gaussian_noise",
     "add_laplacian_noise",
+    "canary",
+    "canary_epsilon",
     "clip_update",
     "clipped_mean_gradient",
     "dp_epsilon",
     "draw_mixing",
     "flip_signs",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "guess_bound",
+    "image_psnr",
     "instahide_batch",
     "load_public_images",
     "mixup_batch",

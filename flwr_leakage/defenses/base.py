@@ -1,12 +1,12 @@
-"""What every defense is: a transform of batches, of updates, or of both."""
+"""The interface of defenses: they change the samples to train on, the update, or both."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
+from flwr_leakage.per_sample import Samples, separate
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 
@@ -16,11 +16,13 @@ class LocalRound:
 
     Attributes:
         gradient_map: of the client's model and loss.
-        params: θ_t, the parameters received.
-        buffers: the buffers received.
-        private: the private samples of the round, or the first of them.
-        defended: the same as encoded by ``on_batch``.
-        num_examples: the samples of the round; as many as are here by default.
+        params: θ_t, the parameters that the server sent.
+        buffers: the buffers that the server sent.
+        private: the client's samples of the round before ``on_batch``; a client of many samples
+            may keep the first ones only.
+        defended: the same samples after ``on_batch``.
+        num_examples: how many samples the client has in the round; by default as many as
+            ``private`` holds.
     """
 
     gradient_map: GradientMap
@@ -34,9 +36,18 @@ class LocalRound:
         if self.num_examples < 0:
             object.__setattr__(self, "num_examples", len(self.private))
 
+    def samples(self, schedule: LocalSchedule) -> Samples:
+        """The samples as the client trained on them, each on its own.
+
+        Args:
+            schedule: the local training, which gives each sample its weight in the update.
+        """
+        weights = schedule.sample_weights(self.num_examples)[: len(self.defended)]
+        return separate(self.gradient_map, self.params, self.buffers, self.defended, weights)
+
 
 def check_update(update: Update) -> None:
-    """Raise ``ValueError`` for an update that no defense can work on: empty, or of integers."""
+    """Raise ``ValueError`` for an update without entries or with one that is not floating point."""
     _check_floating("update.delta", update.delta)
 
 
@@ -59,9 +70,10 @@ def require_local_round(defense: "Defense", local_round: LocalRound | None) -> L
 
 
 class Defense:
-    """The identity, and the base of all defenses: override what the defense does.
+    """The base of all defenses. As it stands it changes nothing.
 
-    A defense is frozen: all of its randomness comes from the generator that it is given.
+    A defense overrides ``on_batch``, ``on_update`` or both. It holds its settings only and is
+    frozen: all of its draws come from the randomness that it is given.
 
     Attributes:
         replaces_update: whether ``on_update`` recomputes the update from the data, and so drops
@@ -81,15 +93,15 @@ class Defense:
         Args:
             gradient_map: of the client's model and loss.
             spec: of the inputs.
-            num_examples: samples that ``on_batch`` is to encode at once, at least.
+            num_examples: the least number of samples that ``on_batch`` will get at once.
 
         Raises:
-            ValueError: it cannot.
+            ValueError: the defense cannot work there; the message says why.
         """
         _check_floating("the model's parameters", gradient_map.params)
 
     def epsilon(self, schedule: LocalSchedule, num_examples: int, num_rounds: int) -> float | None:
-        """ε of the differential privacy of a single sample, or ``None``: no guarantee is known.
+        """ε of the differential privacy of a single sample; ``None`` if no guarantee is known.
 
         Args:
             schedule: the local training.
@@ -98,12 +110,12 @@ class Defense:
         """
         return None
 
-    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
-        """Encode a mini-batch before a training step, or an epoch before its steps."""
+    def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
+        """Change the samples that the client trains on: a mini-batch, or a whole epoch at once."""
         return batch
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Defend the update before it is released."""
+        """Change the update before the client sends it."""
         return update

@@ -1,12 +1,11 @@
-"""Several defenses, one after the other."""
+"""Several defenses in a row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 
@@ -56,22 +55,26 @@ class Chain(Defense):
             defense.validate(gradient_map, spec, num_examples)
 
     def epsilon(self, schedule: LocalSchedule, num_examples: int, num_rounds: int) -> float | None:
-        """That of the one with a guarantee; none where a sample is mixed into several others."""
+        """ε of the first defense of the chain that has a guarantee.
+
+        ``None`` if a defense encodes batches: a sample may be mixed into several others there,
+        and the guarantee is for one sample that enters one gradient.
+        """
         if self.encodes_batches:
             return None
         known = (d.epsilon(schedule, num_examples, num_rounds) for d in self.defenses)
         return next((epsilon for epsilon in known if epsilon is not None), None)
 
-    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
+    def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
         """Encode by each defense in order."""
         for defense in self.defenses:
-            batch = defense.on_batch(batch, num_classes, generator)
+            batch = defense.on_batch(batch, num_classes, randomness)
         return batch
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Defend by each defense in order."""
         for defense in self.defenses:
-            update = defense.on_update(update, generator, local_round)
+            update = defense.on_update(update, randomness, local_round)
         return update

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update
 from flwr_leakage.defenses.units import ClipUnit, check_unit, update_units
 from flwr_leakage.params import Params, ravel, scale
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
 
 
@@ -42,7 +42,7 @@ class Clipping(Defense):
         check_unit(self.relative_to, ClipUnit)
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Clip ``update.delta``."""
         check_update(update)

@@ -11,8 +11,9 @@ from torch import Tensor
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
 from flwr_leakage.defenses.noise import add_gaussian_noise
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.normalization import StatelessBatchNorm
-from flwr_leakage.params import Params
+from flwr_leakage.operators import row_norms, sample_gradients
+from flwr_leakage.params import Params, ravel, unravel
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 
@@ -36,20 +37,13 @@ def clipped_mean_gradient(
         buffers: BatchNorm statistics.
         chunk_size: samples whose gradients are held at a time.
     """
-    values = dict(params)
-
-    def clipped(inputs: Tensor, targets: Tensor) -> Params:
-        gradient = gradient_map(values, Batch(inputs[None], targets[None]), buffers)
-        square: Tensor = torch.stack([g.square().sum() for g in gradient.values()]).sum()
-        factor = (max_norm / square.sqrt().clamp_min(torch.finfo(square.dtype).tiny)).clamp_max(1)
-        return {name: value * factor for name, value in gradient.items()}
-
-    total: Params = {name: torch.zeros_like(value) for name, value in values.items()}
+    total = torch.zeros_like(ravel(params))
     for start in range(0, len(batch), chunk_size):
         part = batch[start : start + chunk_size]
-        gradients = torch.func.vmap(clipped)(part.inputs, part.targets)
-        total = {name: total[name] + g.sum(0) for name, g in gradients.items()}
-    return {name: value / len(batch) for name, value in total.items()}
+        gradients = sample_gradients(gradient_map, params, part, buffers)
+        norms = row_norms(gradients).clamp_min(torch.finfo(gradients.dtype).tiny)
+        total += (max_norm / norms).clamp_max(1) @ gradients
+    return unravel(total / len(batch), params)
 
 
 def dp_epsilon(noise_multiplier: float, sample_rate: float, num_steps: int, delta: float) -> float:
@@ -86,9 +80,7 @@ def dp_epsilon(noise_multiplier: float, sample_rate: float, num_steps: int, delt
 
 
 def _check_separable(gradient_map: GradientMap) -> None:
-    if gradient_map.batch_norm == "batch" and any(
-        isinstance(layer, StatelessBatchNorm) for layer in gradient_map.model.modules()
-    ):
+    if gradient_map.uses_batch_statistics:
         raise ValueError(
             "DP-SGD needs gradients of single samples, which BatchNorm with batch statistics "
             "mixes: train with batch_norm='running' or without BatchNorm."
@@ -152,7 +144,7 @@ class DPSGD(Defense):
         _check_separable(gradient_map)
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Replace ``update.delta`` by that of DP-SGD on the same samples."""
         check_update(update)
@@ -174,7 +166,7 @@ class DPSGD(Defense):
             )
             if self.noise_multiplier:
                 std = self.noise_multiplier * self.max_norm / len(samples)
-                step = add_gaussian_noise(step, std, generator)
+                step = add_gaussian_noise(step, std, randomness)
             if schedule.weight_decay:
                 step = {k: g + schedule.weight_decay * current[k] for k, g in step.items()}
             if velocity is not None and schedule.momentum:

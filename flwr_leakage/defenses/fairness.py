@@ -1,4 +1,4 @@
-"""Who is protected least: protection by sample and by class."""
+"""How evenly samples and classes are protected, and which are protected least."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ class GroupProtection:
 
     Attributes:
         label: the class.
-        count: samples with a number.
-        worst: the smallest value.
-        mean: of the values.
+        count: samples of the class whose protection is known.
+        worst: the smallest protection among them.
+        mean: their mean protection.
     """
 
     label: int
@@ -25,11 +25,11 @@ class GroupProtection:
 
 @dataclass(frozen=True)
 class ProtectionReport:
-    """How evenly a defense protects, from a quantity of which more is safer.
+    """How evenly a defense protects, by a quantity that is larger where a sample is safer.
 
     Attributes:
         worst_sample: index of the sample protected least.
-        worst: its value.
+        worst: the protection of that sample.
         worst_decile: mean of the tenth of the samples (at least one) protected least.
         mean: over all samples.
         evenness: worst / mean, in [0, 1]; 1 where all are protected alike.

@@ -12,6 +12,7 @@ from flwr_leakage.defenses.base import Defense, LocalRound, check_update, requir
 from flwr_leakage.defenses.spectrum import SampleSpectra, check_spectrum_settings
 from flwr_leakage.defenses.units import NoiseUnit, check_unit, update_units
 from flwr_leakage.params import Params, add, unravel
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
 
 Allotment = Literal["equal", "max_min"]
@@ -93,7 +94,7 @@ class InfluenceNoise(Defense):
         check_spectrum_settings(self.prior_std, self.max_samples, self.num_steps)
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Add noise to ``update.delta``."""
         check_update(update)
@@ -105,7 +106,7 @@ class InfluenceNoise(Defense):
         spectra = SampleSpectra.measure(
             around,
             update.schedule,
-            generator,
+            randomness,
             self.prior_std,
             self.max_samples,
             self.num_steps,

@@ -20,6 +20,7 @@ from flwr_leakage.defenses.mixing import (
     soft_targets,
 )
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec
 
 Partners = Literal["intra", "inter"]
@@ -30,20 +31,19 @@ _SIGNS_OF_BYTE = 1.0 - 2.0 * ((torch.arange(256)[:, None] >> torch.arange(8)) & 
 
 
 def flip_signs(
-    inputs: Float[Tensor, "B C H W"], generator: torch.Generator
+    inputs: Float[Tensor, "B C H W"], randomness: Randomness
 ) -> Float[Tensor, "B C H W"]:
     """Negate every entry with probability 1/2, independently; |x| stays."""
-    return _flip_in_place(inputs.clone(), generator)
+    return _flip_in_place(inputs.clone(), randomness)
 
 
-def _flip_in_place(inputs: Tensor, generator: torch.Generator) -> Tensor:
+def _flip_in_place(inputs: Tensor, randomness: Randomness) -> Tensor:
     # Eight signs from each random byte, and chunks that fit a cache: drawing a number for every
     # entry of an epoch would cost more than a tenth of training a small network.
     signs_of_byte = _SIGNS_OF_BYTE.to(inputs)
     for chunk in inputs.split(_CHUNK):
         count = -(-chunk.numel() // 8)
-        random_bytes = torch.randint(256, (count,), generator=generator, device=generator.device)
-        signs = F.embedding(random_bytes.to(inputs.device), signs_of_byte)
+        signs = F.embedding(randomness.bytes(count).to(inputs.device), signs_of_byte)
         chunk.mul_(signs.reshape(-1)[: chunk.numel()].reshape(chunk.shape))
     return inputs
 
@@ -155,25 +155,23 @@ class InstaHide(Defense):
                 f"public images must have shape {spec.shape}, got {tuple(self.public.shape[1:])}."
             )
 
-    def draw_mixing(self, num_samples: int, generator: torch.Generator) -> Mixing:
+    def draw_mixing(self, num_samples: int, randomness: Randomness) -> Mixing:
         """Draw partners and coefficients; public images have the indices from B on."""
-        indices = draw_indices(num_samples, self.num_private, generator)
+        indices = draw_indices(num_samples, self.num_private, randomness)
         if self.partners == "inter":
             assert self.public is not None
-            draws = torch.rand(
-                num_samples, len(self.public), generator=generator, device=generator.device
-            )
+            draws = randomness.uniform((num_samples, len(self.public)))
             partners = draws.topk(self.k - 2, dim=1).indices
             indices = torch.cat([indices, num_samples + partners], dim=1)
-        coefficients = draw_coefficients(num_samples, self.k, self.max_coefficient, generator)
+        coefficients = draw_coefficients(num_samples, self.k, self.max_coefficient, randomness)
         return Mixing(indices, coefficients)
 
-    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
+    def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
         """Mix, then flip signs; targets become (B, K) probabilities unless k is 1."""
         if self.k == 1:
             inputs, targets = batch.inputs.clone(), batch.targets
         else:
-            mixing = self.draw_mixing(len(batch), generator)
+            mixing = self.draw_mixing(len(batch), randomness)
             mixed = instahide_batch(batch, mixing, num_classes, self.public)
             inputs, targets = mixed.inputs, mixed.targets
-        return Batch(_flip_in_place(inputs, generator) if self.random_signs else inputs, targets)
+        return Batch(_flip_in_place(inputs, randomness) if self.random_signs else inputs, targets)

@@ -7,6 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from flwr_leakage.randomness import Randomness
+
 _MAX_REDRAWS = 64
 
 
@@ -40,7 +42,7 @@ def check_mixing(k: int, max_coefficient: float) -> None:
         )
 
 
-def draw_indices(num_samples: int, k: int, generator: torch.Generator) -> Int[Tensor, "B k"]:
+def draw_indices(num_samples: int, k: int, randomness: Randomness) -> Int[Tensor, "B k"]:
     """Mix every sample with k − 1 others, so that every sample is used exactly k times.
 
     The samples stand in a random circle, and each is mixed with those at k − 1 random distances
@@ -55,17 +57,15 @@ def draw_indices(num_samples: int, k: int, generator: torch.Generator) -> Int[Te
             f"k = {k} samples cannot be mixed out of {num_samples}: encode more samples at once "
             "(a whole epoch), or lower k."
         )
-    order = torch.randperm(num_samples, generator=generator, device=generator.device)
-    distances = (
-        1 + torch.randperm(num_samples - 1, generator=generator, device=generator.device)[: k - 1]
-    )
+    order = randomness.permutation(num_samples)
+    distances = 1 + randomness.permutation(num_samples - 1)[: k - 1]
     distances = torch.cat([distances.new_zeros(1), distances])
     place = torch.argsort(order)
     return order[(place[:, None] + distances) % num_samples]
 
 
 def draw_coefficients(
-    num_samples: int, k: int, max_coefficient: float, generator: torch.Generator
+    num_samples: int, k: int, max_coefficient: float, randomness: Randomness
 ) -> Float[Tensor, "B k"]:
     """Draw coefficients uniformly from the simplex, conditioned on none above the bound.
 
@@ -74,33 +74,32 @@ def draw_coefficients(
     pulled towards 1 / k until it holds. For k = 1 the only coefficient is one, whatever the bound.
     """
     if k == 1:
-        return torch.ones(num_samples, 1, device=generator.device)
+        return torch.ones(num_samples, 1)
     # Twice the rows at once, as mostly enough of them hold: a call costs more than its numbers.
-    kept = torch.empty(0, k, device=generator.device)
+    kept: list[Tensor] = []
+    missing = num_samples
     for _ in range(_MAX_REDRAWS):
-        draws = _simplex(2 * num_samples, k, generator)
-        kept = torch.cat([kept, draws[draws.amax(1) <= max_coefficient]])
-        if len(kept) >= num_samples:
-            return kept[:num_samples]
-    draws = _simplex(num_samples - len(kept), k, generator)
+        draws = _simplex(2 * num_samples, k, randomness)
+        kept.append(draws[draws.amax(1) <= max_coefficient])
+        missing -= len(kept[-1])
+        if missing <= 0:
+            return torch.cat(kept)[:num_samples]
+    draws = _simplex(missing, k, randomness)
     excess = (draws.amax(1, keepdim=True) - 1 / k).clamp_min(max_coefficient - 1 / k)
     pulled = 1 / k + (draws - 1 / k) * (max_coefficient - 1 / k) / excess
-    return torch.cat([kept, pulled])
+    return torch.cat([*kept, pulled])
 
 
-def _simplex(num_samples: int, k: int, generator: torch.Generator) -> Tensor:
-    draws = torch.empty(num_samples, k, device=generator.device)
-    draws.exponential_(generator=generator)
+def _simplex(num_samples: int, k: int, randomness: Randomness) -> Tensor:
+    draws = randomness.exponential((num_samples, k))
     return draws / draws.sum(1, keepdim=True)
 
 
-def draw_mixing(
-    num_samples: int, k: int, max_coefficient: float, generator: torch.Generator
-) -> Mixing:
+def draw_mixing(num_samples: int, k: int, max_coefficient: float, randomness: Randomness) -> Mixing:
     """Draw a mixing of ``num_samples`` samples, k in each."""
     return Mixing(
-        draw_indices(num_samples, k, generator),
-        draw_coefficients(num_samples, k, max_coefficient, generator),
+        draw_indices(num_samples, k, randomness),
+        draw_coefficients(num_samples, k, max_coefficient, randomness),
     )
 
 

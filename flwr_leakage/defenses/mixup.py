@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.defenses.mixing import Mixing, check_mixing, draw_mixing, mix, soft_targets
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec
 
 
@@ -51,9 +50,9 @@ class MixUp(Defense):
                 f"got {self.k}."
             )
 
-    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
+    def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
         """Mix the batch's samples; targets become (B, K) probabilities unless k is 1."""
         if self.k == 1:
             return batch
-        mixing = draw_mixing(len(batch), self.k, self.max_coefficient, generator)
+        mixing = draw_mixing(len(batch), self.k, self.max_coefficient, randomness)
         return mixup_batch(batch, mixing, num_classes)

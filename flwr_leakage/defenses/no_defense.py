@@ -1,4 +1,4 @@
-"""No defense: what every audit is compared with."""
+"""No defense: the baseline that defended runs are compared with."""
 
 from dataclasses import dataclass
 

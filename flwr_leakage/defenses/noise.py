@@ -4,50 +4,43 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update
 from flwr_leakage.defenses.units import NoiseUnit, check_unit, update_units
 from flwr_leakage.params import Params
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
 
 
 def add_gaussian_noise(
-    delta: Mapping[str, Tensor], noise_std: float, generator: torch.Generator
+    delta: Mapping[str, Tensor], noise_std: float, randomness: Randomness
 ) -> Params:
     """Add ``noise_std · z`` with z ~ N(0, 1) to each entry (Zhu, Liu, Han 2019, section 5)."""
     return {
-        name: value
-        + noise_std
-        * torch.randn(
-            value.shape, dtype=value.dtype, generator=generator, device=generator.device
-        ).to(value.device)
+        name: _add(value, noise_std, randomness.normal(value.shape, value.dtype))
         for name, value in delta.items()
     }
 
 
 def add_laplacian_noise(
-    delta: Mapping[str, Tensor], noise_std: float, generator: torch.Generator
+    delta: Mapping[str, Tensor], noise_std: float, randomness: Randomness
 ) -> Params:
     """Add Laplacian noise to each entry (Zhu, Liu, Han 2019, section 5).
 
     Its density is ``exp(−|z| / b) / 2b`` with ``b = noise_std / √2``, so that ``noise_std`` is
-    the standard deviation: equal strengths of both laws have equal energy. With v uniform on
-    (−1, 1), ``z = −b · sign(v) · log(1 − |v|)``.
+    the standard deviation: equal strengths of both laws have equal energy.
     """
     scale = noise_std / math.sqrt(2)
-    noisy: Params = {}
-    for name, value in delta.items():
-        draws = torch.rand(
-            value.shape, dtype=value.dtype, generator=generator, device=generator.device
-        )
-        uniform = draws.to(value.device).mul_(2).sub_(1)
-        # v = −1 has a chance of 2⁻²⁴ in float32, and no finite image.
-        magnitude = uniform.abs().clamp_(max=1 - torch.finfo(value.dtype).eps / 2)
-        noise = magnitude.neg_().log1p_().mul_(uniform.sign_())
-        noisy[name] = value - scale * noise
-    return noisy
+    return {
+        name: _add(value, scale, randomness.laplace(value.shape, value.dtype))
+        for name, value in delta.items()
+    }
+
+
+def _add(value: Tensor, scale: float, draws: Tensor) -> Tensor:
+    """``value + scale · draws``, rounded to the value's type where the draws are more precise."""
+    return (value + scale * draws.to(value.device)).to(value.dtype)
 
 
 def _check_settings(noise_std: float, relative_to: str) -> None:
@@ -73,12 +66,12 @@ class GaussianNoise(Defense):
         _check_settings(self.noise_std, self.relative_to)
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Add noise to ``update.delta``."""
         check_update(update)
         std = update_units(self.noise_std, update, self.relative_to)
-        return replace(update, delta=add_gaussian_noise(update.delta, std, generator))
+        return replace(update, delta=add_gaussian_noise(update.delta, std, randomness))
 
 
 @dataclass(frozen=True)
@@ -97,9 +90,9 @@ class LaplacianNoise(Defense):
         _check_settings(self.noise_std, self.relative_to)
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Add noise to ``update.delta``."""
         check_update(update)
         std = update_units(self.noise_std, update, self.relative_to)
-        return replace(update, delta=add_laplacian_noise(update.delta, std, generator))
+        return replace(update, delta=add_laplacian_noise(update.delta, std, randomness))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update
 from flwr_leakage.params import Params, ravel, unravel
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
 
 
@@ -83,7 +84,7 @@ class GradientPruning(Defense):
         _check_ratio(self.prune_ratio)
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Prune ``update.delta``."""
         check_update(update)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import InputSpec, Update
 
 
@@ -35,7 +36,8 @@ def representation_sensitivity(
     |rₖ| ‖∂rₖ/∂x‖⁻¹, so that the entries of smallest sensitivity hide most.
 
     Args:
-        gradient_map: of the client's model.
+        gradient_map: of the client's model; it must use no statistics of a batch, as the
+            samples are looked at one by one.
         params: θ.
         inputs: B samples.
         layer: the layer's name, as in ``model.named_modules()``.
@@ -117,7 +119,7 @@ class Soteria(Defense):
         return layer, f"{layer}.weight" if layer else "weight"
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Set columns of the layer's weight update to zero."""
         check_update(update)
@@ -125,12 +127,9 @@ class Soteria(Defense):
         if self.prune_ratio == 0:
             return update
         layer, key = self._layer_and_weight(around.gradient_map.model)
+        samples = around.samples(update.schedule)[: self.max_samples]
         sensitivity = representation_sensitivity(
-            around.gradient_map,
-            around.params,
-            around.defended.inputs[: self.max_samples],
-            layer,
-            around.buffers,
+            samples.gradient_map, samples.params, samples.batch.inputs, layer, samples.buffers
         )
         mask = representation_mask(sensitivity, self.prune_ratio)
         return replace(update, delta={**update.delta, key: update.delta[key] * mask})

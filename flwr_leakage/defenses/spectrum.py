@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flwr_leakage.defenses.base import LocalRound
 from flwr_leakage.operators import SampleJacobian
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import LocalSchedule
 from flwr_leakage.spectral.lanczos import Lanczos
 
@@ -34,17 +35,9 @@ def sample_jacobian(
 
     Where the client normalises with batch statistics, they are held at the batch's own.
     """
-    batch = local_round.defended[:max_samples]
-    gradient_map, buffers = local_round.gradient_map, dict(local_round.buffers)
-    if gradient_map.batch_norm == "batch":
-        buffers.update(
-            gradient_map.statistics(local_round.params, batch.inputs, local_round.buffers)
-        )
-        gradient_map = gradient_map.with_batch_norm("running")
-    operator = SampleJacobian(gradient_map, local_round.params, batch, buffers)
-    weights = schedule.sample_weights(local_round.num_examples)[: len(batch)]
-    # Samples that no step touches do not show in the update at all.
-    return operator, weights
+    samples = local_round.samples(schedule)[:max_samples]
+    # Samples that no step touches, of weight zero, do not show in the update at all.
+    return samples.jacobian(), samples.weights
 
 
 @dataclass(frozen=True)
@@ -70,16 +63,14 @@ class SampleSpectra:
     def measure(
         local_round: LocalRound,
         schedule: LocalSchedule,
-        generator: torch.Generator,
+        randomness: Randomness,
         prior_std: float = 1.0,
         max_samples: int = 64,
         num_steps: int = 24,
     ) -> "SampleSpectra":
         """Run ``num_steps`` steps of Lanczos, of two products each, for all samples at once."""
         operator, exposures = sample_jacobian(local_round, schedule, max_samples)
-        start = torch.randn(
-            operator.num_blocks, operator.num_inputs, generator=generator, dtype=torch.float64
-        )
+        start = randomness.normal((operator.num_blocks, operator.num_inputs), torch.float64)
         lanczos = Lanczos(operator, start.to(operator.device, operator.dtype))
         for _ in range(min(num_steps, operator.num_inputs)):
             lanczos.step()

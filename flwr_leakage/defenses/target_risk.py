@@ -19,6 +19,7 @@ from flwr_leakage.defenses.spectrum import (
     sample_jacobian,
 )
 from flwr_leakage.params import Params, ravel
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import LocalSchedule, Update
 from flwr_leakage.spectral.lsqr import solve_damped
 
@@ -113,31 +114,31 @@ class TargetRisk(Defense):
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
         check_spectrum_settings(self.prior_std, self.max_samples, self.num_steps)
 
-    def plan(self, update: Update, generator: torch.Generator, local_round: LocalRound) -> RiskPlan:
+    def plan(self, update: Update, randomness: Randomness, local_round: LocalRound) -> RiskPlan:
         """Choose the strength, and apply it."""
         if self.mechanism == "pruning":
             return self._plan_pruning(update, local_round)
         spectra = SampleSpectra.measure(
             local_round,
             update.schedule,
-            generator,
+            randomness,
             self.prior_std,
             self.max_samples,
             self.num_steps,
         )
         if self.mechanism == "gaussian":
-            return self._plan_gaussian(update, generator, spectra)
+            return self._plan_gaussian(update, randomness, spectra)
         return self._plan_influence(update, spectra)
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Defend ``update.delta`` with the strength chosen; warn where the target is missed."""
         check_update(update)
         around = require_local_round(self, local_round)
         if self.target_rmse == 0:
             return update
-        plan = self.plan(update, generator, around)
+        plan = self.plan(update, randomness, around)
         if not plan.met:
             worst = float(plan.predicted_rmse.min())
             warnings.warn(
@@ -149,7 +150,7 @@ class TargetRisk(Defense):
         return replace(update, delta=plan.delta)
 
     def _plan_gaussian(
-        self, update: Update, generator: torch.Generator, spectra: SampleSpectra
+        self, update: Update, randomness: Randomness, spectra: SampleSpectra
     ) -> RiskPlan:
         def worst(noise_std: float) -> float:
             return float(spectra.error_under_isotropic_noise(noise_std).min())
@@ -163,7 +164,7 @@ class TargetRisk(Defense):
             else:
                 high = middle
         std = math.exp(high)
-        delta = add_gaussian_noise(update.delta, std * update.schedule.learning_rate, generator)
+        delta = add_gaussian_noise(update.delta, std * update.schedule.learning_rate, randomness)
         return RiskPlan(std, spectra.error_under_isotropic_noise(std), met, delta)
 
     def _plan_influence(self, update: Update, spectra: SampleSpectra) -> RiskPlan:

@@ -15,7 +15,7 @@ ClipUnit = Literal["gradient", "update"]
 
 
 def check_unit(relative_to: str, allowed: object) -> None:
-    """Raise ``ValueError`` where ``relative_to`` is none of the literal type's choices."""
+    """Raise ``ValueError`` unless ``relative_to`` is one of the values of the type ``allowed``."""
     if relative_to not in get_args(allowed):
         raise ValueError(f"relative_to must be one of {get_args(allowed)}, got {relative_to!r}.")
 

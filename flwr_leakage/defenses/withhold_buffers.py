@@ -1,10 +1,9 @@
-"""Withholding the BatchNorm buffers."""
+"""Send the update without the running statistics of BatchNorm."""
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update
+from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
 
 
@@ -17,7 +16,7 @@ class WithholdBuffers(Defense):
     """
 
     def on_update(
-        self, update: Update, generator: torch.Generator, local_round: LocalRound | None = None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Drop ``update.buffers``."""
         check_update(update)

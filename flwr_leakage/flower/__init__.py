@@ -1,25 +1,27 @@
 """The audit's place in Flower: client mod, server strategy, engines."""
 
-from flwr_leakage.audit.progress import ConsoleProgress, SilentProgress
-from flwr_leakage.audit.server_audit import ServerAudit
-from flwr_leakage.audit.targets import Selection, Truth
+from flwr_leakage.audit import ConsoleProgress, Selection, ServerAudit, SilentProgress, Truth
 from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
+from flwr_leakage.flower.dp_check import Finding, check_privacy
 from flwr_leakage.flower.inline_grid import InlineGrid
-from flwr_leakage.flower.launch import run_inline, run_ray
+from flwr_leakage.flower.launch import RayEngine, run_inline, run_ray
 from flwr_leakage.flower.strategy import HonestButCurious
 from flwr_leakage.scores.plan import ScorePlan
 
 __all__ = [
     "ClientAudit",
     "ConsoleProgress",
+    "Finding",
     "HonestButCurious",
     "InlineGrid",
     "LeakageMod",
+    "RayEngine",
     "ScorePlan",
     "Selection",
     "ServerAudit",
     "SilentProgress",
     "Truth",
+    "check_privacy",
     "encode",
     "run_inline",
     "run_ray",

@@ -11,7 +11,6 @@ the mini-batches, comes through ``encode``, one line in the training loop::
             loss = criterion(model(images), labels)
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,12 +24,19 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message
 from flwr.common.constant import ErrorCode
 from torch import Tensor
 
+from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.flower.arrays import read_arrays, write_arrays
-from flwr_leakage.flower.wire import RECORD_KEY, ClientNote
+from flwr_leakage.flower.wire import RECORD_KEY, pack_note
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params, subtract
-from flwr_leakage.randomness import make_generator
+from flwr_leakage.randomness import (
+    Randomness,
+    Reproducible,
+    Secure,
+    derive_seed,
+    entropy_seed,
+)
 from flwr_leakage.records import Batch, Exposure, InputSpec, LocalSchedule, Measurement, Update
 from flwr_leakage.scores import compute_scores
 from flwr_leakage.scores.base import Score
@@ -47,10 +53,14 @@ class ClientAudit:
         schedule: the local training, as far as the scores and defenses need it.
         defense: encodes batches and defends the update; the identity by default.
         scores: risk scores by name; none by default.
-        seed: of the defense's and the scores' random draws.
+        seed: ``None``: the defense draws from the operating system's entropy, and nobody can
+            repeat what it draws. A number: for simulations only; draws are a function of (seed,
+            round, client), and whoever knows the seed subtracts the noise from the update. What
+            is sent beside the update says which of the two it was.
         score_plan: when to score, which samples, at what cost, and what to keep and send.
         max_samples: samples kept for the scores and the defense, ≥ 1: whole mini-batches, from
             the first one on, until there are so many. DP-SGD needs all that a round uses.
+        remark: what the client tells of its settings, beside each update; nothing by default.
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
     """
 
@@ -59,14 +69,17 @@ class ClientAudit:
     schedule: LocalSchedule
     defense: Defense = field(default_factory=Defense)
     scores: Mapping[str, Score] = field(default_factory=dict)
-    seed: int = 0
+    seed: int | None = None
     score_plan: ScorePlan = field(default_factory=ScorePlan)
     max_samples: int = 1024
     num_threads: int | None = None
+    remark: str = ""
 
     def __post_init__(self) -> None:
         if self.max_samples < 1:
             raise ValueError(f"max_samples must be at least 1, got {self.max_samples}.")
+        if self.seed is not None and self.seed < 0:
+            raise ValueError("seed must be None or ≥ 0, got a negative one.")
 
 
 class _Session:
@@ -79,14 +92,36 @@ class _Session:
         self.private: list[Batch] = []
         self.defended: list[Batch] = []
         self.kept = 0
-        self._generator = self.generator("encode")
+        self._draws: dict[str, Randomness] = {}
 
-    def generator(self, purpose: str) -> torch.Generator:
-        return make_generator(
+    def seed(self, purpose: str) -> int:
+        """For draws that hide nothing."""
+        if self.audit.seed is None:
+            return entropy_seed()
+        return derive_seed(
             self.audit.seed,
             server_round=self.server_round,
             client_id=self.client_id,
             purpose=purpose,
+        )
+
+    def randomness(self, purpose: str) -> Randomness:
+        """For draws that hide data: nothing of the server's message enters, unless simulated."""
+        if purpose not in self._draws:
+            simulated = self.audit.seed is not None
+            self._draws[purpose] = Reproducible(self._generator(purpose)) if simulated else Secure()
+        return self._draws[purpose]
+
+    def _generator(self, purpose: str) -> torch.Generator:
+        """The simulation's own, where its draws begin."""
+        return torch.Generator().manual_seed(self.seed(purpose))
+
+    def has_reproducible_draws(self) -> bool:
+        """Whether the defense drew anything that can be repeated."""
+        return any(
+            not torch.equal(drawn.generator.get_state(), self._generator(purpose).get_state())
+            for purpose, drawn in self._draws.items()
+            if isinstance(drawn, Reproducible)
         )
 
     def encode(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +138,7 @@ class _Session:
                 raise ValueError(
                     f"labels must lie in 0 … {spec.num_classes - 1}, got {low} … {high}."
                 )
-        defended = self.audit.defense.on_batch(private, spec.num_classes, self._generator)
+        defended = self.audit.defense.on_batch(private, spec.num_classes, self.randomness("encode"))
         room = self.audit.max_samples - self.kept
         if room > 0:
             size = self.audit.schedule.batch_size
@@ -157,7 +192,10 @@ class LeakageMod:
         if len(message.content.array_records) != 1:
             return _refuse(message, "expected one ArrayRecord from the server")
         sent = next(iter(message.content.array_records.values()))
-        session = _Session(audit, _server_round(message), _client_id(context))
+        try:
+            session = _Session(audit, _server_round(message), _client_id(context))
+        except ValueError as error:
+            return _refuse(message, str(error))
         start = time.process_time()
         with _threads(audit.num_threads):
             token = _SESSION.set(session)
@@ -215,9 +253,11 @@ class LeakageMod:
             measurements=tuple(measurements),
             train_cpu_seconds=train_seconds,
             score_cpu_seconds=time.process_time() - start,
+            reproducible=session.has_reproducible_draws(),
+            remark=audit.remark,
         )
         _remember(context, session.server_round, note, audit.score_plan.keep_rounds)
-        reply.content[RECORD_KEY] = note.to_record(with_measurements=audit.score_plan.send)
+        reply.content[RECORD_KEY] = pack_note(note, with_measurements=audit.score_plan.send)
         return reply
 
 
@@ -225,9 +265,9 @@ def _defend(
     session: _Session, params: Params, buffers: Params, raw: Update
 ) -> tuple[Update, Exposure | None]:
     """Release the update; the exposure is known where mini-batches were seen."""
-    defense, generator = session.audit.defense, session.generator("defense")
+    defense, randomness = session.audit.defense, session.randomness("defense")
     if not session.private:
-        return defense.on_update(raw, generator, None), None
+        return defense.on_update(raw, randomness, None), None
     # Later epochs repeat the samples of the first, and what no step uses leaves no trace.
     used = raw.schedule.num_samples_used(raw.num_examples)
     private = Batch.concatenate(session.private)[:used]
@@ -235,7 +275,7 @@ def _defend(
     local_round = LocalRound(
         session.audit.gradient_map, params, buffers, private, defended, raw.num_examples
     )
-    released = defense.on_update(raw, generator, local_round)
+    released = defense.on_update(raw, randomness, local_round)
     return released, Exposure(params, buffers, private, defended, raw, released)
 
 
@@ -243,11 +283,10 @@ def _score(session: _Session, exposure: Exposure) -> list[Measurement]:
     audit, plan = session.audit, session.audit.score_plan
     if not audit.scores or not plan.includes(session.server_round):
         return []
-    generator = session.generator("score")
-    samples = plan.samples(audit.gradient_map, exposure, generator)
-    return compute_scores(
-        audit.scores, audit.gradient_map, exposure, generator, plan.budget, samples
-    )
+    seed = session.seed("score")
+    samples = plan.samples(audit.gradient_map, exposure, seed)
+    results = compute_scores(audit.scores, audit.gradient_map, exposure, seed, plan.budget, samples)
+    return [measured for result in results.values() for measured in result]
 
 
 @contextmanager
@@ -268,9 +307,13 @@ def _refuse(message: Message, reason: str) -> Message:
 
 
 def _server_round(message: Message) -> int:
+    """The round that the server names; 0 where it names none."""
     for config in message.content.config_records.values():
         if "server-round" in config:
-            return int(cast(int, config["server-round"]))
+            value = config["server-round"]
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"server-round must be an integer ≥ 0, got {value!r}")
+            return value
     return 0
 
 
@@ -292,7 +335,7 @@ def _remember(
 ) -> None:
     """Keep the scores of the latest rounds in the client's own state."""
     history = context.state.config_records.get(RECORD_KEY, ConfigRecord())
-    history[f"round-{server_round}"] = json.dumps(note.to_json())
+    history[f"round-{server_round}"] = note.to_text()
     if keep_rounds is not None:
         for name in sorted(history, key=lambda name: int(name.removeprefix("round-"))):
             if len(history) > keep_rounds:

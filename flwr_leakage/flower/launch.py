@@ -1,8 +1,10 @@
 """Run a pair of Flower apps here: in this process, or on Flower's simulation runtime."""
 
 import logging
+import math
 import os
 import warnings
+from dataclasses import dataclass
 
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
@@ -24,6 +26,65 @@ def run_inline(server_app: ServerApp, client_app: ClientApp, num_clients: int) -
     server_app(grid, context)
 
 
+@dataclass(frozen=True)
+class RayEngine:
+    """Flower's simulation runtime, on which clients run in Ray actors.
+
+    Attributes:
+        num_cpus: CPUs that Ray may use; ``None`` for all of the machine's.
+        client_cpus: CPUs of one client, ≥ 1; with more than there are Flower would wait forever.
+        client_gpus: share of a GPU of one client, ≥ 0.
+    """
+
+    num_cpus: int | None = None
+    client_cpus: int = 1
+    client_gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.client_cpus <= self.available_cpus:
+            raise ValueError(
+                f"client_cpus must lie in [1, {self.available_cpus}], got {self.client_cpus}."
+            )
+        if not 0 <= self.client_gpus < math.inf:
+            raise ValueError(f"client_gpus must be ≥ 0, got {self.client_gpus}.")
+
+    @property
+    def available_cpus(self) -> int:
+        """CPUs that Ray may use."""
+        return self.num_cpus if self.num_cpus is not None else (os.cpu_count() or 1)
+
+    def __call__(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
+        """Run the apps.
+
+        Args:
+            server_app: runs in a thread of this process.
+            client_app: is sent to the actors; it must be picklable.
+            num_clients: the number of nodes and of partitions.
+        """
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from flwr.simulation import run_simulation
+
+            run_simulation(
+                server_app,
+                client_app,
+                num_clients,
+                backend_config={
+                    "client_resources": {
+                        "num_cpus": self.client_cpus,
+                        "num_gpus": self.client_gpus,
+                    },
+                    "init_args": {
+                        "num_cpus": self.available_cpus,
+                        "include_dashboard": False,
+                        "logging_level": logging.ERROR,
+                        "log_to_driver": False,
+                    },
+                },
+            )
+
+
 def run_ray(
     server_app: ServerApp,
     client_app: ClientApp,
@@ -33,38 +94,5 @@ def run_ray(
     client_cpus: int = 1,
     client_gpus: float = 0.0,
 ) -> None:
-    """Run the apps on Flower's simulation runtime, clients in Ray actors.
-
-    Args:
-        server_app: runs in a thread of this process.
-        client_app: is sent to the actors; it must be picklable.
-        num_clients: the number of nodes and of partitions.
-        num_cpus: CPUs that Ray may use; ``None`` for all of the machine's.
-        client_cpus: CPUs of one client, ≥ 1.
-        client_gpus: share of a GPU of one client.
-
-    Raises:
-        ValueError: a client asks for more CPUs than there are, on which Flower waits forever.
-    """
-    available = num_cpus if num_cpus is not None else (os.cpu_count() or 1)
-    if not 1 <= client_cpus <= available:
-        raise ValueError(f"client_cpus must lie in [1, {available}], got {client_cpus}.")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from flwr.simulation import run_simulation
-
-        run_simulation(
-            server_app,
-            client_app,
-            num_clients,
-            backend_config={
-                "client_resources": {"num_cpus": client_cpus, "num_gpus": client_gpus},
-                "init_args": {
-                    "num_cpus": available,
-                    "include_dashboard": False,
-                    "logging_level": logging.ERROR,
-                    "log_to_driver": False,
-                },
-            },
-        )
+    """Run the apps on Flower's simulation runtime; see :class:`RayEngine`."""
+    RayEngine(num_cpus, client_cpus, client_gpus)(server_app, client_app, num_clients)

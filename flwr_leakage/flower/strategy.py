@@ -15,9 +15,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_leakage.audit.server_audit import ServerAudit
+from flwr_leakage.audit import ClientNote, ServerAudit
 from flwr_leakage.flower.arrays import read_arrays
-from flwr_leakage.flower.wire import RECORD_KEY, ClientNote
+from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
 from flwr_leakage.params import Params, subtract
 from flwr_leakage.records import Observation, Update
 
@@ -125,7 +125,7 @@ class HonestButCurious(Strategy):
         if record is None:
             self._client_of.setdefault(node_id, node_id)
             return None
-        note = ClientNote.from_record(record)
+        note = unpack_note(record)
         known = self._client_of.get(node_id, note.client_id)
         if known != note.client_id:
             raise ValueError(f"node {node_id} is client {known} and says {note.client_id}.")

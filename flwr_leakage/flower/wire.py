@@ -1,137 +1,28 @@
 """The record that a client's mod adds to its reply, and its reading on the server.
 
-It is a ``ConfigRecord``, which strategies and differential-privacy mods ignore. A client is
-free to write anything into it: what is read here is checked, and never executed.
+It is a ``ConfigRecord``, which strategies and differential-privacy mods ignore.
 """
 
-import json
-import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 from flwr.app import ConfigRecord
 
-from flwr_leakage.records import Measurement
+from flwr_leakage.audit.note import ClientNote
 
 RECORD_KEY = "flwr-leakage"
-_MAX_CHARACTERS = 4_000_000
-_DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
+"""The record's name in a reply, and in the client's own state."""
 
 
-@dataclass(frozen=True)
-class ClientNote:
-    """What a client tells of its round, beside the update.
+def pack_note(note: ClientNote, *, with_measurements: bool) -> ConfigRecord:
+    """The record that travels; without the scores unless they are asked for."""
+    sent = note if with_measurements else replace(note, measurements=())
+    return ConfigRecord({"client-id": note.client_id, "note": sent.to_text()})
 
-    Attributes:
-        client_id: the partition id.
-        measurements: scores per sample; empty unless the client sends its scores.
-        train_cpu_seconds: of the training loop.
-        score_cpu_seconds: of the scores.
+
+def unpack_note(record: ConfigRecord) -> ClientNote:
+    """Read the record of a reply.
+
+    Raises:
+        ValueError: it is no record that ``pack_note`` writes.
     """
-
-    client_id: int
-    measurements: tuple[Measurement, ...] = ()
-    train_cpu_seconds: float = 0.0
-    score_cpu_seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values only, as JSON needs them."""
-        return {
-            "client-id": self.client_id,
-            "train-cpu-seconds": self.train_cpu_seconds,
-            "score-cpu-seconds": self.score_cpu_seconds,
-            "measurements": [
-                {
-                    "name": m.name,
-                    "values": list(m.values),
-                    "unit": m.unit,
-                    "direction": m.direction,
-                    "notes": list(m.notes),
-                    "products": m.products,
-                }
-                for m in self.measurements
-            ],
-        }
-
-    def to_record(self, *, with_measurements: bool) -> ConfigRecord:
-        """The ``ConfigRecord`` that travels; without the scores unless asked for."""
-        content = self.to_json()
-        if not with_measurements:
-            content["measurements"] = []
-        return ConfigRecord({"client-id": self.client_id, "note": json.dumps(content)})
-
-    @staticmethod
-    def from_record(record: ConfigRecord) -> "ClientNote":
-        """Read what a client sent.
-
-        Raises:
-            ValueError: the record is not one that ``to_record`` writes.
-        """
-        text = record.get("note")
-        if not isinstance(text, str) or len(text) > _MAX_CHARACTERS:
-            raise ValueError("the client's note must be a text of at most 4 million characters.")
-        try:
-            content = json.loads(text)
-            measurements = tuple(_measurement(entry) for entry in content["measurements"])
-            return ClientNote(
-                client_id=_count(content["client-id"]),
-                measurements=measurements,
-                train_cpu_seconds=_seconds(content["train-cpu-seconds"]),
-                score_cpu_seconds=_seconds(content["score-cpu-seconds"]),
-            )
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            reason = repr(error)[:200]
-            raise ValueError(f"the client's note cannot be read: {reason}.") from error
-
-
-def _measurement(entry: dict[str, Any]) -> Measurement:
-    direction = entry["direction"]
-    if direction not in _DIRECTIONS:
-        raise ValueError(f"direction must be one of {_DIRECTIONS}, got {direction!r}.")
-    return Measurement(
-        name=_text(entry["name"], 100),
-        values=tuple(None if v is None else _number(v) for v in _list(entry["values"])),
-        unit=_text(entry["unit"], 100),
-        direction=direction,
-        notes=tuple(_text(note, 500) for note in _list(entry["notes"])),
-        products=_count(entry["products"]),
-    )
-
-
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"expected a list, got {value!r}.")
-    return value
-
-
-def _text(value: object, max_characters: int) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected a text, got {value!r}.")
-    # JSON can carry lone surrogates, which no file can.
-    return value[:max_characters].encode("utf-8", "replace").decode()
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
-        raise ValueError(f"expected a finite number, got {value!r}.")
-    return float(value)
-
-
-def _is_finite(value: int | float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond the largest float
-        return False
-
-
-def _seconds(value: object) -> float:
-    seconds = _number(value)
-    if seconds < 0:
-        raise ValueError(f"expected seconds ≥ 0, got {seconds}.")
-    return seconds
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise ValueError(f"expected an integer in [0, 2^63), got {value!r}.")
-    return value
+    return ClientNote.from_text(record.get("note"))

@@ -1,16 +1,14 @@
-"""Distances between reconstructions and the truth, correlations, and utility."""
+"""How close reconstructions come to the truth, and what the trained model is good for."""
 
-from flwr_leakage.metrics.correlation import Correlation, pearson, spearman
 from flwr_leakage.metrics.evaluator import Evaluation, Evaluator
 from flwr_leakage.metrics.labels import label_accuracy
 from flwr_leakage.metrics.matching import match_samples
 from flwr_leakage.metrics.perceptual import BackboneUnavailableError, Lpips
 from flwr_leakage.metrics.pixel import mse, psnr, rmse, ssim
-from flwr_leakage.metrics.utility import Utility, classifier_utility
+from flwr_leakage.metrics.utility import Utility, classifier_utility, utility_of
 
 __all__ = [
     "BackboneUnavailableError",
-    "Correlation",
     "Evaluation",
     "Evaluator",
     "Lpips",
@@ -19,9 +17,8 @@ __all__ = [
     "label_accuracy",
     "match_samples",
     "mse",
-    "pearson",
     "psnr",
     "rmse",
-    "spearman",
     "ssim",
+    "utility_of",
 ]

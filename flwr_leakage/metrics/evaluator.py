@@ -1,6 +1,7 @@
-"""A reconstruction against the truth: matched, then measured sample by sample.
+"""Compare a reconstruction with the private batch: match the samples, then measure each pair.
 
-Only a simulation can do this: the evaluator is given the truth, which no attack ever sees.
+The evaluator is given the private batch, which no attack ever sees. So only a simulation can use
+it, where the batch is known.
 """
 
 import math
@@ -38,14 +39,14 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Settings of the metrics.
+    """Measures reconstructions: MSE, RMSE, PSNR, SSIM, LPIPS and found labels.
 
     Pixels are compared in float64, after undoing the normalisation and clamping to [0, 1].
 
     Attributes:
         psnr_cap_db: PSNR of an exact match is infinite, and beyond some 140 dB it measures
             float32's rounding: larger values are reported as this one, with a note.
-        lpips: which LPIPS; ``None`` leaves it out.
+        lpips: how LPIPS is computed; ``None`` leaves it out.
     """
 
     psnr_cap_db: float = 120.0
@@ -58,7 +59,7 @@ class Evaluator:
     def evaluate(self, reconstruction: Reconstruction, truth: Batch, spec: InputSpec) -> Evaluation:
         """Match a reconstruction with the truth and measure each pair.
 
-        Whatever is wrong with the reconstruction becomes a missing value with its reason.
+        Where a reconstruction cannot be measured, the value is missing and a note says why.
 
         Args:
             reconstruction: an attack's answer, in model space.

@@ -18,9 +18,9 @@ def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
 def label_accuracy(predicted: Tensor, truth: Tensor) -> tuple[float, ...]:
     """1 for each sample whose label was found, else 0, whatever the order.
 
-    A gradient does not depend on the order of a batch, so that the predicted labels are a
-    multiset: each counts once, for the sample at its own place if it has that label, and for
-    another one otherwise.
+    A gradient does not depend on the order of a batch, so the order of the predicted labels says
+    nothing. Each predicted label counts for one sample that has it: for the one at the same index
+    if that has it, else for the first sample that has it and was not counted yet.
 
     Args:
         predicted: (M,) class indices or (M, K) probabilities.

@@ -27,7 +27,7 @@ def match_samples(
 ) -> Int[Tensor, " B"]:
     """Assign reconstructions to truths so that the sum of their MSE is smallest.
 
-    A gradient does not depend on the order of a batch, so that the attacker's order says
+    A gradient does not depend on the order of a batch, so the order of the reconstructions says
     nothing. The linear sum assignment is solved exactly (SciPy's modified Jonker–Volgenant,
     Crouse 2016).
 

@@ -1,4 +1,4 @@
-"""LPIPS: perceptual distance by a trained network, or a clear word that there is none."""
+"""LPIPS, a perceptual distance that needs a network with trained weights."""
 
 import functools
 import pickle
@@ -29,20 +29,22 @@ _WEIGHTS = {
 
 
 class BackboneUnavailableError(RuntimeError):
-    """LPIPS's trained backbone is not there; a random one would not be LPIPS."""
+    """There are no trained weights for LPIPS; with random ones the number would not be LPIPS."""
 
 
 @dataclass(frozen=True)
 class Lpips:
-    """Which LPIPS, and where its backbone's ImageNet weights come from.
+    """The perceptual distance of Zhang et al. (2018), version 0.1.
 
-    The linear weights on top come with the ``lpips`` package (version 0.1).
+    It compares the features that a network trained on ImageNet, the backbone, has of two images.
+    The linear weights on top of the features come with the ``lpips`` package; the backbone's
+    weights do not.
 
     Attributes:
-        net: ``alex``, ``vgg`` (VGG-16) or ``squeeze`` (SqueezeNet 1.1).
+        net: the backbone: ``alex`` (AlexNet), ``vgg`` (VGG-16) or ``squeeze`` (SqueezeNet 1.1).
         backbone: a ``state_dict`` file of torchvision's network or of its ``features``;
             torchvision's own checkpoint, from torch's hub folder, if ``None``.
-        download: let torchvision fetch its checkpoint if it is not in the hub folder.
+        download: whether torchvision may fetch its checkpoint if the hub folder lacks it.
         min_size: images with a shorter side are enlarged to it, bilinearly: the backbones
             were trained on larger ones, and pool small ones away.
     """

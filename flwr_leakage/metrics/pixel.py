@@ -1,4 +1,4 @@
-"""Pixel-wise distances, one value a sample. Pixels lie in [0, 1]."""
+"""Distances between images with pixels in [0, 1], one value a pair of images."""
 
 from jaxtyping import Float
 from torch import Tensor

@@ -1,10 +1,10 @@
-"""What the global model is good for."""
+"""Accuracy and loss of a classifier on held-out data."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_leakage.metrics.labels import class_indices
@@ -26,6 +26,29 @@ class Utility:
     num_examples: int
 
 
+def utility_of(logits_of: Callable[[Tensor], Tensor], batches: Iterable[Batch]) -> Utility:
+    """Evaluate a function of inputs (B, C, H, W) to logits (B, K), without gradients.
+
+    Args:
+        logits_of: a model, or a model with given parameters such as
+            ``functools.partial(gradient_map.logits, params)``.
+        batches: held-out data; soft targets count by their largest entry in the accuracy.
+
+    Raises:
+        ValueError: there is no sample.
+    """
+    correct, loss, count = 0, 0.0, 0
+    with torch.no_grad():
+        for batch in batches:
+            logits = logits_of(batch.inputs)
+            loss += float(F.cross_entropy(logits, batch.targets, reduction="sum"))
+            correct += int((logits.argmax(1) == class_indices(batch.targets)).sum())
+            count += len(batch)
+    if count == 0:
+        raise ValueError("batches must hold at least one sample, got none.")
+    return Utility(correct / count, loss / count, count)
+
+
 def classifier_utility(model: nn.Module, batches: Iterable[Batch]) -> Utility:
     """Evaluate ``model`` in eval mode; its mode is restored.
 
@@ -33,17 +56,7 @@ def classifier_utility(model: nn.Module, batches: Iterable[Batch]) -> Utility:
         ValueError: there is no sample.
     """
     was_training = model.training
-    correct, loss, count = 0, 0.0, 0
     try:
-        model.eval()
-        with torch.no_grad():
-            for batch in batches:
-                logits = model(batch.inputs)
-                loss += float(F.cross_entropy(logits, batch.targets, reduction="sum"))
-                correct += int((logits.argmax(1) == class_indices(batch.targets)).sum())
-                count += len(batch)
+        return utility_of(model.eval(), batches)
     finally:
         model.train(was_training)
-    if count == 0:
-        raise ValueError("batches must hold at least one sample, got none.")
-    return Utility(correct / count, loss / count, count)

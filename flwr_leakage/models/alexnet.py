@@ -9,6 +9,7 @@ from flwr_leakage.models.layers import (
     check_sizes,
     count_features,
     make_activation,
+    make_classifier,
 )
 
 
@@ -16,10 +17,10 @@ class AlexNet(nn.Module):
     """Five convolutions and three fully connected layers (Krizhevsky et al. 2012).
 
     Channels 64, 192, 384, 256, 256 are those of the one-column version (Krizhevsky 2014),
-    which torchvision has too. The paper defines it for 224×224; chosen here for small inputs:
-    the first convolution is 3×3 with stride 2 in place of 11×11 with stride 4, the second 3×3
-    in place of 5×5, the three overlapping poolings are 2×2, and neither local response
-    normalisation nor dropout is used. At 32×32 the convolutions leave 256×2×2 values.
+    which torchvision has too. The paper defines it for inputs of 224×224. For small inputs the
+    first convolution is 3×3 with stride 2 here, in place of 11×11 with stride 4; the second is
+    3×3 in place of 5×5; the three poolings are 2×2 and do not overlap. Local response
+    normalisation and dropout are left out. At 32×32 the convolutions leave 256×2×2 values.
 
     Args:
         input_shape: (C, H, W), at least 16×16.
@@ -53,12 +54,8 @@ class AlexNet(nn.Module):
             make_activation(activation),
             nn.MaxPool2d(2),
         )
-        self.classifier = nn.Sequential(
-            nn.Linear(count_features(self.features, input_shape), hidden_features),
-            make_activation(activation),
-            nn.Linear(hidden_features, hidden_features),
-            make_activation(activation),
-            nn.Linear(hidden_features, num_classes),
+        self.classifier = make_classifier(
+            count_features(self.features, input_shape), hidden_features, num_classes, activation
         )
 
     def forward(self, inputs: Tensor) -> Tensor:

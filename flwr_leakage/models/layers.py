@@ -46,6 +46,19 @@ def check_positive(**settings: int) -> None:
             raise ValueError(f"{name} must be at least 1, got {value}.")
 
 
+def make_classifier(
+    in_features: int, hidden_features: int, num_classes: int, activation: str
+) -> nn.Sequential:
+    """Three linear layers with an activation between them: the end of AlexNet and VGG."""
+    return nn.Sequential(
+        nn.Linear(in_features, hidden_features),
+        make_activation(activation),
+        nn.Linear(hidden_features, hidden_features),
+        make_activation(activation),
+        nn.Linear(hidden_features, num_classes),
+    )
+
+
 def count_features(features: nn.Module, input_shape: Sequence[int]) -> int:
     """Return the number of values that ``features`` makes of one input (C, H, W).
 

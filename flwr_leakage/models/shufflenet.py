@@ -67,8 +67,8 @@ class ShuffleNet(nn.Module):
     """ShuffleNet (Zhang, Zhou, Lin, Sun 2018), version 1 at scale 1.
 
     Stages of 4, 8, 4 units with 200, 400, 800 channels for two groups (the paper's Table 1).
-    As there, the first grouped convolution of the first stage is not grouped. Chosen for
-    32×32, where the paper has 224×224: the first convolution has stride 1, and no max pooling
+    As in the paper, the first 1×1 convolution of the first stage is not grouped. The paper takes
+    inputs of 224×224; for 32×32 the first convolution has stride 1 here, and no max pooling
     follows it.
 
     Args:

@@ -9,6 +9,7 @@ from flwr_leakage.models.layers import (
     check_sizes,
     count_features,
     make_activation,
+    make_classifier,
 )
 
 _STAGES = ((32, 64), (128, 128), (256, 256))
@@ -51,12 +52,8 @@ class VGG9(nn.Module):
                 width = channels
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
-        self.classifier = nn.Sequential(
-            nn.Linear(count_features(self.features, input_shape), hidden_features),
-            make_activation(activation),
-            nn.Linear(hidden_features, hidden_features),
-            make_activation(activation),
-            nn.Linear(hidden_features, num_classes),
+        self.classifier = make_classifier(
+            count_features(self.features, input_shape), hidden_features, num_classes, activation
         )
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from flwr_leakage.operators.angular import AngularJacobian
 from flwr_leakage.operators.base import LinearOperator
-from flwr_leakage.operators.budget import Budget, BudgetExhausted, within
+from flwr_leakage.operators.budget import Budget, BudgetExhausted, Meter
 from flwr_leakage.operators.jacobian import (
     BatchJacobian,
     FunctionJacobian,
@@ -11,6 +11,7 @@ from flwr_leakage.operators.jacobian import (
     last_layer,
     sample_gradients,
 )
+from flwr_leakage.operators.lengths import row_norms
 
 __all__ = [
     "AngularJacobian",
@@ -19,9 +20,10 @@ __all__ = [
     "BudgetExhausted",
     "FunctionJacobian",
     "LinearOperator",
+    "Meter",
     "SampleJacobian",
     "UpdateJacobian",
     "last_layer",
+    "row_norms",
     "sample_gradients",
-    "within",
 ]

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 from torch import Tensor
 
-from flwr_leakage.operators.budget import spend
+from flwr_leakage.operators.budget import Meter
 
 
 class LinearOperator(ABC):
@@ -22,14 +22,23 @@ class LinearOperator(ABC):
         num_inputs: N.
         num_outputs: P.
         like: a tensor whose dtype and device the operator works in.
+        meter: counts the products of all S maps, and stops them where a budget is spent.
     """
 
-    def __init__(self, num_blocks: int, num_inputs: int, num_outputs: int, like: Tensor) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        num_inputs: int,
+        num_outputs: int,
+        like: Tensor,
+        meter: Meter | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.num_inputs = num_inputs
         self.num_outputs = num_outputs
         self.dtype = like.dtype
         self.device = like.device
+        self.meter = Meter() if meter is None else meter
         self.products = 0
         """Products (``matvec`` or ``rmatvec``) spent so far, counted for each of the S maps."""
 
@@ -89,5 +98,5 @@ class LinearOperator(ABC):
                 f"vectors must have shape ({self.num_blocks}, {length}), got "
                 f"{tuple(vectors.shape)}."
             )
-        spend(self.num_blocks)
+        self.meter.spend(self.num_blocks)
         self.products += 1

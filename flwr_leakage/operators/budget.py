@@ -1,9 +1,6 @@
-"""A limit on Jacobian products or CPU seconds, for everything that runs inside it."""
+"""A limit on Jacobian products or CPU seconds, and the meter that keeps to it."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 
@@ -31,10 +28,14 @@ class Budget:
 
 
 class Meter:
-    """What has been spent under a budget."""
+    """What has been spent under a budget by the operators that were given this meter.
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
+    Args:
+        budget: the limit; none by default.
+    """
+
+    def __init__(self, budget: Budget | None = None) -> None:
+        self.budget = budget or Budget()
         self.products = 0
         self.start = time.process_time()
 
@@ -51,24 +52,3 @@ class Meter:
         if self.budget.seconds is not None and self.seconds > self.budget.seconds:
             raise BudgetExhausted(f"the budget of {self.budget.seconds:g} CPU seconds is spent")
         self.products += products
-
-
-_meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
-
-
-def spend(products: int) -> None:
-    """Count products under the innermost open budget, if there is one."""
-    meter = _meter.get()
-    if meter is not None:
-        meter.spend(products)
-
-
-@contextmanager
-def within(budget: Budget) -> Iterator[Meter]:
-    """Limit all products inside the ``with`` block."""
-    meter = Meter(budget)
-    token = _meter.set(meter)
-    try:
-        yield meter
-    finally:
-        _meter.reset(token)

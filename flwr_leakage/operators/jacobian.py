@@ -16,6 +16,7 @@ from torch.func import grad, jvp, vjp, vmap
 
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.operators.budget import Meter
 from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch, LocalSchedule
 
@@ -28,13 +29,16 @@ class FunctionJacobian(LinearOperator):
     Args:
         function: F: (S, N) → (S, P), row s of the result depending on row s alone.
         point: x, (S, N), floating.
+        meter: see ``LinearOperator``.
 
     Raises:
         ValueError: the point is no (S, N) floating-point tensor.
         RuntimeError: an operation of the function has no derivative.
     """
 
-    def __init__(self, function: Function, point: Float[Tensor, "S N"]) -> None:
+    def __init__(
+        self, function: Function, point: Float[Tensor, "S N"], meter: Meter | None = None
+    ) -> None:
         if point.ndim != 2 or not point.is_floating_point():
             raise ValueError(
                 f"point must be a floating-point tensor of shape (S, N), got "
@@ -42,7 +46,7 @@ class FunctionJacobian(LinearOperator):
             )
         point = point.detach()
         self.value, pullback = _pullback(function, point)
-        super().__init__(point.shape[0], point.shape[1], self.value.shape[1], point)
+        super().__init__(point.shape[0], point.shape[1], self.value.shape[1], point, meter)
         self.point = point
         self._pullback = pullback
         try:
@@ -73,30 +77,26 @@ def _pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
 def sample_gradients(
     gradient_map: GradientMap,
     params: Mapping[str, Tensor],
-    targets: Tensor,
-    shape: tuple[int, ...],
-    buffers: Mapping[str, Tensor] | None,
-    inputs: Float[Tensor, "S N"],
+    batch: Batch,
+    buffers: Mapping[str, Tensor] | None = None,
     names: Collection[str] | None = None,
 ) -> Float[Tensor, "S P"]:
-    """∇_θL of every sample on its own, in the order of ``params``.
+    """∇_θL of each of S samples on its own, flat, in the order of ``params``.
 
     Args:
-        gradient_map: of the client's model and loss.
+        gradient_map: of the client's model and loss; its BatchNorm must not use the statistics
+            of the batch, which a sample on its own does not have.
         params: θ.
-        targets: (S,) or (S, K).
-        shape: of one input, (C, H, W).
+        batch: S samples.
         buffers: BatchNorm statistics for the map to use.
-        inputs: (S, N) with N = C·H·W.
         names: the parameters whose gradients are wanted; all of them by default.
     """
     wanted = {name: value for name, value in params.items() if names is None or name in names}
 
     def loss(part: Params, x: Tensor, y: Tensor) -> Tensor:
-        sample = Batch(x.reshape(1, *shape), y[None])
-        return gradient_map.loss_value({**params, **part}, sample, buffers)
+        return gradient_map.loss_value({**params, **part}, Batch(x[None], y[None]), buffers)
 
-    return vmap(lambda x, y: ravel(grad(loss)(wanted, x, y)))(inputs, targets)
+    return vmap(lambda x, y: ravel(grad(loss)(wanted, x, y)))(batch.inputs, batch.targets)
 
 
 def last_layer(names: Iterable[str]) -> tuple[str, ...]:
@@ -115,6 +115,7 @@ class SampleJacobian(FunctionJacobian):
         params: θ.
         batch: S samples.
         buffers: BatchNorm statistics for the map to use.
+        meter: see ``LinearOperator``.
     """
 
     def __init__(
@@ -123,19 +124,23 @@ class SampleJacobian(FunctionJacobian):
         params: Mapping[str, Tensor],
         batch: Batch,
         buffers: Mapping[str, Tensor] | None = None,
+        meter: Meter | None = None,
     ) -> None:
         _require_floating(batch.inputs)
-        shape = tuple(batch.inputs.shape[1:])
-        function = partial(
-            sample_gradients, gradient_map, dict(params), batch.targets, shape, buffers
-        )
-        super().__init__(function, batch.inputs.flatten(1))
+        theta: Params = dict(params)
+
+        def function(x: Tensor, names: Collection[str] | None = None) -> Tensor:
+            samples = Batch(x.reshape(batch.inputs.shape), batch.targets)
+            return sample_gradients(gradient_map, theta, samples, buffers, names)
+
+        super().__init__(function, batch.inputs.flatten(1), meter)
         self._function = function
         self._last_layer = last_layer(params)
 
     def last_layer(self) -> FunctionJacobian:
         """The Jacobian of the last layer's gradient alone."""
-        return FunctionJacobian(partial(self._function, names=self._last_layer), self.point)
+        function = partial(self._function, names=self._last_layer)
+        return FunctionJacobian(function, self.point, self.meter)
 
 
 class BatchJacobian(FunctionJacobian):

@@ -1,15 +1,14 @@
 """Whether a risk score ranks samples as the attack's outcome does."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from scipy import stats
-
+from flwr_leakage.correlation import Correlation, spearman
 from flwr_leakage.report.index import Index, label, median, values
 
 OUTCOMES = ("psnr", "rmse", "mse")
+MIN_PAIRS = 4
+"""Of three pairs in a random order, one in three has ρ = ±1: that says nothing."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,8 @@ class Agreement:
         within_rounds: the median of Spearman's ρ over the rounds with at least 4 pairs: a score
             and an outcome that both drift as the model trains correlate over all rounds without
             any use within one.
-        direction: what the score claims.
-        reading: how to read ρ, in words.
+        direction: what the score claims, for instance that larger values are safer.
+        reading: whether ρ bears out that claim, in words.
     """
 
     score: str
@@ -41,37 +40,6 @@ class Agreement:
     within_rounds: float | None
     direction: str
     reading: str
-
-
-def spearman(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Return Spearman's ρ and its two-sided p-value (t approximation).
-
-    ``None`` for fewer than 4 pairs or where one side is constant.
-
-    Example:
-        >>> rho, p_value = spearman([(1, 10), (2, 20), (3, 40), (4, 30)])
-        >>> round(rho, 3), round(p_value, 3)
-        (0.8, 0.2)
-    """
-    if len(pairs) < 4:
-        return None
-    left, right = np.asarray(pairs, dtype=float).T
-    if np.ptp(left) == 0 or np.ptp(right) == 0:
-        return None
-    result = stats.spearmanr(left, right)
-    return float(result.statistic), float(result.pvalue)
-
-
-def spearman_interval(rho: float, num_pairs: int) -> tuple[float, float] | None:
-    """Return the 95 % interval of Spearman's ρ by Fisher's transform.
-
-    The standard error of artanh ρ is √((1 + ρ²/2) / (n − 3)) (Bonett and Wright 2000, eq. 3).
-    ``None`` where |ρ| = 1 or n < 5: the approximation says nothing there.
-    """
-    if num_pairs < 5 or abs(rho) >= 1 - 1e-12:
-        return None
-    half = 1.96 * math.sqrt((1 + rho**2 / 2) / (num_pairs - 3))
-    return math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half)
 
 
 def agreements(index: Index) -> list[Agreement]:
@@ -88,18 +56,22 @@ def _agreement(index: Index, score: str, outcome: str) -> Agreement:
     by_round: dict[int, list[tuple[float, float]]] = {}
     for server_round, pair in keyed:
         by_round.setdefault(server_round, []).append(pair)
-    within = [found[0] for group in by_round.values() if (found := spearman(group))]
+    rhos = [_rank_correlation(group).coefficient for group in by_round.values()]
     first = next(iter(index.series("score", score).values()))
     unit = next(iter(index.series("metric", outcome).values())).unit
-    found = spearman(pairs)
-    rho, p_value = found if found else (None, None)
-    interval = spearman_interval(rho, len(pairs)) if rho is not None else None
-    typical = median(within)
-    reading = _reading(rho, interval, typical, first.direction, outcome)
+    found = _rank_correlation(pairs)
+    interval = None if found.low is None or found.high is None else (found.low, found.high)
+    typical = median([rho for rho in rhos if rho is not None])
+    reading = _reading(found.coefficient, interval, typical, first.direction, outcome)
     return Agreement(
-        score, outcome, unit, pairs, rho, interval, p_value,
+        score, outcome, unit, pairs, found.coefficient, interval, found.p_value,
         typical, first.direction, reading,
     )  # fmt: skip
+
+
+def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> Correlation:
+    enough = pairs if len(pairs) >= MIN_PAIRS else ()
+    return spearman([left for left, _ in enough], [right for _, right in enough])
 
 
 def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, tuple[float, float]]]:

@@ -1,4 +1,4 @@
-"""Originals beside reconstructions."""
+"""The gallery of the report: private images beside what the attack made of them."""
 
 import base64
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class Picture:
 
     Attributes:
         role: ``original``, ``defended`` or ``reconstruction``.
-        uri: a data URI, or empty where the image is missing.
+        uri: the PNG file as a data URI; empty where the file is missing or no PNG file.
         description: the text in place of the image.
     """
 
@@ -31,7 +31,7 @@ class Exhibit:
 
     Attributes:
         place: round, client and sample, in words.
-        psnr: written with its unit, or why there is none.
+        psnr: the PSNR of the reconstruction in dB, or that it is unknown.
         recovered: whether it counts as recovered.
         pictures: original, defended where there is one, reconstruction.
     """

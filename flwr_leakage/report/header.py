@@ -24,9 +24,9 @@ class Fact:
     """One line of the header.
 
     Attributes:
-        term: what it is about.
-        value: the answer.
-        settings: the numbers behind it, in small print.
+        term: what was chosen, such as ``defense``.
+        value: what it is, such as ``GradientPruning``.
+        settings: its settings in words, such as ``prune ratio 0.9``; shown in small print.
     """
 
     term: str
@@ -35,7 +35,7 @@ class Fact:
 
 
 def facts(metadata: Mapping[str, Any]) -> list[Fact]:
-    """Return what is known of dataset, model, strategy, defense, attack, seed."""
+    """Return the dataset, partition, model, strategy, defense, attack and seed, where known."""
     config = metadata.get("config")
     config = config if isinstance(config, Mapping) else {}
     found = []

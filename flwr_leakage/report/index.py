@@ -39,10 +39,10 @@ class Table:
 
 
 class Index:
-    """The numbers of a run; of several records of one number the last counts.
+    """The numbers of a run, to be looked up by kind, name, round, client and sample.
 
     Args:
-        records: in the order of writing.
+        records: in the order of writing; where a number was recorded twice, the last one counts.
     """
 
     def __init__(self, records: Iterable[LeakageRecord]) -> None:
@@ -72,23 +72,23 @@ class Index:
 
 
 def values(series: Series) -> list[float]:
-    """Return the values there are."""
+    """Return the values that are known, without their keys."""
     return [record.value for record in series.values() if record.value is not None]
 
 
 def is_constant(series: Series) -> bool:
-    """Return whether several values are there and all are equal."""
+    """Return whether at least two values are known and all of them are equal."""
     known = values(series)
     return len(known) > 1 and len(set(known)) == 1
 
 
 def by_round(series: Series) -> dict[int, list[float]]:
-    """Return the values there are, by round."""
+    """Return the known values of each round."""
     return _grouped(series, 0)
 
 
 def by_client(series: Series) -> dict[int, list[float]]:
-    """Return the values there are, by client."""
+    """Return the known values of each client."""
     return _grouped(series, 1)
 
 
@@ -101,7 +101,7 @@ def _grouped(series: Series, place: int) -> dict[int, list[float]]:
 
 
 def median(numbers: Sequence[float]) -> float | None:
-    """Return the median, or ``None`` of nothing."""
+    """Return the median, or ``None`` if there are no numbers."""
     return float(np.median(numbers)) if numbers else None
 
 

@@ -1,6 +1,5 @@
 """Write the page that a person reads: one file that needs nothing but itself."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from flwr_leakage.report.index import (
     heading,
     is_constant,
     label,
+    median,
     number,
     unit_of,
     values,
@@ -34,7 +34,13 @@ PROVENANCE = ("start_time", "command", "commit", "dirty", "platform", "versions"
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its caption."""
+    """A chart of a quantity over the rounds.
+
+    Attributes:
+        title: the quantity with its unit.
+        caption: how to read it.
+        svg: the drawing, as inline SVG.
+    """
 
     title: str
     caption: str
@@ -43,7 +49,15 @@ class Chart:
 
 @dataclass(frozen=True)
 class ScoreChart:
-    """A score against the outcome."""
+    """A scatter plot of a risk score and what the attack reached on the same samples.
+
+    Attributes:
+        title: the score.
+        caption: what the axes are.
+        figures: number of pairs, Spearman's ρ with its interval and p-value.
+        reading: what ρ means, in words.
+        svg: the drawing, or ``None`` where no sample has both numbers.
+    """
 
     title: str
     caption: str
@@ -60,8 +74,8 @@ def write_report(
 ) -> Path:
     """Write the report of a run folder into one self-contained HTML file.
 
-    It works on what ``read_run`` finds, also while the run still goes on. The file holds
-    private training images and is readable by its owner only.
+    The report is of what has been recorded so far: the run may be over, still going, or killed.
+    The file holds private training images and is readable by its owner only.
 
     Args:
         run_folder: where a ``JsonlTracker`` wrote.
@@ -188,13 +202,8 @@ def _charts(index: Index, kind: str) -> list[Chart]:
 def _tell(groups: dict[int, list[float]]) -> str:
     """The first and last median, for readers who do not see the chart."""
     first, last = min(groups), max(groups)
-    ends = [f"median {number(sum(_middle(groups[r])) / 2)} in round {r}" for r in (first, last)]
+    ends = [f"median {number(median(groups[r]))} in round {r}" for r in (first, last)]
     return f"{', '.join(dict.fromkeys(ends))}."
-
-
-def _middle(numbers: Sequence[float]) -> tuple[float, float]:
-    ordered = sorted(numbers)
-    return ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
 
 
 def _score_chart(i: int, entry: Agreement) -> ScoreChart:

@@ -127,7 +127,7 @@ def attacks_table(index: Index) -> Table:
 def clients_table(
     index: Index, events: Sequence[RunEvent], recovered_psnr: float, limit: int
 ) -> Table:
-    """Return one row a client, the highest PSNR first."""
+    """Return one row a client: the client with the best reconstruction first."""
     psnr_of = by_client(index.series("metric", "psnr"))
     scores = index.names("score")
     scores_of = {name: by_client(index.series("score", name)) for name in scores}

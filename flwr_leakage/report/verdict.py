@@ -1,4 +1,4 @@
-"""One sentence about a run, and the rule behind it."""
+"""One sentence that says what a run showed, and the rule that it follows from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class Verdict:
         rule: how the sentence follows from the numbers.
         level: ``leak`` where images were recovered, ``quiet`` where attacks recovered none,
             ``unknown`` where nothing can be said.
-        details: what else must be known to read it: failures, what is missing, and the warnings
-            that were given before the rounds.
+        details: sentences that the reader must know besides: attacks that failed, clients with
+            errors, and the warnings that were given before the first round.
     """
 
     sentence: str

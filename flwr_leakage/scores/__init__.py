@@ -1,8 +1,10 @@
 """Risk scores of a client's samples, computed without an attack."""
 
 from flwr_leakage.operators import Budget
-from flwr_leakage.scores.base import Score, compute_scores
+from flwr_leakage.per_sample import ClientSamples, SampleProblem
+from flwr_leakage.scores.base import Column, SampleScore, Score
 from flwr_leakage.scores.calibration import Calibration, fit_calibration
+from flwr_leakage.scores.compute import ScoreResult, compute_scores
 from flwr_leakage.scores.gradient_norm import GradientNorm
 from flwr_leakage.scores.influence_krylov_bound import InfluenceKrylovBound
 from flwr_leakage.scores.influence_lower_bound import InfluenceLowerBound
@@ -14,7 +16,7 @@ from flwr_leakage.scores.layer_shares import LayerShares
 from flwr_leakage.scores.lipschitz import Lipschitz, lipschitz_constants
 from flwr_leakage.scores.nonlinear_bound import NonlinearBound
 from flwr_leakage.scores.one_call import default_scores, score
-from flwr_leakage.scores.selection import select_samples
+from flwr_leakage.scores.plan import ScorePlan, select_samples
 from flwr_leakage.scores.singular_influence import SingularInfluence
 from flwr_leakage.scores.summary import Summary, summarize
 
@@ -22,6 +24,8 @@ __all__ = [
     "LAVP",
     "Budget",
     "Calibration",
+    "ClientSamples",
+    "Column",
     "GradientNorm",
     "InfluenceKrylovBound",
     "InfluenceLowerBound",
@@ -31,7 +35,11 @@ __all__ = [
     "LayerShares",
     "Lipschitz",
     "NonlinearBound",
+    "SampleProblem",
+    "SampleScore",
     "Score",
+    "ScorePlan",
+    "ScoreResult",
     "SingularInfluence",
     "Summary",
     "compute_scores",

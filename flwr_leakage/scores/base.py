@@ -1,87 +1,167 @@
-"""What every score is, and how several of them are computed for one client."""
+"""What every score is, and the skeleton of those that look at one sample at a time."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.operators import Budget, BudgetExhausted, within
-from flwr_leakage.records import Exposure, Measurement
-from flwr_leakage.scores.samples import shared_work
+from flwr_leakage.per_sample import ClientSamples, Point, Precision, SampleProblem
+from flwr_leakage.per_sample.client import DEFAULT_MEMORY_BYTES
+from flwr_leakage.randomness import Draws
+from flwr_leakage.records import Direction, Measurement
+from flwr_leakage.spectral import Estimate
+
+UNDEFENDED = "δ = 0: nothing was hidden, a perfect attacker recovers this sample exactly"
+FLAT = "J = 0: there is nothing to invert"
 
 
 @runtime_checkable
 class Score(Protocol):
     """A risk of every sample of a client's round, computed without an attack."""
 
-    def __call__(
-        self, gradient_map: GradientMap, exposure: Exposure, generator: torch.Generator
-    ) -> list[Measurement]:
-        """Measure; one score may return several quantities that share their work."""
+    def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
+        """Measure; one score may return several quantities that share their work.
+
+        Args:
+            client: the model's gradient map, the exposure of the samples to be scored, and what
+                scores share. It stays as it is, but for the work that it keeps.
+            seed: of the score's own random draws.
+
+        Returns:
+            Measurements with one value for each sample of ``client.exposure``, in its order.
+        """
         ...
 
 
-def compute_scores(
-    scores: Mapping[str, Score] | Sequence[Score],
-    gradient_map: GradientMap,
-    exposure: Exposure,
-    generator: torch.Generator,
-    budget: Budget | None = None,
-    samples: Sequence[int] | None = None,
-) -> list[Measurement]:
-    """Compute all scores of one exposure; it changes neither the exposure nor the model.
+@dataclass(frozen=True)
+class Column:
+    """One quantity of S samples, as a score computes it.
 
-    A score that fails, or that the budget does not last for, gives one measurement without
-    values whose notes hold the reason; the others go on.
+    Attributes:
+        name: the field's name of the quantity.
+        values: (S,); NaN or infinity where there is no number.
+        unit: ``1``, ``model input``, …
+        direction: what a larger value means.
+        notes: one for each sample, or none at all: why there is no number, or how to read it.
+    """
+
+    name: str
+    values: Float[Tensor, " S"]
+    unit: str
+    direction: Direction
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleScore(ABC):
+    """A score that looks at every sample on its own: a subclass says what ``measure`` gives.
+
+    The samples come as many at a time as fit into memory. A sample without a finite gradient,
+    or that training never used, gets no number and the reason; so does a value that is not
+    finite. Products are counted. A sample's value does not depend on the samples beside it as
+    long as ``measure`` treats rows alike and draws from the generators of their own.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class GradientPeak(SampleScore):
+        ...     def measure(self, problem, draws):
+        ...         peaks = problem.gradients.abs().amax(1)
+        ...         return [Column("gradient_peak", peaks, "1", "larger leaks more")]
+
+    Attributes:
+        point: ``defended``: the samples as they entered training; ``private``: those before the
+            defense encoded them, see ``ClientSamples.problems``.
+        precision: of all computations.
+        memory_bytes: for the samples treated together.
+    """
+
+    point: Point = "defended"
+    precision: Precision = "float32"
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
+
+    @abstractmethod
+    def measure(self, problem: SampleProblem, draws: Draws) -> Sequence[Column]:
+        """The quantities of S samples, the same ones for all samples of a round.
+
+        Args:
+            problem: of the samples.
+            draws: one generator for each of them.
+        """
+
+    def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
+        """Memory that ``measure`` takes for one sample beside the graphs of its gradient."""
+        return 0
+
+    def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
+        """One measurement for each quantity; the first one carries the products of all."""
+        before = client.meter.products
+        num_inputs = client.exposure.private.inputs[:1].numel()
+        num_parameters = sum(value.numel() for value in client.exposure.params.values())
+        extra = self.extra_bytes(num_inputs, num_parameters)
+        windows = []
+        for problem in client.problems(self.point, self.precision, self.memory_bytes, extra):
+            columns = self.measure(problem, problem.generators(seed))
+            windows.append([_measured(column, problem) for column in columns])
+        products = client.meter.products - before
+        joined = [_join(parts) for parts in zip(*windows, strict=True)]
+        return [replace(m, products=0 if i else products) for i, m in enumerate(joined)]
+
+
+def _measured(column: Column, problem: SampleProblem) -> Measurement:
+    """Put no number where a sample is unsound or a value not finite, and say why."""
+    count = len(problem)
+    if column.values.shape != (count,) or len(column.notes) not in (0, count):
+        raise ValueError(
+            f"values and notes of {column.name} must have one entry for each of {count} samples, "
+            f"got {tuple(column.values.shape)} and {len(column.notes)}."
+        )
+    values: list[float | None] = []
+    notes: list[str] = []
+    for value, unsound, note in zip(
+        column.values.tolist(), problem.notes, column.notes or [""] * count, strict=True
+    ):
+        number = math.isfinite(value)
+        values.append(value if number and not unsound else None)
+        notes.append(unsound or note or ("" if number else f"no number: {value}"))
+    return Measurement(column.name, tuple(values), column.unit, column.direction, tuple(notes))
+
+
+def _join(parts: Sequence[Measurement]) -> Measurement:
+    """The same quantity of all samples, from those of each window."""
+    names = {part.name for part in parts}
+    if len(names) > 1:
+        raise ValueError(f"measure must give the same quantities of all samples, got {names}.")
+    notes = tuple(note for part in parts for note in part.notes)
+    values = tuple(value for part in parts for value in part.values)
+    return replace(parts[0], values=values, notes=notes if any(notes) else ())
+
+
+def notes_where(condition: Bool[Tensor, " S"], text: str) -> list[str]:
+    """``text`` for the samples of which the condition holds, and nothing for the others."""
+    return [text if holds else "" for holds in condition.tolist()]
+
+
+def first_notes(*notes: Sequence[str]) -> list[str]:
+    """For each sample, the first of its notes that is not empty."""
+    return [next((note for note in own if note), "") for own in zip(*notes, strict=True)]
+
+
+def numbers_of(estimate: Estimate, bound: str) -> tuple[Float[Tensor, " S"], list[str]]:
+    """Values and notes of an estimate: what did not converge is NaN, and a bound in the note.
 
     Args:
-        scores: by name, or in order.
-        gradient_map: of the client's model and loss.
-        exposure: the client's round.
-        generator: for all random draws.
-        budget: for all scores together, spent in order; ``None`` is no limit.
-        samples: indices of those to score, in ascending order, see ``select_samples``; the
-            others get no number. ``None`` is all.
+        estimate: of S samples.
+        bound: what an unconverged value is, such as ``at least``.
     """
-    if isinstance(scores, Mapping):
-        named = list(scores.items())
-    else:
-        named = [(type(score).__name__, score) for score in scores]
-    count = len(exposure.private)
-    chosen = tuple(range(count)) if samples is None else tuple(samples)
-    if sorted(set(chosen)) != list(chosen) or not set(chosen) <= set(range(count)):
-        raise ValueError(f"samples must be ascending indices below {count}, got {chosen}.")
-    measurements: list[Measurement] = []
-    with within(budget or Budget()) as meter, shared_work(chosen):
-        for name, score in named:
-            spent = meter.products
-            try:
-                measurements += score(gradient_map, exposure, generator)
-            except Exception as error:  # a broken score must not stop a client's round
-                stopped = isinstance(error, BudgetExhausted)
-                reason = f"{'not computed' if stopped else type(error).__name__}: {error}"
-                measurements.append(
-                    Measurement(
-                        name,
-                        (None,) * len(chosen),
-                        "",
-                        "",
-                        (reason,) * len(chosen),
-                        meter.products - spent,
-                    )
-                )
-    return [_spread(measured, chosen, count) for measured in measurements]
-
-
-def _spread(measured: Measurement, chosen: tuple[int, ...], count: int) -> Measurement:
-    """Put the values of the chosen samples in their places among all."""
-    if len(chosen) == count:
-        return measured
-    values: list[float | None] = [None] * count
-    notes = ["not selected for scoring in this round"] * count
-    for place, index in enumerate(chosen):
-        values[index] = measured.values[place]
-        notes[index] = measured.notes[place] if measured.notes else ""
-    return replace(measured, values=tuple(values), notes=tuple(notes))
+    notes = [
+        "" if converged else f"unresolved: {bound} {value:.3g} ({estimate.method})"
+        for value, converged in zip(
+            estimate.value.tolist(), estimate.converged.tolist(), strict=True
+        )
+    ]
+    return torch.where(estimate.converged, estimate.value, torch.nan), notes

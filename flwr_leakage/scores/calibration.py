@@ -1,4 +1,4 @@
-"""From a score to the error that attacks will reach, fitted on attacks that were recorded."""
+"""Predict from a score what an attack will reach, by a line fitted to recorded attacks."""
 
 import json
 import math
@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.stats import spearmanr
+
+from flwr_leakage.correlation import spearman
 
 Outcome = Literal["rmse", "psnr"]
 MIN_PAIRS = 5
@@ -20,12 +21,14 @@ class Calibration:
     Attributes:
         score: the score's name.
         outcome: ``rmse`` (in the unit of the recorded attacks) or ``psnr`` (dB).
-        conditions: attack, model, data, threat model it was fitted on; it holds there only.
-        slope: per decade of the score.
-        intercept: at score 1.
+        conditions: the attack, model, data and threat model of the recorded attacks, in words.
+            The line holds under these conditions only.
+        slope: change of log₁₀RMSE, or of PSNR in dB, when the score grows tenfold.
+        intercept: log₁₀RMSE or PSNR at a score of 1.
         error: leave-one-out root mean squared error, in decades of the RMSE or in dB.
-        baseline_error: the same of predicting the mean: what the score has to beat.
-        rank_correlation: Spearman's, of score and outcome.
+        baseline_error: leave-one-out error of a prediction without the score, the mean of the
+            other attacks. A score is of use if ``error`` is smaller.
+        rank_correlation: Spearman's ρ of score and outcome; 0 if all outcomes are equal.
         num_pairs: recorded attacks used.
         lowest: smallest score in the fit.
         highest: largest score in the fit.
@@ -78,14 +81,14 @@ def fit_calibration(
     outcome: Outcome = "rmse",
     conditions: str = "",
 ) -> Calibration:
-    """Fit by least squares on the pairs of which both are known.
+    """Fit a line by least squares to the samples of which score and outcome are known.
 
     Args:
         score: the score's name.
         values: of the score, positive; pairs with ``None`` or 0 are left out.
         outcomes: the RMSE or PSNR that an attack reached on the same samples.
         outcome: which of the two.
-        conditions: see ``Calibration``.
+        conditions: the attack, model, data and threat model of the recorded attacks, in words.
 
     Raises:
         ValueError: fewer than five pairs, or all scores equal.
@@ -118,7 +121,8 @@ def fit_calibration(
         intercept=float(intercept),
         error=float(np.sqrt((residuals**2).mean())),
         baseline_error=float(np.sqrt((alone**2).mean())),
-        rank_correlation=float(spearmanr(x, y).statistic) if np.ptp(y) > 0 else 0.0,
+        # Outcomes that are all equal have no ranks to follow.
+        rank_correlation=spearman(x.tolist(), y.tolist()).coefficient or 0.0,
         num_pairs=len(pairs),
         lowest=float(10 ** x.min()),
         highest=float(10 ** x.max()),

@@ -2,46 +2,21 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import Exposure, Measurement
-from flwr_leakage.scores.samples import (
-    DEFAULT_MEMORY_BYTES,
-    Point,
-    Precision,
-    measurement,
-    sample_problems,
-)
+from flwr_leakage.operators import row_norms
+from flwr_leakage.per_sample import SampleProblem
+from flwr_leakage.randomness import Draws
+from flwr_leakage.scores.base import Column, SampleScore
 
 
 @dataclass(frozen=True)
-class GradientNorm:
+class GradientNorm(SampleScore):
     """‖g‖ = ‖∇_θL(x, y)‖: the baseline against which the papers compare their scores.
 
     It carries no information about the curvature; a larger one drowns noise of a fixed
     strength. Costs one gradient and no product.
-
-    Attributes:
-        point: see ``sample_problems``.
-        precision: see ``sample_problems``.
-        memory_bytes: see ``sample_problems``.
     """
 
-    point: Point = "defended"
-    precision: Precision = "float32"
-    memory_bytes: int = DEFAULT_MEMORY_BYTES
-
-    def __call__(
-        self, gradient_map: GradientMap, exposure: Exposure, generator: torch.Generator
-    ) -> list[Measurement]:
-        """One measurement, ``gradient_norm``."""
-        values: list[float | None] = []
-        notes: list[str] = []
-        for problem in sample_problems(
-            gradient_map, exposure, self.point, self.precision, self.memory_bytes
-        ):
-            norms = torch.linalg.vector_norm(problem.gradients, dim=1).tolist()
-            values += [v if ok else None for v, ok in zip(norms, problem.sound, strict=True)]
-            notes += problem.notes
-        return [measurement("gradient_norm", values, notes, "1", "larger leaks more", 0)]
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
+        """``gradient_norm``."""
+        norms = row_norms(problem.gradients)
+        return [Column("gradient_norm", norms, "1", "larger leaks more")]

@@ -3,18 +3,16 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import Direction, Exposure, Measurement
-from flwr_leakage.scores.inversion_influence import UNDEFENDED
-from flwr_leakage.scores.samples import (
-    DEFAULT_MEMORY_BYTES,
-    Point,
-    Precision,
-    SampleProblem,
-    measurement,
-    sample_problems,
+from flwr_leakage.per_sample import SampleProblem
+from flwr_leakage.randomness import Draws, normal_rows
+from flwr_leakage.scores.base import (
+    FLAT,
+    UNDEFENDED,
+    Column,
+    SampleScore,
+    first_notes,
+    notes_where,
 )
 from flwr_leakage.spectral import solve_damped
 
@@ -23,7 +21,7 @@ _NO_DAMPING = 1e-12
 
 
 @dataclass(frozen=True)
-class InfluenceKrylovBound:
+class InfluenceKrylovBound(SampleScore):
     """‖x_k‖ ≤ ‖(JJᵀ)⁻¹Jδ‖, with x_k the k-th iterate of LSQR from zero, J = ∇ₓ∇_θL ∈ R^{N×P}.
 
     The iterates of LSQR grow towards the least-squares solution (Paige and Saunders 1982), so
@@ -39,65 +37,35 @@ class InfluenceKrylovBound:
 
     Attributes:
         num_steps: k, of two products each.
-        point: see ``sample_problems``.
-        precision: see ``sample_problems``.
-        memory_bytes: see ``sample_problems``.
     """
 
     num_steps: int = 8
-    point: Point = "defended"
-    precision: Precision = "float32"
-    memory_bytes: int = DEFAULT_MEMORY_BYTES
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, got {self.num_steps}.")
 
-    def __call__(
-        self, gradient_map: GradientMap, exposure: Exposure, generator: torch.Generator
-    ) -> list[Measurement]:
-        """One measurement, and a second one where δ = 0."""
-        values: list[float | None] = []
-        notes: list[str] = []
-        probed: list[float | None] = []
-        products = 0
-        hidden = True
-        for problem in sample_problems(
-            gradient_map, exposure, self.point, self.precision, self.memory_bytes
-        ):
-            before = problem.operator.products
-            hidden = bool(problem.deltas.any())
-            known = problem.deltas.isfinite().all(1)
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
+        """One quantity, and a second one where δ = 0."""
+        known = problem.deltas.isfinite().all(1)
+        hidden = not bool(problem.undefended.all())
+        if hidden:
             # A stand-in takes the place of a bad δ, as samples share their decompositions.
             deltas = torch.where(known[:, None], problem.deltas, 0.0)
-            if not hidden:
-                draw = torch.randn(deltas.shape, generator=generator, dtype=torch.float64)
-                deltas = draw.to(deltas)
-            norms, flat = self._bound(problem, deltas)
-            for sample in range(len(problem.notes)):
-                value = float(norms[sample])
-                reason = problem.notes[sample]
-                if not reason and not bool(known[sample]):
-                    reason = NOT_FINITE
-                elif not reason and bool(flat[sample]):
-                    reason = "J = 0: there is nothing to invert"
-                usable = not reason
-                found = value if usable else None
-                values.append(found if hidden or found is None else 0.0)
-                probed.append(found)
-                notes.append(("" if hidden else UNDEFENDED) if usable else reason)
-            products += (problem.operator.products - before) * len(problem.notes)
-        name = "influence_krylov_bound_rmse"
-        safer: Direction = "larger is safer"
-        found_all = [measurement(name, values, list(notes), "model input", safer, products)]
-        if not hidden:
-            name = "unit_noise_influence_bound_rmse"
-            remarks = [note if v is None else "" for note, v in zip(notes, probed, strict=True)]
-            unit = "model input per unit of noise"
-            found_all.append(measurement(name, probed, remarks, unit, safer, 0))
-        return found_all
-
-    def _bound(self, problem: SampleProblem, deltas: Tensor) -> tuple[Tensor, Tensor]:
-        """‖x_k‖/√N, and where J = 0."""
+        else:
+            deltas = normal_rows(problem.deltas.shape, draws).to(problem.deltas)
         solved = solve_damped(problem.operator, deltas, (_NO_DAMPING,), 0.0, self.num_steps)
-        return solved.lower_bounds[:, 0] / problem.operator.num_inputs**0.5, solved.largest == 0
+        length = solved.lower_bounds[:, 0] / problem.operator.num_inputs**0.5
+        bound = torch.where(known & (solved.largest > 0), length, torch.nan)
+        reasons = first_notes(
+            notes_where(~known, NOT_FINITE), notes_where(solved.largest == 0, FLAT)
+        )
+        name, unit = "influence_krylov_bound_rmse", "model input"
+        if hidden:
+            return [Column(name, bound, unit, "larger is safer", reasons)]
+        recovered = first_notes(reasons, [UNDEFENDED] * len(problem))
+        probe, probe_unit = "unit_noise_influence_bound_rmse", "model input per unit of noise"
+        return [
+            Column(name, 0 * bound, unit, "larger is safer", recovered),
+            Column(probe, bound, probe_unit, "larger is safer", reasons),
+        ]

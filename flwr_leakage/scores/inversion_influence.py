@@ -5,25 +5,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import Exposure, Measurement
-from flwr_leakage.scores.samples import (
-    DEFAULT_MEMORY_BYTES,
-    Point,
-    Precision,
-    SampleProblem,
-    measurement,
-    sample_problems,
+from flwr_leakage.per_sample import SampleProblem
+from flwr_leakage.randomness import Draws
+from flwr_leakage.scores.base import (
+    UNDEFENDED,
+    Column,
+    SampleScore,
+    first_notes,
+    notes_where,
 )
 from flwr_leakage.spectral import solve_damped, spectral_sum
 
-UNDEFENDED = "δ = 0: nothing was hidden, a perfect attacker recovers this sample exactly"
-
 
 @dataclass(frozen=True)
-class InversionInfluence:
+class InversionInfluence(SampleScore):
     """I²F = ‖(JJᵀ + εI)⁻¹Jδ‖ (Zhang et al. 2023, equation 4), J = ∇ₓ∇_θL ∈ R^{N×P}.
 
     To first order, what a perfect attacker's reconstruction is off by when the gradient is off
@@ -35,7 +33,7 @@ class InversionInfluence:
       standard deviation 1 on every entry of the sample's gradient (so n-fold for n). It needs
       no δ, so it ranks the samples of an undefended client, too.
 
-    δ of a sample is its share of the update's, see ``flwr_leakage.scores.samples``. By LSQR
+    δ of a sample is its share of the update's, see ``SampleProblem``. By LSQR
     with full reorthogonalisation and by stochastic Lanczos quadrature.
 
     Attributes:
@@ -47,9 +45,7 @@ class InversionInfluence:
         expected: when to compute the expected influence: ``undefended`` is where δ = 0.
         num_probes: for it; the sampling error with one probe is 5–10 %.
         lambda_max_tolerance: of λmax, to which the damping is relative.
-        point: see ``sample_problems``.
-        precision: see ``sample_problems``; ``float64`` for dampings below 1e-5.
-        memory_bytes: see ``sample_problems``.
+        precision: see ``SampleScore``; ``float64`` for dampings below 1e-5.
     """
 
     relative_dampings: Sequence[float] = (1e-6,)
@@ -58,9 +54,6 @@ class InversionInfluence:
     expected: Literal["always", "undefended", "never"] = "undefended"
     num_probes: int = 1
     lambda_max_tolerance: float = 1e-2
-    point: Point = "defended"
-    precision: Precision = "float32"
-    memory_bytes: int = DEFAULT_MEMORY_BYTES
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "relative_dampings", tuple(self.relative_dampings))
@@ -73,94 +66,65 @@ class InversionInfluence:
                 f"expected must be 'always', 'undefended' or 'never', got {self.expected!r}."
             )
 
-    def __call__(
-        self, gradient_map: GradientMap, exposure: Exposure, generator: torch.Generator
-    ) -> list[Measurement]:
-        """Two or three measurements for each damping."""
-        columns: dict[str, list[float | None]] = {}
-        notes: dict[str, list[str]] = {}
-        products = 0
-        for problem in sample_problems(
-            gradient_map, exposure, self.point, self.precision, self.memory_bytes
-        ):
-            before = problem.operator.products
-            for name, found, remarks in self._measure(problem, generator):
-                columns.setdefault(name, []).extend(found)
-                notes.setdefault(name, []).extend(remarks)
-            products += (problem.operator.products - before) * len(problem.notes)
-        unit = {False: "model input", True: "model input per unit of noise"}
-        return [
-            measurement(
-                name,
-                values,
-                notes[name],
-                unit[name.startswith("expected")],
-                "larger is safer",
-                products if index == 0 else 0,
-            )
-            for index, (name, values) in enumerate(columns.items())
-        ]
-
-    def _measure(
-        self, problem: SampleProblem, generator: torch.Generator
-    ) -> list[tuple[str, list[float | None], list[str]]]:
-        top = problem.largest(generator, self.lambda_max_tolerance, self.max_steps).estimate.value
-        results = []
-        dimension = problem.operator.num_inputs
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
+        """Two or three quantities for each damping."""
+        top = problem.largest(self.lambda_max_tolerance, self.max_steps).estimate.value
         norms, converged = self._influence(problem, top)
-        zero = (problem.deltas == 0).all(1).tolist()
+        undefended = bool(problem.undefended.all())
+        always = notes_where(
+            top == 0, "J = 0: the gradient does not depend on the input to first order"
+        )
+        unhidden = notes_where(problem.undefended, UNDEFENDED)
+        columns = []
         for index, damping in enumerate(self.relative_dampings):
-            found, remarks = [], []
-            for sample, sound in enumerate(problem.sound):
-                value = float(norms[sample, index])
-                note = problem.notes[sample]
-                if sound and float(top[sample]) == 0:
-                    note = "J = 0: the gradient does not depend on the input to first order"
-                elif sound and zero[sample]:
-                    note = UNDEFENDED
-                elif sound and not converged[sample, index]:
-                    note = f"unresolved: at least {value:.3g} after {self.max_steps} steps"
-                usable = sound and bool(converged[sample, index]) and float(top[sample]) > 0
-                found.append(value if usable else None)
-                remarks.append(note)
-            label = f"{damping:.0e}"
-            rmse = [None if v is None else v / dimension**0.5 for v in found]
-            results.append((f"inversion_influence_{label}", found, list(remarks)))
-            results.append((f"inversion_influence_rmse_{label}", rmse, list(remarks)))
-            if self.expected == "always" or (self.expected == "undefended" and all(zero)):
-                results.append(self._expected(problem, damping, label, generator))
-        return results
+            resolved = converged[:, index]
+            unresolved = [
+                "" if known else f"unresolved: at least {value:.3g} after {self.max_steps} steps"
+                for known, value in zip(resolved.tolist(), norms[:, index].tolist(), strict=True)
+            ]
+            notes = first_notes(always, unhidden, unresolved)
+            influence = torch.where(resolved & (top > 0), norms[:, index], torch.nan)
+            rmse = influence / problem.operator.num_inputs**0.5
+            label, unit = f"{damping:.0e}", "model input"
+            columns += [
+                Column(f"inversion_influence_{label}", influence, unit, "larger is safer", notes),
+                Column(f"inversion_influence_rmse_{label}", rmse, unit, "larger is safer", notes),
+            ]
+            if self.expected == "always" or (self.expected == "undefended" and undefended):
+                columns.append(self._expected(problem, damping, label, draws))
+        return columns
 
-    def _influence(self, problem: SampleProblem, top: Tensor) -> tuple[Tensor, Tensor]:
+    def _influence(
+        self, problem: SampleProblem, top: Float[Tensor, " S"]
+    ) -> tuple[Float[Tensor, "S E"], Bool[Tensor, "S E"]]:
         """‖(JJᵀ + εI)⁻¹Jδ‖ of every sample and damping, and whether it converged."""
-        if not bool(problem.deltas.any()):
-            zeros = torch.zeros(len(problem.notes), len(self.relative_dampings))
+        dampings = tuple(self.relative_dampings)
+        if bool(problem.undefended.all()):
+            zeros = torch.zeros(len(problem), len(dampings), dtype=torch.float64)
             return zeros, torch.ones_like(zeros, dtype=torch.bool)
         solved = solve_damped(
             problem.operator,
             problem.deltas,
-            tuple(self.relative_dampings),
+            dampings,
             self.tolerance,
             self.max_steps,
             largest=top,
         )
         return torch.where(solved.converged, solved.norms, solved.lower_bounds), solved.converged
 
-    def _expected(
-        self, problem: SampleProblem, damping: float, label: str, generator: torch.Generator
-    ) -> tuple[str, list[float | None], list[str]]:
+    def _expected(self, problem: SampleProblem, damping: float, label: str, draws: Draws) -> Column:
         trace = spectral_sum(
             problem.operator,
             lambda eigenvalues, top: eigenvalues / (eigenvalues + damping * top) ** 2,
-            generator,
+            draws,
             self.num_probes,
             self.max_steps,
             tolerance=0.05,
         )
-        found: list[float | None] = []
-        for sound, value, largest in zip(
-            problem.sound, trace.estimate.value.tolist(), trace.largest.tolist(), strict=True
-        ):
-            usable = sound and largest > 0
-            found.append((value / problem.operator.num_inputs) ** 0.5 if usable else None)
-        return f"expected_influence_rmse_{label}", found, list(problem.notes)
+        squared = torch.where(trace.largest > 0, trace.estimate.value, torch.nan)
+        return Column(
+            f"expected_influence_rmse_{label}",
+            (squared / problem.operator.num_inputs).sqrt(),
+            "model input per unit of noise",
+            "larger is safer",
+        )

@@ -1,31 +1,25 @@
 """LAVP: curvature of the attacker's loss at the truth, for L2 and cosine attacks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
-from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import AngularJacobian, LinearOperator
-from flwr_leakage.records import Exposure, Measurement
-from flwr_leakage.scores.samples import (
-    DEFAULT_MEMORY_BYTES,
-    Point,
-    Precision,
-    SampleProblem,
-    from_estimate,
-    measurement,
-    sample_problems,
-)
-from flwr_leakage.spectral import choose_smallest_eigenvalue, largest_eigenvalue
+from flwr_leakage.per_sample import Precision, SampleProblem
+from flwr_leakage.randomness import Draws
+from flwr_leakage.scores.base import Column, SampleScore, first_notes, notes_where, numbers_of
+from flwr_leakage.spectral import choose_smallest_eigenvalue, largest_eigenvalue, route_bytes
 
 Quantity = Literal["lambda_max", "lambda_min", "angular_max", "angular_min", "lavp_fusion"]
-Column = tuple[list[float | None], list[str]]
+Found = tuple[Tensor, list[str]]
+"""Values, NaN where there is no number, and notes."""
 
 
 @dataclass(frozen=True)
-class LAVP:
+class LAVP(SampleScore):
     """Loss-aware vulnerability proxies (Hong et al. 2024), J = ∇ₓ∇_θL ∈ R^{N×P}.
 
     - ``lambda_max``, ``lambda_min``: of JJᵀ, the Hessian of an L2 attack's loss at the truth;
@@ -43,9 +37,7 @@ class LAVP:
         min_tolerance: of the minima.
         max_steps: of a Lanczos run.
         max_dense_inputs: N above which the dense route is not taken.
-        point: see ``sample_problems``.
-        precision: see ``sample_problems``; the minima need ``float64``.
-        memory_bytes: for the graphs, and for the dense route.
+        precision: see ``SampleScore``; the minima need ``float64``.
     """
 
     quantities: Sequence[str] = get_args(Quantity)
@@ -53,9 +45,7 @@ class LAVP:
     min_tolerance: float = 1e-2
     max_steps: int = 300
     max_dense_inputs: int = 4096
-    point: Point = "defended"
-    precision: Precision = "float64"
-    memory_bytes: int = DEFAULT_MEMORY_BYTES
+    precision: Precision = field(default="float64", kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "quantities", tuple(self.quantities))
@@ -63,92 +53,66 @@ class LAVP:
         if unknown or not self.quantities:
             raise ValueError(f"quantities must be from {get_args(Quantity)}, got {self.quantities}")
 
-    def __call__(
-        self, gradient_map: GradientMap, exposure: Exposure, generator: torch.Generator
-    ) -> list[Measurement]:
-        """One measurement for each quantity."""
-        columns: dict[str, Column] = {name: ([], []) for name in self.quantities}
-        products = 0
-        for problem in sample_problems(
-            gradient_map, exposure, self.point, self.precision, self.memory_bytes
-        ):
-            before = problem.operator.products
-            known: dict[str, Column] = {}
-            for name in self.quantities:
-                values, notes = self._column(name, problem, generator, known)
-                columns[name][0].extend(values)
-                columns[name][1].extend(notes)
-            products += (problem.operator.products - before) * len(problem.notes)
-        return [
-            measurement(name, values, notes, "1", "larger is safer", products if i == 0 else 0)
-            for i, (name, (values, notes)) in enumerate(columns.items())
-        ]
+    def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
+        """Of the dense route to a minimum."""
+        if {*self.quantities} <= {"lambda_max", "angular_max"}:
+            return 0
+        dtype = torch.float64 if self.precision == "float64" else torch.float32
+        return route_bytes(
+            num_inputs, num_parameters, dtype, self.max_dense_inputs, self.memory_bytes
+        )
 
-    def _column(
-        self,
-        name: str,
-        problem: SampleProblem,
-        generator: torch.Generator,
-        known: dict[str, Column],
-    ) -> Column:
-        if name in known:
-            return known[name]
-        if name == "lavp_fusion":
-            tops, top_notes = self._column("lambda_max", problem, generator, known)
-            bottoms, bottom_notes = self._column("angular_min", problem, generator, known)
-            values = [
-                None if top is None or bottom is None else (top * bottom) ** 0.5
-                for top, bottom in zip(tops, bottoms, strict=True)
-            ]
-            notes = [a or b for a, b in zip(top_notes, bottom_notes, strict=True)]
-            known[name] = (values, notes)
-            return known[name]
-        if name == "lambda_max":
-            pairs = problem.largest(generator, self.tolerance, self.max_steps)
-            known[name] = from_estimate(problem, pairs.estimate, bound="at least")
-            return known[name]
-        operator: LinearOperator = problem.operator
-        notes = list(problem.notes)
-        if name.startswith("angular"):
-            operator, notes = angular_operator(problem)
-        known[name] = self._extreme(name.endswith("max"), problem, operator, notes, generator)
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
+        """One quantity for each of ``quantities``."""
+        known: dict[str, Found] = {}
+        columns = []
+        for name in self.quantities:
+            values, notes = self._find(name, problem, known)
+            columns.append(Column(name, values, "1", "larger is safer", notes))
+        return columns
+
+    def _find(self, name: str, problem: SampleProblem, known: dict[str, Found]) -> Found:
+        if name not in known:
+            known[name] = self._compute(name, problem, known)
         return known[name]
 
-    def _extreme(
-        self,
-        largest: bool,
-        problem: SampleProblem,
-        operator: LinearOperator,
-        notes: list[str],
-        generator: torch.Generator,
-    ) -> Column:
-        if largest:
-            start = problem.start(generator, self.tolerance)
-            estimate = largest_eigenvalue(operator, start, self.tolerance, self.max_steps).estimate
+    def _compute(self, name: str, problem: SampleProblem, known: dict[str, Found]) -> Found:
+        if name == "lavp_fusion":
+            top, top_notes = self._find("lambda_max", problem, known)
+            bottom, bottom_notes = self._find("angular_min", problem, known)
+            return (top * bottom).sqrt(), first_notes(top_notes, bottom_notes)
+        if name == "lambda_max":
+            found = problem.largest(self.tolerance, self.max_steps)
+            return numbers_of(found.estimate, "at least")
+        if name == "lambda_min":
+            return self._smallest(problem, problem.operator)
+        operator, notes = angular_operator(problem)
+        if name == "angular_min":
+            values, remarks = self._smallest(problem, operator)
         else:
-            estimate = choose_smallest_eigenvalue(
-                operator,
-                generator,
-                self.min_tolerance,
-                self.max_steps,
-                self.max_dense_inputs,
-                self.memory_bytes,
-            )
-        bound = "at least" if largest else "at most"
-        values, remarks = from_estimate(problem, estimate, bound)
-        for sample, note in enumerate(notes):
-            if note:
-                values[sample], remarks[sample] = None, note
-        return values, remarks
+            start = problem.start(self.tolerance)
+            found = largest_eigenvalue(operator, start, self.tolerance, self.max_steps)
+            values, remarks = numbers_of(found.estimate, "at least")
+        directed = torch.tensor([not note for note in notes])
+        return torch.where(directed, values, torch.nan), first_notes(notes, remarks)
+
+    def _smallest(self, problem: SampleProblem, operator: LinearOperator) -> Found:
+        # The problem's own seed, so that one minimum does not depend on whether another is asked.
+        estimate = choose_smallest_eigenvalue(
+            operator,
+            problem.generators(problem.seed),
+            self.min_tolerance,
+            self.max_steps,
+            self.max_dense_inputs,
+            self.memory_bytes,
+        )
+        return numbers_of(estimate, "at most")
 
 
 def angular_operator(problem: SampleProblem) -> tuple[LinearOperator, list[str]]:
-    """The Jacobian of each gradient's direction, and why a sample has none."""
+    """The Jacobian of each gradient's direction, and a note for a sample that has none."""
     zero = (problem.gradients == 0).all(1)
     # A zero gradient has no direction; any stands in, and the sample is left out by its note.
     stand_in = torch.where(zero[:, None], 1.0, problem.gradients)
-    notes = [
-        note or ("the gradient is zero: it has no direction" if bare else "")
-        for note, bare in zip(problem.notes, zero.tolist(), strict=True)
-    ]
+    notes = notes_where(zero, "the gradient is zero: it has no direction")
     return AngularJacobian(problem.operator, stand_in), notes

@@ -1,22 +1,17 @@
 """Lipschitz and angular Lipschitz constants of the gradient: black-box measures."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import Direction, Exposure, Measurement
-from flwr_leakage.scores.samples import (
-    DEFAULT_MEMORY_BYTES,
-    Point,
-    Precision,
-    measurement,
-    sample_problems,
-)
+from flwr_leakage.operators import row_norms
+from flwr_leakage.per_sample import Precision, SampleProblem
+from flwr_leakage.randomness import Draws, normal_rows
+from flwr_leakage.scores.base import Column, SampleScore, notes_where
+from flwr_leakage.spectral.estimate import normalize_rows
 
 Oracle = Callable[[Tensor], Tensor]
 """Inputs (S, N) ↦ gradients (S, P); all that a black-box score is given."""
@@ -26,14 +21,14 @@ def one_minus_cosine(
     left: Float[Tensor, "S D"], right: Float[Tensor, "S D"]
 ) -> Float[Tensor, " S"]:
     """1 − cos of the angle between rows, without the cancellation at small angles."""
-    difference = F.normalize(left, dim=1) - F.normalize(right, dim=1)
+    difference = normalize_rows(left)[0] - normalize_rows(right)[0]
     return (difference**2).sum(1) / 2
 
 
 def lipschitz_constants(
     oracle: Oracle,
     inputs: Float[Tensor, "S N"],
-    generator: torch.Generator,
+    generator: Draws,
     noise_std: float = 1e-3,
     num_draws: int = 1000,
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
@@ -61,10 +56,10 @@ def lipschitz_constants(
     lipschitz = torch.zeros(inputs.shape[0], dtype=base.dtype)
     angular = torch.zeros(inputs.shape[0], dtype=base.dtype)
     for _ in range(num_draws):
-        noise = noise_std * torch.randn(inputs.shape, generator=generator, dtype=inputs.dtype)
+        noise = noise_std * normal_rows(inputs.shape, generator).to(inputs)
         moved = oracle(inputs + noise)
-        ratio = torch.linalg.vector_norm(moved - base, dim=1)
-        lipschitz = torch.maximum(lipschitz, ratio / torch.linalg.vector_norm(noise, dim=1))
+        ratio = row_norms(moved - base) / row_norms(noise)
+        lipschitz = torch.maximum(lipschitz, ratio)
         turn = one_minus_cosine(moved, base) / one_minus_cosine(inputs + noise, inputs)
         angular = torch.maximum(angular, turn)
     directed = (base != 0).any(1) & (inputs != 0).any(1)
@@ -72,7 +67,7 @@ def lipschitz_constants(
 
 
 @dataclass(frozen=True)
-class Lipschitz:
+class Lipschitz(SampleScore):
     """L̃ and L̃cos of every sample's gradient (angular Lipschitz constant: scale-free).
 
     Needs gradients only, so it also works where second derivatives do not. A smaller constant
@@ -82,40 +77,19 @@ class Lipschitz:
     Attributes:
         noise_std: see ``lipschitz_constants``.
         num_draws: gradients of each sample.
-        point: see ``sample_problems``.
-        precision: see ``sample_problems``.
-        memory_bytes: see ``sample_problems``.
     """
 
     noise_std: float = 1e-3
     num_draws: int = 1000
-    point: Point = "defended"
-    precision: Precision = "float64"
-    memory_bytes: int = DEFAULT_MEMORY_BYTES
+    precision: Precision = field(default="float64", kw_only=True)
 
-    def __call__(
-        self, gradient_map: GradientMap, exposure: Exposure, generator: torch.Generator
-    ) -> list[Measurement]:
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """``lipschitz`` and ``angular_lipschitz``."""
-        lipschitz: list[float | None] = []
-        angular: list[float | None] = []
-        lipschitz_notes: list[str] = []
-        angular_notes: list[str] = []
-        for problem in sample_problems(
-            gradient_map, exposure, self.point, self.precision, self.memory_bytes
-        ):
-            plain, turned = lipschitz_constants(
-                problem.oracle, problem.inputs, generator, self.noise_std, self.num_draws
-            )
-            for sample, sound in enumerate(problem.sound):
-                note = problem.notes[sample]
-                lipschitz.append(float(plain[sample]) if sound else None)
-                lipschitz_notes.append(note)
-                directed = bool(turned[sample].isfinite())
-                angular.append(float(turned[sample]) if sound and directed else None)
-                angular_notes.append(note or ("" if directed else "no direction: g or x is zero"))
-        safer: Direction = "larger is safer"
+        plain, angular = lipschitz_constants(
+            problem.oracle, problem.inputs, draws, self.noise_std, self.num_draws
+        )
+        notes = notes_where(~angular.isfinite(), "no direction: g or x is zero")
         return [
-            measurement("lipschitz", lipschitz, lipschitz_notes, "1", safer, 0),
-            measurement("angular_lipschitz", angular, angular_notes, "1", safer, 0),
+            Column("lipschitz", plain, "1", "larger is safer"),
+            Column("angular_lipschitz", angular, "1", "larger is safer", notes),
         ]

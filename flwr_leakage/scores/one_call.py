@@ -12,8 +12,9 @@ from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.operators import Budget
 from flwr_leakage.params import add
 from flwr_leakage.randomness import make_generator
-from flwr_leakage.records import Batch, Exposure, LocalSchedule, Measurement, Update
-from flwr_leakage.scores.base import Score, compute_scores
+from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
+from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.compute import ScoreResult, compute_scores
 from flwr_leakage.scores.gradient_norm import GradientNorm
 from flwr_leakage.scores.influence_krylov_bound import InfluenceKrylovBound
 from flwr_leakage.scores.lambda_max import LambdaMax
@@ -41,14 +42,14 @@ def score(
     schedule: LocalSchedule | None = None,
     budget: Budget | None = None,
     seed: int = 0,
-) -> dict[str, Measurement]:
+) -> dict[str, ScoreResult]:
     """Score every sample of a batch; the model is not changed.
 
     Args:
         model: any module whose gradient is differentiable.
         inputs: (B, C, H, W), normalised as the model expects.
         targets: (B,) class indices or (B, K) probabilities.
-        scores: by name or in order; ``default_scores()`` if ``None``.
+        scores: by name, or a sequence, named by their classes; ``default_scores()`` if ``None``.
         loss: (logits, targets) ↦ scalar.
         batch_norm: ``batch`` for a client that trains in train mode, else ``running``.
         perturbation: δ, what a defense adds to the pseudo-gradient of the whole update, keyed as
@@ -56,10 +57,12 @@ def score(
         noise_std: of Gaussian noise added to every entry of the pseudo-gradient.
         schedule: of the local training; one step over the whole batch if ``None``.
         budget: for all scores together.
-        seed: of all random draws.
+        seed: of all random draws, ≥ 0.
 
     Returns:
-        Measurements by name, each with values, unit, direction and notes per sample.
+        A result under each name that was asked for, in order, with values, notes, unit and
+        direction of its main quantity and the others under their names. A score that failed is
+        among them: no values, and the reason as ``error`` and as the note of every sample.
 
     Raises:
         ValueError: ``noise_std`` is negative or not finite, ``perturbation`` has other keys than
@@ -80,7 +83,6 @@ def score(
         )
     batch = Batch(inputs.detach(), targets.detach())
     schedule = schedule or LocalSchedule(1.0, 1, max(1, len(batch)))
-    generator = make_generator(seed, purpose="scores")
     try:
         change = local_update(gradient_map, params, batch, schedule, buffers)
         delta = {name: value.detach() for name, value in change.items()}
@@ -93,8 +95,9 @@ def score(
     if perturbation is not None:
         hidden = add(hidden, perturbation)
     if noise_std:
+        draw = make_generator(seed, purpose="noise")
         hidden = {
-            name: value + noise_std * torch.randn(value.shape, generator=generator)
+            name: value + noise_std * torch.randn(value.shape, generator=draw)
             for name, value in hidden.items()
         }
     moved = {name: delta[name] - schedule.learning_rate * value for name, value in hidden.items()}
@@ -106,5 +109,4 @@ def score(
         Update(delta, buffers, schedule, len(batch)),
         Update(moved, buffers, schedule, len(batch)),
     )
-    found = compute_scores(chosen, gradient_map, exposure, generator, budget)
-    return {measurement.name: measurement for measurement in found}
+    return compute_scores(chosen, gradient_map, exposure, seed, budget)

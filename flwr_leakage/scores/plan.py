@@ -1,12 +1,54 @@
 """When a client scores its samples, which of them, at what cost, and what is kept."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.operators import Budget
+from flwr_leakage.per_sample import ClientSamples
+from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Exposure
-from flwr_leakage.scores import Budget, select_samples
+from flwr_leakage.scores.gradient_norm import GradientNorm
+
+Selection = Literal["first", "random", "largest_gradient"]
+
+
+def select_samples(
+    gradient_map: GradientMap,
+    exposure: Exposure,
+    max_samples: int,
+    how: str,
+    seed: int = 0,
+) -> list[int]:
+    """Indices of at most ``max_samples`` samples, ascending, for ``compute_scores(samples=…)``.
+
+    Args:
+        gradient_map: of the client's model and loss.
+        exposure: the client's round.
+        max_samples: at least 1.
+        how: ``first`` ones; a ``random`` set; those with the ``largest_gradient``, which fixed
+            noise protects least, at the cost of one gradient each.
+        seed: for ``random``.
+    """
+    if max_samples < 1:
+        raise ValueError(f"max_samples must be at least 1, got {max_samples}.")
+    _check_selection("how", how)
+    count = len(exposure.private)
+    keep = min(max_samples, count)
+    if how == "first":
+        return list(range(keep))
+    if how == "random":
+        order = torch.randperm(count, generator=make_generator(seed, purpose="select samples"))
+        return sorted(order[:keep].tolist())
+    norms = GradientNorm()(ClientSamples(gradient_map, exposure), seed)[0].values
+    return sorted(sorted(range(count), key=lambda i: -(norms[i] or 0.0))[:keep])
+
+
+def _check_selection(name: str, value: str) -> None:
+    if value not in get_args(Selection):
+        raise ValueError(f"{name} must be one of {get_args(Selection)}, got {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -37,10 +79,7 @@ class ScorePlan:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
-        if self.which not in ("first", "random", "largest_gradient"):
-            raise ValueError(
-                f"which must be first, random or largest_gradient, got {self.which!r}."
-            )
+        _check_selection("which", self.which)
         Budget(self.products, self.seconds)
 
     @property
@@ -52,10 +91,8 @@ class ScorePlan:
         """Whether a round, counted from 1, is scored."""
         return (server_round - 1) % self.every == 0
 
-    def samples(
-        self, gradient_map: GradientMap, exposure: Exposure, generator: torch.Generator
-    ) -> list[int] | None:
+    def samples(self, gradient_map: GradientMap, exposure: Exposure, seed: int) -> list[int] | None:
         """Indices of the samples to score, or ``None`` for all."""
         if self.max_samples is None:
             return None
-        return select_samples(gradient_map, exposure, self.max_samples, self.which, generator)
+        return select_samples(gradient_map, exposure, self.max_samples, self.which, seed)

@@ -1,17 +1,15 @@
 """The influence of a perturbation along a singular direction of J."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import torch
-
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import Exposure, Measurement
+from flwr_leakage.per_sample import Precision, SampleProblem
+from flwr_leakage.randomness import Draws
+from flwr_leakage.scores.base import FLAT, Column, SampleScore, first_notes, notes_where
 from flwr_leakage.scores.lavp import LAVP
-from flwr_leakage.scores.samples import DEFAULT_MEMORY_BYTES, Point, Precision
 
 
 @dataclass(frozen=True)
-class SingularInfluence:
+class SingularInfluence(SampleScore):
     """I²F of a unit δ along the first and the last right singular vector of J: 1/√λ.
 
     The least and the most that noise of norm 1 in the span of J can do: a defense that is free
@@ -24,9 +22,6 @@ class SingularInfluence:
         min_tolerance: of λmin.
         max_steps: of a Lanczos run.
         max_dense_inputs: see ``LAVP``.
-        point: see ``sample_problems``.
-        precision: see ``sample_problems``.
-        memory_bytes: see ``LAVP``.
     """
 
     smallest: bool = True
@@ -34,41 +29,32 @@ class SingularInfluence:
     min_tolerance: float = 1e-2
     max_steps: int = 300
     max_dense_inputs: int = 4096
-    point: Point = "defended"
-    precision: Precision = "float64"
-    memory_bytes: int = DEFAULT_MEMORY_BYTES
+    precision: Precision = field(default="float64", kw_only=True)
 
-    def __call__(
-        self, gradient_map: GradientMap, exposure: Exposure, generator: torch.Generator
-    ) -> list[Measurement]:
+    def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
+        """Of the dense route to λmin."""
+        return self._spectrum().extra_bytes(num_inputs, num_parameters)
+
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """``first_singular_influence`` and ``last_singular_influence``."""
-        spectrum = LAVP(
-            quantities=("lambda_max", "lambda_min") if self.smallest else ("lambda_max",),
-            tolerance=self.tolerance,
-            min_tolerance=self.min_tolerance,
-            max_steps=self.max_steps,
-            max_dense_inputs=self.max_dense_inputs,
-            point=self.point,
+        columns = []
+        for name, source in zip(
+            ("first_singular_influence", "last_singular_influence"),
+            self._spectrum().measure(problem, draws),
+            strict=False,
+        ):
+            notes = first_notes(notes_where(source.values == 0, FLAT), source.notes)
+            unit = "model input per unit of gradient"
+            columns.append(Column(name, source.values**-0.5, unit, "larger is safer", notes))
+        return columns
+
+    def _spectrum(self) -> LAVP:
+        return LAVP(
+            ("lambda_max", "lambda_min") if self.smallest else ("lambda_max",),
+            self.tolerance,
+            self.min_tolerance,
+            self.max_steps,
+            self.max_dense_inputs,
             precision=self.precision,
             memory_bytes=self.memory_bytes,
         )
-        results = []
-        names = ("first_singular_influence", "last_singular_influence")
-        for name, source in zip(names, spectrum(gradient_map, exposure, generator), strict=False):
-            notes = list(source.notes) or [""] * len(source.values)
-            values: list[float | None] = []
-            for sample, value in enumerate(source.values):
-                values.append(value**-0.5 if value else None)
-                if value == 0:
-                    notes[sample] = "J = 0: there is nothing to invert"
-            results.append(
-                Measurement(
-                    name,
-                    tuple(values),
-                    "model input per unit of gradient",
-                    "larger is safer",
-                    tuple(notes) if any(notes) else (),
-                    source.products,
-                )
-            )
-        return results

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -20,11 +21,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flwr_leakage.audit.progress import ConsoleProgress
-from flwr_leakage.audit.server_audit import ServerAudit
+from flwr_leakage.audit import ConsoleProgress, ServerAudit
 from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
 from flwr_leakage.flower.strategy import HonestButCurious
-from flwr_leakage.simulation.build import Config, ConfigError, Experiment, build
+from flwr_leakage.metrics import classifier_utility
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import Config, ConfigError
+from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.summary import describe, finish, headline
 
 ConfigOf = Callable[[Context], Config]
@@ -42,10 +45,11 @@ def make_client_app(config_of: ConfigOf) -> ClientApp:
     @app.train(mods=[LeakageMod(audit)])
     def train(message: Message, context: Context) -> Message:
         experiment = build(config_of(context))
-        server_round = int(message.content["config"]["server-round"])
-        batch = experiment.client_batch(int(context.node_config["partition-id"]), server_round)
+        server_round = cast(int, message.content.config_records["config"]["server-round"])
+        client_id = cast(int, context.node_config["partition-id"])
+        batch = experiment.client_batch(client_id, server_round)
         model = copy.deepcopy(experiment.network)
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         set_training_mode(model, experiment.gradient_map.batch_norm)
         schedule = experiment.schedule
         optimizer = torch.optim.SGD(
@@ -95,7 +99,7 @@ def make_server_app(config_of: ConfigOf, console: Console) -> ServerApp:
                 grid=grid,
                 initial_arrays=ArrayRecord(experiment.network.state_dict()),
                 num_rounds=settings.num_rounds,
-                train_config=ConfigRecord({"learning-rate": settings.client.learning_rate}),
+                train_config=ConfigRecord({"learning-rate": experiment.schedule.learning_rate}),
                 evaluate_fn=partial(evaluate_global_model, experiment, audit),
             )
         finally:
@@ -131,27 +135,22 @@ def set_training_mode(model: nn.Module, batch_norm: str) -> None:
             module.train(batch_norm == "batch")
 
 
-@torch.no_grad()
 def evaluate_global_model(
     experiment: Experiment, audit: ServerAudit, server_round: int, arrays: ArrayRecord
 ) -> MetricRecord:
     """Test accuracy and loss of the global model, recorded and returned."""
-    model = copy.deepcopy(experiment.network).eval()
+    model = copy.deepcopy(experiment.network)
     state = arrays.to_torch_state_dict()
     model.load_state_dict({k: v.to(model.state_dict()[k].dtype) for k, v in state.items()})
-    correct = count = 0
-    total_loss = 0.0
-    for batch in experiment.data.test_batches(500, experiment.settings.server.test_samples):
-        logits = model(batch.inputs)
-        total_loss += F.cross_entropy(logits, batch.targets, reduction="sum").item()
-        correct += int((logits.argmax(1) == batch.targets).sum())
-        count += len(batch)
-    accuracy, loss = correct / count, total_loss / count
-    audit.utility(server_round, "test_accuracy", accuracy)
-    audit.utility(server_round, "test_loss", loss, "nat")
+    batches = experiment.data.test_batches(500, experiment.settings.server.test_samples)
+    found = classifier_utility(model, batches)
+    audit.utility(server_round, "test_accuracy", found.accuracy)
+    audit.utility(server_round, "test_loss", found.loss, "nat")
     if server_round:
         num_examples = experiment.settings.client.num_examples
         epsilon = experiment.defense.epsilon(experiment.schedule, num_examples, server_round)
         if epsilon is not None and math.isfinite(epsilon):
             audit.utility(server_round, "dp_epsilon", epsilon)
-    return MetricRecord({"accuracy": accuracy, "loss": loss, "num-examples": count})
+    return MetricRecord(
+        {"accuracy": found.accuracy, "loss": found.loss, "num-examples": found.num_examples}
+    )

@@ -1,6 +1,6 @@
 """Say what exists where an override on the command line names something that does not."""
 
-import difflib
+from typing import Any
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -9,6 +9,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from flwr_leakage._conf import conf_dir
+from flwr_leakage.simulation.arguments import suggest, unknown_key
 
 OPTIONAL = ("experiment",)
 """Groups that may be null."""
@@ -17,7 +18,8 @@ OPTIONAL = ("experiment",)
 def check_overrides(arguments: list[str]) -> str:
     """Return what is wrong with the overrides among ``arguments``, or an empty text.
 
-    Hydra names a mistyped key, but not the keys that exist.
+    Hydra names a mistyped key, but not the keys that exist. What is added by ``+`` or removed by
+    ``~`` is checked in the composed config, by what reads it.
     """
     texts = [a for a in arguments if not a.startswith("-") and "=" in a]
     texts = [a for a in texts if not a.startswith(("hydra.", "hydra/", "+", "~"))]
@@ -65,27 +67,19 @@ def _check_group(override: Override) -> str:
         if choice not in options and not (choice == "None" and override.key_or_group in OPTIONAL):
             return (
                 f"there is no {override.key_or_group} {choice!r}"
-                f"{_suggest(choice, options)}; options: {', '.join(options)}"
+                f"{suggest(choice, options)}; options: {', '.join(options)}"
             )
     return ""
 
 
 def _check_key(cfg: DictConfig, key: str) -> str:
-    node: object = cfg
+    node: Any = cfg
     path: list[str] = []
     for part in key.split("."):
         # Not ``in node``, which denies keys whose value is still missing, ``???``.
         keys = [str(k) for k in node] if isinstance(node, DictConfig) else []
         if part not in keys:
-            known = [k for k in keys if k not in ("_target_", "hydra")]
-            where = f"in {'.'.join(path)!r}" if path else "at the top level"
-            listing = f"; keys: {', '.join(known)}" if known else ""
-            return f"there is no key {part!r} {where}{_suggest(part, known)}{listing}"
+            return unknown_key(".".join(path), part, [k for k in keys if k != "hydra"])
         path.append(part)
         node = OmegaConf.select(node, part, throw_on_missing=False) if part != "run_dir" else None
     return ""
-
-
-def _suggest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

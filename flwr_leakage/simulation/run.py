@@ -1,4 +1,4 @@
-"""Run a federated leakage audit: ``python simulations/run.py [group=option] [key=value] …``."""
+"""The command: ``python -m flwr_leakage.simulation [group=option] [key=value] …``."""
 
 import logging
 import sys
@@ -9,13 +9,12 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from flwr_leakage._conf import conf_dir
-from flwr_leakage.flower.launch import run_inline, run_ray
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
-from flwr_leakage.simulation.build import Config, ConfigError, build, to_config
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import Config, ConfigError, to_config
+from flwr_leakage.simulation.nodes import instantiate
 from flwr_leakage.simulation.overrides import check_overrides
 from flwr_leakage.tracking import read_run
-
-ENGINES = {"inline": run_inline, "ray": run_ray}
 
 
 @hydra.main(version_base=None, config_path=str(conf_dir()), config_name="config")
@@ -29,15 +28,12 @@ def _main(cfg: DictConfig) -> None:
 
 def launch(config: Config) -> None:
     """Build the whole experiment, so that errors come early; then run it on its engine."""
-    build(config)
-    options = dict(config["engine"])
-    name = options.pop("name")
-    if name not in ENGINES:
-        raise ConfigError(f"engine.name must be one of {sorted(ENGINES)}, got {name!r}.")
     logging.getLogger("flwr").setLevel(logging.ERROR)
+    build(config)
+    engine = instantiate(config, "engine")
     client_app = make_client_app(lambda _: config)
     server_app = make_server_app(lambda _: config, Console())
-    ENGINES[name](server_app, client_app, int(config["num_clients"]), **options)
+    engine(server_app, client_app, config["num_clients"])
     records = read_run(config["run_dir"]).records
     if not any(record.name == "train_cpu_seconds" for record in records):
         sys.exit("error: no client returned a usable update in any round; the report says why.")
@@ -49,7 +45,3 @@ def main() -> None:
     if problem:
         sys.exit(f"error: {problem}")
     _main()
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,8 @@ from rich.table import Table
 
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report import write_report
-from flwr_leakage.simulation.build import Config, ConfigError, Experiment
+from flwr_leakage.simulation.config import Config, ConfigError
+from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.tracking import RunData, read_run, write_metadata
 from flwr_leakage.tracking.jsonl import RECORDS_FILE
 

@@ -1,11 +1,12 @@
 """Estimators of spectral quantities; each says whether it converged and what it cost."""
 
-from flwr_leakage.spectral.choose import choose_smallest_eigenvalue
+from flwr_leakage.spectral.choose import choose_smallest_eigenvalue, route_bytes
 from flwr_leakage.spectral.dense import dense_spectrum, gram_spectrum
 from flwr_leakage.spectral.estimate import Estimate
 from flwr_leakage.spectral.lanczos import (
     EigenPairs,
     Lanczos,
+    LargestEigenvalue,
     largest_eigenvalue,
     random_start,
     smallest_eigenvalue,
@@ -19,6 +20,7 @@ __all__ = [
     "EigenPairs",
     "Estimate",
     "Lanczos",
+    "LargestEigenvalue",
     "Trace",
     "choose_smallest_eigenvalue",
     "dense_spectrum",
@@ -27,6 +29,7 @@ __all__ = [
     "largest_eigenvalue",
     "last_layer_start",
     "random_start",
+    "route_bytes",
     "smallest_eigenvalue",
     "solve_damped",
     "spectral_sum",

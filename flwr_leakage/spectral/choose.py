@@ -1,8 +1,11 @@
 """The smallest eigenvalue by the cheapest route that resolves it within a memory budget."""
 
+from dataclasses import replace
+
 import torch
 
 from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.randomness import Draws
 from flwr_leakage.spectral.dense import (
     dense_bytes,
     dense_spectrum,
@@ -14,19 +17,35 @@ from flwr_leakage.spectral.estimate import Estimate
 from flwr_leakage.spectral.lanczos import smallest_eigenvalue
 
 
+def route_bytes(
+    num_inputs: int,
+    num_outputs: int,
+    dtype: torch.dtype,
+    max_dense_inputs: int,
+    memory_bytes: int,
+) -> int:
+    """Memory that ``choose_smallest_eigenvalue`` takes for one map beside the operator, at most."""
+    if num_inputs > max_dense_inputs:
+        return 0
+    for needed in (dense_bytes(num_inputs, num_outputs, dtype), gram_bytes(num_inputs)):
+        if needed <= memory_bytes:
+            return needed
+    return 0
+
+
 def choose_smallest_eigenvalue(
     operator: LinearOperator,
-    generator: torch.Generator,
+    generator: Draws,
     tolerance: float = 1e-2,
     max_steps: int = 300,
     max_dense_inputs: int = 4096,
     memory_bytes: int = 2 * 1024**3,
 ) -> Estimate:
-    """λmin of AᵀA; ``method`` of the result says which route it took.
+    """λmin of AᵀA; ``method`` of the result says which route it took last.
 
     By size, conditioning and memory: where the dense matrix fits and N products are no more
-    than Lanczos may take, the dense SVD at once. Else Lanczos; and for what it does not
-    resolve, the dense SVD if it fits, or the float64 Gram matrix, which needs N² numbers
+    than Lanczos may take, the dense SVD at once. Else Lanczos; and for the blocks that it does
+    not resolve, the dense SVD if it fits, or the float64 Gram matrix, which needs N² numbers
     only but resolves λmax/λmin to about 1e13 at a tolerance of 1 %, or nothing: the value is
     then an upper bound, and not marked as converged.
 
@@ -36,23 +55,37 @@ def choose_smallest_eigenvalue(
         tolerance: relative.
         max_steps: of Lanczos, of two products each.
         max_dense_inputs: N above which no dense route is taken, however much memory there is.
-        memory_bytes: for a dense route.
+        memory_bytes: for a dense route of one block. All S blocks take it together, so the
+            caller passes as many as fit, see ``route_bytes``: the route of a block, and with it
+            its value, then does not depend on the others.
     """
     small = operator.num_inputs <= max_dense_inputs
-    dense_fits = small and dense_bytes(operator) <= memory_bytes
+    one = dense_bytes(operator.num_inputs, operator.num_outputs, operator.dtype)
+    dense_fits = small and one <= memory_bytes
     first = operator.products
+    iterated = None
     if not (dense_fits and operator.num_inputs <= 2 * max_steps):
-        estimate = smallest_eigenvalue(operator, generator, tolerance, max_steps).estimate
-        gram_fits = operator.dtype == torch.float64 and gram_bytes(operator) <= memory_bytes
-        if bool(estimate.converged.all()) or not (dense_fits or (small and gram_fits)):
-            reason = "" if dense_fits or bool(estimate.converged.all()) else _reason(small)
-            method = estimate.method + reason
-            return Estimate(
-                estimate.value, estimate.converged, estimate.residual, estimate.products, method
-            )
+        iterated = smallest_eigenvalue(operator, generator, tolerance, max_steps).estimate
+        gram_fits = operator.dtype == torch.float64
+        gram_fits &= gram_bytes(operator.num_inputs) <= memory_bytes
+        if bool(iterated.converged.all()) or not (dense_fits or (small and gram_fits)):
+            resolved = dense_fits or bool(iterated.converged.all())
+            reason = "" if resolved else _reason(small)
+            return replace(iterated, method=iterated.method + reason)
     squared = not dense_fits
     spectrum = gram_spectrum(operator) if squared else dense_spectrum(operator)
-    return estimate_of(spectrum, -1, tolerance, operator.products - first, operator, squared)
+    spent = operator.products - first
+    direct = estimate_of(spectrum, -1, tolerance, spent, operator, squared)
+    if iterated is None or not bool(iterated.converged.any()):
+        return direct
+    known = iterated.converged
+    return Estimate(
+        torch.where(known, iterated.value, direct.value),
+        known | direct.converged,
+        torch.where(known, iterated.residual, direct.residual),
+        spent,
+        direct.method,
+    )
 
 
 def _reason(small: bool) -> str:

@@ -10,15 +10,14 @@ from flwr_leakage.spectral.estimate import Estimate
 _SAFETY = 10.0
 
 
-def dense_bytes(operator: LinearOperator) -> int:
-    """Memory of ``dense_spectrum``, roughly: the matrices, a float64 copy and its QR."""
-    entries = operator.num_blocks * operator.num_outputs * operator.num_inputs
-    return entries * (torch.finfo(operator.dtype).bits // 8 + 16)
+def dense_bytes(num_inputs: int, num_outputs: int, dtype: torch.dtype) -> int:
+    """Memory of ``dense_spectrum`` for one map, roughly: A, a float64 copy and its QR."""
+    return num_outputs * num_inputs * (torch.finfo(dtype).bits // 8 + 16)
 
 
-def gram_bytes(operator: LinearOperator) -> int:
-    """Memory of ``gram_spectrum``, roughly: AᵀA and its eigendecomposition's workspace."""
-    return 3 * 8 * operator.num_blocks * operator.num_inputs**2
+def gram_bytes(num_inputs: int) -> int:
+    """Memory of ``gram_spectrum`` for one map, roughly: AᵀA and its eigendecomposition's."""
+    return 3 * 8 * num_inputs**2
 
 
 def dense_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:

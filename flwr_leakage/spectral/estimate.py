@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_leakage.operators.lengths import row_norms
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,7 @@ class Estimate:
 
 def normalize_rows(vectors: Float[Tensor, "S N"]) -> tuple[Tensor, Tensor]:
     """Return the rows' unit vectors and lengths; a zero row stays zero."""
-    # torch's vector_norm is 4e-4 off for 1e7 entries in float32, while sum adds in pairs.
-    lengths = vectors.square().sum(1).sqrt()
+    lengths = row_norms(vectors)
     return vectors / torch.where(lengths > 0, lengths, 1.0)[:, None], lengths
 
 
@@ -41,6 +43,25 @@ def orthogonalize(
         along = torch.bmm(basis, vectors[:, :, None])
         vectors = vectors - torch.bmm(along.transpose(1, 2), basis)[:, 0]
     return vectors
+
+
+def keep_finished(finished: Bool[Tensor, " S"], kept: Tensor | None, current: Tensor) -> Tensor:
+    """Take ``kept`` for the blocks that had finished before this step, ``current`` for others.
+
+    Blocks of a batch share their steps. With what a block had when it was done, its result does
+    not depend on how long the others take, so that a sample has one value in every batch.
+
+    Args:
+        finished: of each block.
+        kept: of the last step, (S, …), or ``None`` at the first; its last dimension may be
+            shorter than that of ``current``, as coefficients of a smaller Krylov space are.
+        current: of this step, (S, …).
+    """
+    if kept is None:
+        return current
+    if kept.shape != current.shape:
+        kept = F.pad(kept, (0, current.shape[-1] - kept.shape[-1]))
+    return torch.where(finished.reshape(-1, *[1] * (current.ndim - 1)), kept, current)
 
 
 def remaining_growth(history: list[Tensor]) -> Tensor:

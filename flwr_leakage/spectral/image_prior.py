@@ -4,26 +4,15 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy.fft
 import torch
 from torch import Tensor
 
 from flwr_leakage.records import InputSpec
 
-VARIANCE = 0.25**2
-"""Of pixels about grey, on average over frequencies."""
-
-CHROMA = 0.1
-"""Variance of each colour difference beside that of the mean of the colours."""
-
 OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
 """Mean and two differences of red, green and blue, which natural images hardly correlate
 (Ruderman, Cronin and Chiao 1998)."""
-
-RING = 1.35
-"""Ratio of the radii of a ring of frequencies."""
-
-TINY = 1e-12
-"""Mean square of coefficients, so that a grey image has a spectrum, too."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +20,15 @@ class ImagePrior:
     """Inputs x = μ + L s of one shape with s ~ N(0, I).
 
     μ is grey; L takes cosine coefficients of the colours' mean and differences to normalised
-    inputs. The coefficient of frequency (u, v) has a variance in proportion to 1/(1 + u² + v²):
-    natural images have a power spectrum of about 1/f² (Field 1987). No image is used.
+    inputs: ``L s = scale · coloursᵀ (rowsᵀ (deviations · s) columns)``. No image is used.
 
     Attributes:
         grey: μ, (1, C, H, W).
-        deviations: of the coefficients (C, H, W).
+        deviations: standard deviations of the coefficients (C, H, W), in pixel values.
         scale: normalised inputs per pixel value (C, 1, 1).
-        colours: orthonormal rows (C, C).
-        rows: cosines (H, H), orthonormal.
-        columns: cosines (W, W).
+        colours: orthonormal rows (C, C), one for each mean or difference of the channels.
+        rows: discrete cosine transform along the height, (H, H), orthonormal.
+        columns: the same along the width, (W, W).
     """
 
     grey: Tensor
@@ -51,49 +39,67 @@ class ImagePrior:
     columns: Tensor
 
     @classmethod
-    def of(cls, spec: InputSpec) -> "ImagePrior":
-        """The prior of inputs of a specification, in double precision."""
+    def of(cls, spec: InputSpec, spread: float = 0.25, chroma: float = 0.1) -> "ImagePrior":
+        """The prior of inputs of a specification, in double precision.
+
+        The coefficient of frequency (u, v) has a variance in proportion to 1/(1 + u² + v²):
+        natural images have a power spectrum of about 1/f² (Field 1987).
+
+        Args:
+            spec: shape and normalisation of the inputs.
+            spread: standard deviation about grey, over images and places, of the channels' sum
+                over √C, in pixel values, > 0.
+            chroma: variance of each colour difference beside that of the mean, > 0.
+        """
+        if not (spread > 0 and chroma > 0):
+            raise ValueError(f"spread and chroma must be above 0, got {spread} and {chroma}.")
         channels, height, width = spec.shape
         frequencies = (
             torch.arange(height).double()[:, None] ** 2 + torch.arange(width).double() ** 2
         )
         variances = 1 / (1 + frequencies)
-        variances = variances * (VARIANCE * height * width / variances.sum())
+        variances = variances * (spread**2 * height * width / variances.sum())
         colours = torch.eye(channels, dtype=torch.float64)
         shares = torch.ones(channels, 1, 1, dtype=torch.float64)
         if channels == 3:
             colours = torch.nn.functional.normalize(torch.tensor(OPPONENTS, dtype=torch.float64))
-            shares[1:] = CHROMA
+            shares[1:] = chroma
         grey = torch.full((1, *spec.shape), 0.5, dtype=torch.float64)
         return cls(
             spec.normalize(grey),
             (shares * variances).sqrt(),
             1 / torch.tensor(spec.std, dtype=torch.float64).reshape(-1, 1, 1),
             colours,
-            _cosines(height),
-            _cosines(width),
+            cosine_transform(height),
+            cosine_transform(width),
         )
 
     def single(self) -> "ImagePrior":
         """The same in single precision."""
         return replace(self, **{name: value.float() for name, value in vars(self).items()})
 
-    def fitted(self, inputs: Tensor) -> "ImagePrior":
-        """The prior with the spectrum of one image (1, C, H, W), an empirical Bayes estimate.
+    def fitted(self, inputs: Tensor, ring: float = 1.35, least: float = 1e-12) -> "ImagePrior":
+        """The prior with the spectrum of one image, an empirical Bayes estimate.
 
         The variances of each colour's coefficients are their mean squares in rings of
         frequencies, and between these linear in log(1 + u² + v²) on a logarithmic scale.
+
+        Args:
+            inputs: the image (1, C, H, W).
+            ring: ratio of a ring's outer radius to its inner one, > 1.
+            least: mean square of coefficients that is added, so that a grey image has a spectrum,
+                too, > 0.
         """
         energies = (self.deviations * self.coordinates(inputs)).square().flatten(1).numpy()
         _, height, width = inputs.shape[1:]
         squares = (np.arange(height)[:, None] ** 2 + np.arange(width) ** 2).ravel()
-        ring = (np.log(squares.clip(1)) / (2 * math.log(RING))).astype(int)
-        rings = [ring == each for each in np.unique(ring)]
+        numbers = (np.log(squares.clip(1)) / (2 * math.log(ring))).astype(int)
+        rings = [numbers == each for each in np.unique(numbers)]
         places = np.log1p(squares)
         centres = [places[each].mean() for each in rings]
 
         def deviations(energy: np.ndarray) -> np.ndarray:
-            levels = [math.log(energy[each].mean() + TINY) for each in rings]
+            levels = [math.log(energy[each].mean() + least) for each in rings]
             return np.exp(np.interp(places, centres, levels) / 2)
 
         fitted = torch.from_numpy(np.stack([deviations(energy) for energy in energies]))
@@ -119,10 +125,17 @@ class ImagePrior:
         return self.deviations * (self.rows @ images @ self.columns.T)
 
 
-def _cosines(size: int) -> Tensor:
-    """The orthonormal discrete cosine transform (Ahmed, Natarajan and Rao 1974)."""
-    frequency = torch.arange(size).double()[:, None]
-    rows = torch.cos(math.pi * (torch.arange(size).double() + 0.5) * frequency / size)
-    rows = rows * (2 / size) ** 0.5
-    rows[0] /= 2**0.5
-    return rows
+def cosine_transform(size: int) -> Tensor:
+    """The matrix of the orthonormal discrete cosine transform (Ahmed, Natarajan and Rao 1974).
+
+    A matrix, as torch has no such transform; at images' sizes its product is as fast.
+
+    Returns:
+        (size, size) in double precision, a frequency a row.
+
+    Example:
+        >>> cosine_transform(2)
+        tensor([[ 0.7071,  0.7071],
+                [ 0.7071, -0.7071]], dtype=torch.float64)
+    """
+    return torch.from_numpy(scipy.fft.dct(np.eye(size), axis=0, norm="ortho"))

@@ -7,7 +7,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
-from flwr_leakage.spectral.estimate import Estimate, normalize_rows, orthogonalize, remaining_growth
+from flwr_leakage.operators.lengths import row_norms
+from flwr_leakage.randomness import Draws, normal_rows
+from flwr_leakage.spectral.estimate import (
+    Estimate,
+    keep_finished,
+    normalize_rows,
+    orthogonalize,
+    remaining_growth,
+)
 
 RESOLVABLE_CONDITION = 1e7
 """λmax/λmin beyond which Lanczos with a random start does not resolve λmin in practice."""
@@ -50,15 +58,15 @@ class Lanczos:
         return self._betas[-1]
 
     def step(self) -> None:
-        """Extend T by one row."""
+        """Extend T by one row; where the product exceeds a budget, nothing has changed."""
+        image = self.operator.gram(self._next)
         if self._alphas:
             self.basis = torch.cat([self.basis, self._next[:, None]], dim=1)
-        image = self.operator.gram(self._next)
         alpha = (self._next * image).sum(1)
         if self._alphas:
             alpha = torch.where(self._betas[-1] > 0, alpha, self._alphas[0])
         remainder = orthogonalize(image, self.basis)
-        self._scale = torch.maximum(self._scale, torch.linalg.vector_norm(image, dim=1))
+        self._scale = torch.maximum(self._scale, row_norms(image))
         self._next, beta = normalize_rows(remainder)
         # Below this, the remainder is rounding and its direction has no meaning.
         floor = 10 * torch.finfo(beta.dtype).eps * self._scale
@@ -90,38 +98,73 @@ class EigenPairs:
     vectors: Float[Tensor, "S N"]
 
 
-def random_start(operator: LinearOperator, generator: torch.Generator) -> Float[Tensor, "S N"]:
+def random_start(operator: LinearOperator, generator: Draws) -> Float[Tensor, "S N"]:
     """A Gaussian vector for each block, of the same draw for each operator of equal shape."""
-    draw = torch.randn(
-        operator.num_blocks, operator.num_inputs, generator=generator, dtype=torch.float64
-    )
+    draw = normal_rows((operator.num_blocks, operator.num_inputs), generator)
     return draw.to(dtype=operator.dtype, device=operator.device)
 
 
-def largest_eigenvalue(
-    operator: LinearOperator,
-    start: Float[Tensor, "S N"],
-    tolerance: float = 1e-3,
-    max_steps: int = 100,
-) -> EigenPairs:
-    """λmax of AᵀA, from below.
+class LargestEigenvalue:
+    """λmax of AᵀA, from below, by a Lanczos process that goes on where more is asked of it.
 
-    It stops when min(r, r²/gap)/θ ≤ tolerance, with θ the largest Ritz value, r its residual
-    and gap the distance to the second one (Parlett, theorem 11.7.1): a bound of the error of
-    *an* eigenvalue. So that a neighbour of λmax does not pass for it while the start's small
-    component along the true vector still grows, θ must not have grown by more than the
-    tolerance over the last quarter of the steps (three at least) either.
+    A block's answer is read at the first step at which min(r, r²/gap)/θ ≤ tolerance, with θ the
+    largest Ritz value, r its residual and gap the distance to the second one (Parlett, theorem
+    11.7.1): a bound of the error of *an* eigenvalue. So that a neighbour of λmax does not pass
+    for it while the start's small component along the true vector still grows, θ must not have
+    grown by more than the tolerance over the last quarter of the steps (three at least) either.
+
+    An answer depends on the operator, the start, the tolerance and the limit of steps only: not
+    on what was asked before, nor on the other blocks. So one process serves several callers.
 
     Args:
         operator: A, of S blocks.
         start: not orthogonal to the eigenvector sought; ``random_start`` is generic.
-        tolerance: relative.
-        max_steps: Gram products at most.
     """
-    process = Lanczos(operator, start)
-    history: list[Tensor] = []
-    first = operator.products
-    while True:
+
+    def __init__(self, operator: LinearOperator, start: Float[Tensor, "S N"]) -> None:
+        self.operator = operator
+        self._process = Lanczos(operator, start)
+        self._tops: list[Tensor] = []
+        self._residuals: list[Tensor] = []
+        self._growths: list[Tensor] = []
+        self._coefficients: list[Tensor] = []
+
+    def __call__(self, tolerance: float, max_steps: int) -> EigenPairs:
+        """λmax and its eigenvector to a relative tolerance, in ``max_steps`` Gram products at most.
+
+        Raises:
+            ValueError: ``max_steps`` is below 1.
+        """
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {max_steps}.")
+        first = self.operator.products
+        count = self.operator.num_blocks
+        done = torch.zeros(count, dtype=torch.bool, device=self.operator.device)
+        last = torch.zeros(count, dtype=torch.long, device=self.operator.device)
+        for step in range(min(max_steps, self.operator.num_inputs)):
+            if step == len(self._tops):
+                self._extend()
+            last = torch.where(done, last, step)
+            within = self._residuals[step] <= tolerance
+            done |= within & (self._growths[step] <= tolerance)
+            if bool(done.all()):
+                break
+        blocks = torch.arange(count, device=last.device)
+        top, residual = (
+            torch.stack(history)[last, blocks] for history in (self._tops, self._residuals)
+        )
+        widest = int(last.max()) + 1
+        coefficients = top.new_zeros(count, widest)
+        for block, step in enumerate(last.tolist()):
+            coefficients[block, : step + 1] = self._coefficients[step][block]
+        vectors = torch.einsum(
+            "sk,skn->sn", coefficients.to(self.operator.dtype), self._process.basis[:, :widest]
+        )
+        spent = self.operator.products - first
+        return EigenPairs(Estimate(top, done, residual, spent, "Lanczos"), vectors)
+
+    def _extend(self) -> None:
+        process = self._process
         process.step()
         theta, vectors = process.ritz()
         top = theta[:, -1].clamp_min(0)
@@ -130,20 +173,33 @@ def largest_eigenvalue(
         if process.num_steps > 1:
             gap = (top - theta[:, -2]).clamp_min(torch.finfo(top.dtype).tiny)
             error = torch.minimum(residual, residual**2 / gap)
-        error = error / top.clamp_min(torch.finfo(top.dtype).tiny)
-        history.append(top)
-        settled = (remaining_growth(history) <= tolerance) | (process.last_beta == 0)
-        done = (error <= tolerance) & settled
-        if bool(done.all()) or process.num_steps >= min(max_steps, operator.num_inputs):
-            break
-    estimate = Estimate(top, done, error, operator.products - first, "Lanczos")
-    eigenvectors = torch.einsum("sk,skn->sn", vectors[:, :, -1].to(operator.dtype), process.basis)
-    return EigenPairs(estimate, eigenvectors)
+        self._tops.append(top)
+        self._residuals.append(error / top.clamp_min(torch.finfo(top.dtype).tiny))
+        growth = remaining_growth(self._tops)
+        self._growths.append(torch.where(process.last_beta == 0, 0.0, growth))
+        self._coefficients.append(vectors[:, :, -1])
+
+
+def largest_eigenvalue(
+    operator: LinearOperator,
+    start: Float[Tensor, "S N"],
+    tolerance: float = 1e-3,
+    max_steps: int = 100,
+) -> EigenPairs:
+    """λmax of AᵀA, from below, and its eigenvector; see ``LargestEigenvalue``.
+
+    Args:
+        operator: A, of S blocks.
+        start: not orthogonal to the eigenvector sought; ``random_start`` is generic.
+        tolerance: relative.
+        max_steps: Gram products at most.
+    """
+    return LargestEigenvalue(operator, start)(tolerance, max_steps)
 
 
 def smallest_eigenvalue(
     operator: LinearOperator,
-    generator: torch.Generator,
+    generator: Draws,
     tolerance: float = 1e-2,
     max_steps: int = 300,
 ) -> EigenPairs:
@@ -165,21 +221,26 @@ def smallest_eigenvalue(
     first = operator.products
     rounding = 10 * torch.finfo(operator.dtype).eps
     history: list[Tensor] = []
+    finished = torch.zeros(operator.num_blocks, dtype=torch.bool, device=operator.device)
+    value = error = weights = None
     while True:
         process.step()
         theta, vectors = process.ritz()
-        lowest, weights = theta[:, 0], vectors[:, :, 0]
+        lowest = theta[:, 0]
         history.append(lowest)
         scale = lowest.clamp_min(torch.finfo(lowest.dtype).tiny)
-        residual = process.last_beta * weights[:, -1].abs() / scale
+        residual = process.last_beta * vectors[:, -1, 0].abs() / scale
         moved = (history[2 * len(history) // 3] - lowest) / scale
         done = (residual <= tolerance) & (moved <= tolerance)
         done &= theta[:, -1] <= RESOLVABLE_CONDITION * lowest
         done &= torch.tensor(process.num_steps > SETTLING_STEPS)
         done |= (process.last_beta == 0) & (rounding * theta[:, -1] <= tolerance * lowest)
-        if bool(done.all()) or process.num_steps >= min(max_steps, operator.num_inputs):
+        value = keep_finished(finished, value, lowest.clamp_min(0))
+        error = keep_finished(finished, error, residual)
+        weights = keep_finished(finished, weights, vectors[:, :, 0])
+        finished = finished | done
+        if bool(finished.all()) or process.num_steps >= min(max_steps, operator.num_inputs):
             break
-    spent = operator.products - first
-    estimate = Estimate(lowest.clamp_min(0), done, residual, spent, "Lanczos")
+    estimate = Estimate(value, finished, error, operator.products - first, "Lanczos")
     eigenvectors = torch.einsum("sk,skn->sn", weights.to(operator.dtype), process.basis)
     return EigenPairs(estimate, eigenvectors)

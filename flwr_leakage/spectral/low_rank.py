@@ -20,15 +20,17 @@ class LowRank:
     values: Tensor
 
     @classmethod
-    def of(cls, columns: Tensor, chosen: Tensor) -> "LowRank":
+    def from_columns(cls, columns: Tensor, chosen: Tensor) -> "LowRank":
         """The Nyström approximation (Williams and Seeger 2000) of A from k of its columns.
+
+        ``A ≈ Cᵀ (C restricted to the k columns)⁻¹ C``, with the k columns of A in the rows of C.
 
         A small multiple of the identity is added and taken off again, so that rounding leaves
         the matrix positive definite (Tropp et al. 2017, Algorithm 3).
 
         Args:
-            columns: A's (k, D).
-            chosen: their indices (k,).
+            columns: C (k, D), columns of A or, as A is symmetric, rows.
+            chosen: their indices (k,) in A, all different.
         """
         shift = float(torch.finfo(columns.dtype).eps * columns.norm().clamp_min(1e-30))
         diagonal = torch.arange(len(chosen))
@@ -50,6 +52,12 @@ class LowRank:
         """(A + shift I)⁻¹ up to a factor, with A's other eigenvalues taken for the least known.
 
         ``I + Uᵀ ((λ_k + shift) / (Λ + shift) − 1) U`` (Frangella, Tropp and Udell 2023, eq. 1.3).
+
+        Args:
+            shift: > 0.
+
+        Returns:
+            The product with a flat vector (D,).
         """
         factors = (self.values[-1] + shift) / (self.values + shift) - 1
         return lambda vector: vector + self.vectors.T @ (factors * (self.vectors @ vector))

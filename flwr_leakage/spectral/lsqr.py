@@ -7,7 +7,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
-from flwr_leakage.spectral.estimate import normalize_rows, orthogonalize, remaining_growth
+from flwr_leakage.spectral.estimate import (
+    keep_finished,
+    normalize_rows,
+    orthogonalize,
+    remaining_growth,
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ def solve_damped(
 
     It stops where the error bound ‖normal residual‖/(ε‖x‖) is within the tolerance, or where
     the last quarter of the steps let ‖x‖, which never decreases, grow by less; and λmax, where
-    it is not given, likewise.
+    it is not given, likewise. A block's result is that of the step at which all of its dampings
+    have stopped, so that it does not depend on the other blocks.
 
     Args:
         operator: A, of S blocks.
@@ -76,6 +82,8 @@ def solve_damped(
     relative = torch.tensor(relative_dampings, dtype=torch.float64)
     next_check = 1 if tolerance > 0 else max_steps
     steps = 0
+    finished = torch.zeros(operator.num_blocks, dtype=torch.bool)
+    kept: dict[str, Tensor] = {}
     while True:
         steps += 1
         diagonal.append(alpha.double())
@@ -103,22 +111,56 @@ def solve_damped(
             largest_history += [top] * (steps - len(largest_history))
             error = torch.minimum(bound, remaining_growth(norm_history))
             if largest is None:
-                error = torch.maximum(error, remaining_growth(largest_history)[:, None])
+                growth = torch.where(exhausted, 0.0, remaining_growth(largest_history))
+                error = torch.maximum(error, growth[:, None])
             converged = (error <= tolerance) | (norms == 0)
-            if last or bool(converged.all()):
+            done = finished | converged.all(1)
+            current = {
+                "coordinates": coordinates,
+                "norms": norms,
+                "converged": converged,
+                "error": error,
+                "dampings": dampings,
+                "top": top,
+            }
+            if last or bool((done & ~finished).any()):
+                limit = _extrapolated(bidiagonal, scale, dampings, norms)
+                current["limit"] = torch.minimum(limit, norms * (1 + bound))
+            for name, value in current.items():
+                kept[name] = keep_finished(finished, kept.get(name), value)
+            finished = done
+            if last or bool(finished.all()):
                 break
         basis = torch.cat([basis, right[:, None]], dim=1)
-    solutions = torch.einsum("sej,sjn->sen", coordinates.to(operator.dtype), basis)
-    lag = max(1, steps // 6)
-    earlier = [norms]
-    for size in (steps - lag, steps - 2 * lag):
-        if size > 0:
-            block = torch.linalg.svd(bidiagonal[:, : size + 1, :size], full_matrices=False)
-            earlier.append(torch.linalg.vector_norm(_project(block, scale, dampings), dim=2))
-    limit = torch.minimum(_limit(*earlier), norms * (1 + bound)) if len(earlier) == 3 else norms
+    solutions = torch.einsum("sej,sjn->sen", kept["coordinates"].to(operator.dtype), basis)
     return DampedSolution(
-        solutions, limit, norms, converged, error, dampings, top, operator.products - first
+        solutions,
+        kept["limit"],
+        kept["norms"],
+        kept["converged"],
+        kept["error"],
+        kept["dampings"],
+        kept["top"],
+        operator.products - first,
     )
+
+
+def _extrapolated(
+    bidiagonal: Float[Tensor, "S k1 k"],
+    scale: Float[Tensor, " S"],
+    dampings: Float[Tensor, "S E"],
+    norms: Float[Tensor, "S E"],
+) -> Float[Tensor, "S E"]:
+    """The norms' limit from those of two smaller Krylov spaces, or as they are after few steps."""
+    steps = bidiagonal.shape[2]
+    lag = max(1, steps // 6)
+    earlier = []
+    for size in (steps - lag, steps - 2 * lag):
+        if size <= 0:
+            return norms
+        block = torch.linalg.svd(bidiagonal[:, : size + 1, :size], full_matrices=False)
+        earlier.append(torch.linalg.vector_norm(_project(block, scale, dampings), dim=2))
+    return _limit(norms, *earlier)
 
 
 def _project(

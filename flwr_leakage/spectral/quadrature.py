@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
-from flwr_leakage.spectral.estimate import Estimate, remaining_growth
+from flwr_leakage.randomness import Draws, sign_rows
+from flwr_leakage.spectral.estimate import Estimate, keep_finished, remaining_growth
 from flwr_leakage.spectral.lanczos import Lanczos
 
 SpectralFunction = Callable[[Tensor, Tensor], Tensor]
@@ -33,7 +34,7 @@ class Trace:
 def spectral_sum(
     operator: LinearOperator,
     function: SpectralFunction,
-    generator: torch.Generator,
+    generator: Draws,
     num_probes: int = 10,
     max_steps: int = 60,
     tolerance: float = 0.02,
@@ -60,8 +61,8 @@ def spectral_sum(
     largest = torch.zeros(operator.num_blocks, dtype=torch.float64)
     moved = torch.zeros(operator.num_blocks, dtype=torch.float64)
     for _ in range(num_probes):
-        signs = torch.randint(0, 2, (operator.num_blocks, operator.num_inputs), generator=generator)
-        start = (2 * signs - 1).to(dtype=operator.dtype, device=operator.device)
+        signs = sign_rows((operator.num_blocks, operator.num_inputs), generator)
+        start = signs.to(dtype=operator.dtype, device=operator.device)
         value, change, top = _probe(operator, start, function, max_steps, tolerance)
         values.append(value)
         moved = torch.maximum(moved, change)
@@ -89,17 +90,20 @@ def _probe(
 ) -> tuple[Tensor, Tensor, Tensor]:
     process = Lanczos(operator, start)
     history: list[Tensor] = []
+    finished = torch.zeros(operator.num_blocks, dtype=torch.bool)
+    value = change = top = None
     while True:
         process.step()
         nodes, vectors = process.ritz()
         nodes = nodes.clamp_min(0)
-        top = nodes[:, -1:]
         weights = vectors[:, 0] ** 2
-        history.append(operator.num_inputs * (weights * function(nodes, top)).sum(1).cpu())
-        value, steps = history[-1], len(history)
-        change = remaining_growth(history)
-        if bool((process.last_beta == 0).all()):
-            change = torch.zeros_like(value)
-        limit = min(max_steps, operator.num_inputs)
-        if steps >= limit or bool((change <= tolerance / 2).all()):
-            return value, change, top[:, 0].cpu()
+        history.append(
+            operator.num_inputs * (weights * function(nodes, nodes[:, -1:])).sum(1).cpu()
+        )
+        growth = torch.where(process.last_beta.cpu() == 0, 0.0, remaining_growth(history))
+        value = keep_finished(finished, value, history[-1])
+        change = keep_finished(finished, change, growth)
+        top = keep_finished(finished, top, nodes[:, -1].cpu())
+        finished = finished | (growth <= tolerance / 2)
+        if bool(finished.all()) or len(history) >= min(max_steps, operator.num_inputs):
+            return value, change, top

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.operators import FunctionJacobian
+from flwr_leakage.randomness import Draws, normal_rows
 from flwr_leakage.spectral.estimate import normalize_rows
 from flwr_leakage.spectral.lanczos import largest_eigenvalue
 
@@ -12,7 +13,7 @@ LAST_LAYER_TOLERANCE = 1e-3
 LAST_LAYER_STEPS = 20
 
 
-def gradient_start(operator: FunctionJacobian, generator: torch.Generator) -> Float[Tensor, "S N"]:
+def gradient_start(operator: FunctionJacobian, generator: Draws) -> Float[Tensor, "S N"]:
     """Jg, which leans to the top of JJᵀ, and a tenth of noise.
 
     Args:
@@ -23,7 +24,7 @@ def gradient_start(operator: FunctionJacobian, generator: torch.Generator) -> Fl
 
 
 def last_layer_start(
-    operator: FunctionJacobian, last_layer: FunctionJacobian, generator: torch.Generator
+    operator: FunctionJacobian, last_layer: FunctionJacobian, generator: Draws
 ) -> Float[Tensor, "S N"]:
     """The top eigenvector of the last layer's share of JJᵀ, and a tenth of noise.
 
@@ -42,8 +43,7 @@ def last_layer_start(
     return _with_noise(found.vectors, generator)
 
 
-def _with_noise(vectors: Tensor, generator: torch.Generator) -> Tensor:
+def _with_noise(vectors: Tensor, generator: Draws) -> Tensor:
     unit, length = normalize_rows(vectors)
-    draw = torch.randn(unit.shape, generator=generator, dtype=torch.float64).to(unit)
-    noise, _ = normalize_rows(draw)
+    noise, _ = normalize_rows(normal_rows(unit.shape, generator).to(unit))
     return torch.where(length[:, None] > 0, unit + 0.1 * noise, noise)

@@ -59,9 +59,9 @@ def make_private_folder(folder: Path) -> None:
 class JsonlTracker:
     """Appends every number, event and image of a run to its folder.
 
-    Opening an existing run appends to it; a line torn by a crash is closed first, so that it
-    cannot swallow the next one. The file is synchronised with the disk whenever the round
-    changes, in ``flush`` and in ``close``.
+    An existing run is continued. If a crash left its last line incomplete, a line break is
+    written first, so that only that line is lost. The file is synchronised with the disk whenever
+    the round changes, in ``flush`` and in ``close``.
 
     Args:
         folder: the run folder; created with mode 0700 where it does not exist.

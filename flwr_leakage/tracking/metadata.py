@@ -1,4 +1,4 @@
-"""``run.json``: the configuration, seed, versions and commit that a result names."""
+"""``run.json``: the configuration, seed, versions and commit that a run was made with."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def write_metadata(
         folder: the run folder; created with mode 0700 where it does not exist.
         config: the full, resolved configuration.
         seed: the run's seed.
-        extra: what else the run is named by: ``run``, ``threat``, ``attack``, ``defense``, …
+        extra: further entries, such as the names of the run, the attack and the defense.
 
     Returns:
         The path of ``run.json``. Its keys: those of ``extra``, ``config``, ``seed``,
@@ -106,7 +106,10 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """Return ``value`` as strict JSON can hold it; numbers that are not finite become text."""
+    """Return ``value`` in types that strict JSON has.
+
+    NaN and infinities become text, and so does every other object.
+    """
     if isinstance(value, Mapping):
         return {str(key): as_json(entry) for key, entry in value.items()}
     if value is None or isinstance(value, str | bool | int):

@@ -1,4 +1,4 @@
-"""Read a run folder back, whatever a crash left of it."""
+"""Read a run folder back, also one that a crash left incomplete."""
 
 import json
 import math
@@ -45,8 +45,8 @@ class RunData:
         metadata: the content of ``run.json``, or empty.
         records: every number, in the order of writing.
         events: every event, in the order of writing.
-        images: every image whose file exists; of several of one name the last.
-        closed: whether the run was closed by its program (else it was killed or still runs).
+        images: every image whose file exists. Where one was written twice, the last is listed.
+        closed: whether the run ended in order. If not, it was killed or still goes on.
         last_write: the time of the last change of ``records.jsonl``, ISO 8601, or empty.
         problems: what could not be read, in words.
     """
@@ -62,7 +62,7 @@ class RunData:
 
 
 def read_run(folder: str | Path) -> RunData:
-    """Read a run folder; lines that cannot be read are left out with a warning.
+    """Read a run folder. Each line that cannot be read is left out, with a warning.
 
     Raises:
         FileNotFoundError: if the folder holds neither ``records.jsonl`` nor ``run.json``.

@@ -1,6 +1,7 @@
-"""What every tracker is: a place where the numbers, events and images of a run go."""
+"""The interface of trackers, which receive the numbers, events and images of a run."""
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -36,11 +37,11 @@ class Tracker(Protocol):
 class CompositeTracker:
     """Passes everything on to several trackers.
 
-    A tracker that raises does not keep the others from their share: all are served, and then
-    the first error is raised.
+    If a tracker raises an error, the others are served all the same; the first error is raised
+    after that.
 
     Attributes:
-        trackers: served in this order.
+        trackers: receive everything in this order.
     """
 
     trackers: Sequence[Tracker]
@@ -89,9 +90,10 @@ def checked_pixels(pixels: Tensor, role: str) -> Tensor:
 
 
 class RoundMedians:
-    """Collects a round's numbers and gives their median by ``kind/name``.
+    """Collects the numbers of a round and gives the median of each quantity.
 
-    A live curve needs one number a round; the single values are in the JSONL file.
+    Live views draw one point a round. All single values are in ``records.jsonl``. Quantities are
+    named ``kind/name``, such as ``metric/psnr``.
     """
 
     def __init__(self) -> None:
@@ -104,9 +106,6 @@ class RoundMedians:
 
     def take(self) -> dict[str, float]:
         """Return the median of each quantity added since the last call, and forget them."""
-        medians = {
-            name: float(torch.tensor(values, dtype=torch.float64).quantile(0.5))
-            for name, values in self._values.items()
-        }
+        medians = {name: statistics.median(values) for name, values in self._values.items()}
         self._values.clear()
         return medians

@@ -15,34 +15,27 @@ images, public ones training images that the network was not trained on. One thr
 """
 
 import argparse
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage.attacks import Adam, BatchNormStatistics, GradientInversion
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.metrics import Evaluator, Lpips
-from flwr_leakage.models import ConvNet, ResNet18
+from flwr_leakage.metrics import Evaluator, Lpips, classifier_utility
+from flwr_leakage.models import ResNet18
 from flwr_leakage.params import Params
 from flwr_leakage.records import (
     Batch,
     BatchNormKnowledge,
     Disclosure,
     InputSpec,
-    LocalSchedule,
-    Observation,
     Reconstruction,
     ThreatModel,
-    Update,
 )
-from simulations.benchmarks.attacks import CLASSES, NORMALISATION, SHAPE, load
+from simulations.benchmarks import lab
 
 KNOWLEDGE: dict[str, BatchNormKnowledge] = {
     "exact": "exact",
@@ -51,32 +44,26 @@ KNOWLEDGE: dict[str, BatchNormKnowledge] = {
     "inferred": "none",
 }
 PUBLIC = 64  # training images that the attacker holds; the network never sees them
-METRICS = ("psnr", "ssim", "lpips_squeeze")
+METRICS = {"psnr": 1, "ssim": 3, "lpips_squeeze": 3}
+"""Decimals of each."""
 
 
 def make_network(name: str, width: int) -> nn.Module:
     """ResNet-18, or three convolutions with BatchNorm and ReLU."""
     if name == "resnet18":
-        return ResNet18(SHAPE, CLASSES, width)
-    return ConvNet(SHAPE, CLASSES, width, (1, 2, 2), (1, 2, 2), ())
+        return ResNet18(lab.SHAPE, lab.CLASSES, width)
+    return lab.small_convnet(width=width, use_batch_norm=True)
 
 
-def train(network: nn.Module, images: Batch, epochs: int) -> None:
-    """SGD in train mode, so that running statistics are those that a server would hold."""
+def train_in_train_mode(network: nn.Module, images: Batch, epochs: int) -> None:
+    """SGD, so that running statistics are those that a server would hold.
+
+    Every epoch starts without momentum.
+    """
+    network.train()
     for _ in range(epochs):
         optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
-        for chosen in torch.randperm(len(images)).split(64):
-            optimizer.zero_grad()
-            F.cross_entropy(network(images.inputs[chosen]), images.targets[chosen]).backward()
-            optimizer.step()
-
-
-def accuracy(network: nn.Module, images: Batch) -> float:
-    """Share of right answers, in eval mode."""
-    with torch.no_grad():
-        found = network.eval()(images.inputs).argmax(dim=1)
-    network.train()
-    return float((found == images.targets).float().mean())
+        lab.train(network, optimizer, lab.shuffled(images, 64))
 
 
 def proxy_statistics(gradient_map: GradientMap, public: Tensor, batch_size: int) -> Params:
@@ -88,25 +75,10 @@ def proxy_statistics(gradient_map: GradientMap, public: Tensor, batch_size: int)
     return {name: torch.stack([part[name] for part in parts]).mean(dim=0) for name in parts[0]}
 
 
-def observe(gradient_map: GradientMap, batch: Batch, statistics: Params, index: int) -> Observation:
-    """One plain step of learning rate 1 on the batch."""
-    params, buffers = gradient_map.params, gradient_map.buffers
-    delta = {k: -v.detach() for k, v in gradient_map(params, batch, buffers).items()}
-    schedule = LocalSchedule(1.0, batch_size=len(batch))
-    return Observation(
-        1,
-        index,
-        params,
-        buffers,
-        Update(delta, {}, schedule, len(batch)),
-        disclosed=Disclosure(batch.targets, statistics),
-    )
-
-
 def main() -> None:
     """Read the command line, run, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
+    parser = lab.command(__doc__)
+    lab.add_data(parser)
     parser.add_argument("--lpips-backbone", help="SqueezeNet's weights; no LPIPS without")
     parser.add_argument("--network", choices=["resnet18", "convnet"], default="resnet18")
     parser.add_argument("--width", type=int, default=8)
@@ -116,47 +88,42 @@ def main() -> None:
     parser.add_argument("--batches", default="4:2,16:1", help="batch size:batches, …")
     parser.add_argument("--knowledge", default="exact,proxy,running,inferred")
     parser.add_argument("--iterations", type=int, default=200)
-    parser.add_argument("--split", choices=["train", "test"], default="test")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
+    given = lab.start(parser)
     torch.manual_seed(given.seed)
-    spec = InputSpec(SHAPE, CLASSES, *NORMALISATION)
-    pixels, labels = load(given.root, "train", 0, 5000)
-    images = Batch(spec.normalize(pixels), labels)
+    spec = lab.CIFAR10
+    images = lab.normalize(lab.load(given.root, "train", 0, 5000), spec)
     public, training = images.inputs[-PUBLIC:], images[: -PUBLIC - 100]
-    pixels, labels = load(given.root, given.split, 0, 600)
+    private = lab.normalize(lab.load(given.root, "test", 0, 600), spec)
     if given.split == "train":  # tuning: images that neither the network nor the attacker holds
-        pixels, labels = load(given.root, "train", 5000 - PUBLIC - 100, 100)
-    private = Batch(spec.normalize(pixels), labels)
+        private = images[-PUBLIC - 100 : -PUBLIC]
     lpips = Lpips("squeeze", given.lpips_backbone) if given.lpips_backbone else None
-    network, trained = make_network(given.network, given.width).train(), 0
-    print("| epochs | accuracy | batch | statistics | PSNR | SSIM | LPIPS | n | CPU s |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    network, trained = make_network(given.network, given.width), 0
+    names = ("epochs", "accuracy", "batch", "statistics", "PSNR", "SSIM", "LPIPS", "n", "CPU s")
+    lab.print_header(*names)
     for epochs in map(int, given.epochs.split(",")):
-        train(network, training, epochs - trained)
+        train_in_train_mode(network, training, epochs - trained)
         trained = epochs
-        reached = accuracy(network, private)
+        reached = classifier_utility(network, [private]).accuracy
         gradient_map = GradientMap(network, batch_norm="batch")
         for size, count in (map(int, item.split(":")) for item in given.batches.split(",")):
             for knowledge in given.knowledge.split(","):
-                rows, seconds = [], []
+                columns: dict[str, list[float]] = {metric: [] for metric in METRICS}
+                seconds = []
                 for index in range(count):
                     batch = private[index * size : (index + 1) * size]
                     found, cpu = attack(gradient_map, spec, batch, public, knowledge, given, index)
-                    measured = Evaluator(lpips=lpips).evaluate(found, batch, spec).measurements
-                    values = {m.name: m.values for m in measured if m.name in METRICS}
-                    rows.append(np.array([values.get(m, [np.nan] * size) for m in METRICS], float))
+                    values = lab.evaluate(found, batch, spec, Evaluator(lpips=lpips))
+                    for metric in METRICS:
+                        columns[metric] += values.get(metric, [])
                     seconds.append(cpu)
-                table = np.concatenate(rows, axis=1)
-                cells = [
-                    f"{row.mean():.{digits}f} ± {row.std():.{digits}f}"
-                    for row, digits in zip(table, (1, 3, 3), strict=True)
-                ]
-                print(
-                    f"| {epochs} | {100 * reached:.0f} % | {size} | {knowledge} | "
-                    f"{' | '.join(cells)} | {table.shape[1]} | {np.mean(seconds):.0f} |",
-                    flush=True,
+                lab.print_row(
+                    epochs,
+                    f"{100 * reached:.0f} %",
+                    size,
+                    knowledge,
+                    *(lab.spread(columns[metric], digits) for metric, digits in METRICS.items()),
+                    len(columns["psnr"]),
+                    f"{np.mean(seconds):.0f}",
                 )
 
 
@@ -172,23 +139,24 @@ def attack(
     """The reconstruction of one batch, and CPU seconds."""
     holder = public if knowledge == "proxy" else batch.inputs
     statistics = proxy_statistics(gradient_map, holder, len(batch))
-    observation = observe(gradient_map, batch, statistics, index)
+    disclosed = Disclosure(batch.targets, statistics)
+    observation = lab.observe(gradient_map, batch, client_id=index, disclosed=disclosed)
     preset = load_preset("huang")
     assert isinstance(preset, GradientInversion)
     assert isinstance(preset.optimizer, Adam)
     solver = replace(
         preset,
-        priors=(
-            preset.priors[0],
-            BatchNormStatistics(given.weight, relative=given.relative),
-        ),
+        priors={
+            **preset.priors,
+            "batch_norm_statistics": BatchNormStatistics(given.weight, relative=given.relative),
+        },
         optimizer=replace(preset.optimizer, iterations=given.iterations),
     )
     threat = ThreatModel("known", KNOWLEDGE[knowledge])
-    generator = torch.Generator().manual_seed(given.seed)
-    began = time.process_time()
-    (found,) = solver(gradient_map, spec, [observation], threat, generator)
-    return found, time.process_time() - began
+    (found,), seconds = lab.run_attack(
+        solver, gradient_map, spec, [observation], threat, given.seed
+    )
+    return found, seconds
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.exact.batch_linear import ExactBatch
+from flwr_leakage.attacks import AttackJob, ExactBatch
 from flwr_leakage.attacks.exact.linear_walk import find_linear_layers
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap, local_update
@@ -266,9 +266,7 @@ def main() -> None:
             gradient_map = GradientMap(network.eval())
             observation = observe(gradient_map, batch, case)
             began = time.process_time()
-            (found,) = ExactBatch()(
-                gradient_map, spec, [observation], ThreatModel(), torch.Generator().manual_seed(0)
-            )
+            (found,) = ExactBatch()(AttackJob(gradient_map, spec, [observation], ThreatModel()))
             seconds.append(time.process_time() - began)
             counts = score(found, batch, gradient_map, spec)
             for column, count in zip((exact, proven, wrong), counts, strict=True):

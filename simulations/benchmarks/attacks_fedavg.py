@@ -1,10 +1,10 @@
 """Attack updates of several local steps, sums of clients, and several rounds of one client.
 
-    python simulations/benchmarks/attacks_fedavg.py steps --root FOLDER --network lenet
-    python simulations/benchmarks/attacks_fedavg.py labels --root FOLDER --network lenet
-    python simulations/benchmarks/attacks_fedavg.py epochs --root FOLDER --network lenet
-    python simulations/benchmarks/attacks_fedavg.py views --root FOLDER --network lenet
-    python simulations/benchmarks/attacks_fedavg.py rounds --root FOLDER --network lenet
+    python -m simulations.benchmarks.attacks_fedavg steps --root FOLDER --network lenet
+    python -m simulations.benchmarks.attacks_fedavg labels --root FOLDER --network lenet
+    python -m simulations.benchmarks.attacks_fedavg epochs --root FOLDER --network lenet
+    python -m simulations.benchmarks.attacks_fedavg views --root FOLDER --network lenet
+    python -m simulations.benchmarks.attacks_fedavg rounds --root FOLDER --network lenet
 
 each print a Markdown table, row by row: PSNR, SSIM, LPIPS and label accuracy of reconstructions
 that are assigned to the private images by the least squared error, averaged over a client's images
@@ -14,11 +14,8 @@ L-BFGS on the squared distance for ``lenet``, Adam on the cosine distance for ``
 private images one after another; labels and the order of samples are not given. One thread.
 """
 
-import argparse
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,7 +24,7 @@ from torch import Tensor
 from flwr_leakage.attacks import GradientInversion, OrderSearch, Strongest
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.audit.targets import History, Target, aggregate
-from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Lpips
 from flwr_leakage.params import add
 from flwr_leakage.records import (
@@ -37,17 +34,18 @@ from flwr_leakage.records import (
     LocalSchedule,
     Observation,
     ThreatModel,
-    Update,
 )
-from simulations.benchmarks.attacks import CLASSES, NORMALISATION, SHAPE, load, make_network
+from simulations.benchmarks import lab
 
 SCHEDULES = "1x1x1,2x1x2,5x1x5,10x1x10,2x4x4,4x2x4,10x1x1"
 """Steps x batch size x images."""
-HEAD = "PSNR, dB | SSIM | LPIPS | labels | objective | CPU s |\n|"
+HEAD = ("PSNR, dB", "SSIM", "LPIPS", "labels", "objective", "CPU s")
+Row = tuple[object, ...]
+"""Cells of a table; the first row is its head."""
 
 
 @dataclass
-class Lab:
+class Study:
     """What all tables share."""
 
     gradient_map: GradientMap
@@ -64,134 +62,128 @@ class Lab:
         """The private images of a client."""
         return self.images[client * count : (client + 1) * count]
 
-    def observe(
-        self,
-        batch: Batch,
-        schedule: LocalSchedule,
-        client: int = 0,
-        targets: Tensor | None = None,
-        claims: int | None = None,
-    ) -> Observation:
-        """What the server sees, through the rounding of parameters to float32."""
-        # Copies: the model may move on, what was seen may not.
-        params = {name: value.clone() for name, value in self.gradient_map.params.items()}
-        buffers = self.gradient_map.buffers
-        delta = local_update(self.gradient_map, params, batch, schedule, buffers)
-        delta = {k: (params[k] + v.detach()) - params[k] for k, v in delta.items()}
-        update = Update(delta, {}, schedule, claims or len(batch))
-        return Observation(1, client, params, buffers, update, Disclosure(targets=targets))
-
     def row(
         self,
-        name: str,
+        name: Row,
         attack: GradientInversion,
         observations: Sequence[Observation],
         truths: Sequence[Batch],
         threat: ThreatModel | None = None,
-    ) -> str:
+    ) -> Row:
         """Attack all targets in one call; means and standard deviations over targets."""
-        began = time.process_time()
-        threat = threat or ThreatModel()
-        stream = torch.Generator().manual_seed(0)
-        found = attack(self.gradient_map, self.spec, observations, threat, stream)
-        seconds = (time.process_time() - began) / len(observations)
+        found, seconds = lab.run_attack(attack, self.gradient_map, self.spec, observations, threat)
         columns: dict[str, list[float]] = {}
         for reconstruction, truth in zip(found, truths, strict=True):
-            for m in self.evaluator.evaluate(reconstruction, truth, self.spec).measurements:
-                values = [v for v in m.values if v is not None]
-                columns.setdefault(m.name, []).append(float(np.mean(values or [np.nan])))
-        cells = []
-        for metric, digits in (("psnr", 1), ("ssim", 2), ("lpips_squeeze", 2)):
-            values = columns.get(metric, [np.nan])
-            cells.append(f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}")
-        cells.append(f"{100 * np.mean(columns['label_accuracy']):.0f} %")
-        cells.append(f"{np.median([r.objective for r in found]):.1e}")
-        return f"| {name} | {' | '.join(cells)} | {seconds:.1f} |"
+            measured = lab.evaluate(reconstruction, truth, self.spec, self.evaluator)
+            for metric, values in measured.items():
+                columns.setdefault(metric, []).append(float(np.mean(values or [np.nan])))
+        return (
+            *name,
+            *(
+                lab.spread(columns.get(metric, []), digits)
+                for metric, digits in (("psnr", 1), ("ssim", 2), ("lpips_squeeze", 2))
+            ),
+            f"{100 * np.mean(columns['label_accuracy']):.0f} %",
+            f"{np.median([r.objective for r in found]):.1e}",
+            f"{seconds / len(observations):.1f}",
+        )
 
 
-def steps(lab: Lab) -> Iterator[str]:
+def steps(study: Study) -> Iterator[Row]:
     """Quality against local steps; labels and order searched."""
-    yield f"| steps | batch | images | {HEAD}---|---|---|---|---|---|---|---|---|"
-    for num_steps, batch_size, count in lab.schedules:
-        schedule = LocalSchedule(lab.learning_rate, num_steps, batch_size)
-        truths = [lab.batch(client, count) for client in range(lab.clients)]
-        seen = [lab.observe(batch, schedule, i) for i, batch in enumerate(truths)]
-        attack = replace(lab.recipe, order=lab.order)
-        yield lab.row(f"{num_steps} | {batch_size} | {count}", attack, seen, truths)
+    yield ("steps", "batch", "images", *HEAD)
+    for num_steps, batch_size, count in study.schedules:
+        schedule = LocalSchedule(study.learning_rate, num_steps, batch_size)
+        truths = [study.batch(client, count) for client in range(study.clients)]
+        seen = [
+            lab.observe(study.gradient_map, b, schedule, client_id=i) for i, b in enumerate(truths)
+        ]
+        attack = replace(study.recipe, order=study.order)
+        yield study.row((num_steps, batch_size, count), attack, seen, truths)
 
 
-def labels(lab: Lab) -> Iterator[str]:
+def labels(study: Study) -> Iterator[Row]:
     """What knowing, guessing or searching labels and their order is worth."""
-    yield f"| steps | labels and order | {HEAD}---|---|---|---|---|---|---|---|"
+    yield ("steps", "labels and order", *HEAD)
     for num_steps in (2, 5):
-        schedule = LocalSchedule(lab.learning_rate, num_steps, 1)
-        truths = [lab.batch(client, num_steps) for client in range(lab.clients)]
-        seen = [lab.observe(b, schedule, i, b.targets) for i, b in enumerate(truths)]
+        schedule = LocalSchedule(study.learning_rate, num_steps, 1)
+        truths = [study.batch(client, num_steps) for client in range(study.clients)]
+        told = [Disclosure(batch.targets) for batch in truths]
+        seen = [
+            lab.observe(study.gradient_map, b, schedule, client_id=i, disclosed=told[i])
+            for i, b in enumerate(truths)
+        ]
         known = ThreatModel(labels="known")
         for name, attack, threat in (
-            ("given, of every step", lab.recipe, known),
-            ("counted, ascending", lab.recipe, None),
-            ("joint soft labels", replace(lab.recipe, labels="joint"), None),
-            ("counted, then searched", replace(lab.recipe, order=lab.order), None),
+            ("given, of every step", study.recipe, known),
+            ("counted, ascending", study.recipe, None),
+            ("joint soft labels", replace(study.recipe, labels="joint"), None),
+            ("counted, then searched", replace(study.recipe, order=study.order), None),
         ):
-            yield lab.row(f"{num_steps} | {name}", attack, seen, truths, threat)
+            yield study.row((num_steps, name), attack, seen, truths, threat)
 
 
-def epochs(lab: Lab) -> Iterator[str]:
+def epochs(study: Study) -> Iterator[Row]:
     """Clients that shuffle their 4 images before every epoch of 2 steps."""
-    yield f"| epochs | attacker assumes | {HEAD}---|---|---|---|---|---|---|---|"
+    yield ("epochs", "attacker assumes", *HEAD)
     for num_epochs in (1, 2, 5):
         truths, seen = [], []
-        schedule = LocalSchedule(lab.learning_rate, 2 * num_epochs, 2)
-        for client in range(lab.clients):
-            batch = lab.batch(client, 4)
-            stream = torch.Generator().manual_seed(client)
+        schedule = LocalSchedule(study.learning_rate, 2 * num_epochs, 2)
+        for client in range(study.clients):
+            batch = study.batch(client, 4)
+            stream = lab.generator(client)
             order = torch.cat([torch.randperm(4, generator=stream) for _ in range(num_epochs)])
-            seen.append(lab.observe(batch[order], schedule, client, claims=4))
+            seen.append(
+                lab.observe(
+                    study.gradient_map, batch[order], schedule, client_id=client, num_examples=4
+                )
+            )
             truths.append(batch)
         for assumed in ("repeated", "reshuffled"):
-            search = replace(lab.order, epochs=assumed)
-            attack = replace(lab.recipe, order=search)
-            yield lab.row(f"{num_epochs} | {assumed} order", attack, seen, truths)
+            search = replace(study.order, epochs=assumed)
+            attack = replace(study.recipe, order=search)
+            yield study.row((num_epochs, f"{assumed} order"), attack, seen, truths)
 
 
-def views(lab: Lab) -> Iterator[str]:
+def views(study: Study) -> Iterator[Row]:
     """Sums of 1, 2 and 4 clients."""
-    yield f"| view | images | {HEAD}---|---|---|---|---|---|---|---|"
-    searched = replace(lab.recipe, order=lab.order)
+    yield ("view", "images", *HEAD)
+    searched = replace(study.recipe, order=study.order)
     for num_steps in (1, 2):
-        schedule = LocalSchedule(lab.learning_rate, num_steps, 1)
+        schedule = LocalSchedule(study.learning_rate, num_steps, 1)
         for size in (1, 2, 4):
             truths, seen = [], []
-            for group in range(lab.clients // size):
+            for group in range(study.clients // size):
                 members = range(group * size, (group + 1) * size)
-                batches = [lab.batch(client, num_steps) for client in members]
+                batches = [study.batch(client, num_steps) for client in members]
                 alone = [
-                    lab.observe(batch, schedule, client)
+                    lab.observe(study.gradient_map, batch, schedule, client_id=client)
                     for client, batch in zip(members, batches, strict=True)
                 ]
                 target = aggregate(alone) if size > 1 else Target.of(alone[0])
                 seen.append(replace(target.observation, client_id=group))
                 truths.append(Batch.concatenate(batches))
             name = f"sum of {size}, {num_steps} step{'s' * (num_steps > 1)}"
-            yield lab.row(f"{name} | {size * num_steps}", searched, seen, truths)
+            yield study.row((name, size * num_steps), searched, seen, truths)
 
 
-def rounds(lab: Lab) -> Iterator[str]:
+def rounds(study: Study) -> Iterator[Row]:
     """1, 2 and 4 rounds of one client's four images, attacked jointly."""
-    yield f"| view | images | {HEAD}---|---|---|---|---|---|---|---|"
-    schedule = LocalSchedule(lab.learning_rate, 1, 4)
-    truths = [lab.batch(client, 4) for client in range(lab.clients)]
+    yield ("view", "images", *HEAD)
+    schedule = LocalSchedule(study.learning_rate, 1, 4)
+    truths = [study.batch(client, 4) for client in range(study.clients)]
     history, joined = History(rounds=4), {}
     for server_round in (1, 2, 3, 4):
-        fresh = [lab.observe(batch, schedule, i) for i, batch in enumerate(truths)]
+        fresh = [
+            lab.observe(study.gradient_map, b, schedule, client_id=i) for i, b in enumerate(truths)
+        ]
         targets = [Target.of(replace(o, server_round=server_round)) for o in fresh]
         joined[server_round] = [history.fuse(target).observation for target in targets]
         mean = aggregate(fresh).observation.update.delta
-        _move(lab.gradient_map, mean)
+        _move(study.gradient_map, mean)
     for number in (1, 2, 4):
         name = f"{number} round{'s jointly' * (number > 1)}"
-        yield lab.row(f"{name} | 4", lab.recipe, joined[number], truths)
+        yield study.row((name, 4), study.recipe, joined[number], truths)
 
 
 def _move(gradient_map: GradientMap, delta: dict[str, Tensor]) -> None:
@@ -200,7 +192,8 @@ def _move(gradient_map: GradientMap, delta: dict[str, Tensor]) -> None:
 
 def main() -> None:
     """Read the command line, run, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = lab.command(__doc__)
+    lab.add_data(parser)
     tables = {
         "steps": steps,
         "labels": labels,
@@ -209,33 +202,29 @@ def main() -> None:
         "rounds": rounds,
     }
     parser.add_argument("table", choices=list(tables))
-    parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
     parser.add_argument("--network", choices=["lenet", "relu"], default="lenet")
-    parser.add_argument("--split", choices=["train", "test"], default="test")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=0.01)
     parser.add_argument("--iterations", type=int, default=0, help="0: the preset's")
     parser.add_argument("--starts", type=int, default=0, help="of the order; 0: the preset's")
     parser.add_argument("--schedules", default=SCHEDULES, help="steps x batch size x images, …")
     parser.add_argument("--lpips", help="file of a SqueezeNet 1.1 backbone")
-    parser.add_argument("--seed", type=int, default=0, help="of the network's weights")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    spec = InputSpec(SHAPE, CLASSES, *NORMALISATION)
-    network = make_network(given.network, spec, given.root, given.seed)
-    pixels, targets = load(given.root, given.split, 0, 10 * given.clients)
+    given = lab.start(parser)
+    spec = lab.CIFAR10
+    network = lab.make_network(given.network, spec, given.root, given.seed)
+    images = lab.normalize(lab.load(given.root, given.split, 0, 10 * given.clients), spec)
     preset = load_preset("fedavg")
     assert isinstance(preset, Strongest)
-    recipe = preset.attacks[0 if given.network == "lenet" else 1]
+    recipe = preset.attacks["euclidean" if given.network == "lenet" else "cosine"]
     assert isinstance(recipe, GradientInversion)
     assert recipe.order is not None
     if given.iterations:
         recipe = replace(recipe, optimizer=replace(recipe.optimizer, iterations=given.iterations))
     order = replace(recipe.order, starts=given.starts or recipe.order.starts)
-    lab = Lab(
+    study = Study(
         GradientMap(network),
         spec,
-        Batch(spec.normalize(pixels), targets),
+        images,
         replace(recipe, order=None, batching="vmap"),
         order,
         Evaluator(lpips=Lpips("squeeze", given.lpips) if given.lpips else None),
@@ -248,8 +237,10 @@ def main() -> None:
         f"{given.split} images, learning rate {given.learning_rate}, "
         f"{recipe.optimizer.iterations} iterations, {order.starts} starts of the order.\n"
     )
-    for line in tables[given.table](lab):
-        print(line, flush=True)
+    rows = tables[given.table](study)
+    lab.print_header(*map(str, next(rows)))
+    for row in rows:
+        lab.print_row(*row)
 
 
 if __name__ == "__main__":

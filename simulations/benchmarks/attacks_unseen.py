@@ -12,9 +12,7 @@ check, *change* is the gradient's relative change with a small step towards the 
 over that with an equal step in a random direction. Without a threat model: it sees the truth.
 """
 
-import argparse
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +21,8 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, InputSpec
 from flwr_leakage.spectral.image_prior import ImagePrior
-from simulations.benchmarks.attacks import psnr
-from simulations.benchmarks.gradients import CLASSES, NORMALISATION, SHAPE, load, make_network
-from simulations.benchmarks.scores_setup import dense_gram, operator_of, print_header, print_row
+from simulations.benchmarks import lab
+from simulations.benchmarks.scores_setup import dense_gram, operator_of
 
 UNSEEN = 1e-15
 """Of the largest eigenvalue: a gap of several orders of magnitude lies there."""
@@ -85,28 +82,23 @@ def _change(network: nn.Module, truth: Tensor, way: Tensor, targets: Tensor) -> 
 
 def main() -> None:
     """Read the command line, run, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
+    parser = lab.command(__doc__)
+    lab.add_data(parser)
+    lab.add_window(parser)
     parser.add_argument("--network", choices=("relu", "relu-trained"), default="relu-trained")
-    parser.add_argument("--split", choices=("train", "test"), default="test")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--images", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0, help="of the network's weights")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    spec = InputSpec(SHAPE, CLASSES, *NORMALISATION)
-    network = make_network(given.network, spec, given.root, given.seed)
-    pixels, labels = load(given.root, given.split, given.first, given.images)
-    print_header("image", "unseen", "least seen, λ/λmax", "plausible, dB", "change")
+    given = lab.start(parser)
+    spec = lab.CIFAR10
+    network = lab.make_network(given.network, spec, given.root, given.seed)
+    pixels = lab.load(given.root, given.split, given.first, given.images)
+    lab.print_header("image", "unseen", "least seen, λ/λmax", "plausible, dB", "change")
     for index in range(given.images):
         image = pixels[index : index + 1]
-        sample = Batch(spec.normalize(image), labels[index : index + 1])
-        found = find_unseen(network, sample, spec)
-        print_row(
+        found = find_unseen(network, lab.normalize(image, spec), spec)
+        lab.print_row(
             given.first + index,
             found.count,
             f"{found.least_seen:.0e}",
-            f"{psnr(found.plausible.float(), image, spec):.1f}",
+            f"{lab.psnr(found.plausible.float(), image.inputs, spec):.1f}",
             f"{found.change:.0e}",
         )
 

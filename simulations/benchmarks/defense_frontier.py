@@ -16,6 +16,7 @@ over seeds. ``--rounds 0`` attacks the untrained network alone.
 
 import argparse
 import json
+import sys
 import warnings
 from functools import lru_cache
 from pathlib import Path
@@ -44,16 +45,10 @@ from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.models import LeNet, initialize
 from flwr_leakage.params import Params
-from flwr_leakage.randomness import make_generator
+from flwr_leakage.randomness import Reproducible, make_generator
 from flwr_leakage.records import Batch, LocalSchedule, Update
-from simulations.benchmarks.defense_lab import (
-    Trained,
-    invert,
-    load_data,
-    measure,
-    observe,
-    train,
-)
+from simulations.benchmarks import lab
+from simulations.benchmarks.defense_lab import STRONG, Trained, observe, train
 
 BATCH, LEARNING_RATE, LANCZOS_STEPS = 4, 0.1, 10
 TV_WEIGHTS = (1e-2, 1e-1)
@@ -77,12 +72,12 @@ def predicted_rmse(
     """What the best linear attacker is left with, for each sample, in model input units."""
     schedule = LocalSchedule(LEARNING_RATE, 1, len(batch))
     around = LocalRound(gradient_map, params, gradient_map.buffers, batch, batch)
-    generator = make_generator(seed, purpose="prediction")
+    draws = Reproducible.from_seed(seed, purpose="prediction")
     if isinstance(defense, TargetRisk):
         delta = local_update(gradient_map, params, batch, schedule, gradient_map.buffers)
-        plan = defense.plan(Update(delta, {}, schedule, len(batch)), generator, around)
+        plan = defense.plan(Update(delta, {}, schedule, len(batch)), draws, around)
         return plan.predicted_rmse.tolist()
-    spectra = SampleSpectra.measure(around, schedule, generator, num_steps=LANCZOS_STEPS)
+    spectra = SampleSpectra.measure(around, schedule, draws, num_steps=LANCZOS_STEPS)
     if isinstance(defense, GaussianNoise):
         return spectra.error_under_isotropic_noise(defense.noise_std).tolist()
     assert isinstance(defense, InfluenceNoise)
@@ -103,7 +98,7 @@ def attack_rmse(
     """Pixel RMSE of each sample's reconstruction."""
     attack = GradientInversion(
         objective=Euclidean(),
-        priors=[TotalVariation(tv_weight)],
+        priors={"total_variation": TotalVariation(tv_weight)},
         optimizer=LBFGS(iterations=iterations),
         dtype="float64",
         batching="vmap",
@@ -112,11 +107,11 @@ def attack_rmse(
     observations = observe(
         gradient_map, params, private, private, BATCH, LEARNING_RATE, defense, seed
     )
-    answers, _ = invert(attack, gradient_map, data.spec, observations, seed)
+    answers, _ = lab.run_attack(attack, gradient_map, data.spec, observations, STRONG, seed)
     values: list[float] = []
     for i, answer in enumerate(answers):
         truth = private[i * BATCH : (i + 1) * BATCH]
-        values += measure(answer, truth, data.spec, Evaluator())["rmse"]
+        values += lab.evaluate(answer, truth, data.spec, Evaluator())["rmse"]
     return values
 
 
@@ -124,7 +119,7 @@ def train_under(
     defense: Defense, seed: int, rounds: int, clients: int
 ) -> tuple[GradientMap, Trained]:
     """A network of its own for each seed, trained on the digits under a defense."""
-    train_set, test_set = load_data(None)
+    train_set, test_set = lab.load_datasets(None)
     model = initialize(
         LeNet(train_set.spec.shape, 10, num_convolutions=3, activation="tanh"),
         "xavier",
@@ -157,7 +152,7 @@ def run_one(
 ) -> dict[str, object]:
     """Train under one defense, then attack its updates."""
     defense = FAMILIES[family][strength]
-    train_set, _ = load_data(None)
+    train_set, _ = lab.load_datasets(None)
     gradient_map, trained = train_under(defense, seed, arguments.rounds, arguments.clients)
     baseline = undefended_accuracy(seed, arguments.rounds, arguments.clients)
     chosen = torch.randperm(len(train_set), generator=make_generator(seed, purpose="victims"))
@@ -197,13 +192,19 @@ def run_one(
     }
 
 
-def spread(rows: list[dict], *keys: str) -> tuple[float, float]:
-    """Mean and standard deviation over runs of the entry under ``keys``."""
+def entries(rows: list[dict], *keys: str) -> list[float]:
+    """The entry under ``keys`` of every run."""
     values = []
     for row in rows:
         for key in keys:
             row = row[key]
         values.append(float(row))  # type: ignore[arg-type]
+    return values
+
+
+def center(rows: list[dict], *keys: str) -> tuple[float, float]:
+    """Mean and standard deviation over runs of the entry under ``keys``."""
+    values = entries(rows, *keys)
     return fmean(values), pstdev(values)
 
 
@@ -227,18 +228,17 @@ def to_markdown(results: list[dict]) -> str:
     for r in rounds:
         columns += [f"{what}, round {r}" for what in ("worst decile", "mean", "predicted mean")]
     columns.append("training, CPU s")
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines = []
     for family, strength, rows in points(results):
         cells = [family, f"{strength:g}", str(len(rows))]
         for what in ("accuracy", "accuracy_change"):
-            mean, std = spread(rows, what)
-            cells.append(f"{100 * mean:.1f} ± {100 * std:.1f}")
+            cells.append(lab.spread([100 * value for value in entries(rows, what)], 1))
         for r in rounds:
             for what in ("worst_decile", "mean", "predicted_mean"):
-                cells.append("{:.3f} ± {:.3f}".format(*spread(rows, "rounds", r, what)))
-        cells.append(f"{spread(rows, 'train_cpu_seconds')[0]:.1f}")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+                cells.append(lab.spread(entries(rows, "rounds", r, what), 3))
+        cells.append(f"{fmean(entries(rows, 'train_cpu_seconds')):.1f}")
+        lines.append(cells)
+    return lab.markdown(columns, lines)
 
 
 def plot(results: list[dict], path: Path) -> None:
@@ -251,9 +251,9 @@ def plot(results: list[dict], path: Path) -> None:
             here = [rows for family, _, rows in points(results) if family == name]
             if not here:
                 continue
-            x, x_spread = zip(*(spread(rows, "accuracy_change") for rows in here), strict=True)
+            x, x_spread = zip(*(center(rows, "accuracy_change") for rows in here), strict=True)
             y, y_spread = zip(
-                *(spread(rows, "rounds", r, "worst_decile") for rows in here), strict=True
+                *(center(rows, "rounds", r, "worst_decile") for rows in here), strict=True
             )
             axis.errorbar(
                 x, y, y_spread, x_spread, styles.get(name, "^--"), capsize=2, lw=1.5, label=name
@@ -272,15 +272,14 @@ def plot(results: list[dict], path: Path) -> None:
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = lab.command(__doc__)
     parser.add_argument("--output", type=Path, default=Path("frontier"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--victims", type=int, default=20)
     parser.add_argument("--iterations", type=int, default=120)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    arguments = lab.start(parser)
     warnings.simplefilter("ignore", UserWarning)
     data_path = arguments.output.with_suffix(".json")
     results = json.loads(data_path.read_text()) if data_path.exists() else []
@@ -293,7 +292,7 @@ def main() -> None:
                 row = json.loads(json.dumps(run_one(family, strength, seed, arguments)))
                 results.append(row)
                 data_path.write_text(json.dumps(results, indent=1))
-                print(to_markdown([row]).splitlines()[-1], flush=True)
+                print(to_markdown([row]).splitlines()[-1], file=sys.stderr, flush=True)
         table = to_markdown(results)
         arguments.output.with_suffix(".md").write_text(table)
         plot(results, arguments.output.with_suffix(".png"))

@@ -1,4 +1,4 @@
-"""What the defense experiments share: defended training, defended observations, their attack.
+"""What the defense experiments share: defended training and defended observations.
 
 Clients take one plain SGD step on one mini-batch a round, so that the pseudo-gradient is the
 gradient that the papers defend.
@@ -8,53 +8,26 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
 
-from flwr_leakage.attacks import Attack
-from flwr_leakage.attacks.inversion.objectives.base import Objective
-from flwr_leakage.data import ImageDataset, embedded_mnist, npz_dataset
+from flwr_leakage.data import ImageDataset
 from flwr_leakage.defenses import Defense, LocalRound
 from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.metrics import Evaluator
+from flwr_leakage.metrics import utility_of
 from flwr_leakage.params import Params, add, scale
-from flwr_leakage.randomness import make_generator
+from flwr_leakage.randomness import Randomness, Reproducible, make_generator
 from flwr_leakage.records import (
     Batch,
     Disclosure,
-    InputSpec,
     LocalSchedule,
     Observation,
-    Reconstruction,
     ThreatModel,
     Update,
 )
 
-CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 STRONG = ThreatModel(labels="known")
-
-
-def load_data(root: str | None) -> tuple[ImageDataset, ImageDataset]:
-    """CIFAR-10 from ``root``, or the embedded MNIST digits where it is ``None``."""
-    if root is None:
-        return embedded_mnist()
-    return npz_dataset(root, "cifar10", CIFAR10_MEAN, CIFAR10_STD)
-
-
-@dataclass(frozen=True)
-class Masked:
-    """An objective over the observed entries that are not zero: what adapts it to pruning.
-
-    A candidate is not blamed for entries that the client set to zero.
-    """
-
-    objective: Objective
-
-    def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Distance on the support of what was observed."""
-        kept = {k: v * (observed[k] != 0) for k, v in candidate.items()}
-        return self.objective(kept, observed)
 
 
 def defended_update(
@@ -64,7 +37,7 @@ def defended_update(
     encoded: Batch,
     learning_rate: float,
     defense: Defense,
-    generator: torch.Generator,
+    randomness: Randomness,
 ) -> Update:
     """One client's round: one step on all of ``encoded``, then the defense of its update."""
     schedule = LocalSchedule(learning_rate, 1, len(encoded))
@@ -72,7 +45,7 @@ def defended_update(
     delta = local_update(gradient_map, params, encoded, schedule, buffers)
     raw = Update(delta, {}, schedule, len(encoded))
     local_round = LocalRound(gradient_map, params, buffers, private, encoded)
-    return defense.on_update(raw, generator, local_round)
+    return defense.on_update(raw, randomness, local_round)
 
 
 @dataclass(frozen=True)
@@ -129,16 +102,17 @@ def train(
                 )
                 own = order[client * share : (client + 1) * share]
                 private = train_set.batch(own[torch.randperm(share, generator=generator)])
-                encoded.append(defense.on_batch(private, train_set.spec.num_classes, generator))
+                draws = Reproducible(generator)
+                encoded.append(defense.on_batch(private, train_set.spec.num_classes, draws))
         first = (server_round % steps_in_epoch) * batch_size
         total: Params | None = None
         for client in range(clients):
             batch = encoded[client][first : first + batch_size]
-            generator = make_generator(
+            draws = Reproducible.from_seed(
                 seed, server_round=server_round, client_id=client, purpose="defense"
             )
             released = defended_update(
-                gradient_map, params, batch, batch, learning_rate, defense, generator
+                gradient_map, params, batch, batch, learning_rate, defense, draws
             )
             total = released.delta if total is None else add(total, released.delta)
         assert total is not None
@@ -153,14 +127,9 @@ def train(
 
 
 def accuracy(gradient_map: GradientMap, params: Params, test_set: ImageDataset) -> float:
-    """Share of the test set that is classified right; 0 where the model diverged."""
-    correct = 0
-    with torch.no_grad():
-        for chunk in torch.arange(len(test_set)).split(256):
-            batch = test_set.batch(chunk)
-            logits = gradient_map.logits(params, batch.inputs)
-            correct += int((logits.argmax(1) == batch.targets).sum())
-    return correct / len(test_set)
+    """Share of the test set that is classified right."""
+    batches = (test_set.batch(chunk) for chunk in torch.arange(len(test_set)).split(256))
+    return utility_of(partial(gradient_map.logits, params), batches).accuracy
 
 
 def observe(
@@ -177,7 +146,7 @@ def observe(
     observations = []
     for client, first in enumerate(range(0, len(encoded), batch_size)):
         window = slice(first, first + batch_size)
-        generator = make_generator(seed, client_id=client, purpose="observed defense")
+        draws = Reproducible.from_seed(seed, client_id=client, purpose="observed defense")
         update = defended_update(
             gradient_map,
             params,
@@ -185,7 +154,7 @@ def observe(
             encoded[window],
             learning_rate,
             defense,
-            generator,
+            draws,
         )
         observations.append(
             Observation(
@@ -198,28 +167,3 @@ def observe(
             )
         )
     return observations
-
-
-def invert(
-    attack: Attack,
-    gradient_map: GradientMap,
-    spec: InputSpec,
-    observations: Sequence[Observation],
-    seed: int,
-) -> tuple[list[Reconstruction], float]:
-    """Attack all observations with known labels; the CPU seconds beside."""
-    start = time.process_time()
-    generator = make_generator(seed, purpose="attack")
-    answers = attack(gradient_map, spec, observations, STRONG, generator)
-    return answers, time.process_time() - start
-
-
-def measure(
-    reconstruction: Reconstruction, truth: Batch, spec: InputSpec, evaluator: Evaluator
-) -> dict[str, list[float]]:
-    """Every metric of every sample; samples without a reconstruction are left out."""
-    evaluation = evaluator.evaluate(reconstruction, truth, spec)
-    return {
-        m.name: [float(value) for value in m.values if value is not None]
-        for m in evaluation.measurements
-    }

@@ -18,13 +18,14 @@ share the work.
 
 import argparse
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
 import torch
 
-from flwr_leakage.attacks import LBFGS, Attack, Euclidean, GradientInversion, TotalVariation
+from flwr_leakage.attacks import LBFGS, Attack, Euclidean, GradientInversion, Masked, TotalVariation
 from flwr_leakage.attacks.decode import decode_instahide, decode_mixup
 from flwr_leakage.data import ImageDataset
 from flwr_leakage.defenses import (
@@ -39,10 +40,11 @@ from flwr_leakage.defenses import (
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Lpips
 from flwr_leakage.models import LeNet, initialize
-from flwr_leakage.randomness import make_generator
+from flwr_leakage.randomness import Reproducible, make_generator
 from flwr_leakage.records import Batch, Reconstruction
-from simulations.benchmarks.defense_lab import Masked, invert, load_data, measure, observe, train
-from simulations.benchmarks.defense_times import first_images, ratios, step_block
+from simulations.benchmarks import lab
+from simulations.benchmarks.defense_lab import STRONG, observe, train
+from simulations.benchmarks.defense_times import MIXING, first_images, ratios, step_block
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 BATCH_SIZES = (1, 16, 32)
@@ -52,12 +54,7 @@ PAPER_EPOCHS = 20  # the default of examples/attack_decode.py in the paper's cod
 DEFENSES: dict[str, Defense] = {
     "none": NoDefense(),
     **{f"pruning {p}": GradientPruning(p) for p in (0.5, 0.7, 0.9, 0.95, 0.99, 0.999)},
-    "MixUp 4": MixUp(4),
-    "MixUp 6": MixUp(6),
-    "Intra-InstaHide 4": InstaHide(4),
-    "Intra-InstaHide 6": InstaHide(6),
-    "MixUp 4 + pruning 0.9": Chain([MixUp(4), GradientPruning(0.9)]),
-    "Intra-InstaHide 4 + pruning 0.9": Chain([InstaHide(4), GradientPruning(0.9)]),
+    **MIXING,
 }
 
 
@@ -69,7 +66,7 @@ def inversion(tv_weight: float, batch_size: int, iterations: int) -> GradientInv
     """
     return GradientInversion(
         objective=Masked(Euclidean()),
-        priors=[TotalVariation(tv_weight / batch_size)],
+        priors={"total_variation": TotalVariation(tv_weight / batch_size)},
         optimizer=LBFGS(iterations=iterations),
         batching="auto",
     )
@@ -85,15 +82,15 @@ def mixing_defense(defense: Defense) -> MixUp | InstaHide | None:
 def mixing_matrix(
     mixer: MixUp | InstaHide, num_samples: int, seed: int, epoch: int
 ) -> torch.Tensor:
-    """W of an epoch: drawn again from the generator that the client encoded with."""
-    generator = make_generator(seed, server_round=epoch, purpose="encode")
+    """W of an epoch: drawn again from the seed that the client encoded with."""
+    draws = Reproducible.from_seed(seed, server_round=epoch, purpose="encode")
     if isinstance(mixer, InstaHide):
-        return mixer.draw_mixing(num_samples, generator).matrix(num_samples)
-    return draw_mixing(num_samples, mixer.k, mixer.max_coefficient, generator).matrix(num_samples)
+        return mixer.draw_mixing(num_samples, draws).matrix(num_samples)
+    return draw_mixing(num_samples, mixer.k, mixer.max_coefficient, draws).matrix(num_samples)
 
 
 @dataclass(frozen=True)
-class Lab:
+class Study:
     """What every cell of the table needs."""
 
     gradient_map: GradientMap
@@ -107,8 +104,8 @@ class Lab:
     ) -> tuple[Batch | None, float]:
         """Invert one epoch's gradients: its (encoded) images, and CPU seconds a batch."""
         spec = self.data.spec
-        generator = make_generator(self.seed, server_round=epoch, purpose="encode")
-        encoded = defense.on_batch(private, spec.num_classes, generator)
+        draws = Reproducible.from_seed(self.seed, server_round=epoch, purpose="encode")
+        encoded = defense.on_batch(private, spec.num_classes, draws)
         observations = observe(
             self.gradient_map,
             self.gradient_map.params,
@@ -119,7 +116,9 @@ class Lab:
             defense,
             self.seed + epoch,
         )
-        answers, seconds = invert(attack, self.gradient_map, spec, observations, self.seed)
+        answers, seconds = lab.run_attack(
+            attack, self.gradient_map, spec, observations, STRONG, self.seed
+        )
         found = [answer.batch.inputs for answer in answers if answer.batch is not None]
         complete = len(found) == len(answers)
         images = Batch(torch.cat(found), encoded.targets) if complete else None
@@ -151,8 +150,8 @@ class Lab:
 
     def adapt(self, defense: Defense, public: Batch, iterations: int) -> float:
         """The total variation that best recovers the attacker's own encoded images, one by one."""
-        generator = make_generator(self.seed, server_round=0, purpose="encode")
-        truth = defense.on_batch(public, self.data.spec.num_classes, generator)
+        draws = Reproducible.from_seed(self.seed, server_round=0, purpose="encode")
+        truth = defense.on_batch(public, self.data.spec.num_classes, draws)
         errors: dict[float, float] = {}
         for weight in TV_WEIGHTS:
             found, _ = self.recover(defense, public, 1, inversion(weight, 1, iterations), 0)
@@ -166,7 +165,7 @@ class Lab:
         """Average, best and spread of each metric at one attack batch size."""
         found, seconds = self.reconstruct(defense, private, batch_size, attack)
         answer = Reconstruction(found, 0.0, error="" if found else "the attack failed")
-        values = measure(answer, private, self.data.spec, self.evaluator)
+        values = lab.evaluate(answer, private, self.data.spec, self.evaluator)
         summary: dict[str, object] = {"attack_cpu_seconds_per_batch": seconds}
         for name, numbers in values.items():
             if not numbers or name == "label_accuracy":
@@ -178,10 +177,10 @@ class Lab:
 
 def to_markdown(rows: list[dict], distance: str) -> str:
     """The table: a line for each defense, columns for each attack batch size."""
-    header = "| defense | accuracy | time | TV |" + "".join(
-        f" {distance} b={b}: avg / best / std | PSNR b={b}: avg / best / std |" for b in BATCH_SIZES
-    )
-    lines = [header, "|" + "---|" * (4 + 2 * len(BATCH_SIZES))]
+    columns = ["defense", "accuracy", "time", "TV"]
+    for b in BATCH_SIZES:
+        columns += [f"{what} b={b}: avg / best / std" for what in (distance, "PSNR")]
+    lines = []
     for row in rows:
         cells = [
             row["defense"],
@@ -198,8 +197,8 @@ def to_markdown(rows: list[dict], distance: str) -> str:
                     if numbers
                     else "—"
                 )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return lab.markdown(columns, lines)
 
 
 def cost_table(rows: list[dict], num_samples: int) -> str:
@@ -208,11 +207,7 @@ def cost_table(rows: list[dict], num_samples: int) -> str:
     All samples once: seconds a batch · D / b. Encodings that change each epoch must be
     recovered T times: · T; the decoding itself is negligible beside.
     """
-    lines = [
-        f"CPU hours for {num_samples:,} samples (D), T = {PAPER_EPOCHS} epochs:\n",
-        "| defense | cost | b=1 | b=16 | b=32 |",
-        "|---|---|---|---|---|",
-    ]
+    lines = []
     for row in rows:
         mixed = mixing_defense(DEFENSES[row["defense"]]) is not None
         factor = PAPER_EPOCHS if mixed else 1
@@ -223,15 +218,17 @@ def cost_table(rows: list[dict], num_samples: int) -> str:
             for b in BATCH_SIZES
         ]
         model = "t_b · T · D / b" if mixed else "t_b · D / b"
-        lines.append(f"| {row['defense']} | {model} | " + " | ".join(hours) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append([row["defense"], model, *hours])
+    columns = ["defense", "cost", *(f"b={b}" for b in BATCH_SIZES)]
+    caption = f"CPU hours for {num_samples:,} samples (D), T = {PAPER_EPOCHS} epochs:\n\n"
+    return caption + lab.markdown(columns, lines)
 
 
-def run_row(name: str, lab: Lab, test_set: ImageDataset, arguments: argparse.Namespace) -> dict:
+def run_row(name: str, study: Study, test_set: ImageDataset, arguments: argparse.Namespace) -> dict:
     """Train under one defense, then attack the untrained network's gradients."""
-    defense, data = DEFENSES[name], lab.data
+    defense, data = DEFENSES[name], study.data
     trained = train(
-        lab.gradient_map,
+        study.gradient_map,
         data,
         test_set,
         defense,
@@ -244,17 +241,17 @@ def run_row(name: str, lab: Lab, test_set: ImageDataset, arguments: argparse.Nam
     )
     few = first_images(data, 256)
     blocks = {
-        which: step_block(lab.gradient_map.model, few, DEFENSES[which])
+        which: step_block(study.gradient_map.model, few, DEFENSES[which])
         for which in dict.fromkeys(("none", name))
     }
-    chosen = torch.randperm(len(data), generator=make_generator(lab.seed, purpose="victims"))
+    chosen = torch.randperm(len(data), generator=make_generator(study.seed, purpose="victims"))
     public, private = data.batch(chosen[:6]), data.batch(chosen[8 : 8 + max(BATCH_SIZES)])
-    weight = lab.adapt(defense, public, arguments.iterations)
+    weight = study.adapt(defense, public, arguments.iterations)
     cells = {}
     for size in arguments.batch_sizes:
         steps = arguments.iterations if size == 1 else arguments.batch_iterations
         attack = inversion(weight, size, steps)
-        cells[str(size)] = lab.cell(defense, private[: max(size, 16)], size, attack)
+        cells[str(size)] = study.cell(defense, private[: max(size, 16)], size, attack)
     return {
         "defense": name,
         "accuracy": trained.accuracy,
@@ -266,7 +263,7 @@ def run_row(name: str, lab: Lab, test_set: ImageDataset, arguments: argparse.Nam
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = lab.command(__doc__)
     parser.add_argument("--data-root", default=None)
     parser.add_argument("--output", type=Path, default=Path("defense_table"))
     parser.add_argument("--rows", nargs="+", choices=list(DEFENSES), default=list(DEFENSES))
@@ -279,9 +276,8 @@ def main() -> None:
     parser.add_argument("--batch-iterations", type=int, default=200, help="on batches")
     parser.add_argument("--turns", type=int, default=10, help="of the timing of training")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    train_set, test_set = load_data(arguments.data_root)
+    arguments = lab.start(parser)
+    train_set, test_set = lab.load_datasets(arguments.data_root)
     spec = train_set.spec
     model = initialize(
         LeNet(spec.shape, spec.num_classes, arguments.channels, 3, activation="gelu"),
@@ -290,17 +286,17 @@ def main() -> None:
     )
     backbone = arguments.lpips_backbone
     evaluator = Evaluator(lpips=Lpips("squeeze", backbone) if backbone else None)
-    lab = Lab(GradientMap(model), train_set, evaluator, arguments.epochs, arguments.seed)
+    study = Study(GradientMap(model), train_set, evaluator, arguments.epochs, arguments.seed)
     distance = "lpips_squeeze" if backbone else "rmse"
     data_path = arguments.output.with_suffix(".json")
     rows = json.loads(data_path.read_text()) if data_path.exists() else []
     for name in arguments.rows:
         if any(row["defense"] == name for row in rows):
             continue
-        rows.append(run_row(name, lab, test_set, arguments))
+        rows.append(run_row(name, study, test_set, arguments))
         rows.sort(key=lambda row: list(DEFENSES).index(row["defense"]))
         data_path.write_text(json.dumps(rows, indent=1))
-        print(name, flush=True)
+        print(name, file=sys.stderr, flush=True)
     table = to_markdown(rows, distance) + "\n" + cost_table(rows, 50_000)
     arguments.output.with_suffix(".md").write_text(table)
     print(table)

@@ -13,12 +13,10 @@ undefended block of the same turn. Printed are the median ratio over turns and i
 what else the machine does changes both blocks of a turn alike.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from statistics import quantiles
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import nn
 
@@ -37,8 +35,20 @@ from flwr_leakage.flower.inline_grid import InlineGrid
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import LeNet, ResNet8
 from flwr_leakage.simulation.apps import make_client_app
-from flwr_leakage.simulation.build import build, compose
-from simulations.benchmarks.defense_lab import load_data, train
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import compose
+from simulations.benchmarks import lab
+from simulations.benchmarks.defense_lab import train
+
+MIXING: dict[str, Defense] = {
+    "MixUp 4": MixUp(4),
+    "MixUp 6": MixUp(6),
+    "Intra-InstaHide 4": InstaHide(4),
+    "Intra-InstaHide 6": InstaHide(6),
+    "MixUp 4 + pruning 0.9": Chain([MixUp(4), GradientPruning(0.9)]),
+    "Intra-InstaHide 4 + pruning 0.9": Chain([InstaHide(4), GradientPruning(0.9)]),
+}
+"""Those that mix images, as Huang et al. 2021 combine them."""
 
 NONE = "none"
 DEFENSES: dict[str, Defense] = {
@@ -48,12 +58,7 @@ DEFENSES: dict[str, Defense] = {
     "pruning 0.999": GradientPruning(0.999),
     "Gaussian noise": GaussianNoise(0.1),
     "Laplacian noise": LaplacianNoise(0.1),
-    "MixUp 4": MixUp(4),
-    "MixUp 6": MixUp(6),
-    "Intra-InstaHide 4": InstaHide(4),
-    "Intra-InstaHide 6": InstaHide(6),
-    "MixUp 4 + pruning 0.9": Chain([MixUp(4), GradientPruning(0.9)]),
-    "Intra-InstaHide 4 + pruning 0.9": Chain([InstaHide(4), GradientPruning(0.9)]),
+    **MIXING,
 }
 OVERRIDES = {
     NONE: ["defense=none"],
@@ -144,12 +149,11 @@ def first_images(data: ImageDataset, count: int) -> ImageDataset:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = lab.command(__doc__)
     parser.add_argument("--data-root", default=None)
     parser.add_argument("--turns", type=int, default=20)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    data, _ = load_data(arguments.data_root)
+    arguments = lab.start(parser)
+    data, _ = lab.load_datasets(arguments.data_root)
     shape, classes = data.spec.shape, data.spec.num_classes
     networks = {
         "LeNet": LeNet(shape, classes, 12, 3, activation="tanh"),
@@ -160,14 +164,13 @@ def main() -> None:
         few = first_images(data, 1024 if name == "LeNet" else 256)
         blocks = {d: step_block(model, few, defense) for d, defense in DEFENSES.items()}
         columns[f"{name}, step"] = ratios(blocks, arguments.turns)
-    for name, model in (("LeNet", "lenet"), ("ResNet-8", "resnet8")):
-        blocks = {d: round_block(model, d) for d in DEFENSES}
+    for name, preset in (("LeNet", "lenet"), ("ResNet-8", "resnet8")):
+        blocks = {d: round_block(preset, d) for d in DEFENSES}
         columns[f"{name}, round"] = ratios(blocks, arguments.turns)
-    print("| defense | " + " | ".join(columns) + " |")
-    print("|---|" + "---|" * len(columns))
+    lab.print_header("defense", *columns)
     for name in DEFENSES:
         cells = ("{1:.2f} ({0:.2f}–{2:.2f})".format(*column[name]) for column in columns.values())
-        print(f"| {name} | " + " | ".join(cells) + " |")
+        lab.print_row(name, *cells)
 
 
 if __name__ == "__main__":

@@ -5,67 +5,37 @@ attacks; the difference of their CPU seconds, less the training, is the engine's
 Flower's strategy and wire format, the checks of every reply, and the records.
 """
 
-import logging
-import tempfile
-import time
-from pathlib import Path
-
-import torch
-from rich.console import Console
-
-from flwr_leakage.flower.launch import run_inline
-from flwr_leakage.simulation.apps import make_client_app, make_server_app
-from flwr_leakage.simulation.build import build, compose
-from flwr_leakage.tracking import read_run
+from simulations.benchmarks import lab
 
 SHORT, LONG = 2, 22
 
 
-def cpu_seconds(model: str, num_clients: int, num_rounds: int, folder: Path) -> tuple[float, float]:
-    """CPU seconds of a run and of the training in it."""
+def cpu_seconds(model: str, num_clients: int, num_rounds: int) -> tuple[float, float, int]:
+    """CPU seconds of a run and of the training in it, and the model's parameters."""
     overrides = [
-        f"num_clients={num_clients}",
         f"num_rounds={num_rounds}",
         f"model={model}",
         "attack=none",
         "score=none",
         "server.test_samples=1",
     ]
-    config = compose(overrides, str(folder))
-    build(config)
-    start = time.process_time()
-    run_inline(
-        make_server_app(lambda _: config, Console(quiet=True)),
-        make_client_app(lambda _: config),
-        num_clients,
-    )
-    total = time.process_time() - start
-    records = read_run(folder).records
-    return total, sum(r.value or 0.0 for r in records if r.name == "train_cpu_seconds")
+    run = lab.run_rounds(overrides, num_clients)
+    training = sum(r.value or 0.0 for r in run.records if r.name == "train_cpu_seconds")
+    size = sum(p.numel() for p in run.experiment.network.parameters())
+    return run.cpu_seconds, training, size
 
 
 def main() -> None:
     """Print the table."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    print("| model | clients | parameters | training, ms a round | engine, ms a round |")
-    print("|---|---|---|---|---|")
+    lab.start(lab.command(__doc__))
+    lab.print_header("model", "clients", "parameters", "training, ms a round", "engine, ms a round")
     for model, num_clients in (("lenet", 10), ("lenet", 100), ("resnet8", 10)):
-        with tempfile.TemporaryDirectory() as folder:
-            runs = [
-                cpu_seconds(model, num_clients, rounds, Path(folder) / str(rounds))
-                for rounds in (SHORT, LONG)
-            ]
+        short, long = (cpu_seconds(model, num_clients, rounds) for rounds in (SHORT, LONG))
         total, training = (
-            1000 * (long - short) / (LONG - SHORT) for short, long in zip(*runs, strict=True)
+            1000 * (more - less) / (LONG - SHORT)
+            for less, more in zip(short[:2], long[:2], strict=True)
         )
-        size = sum(p.numel() for p in build_size(model))
-        print(f"| {model} | {num_clients} | {size} | {training:.1f} | {total - training:.1f} |")
-
-
-def build_size(model: str) -> list[torch.nn.Parameter]:
-    """The parameters of a model of the configs."""
-    return list(build(compose([f"model={model}"], "unused")).network.parameters())
+        lab.print_row(model, num_clients, short[2], f"{training:.1f}", f"{total - training:.1f}")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,8 @@
 prints one markdown table; RESULTS.md keeps them.
 """
 
-import argparse
-
-import torch
-
 from simulations.benchmarks import (
+    lab,
     scores_accuracy,
     scores_cost,
     scores_meaning,
@@ -32,12 +29,11 @@ SECTIONS = {
 
 def main() -> None:
     """Print one section's table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = lab.command(__doc__)
     parser.add_argument("--section", choices=SECTIONS, required=True)
     parser.add_argument("--cifar", help=".npz with images (N, 32, 32, 3) uint8 and labels")
     parser.add_argument("--only", help="one row of a section")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    arguments = lab.start(parser)
     SECTIONS[arguments.section](arguments.cifar, arguments.only)
 
 

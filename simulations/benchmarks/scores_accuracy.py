@@ -17,21 +17,14 @@ from flwr_leakage.spectral import (
     solve_damped,
     spectral_sum,
 )
+from simulations.benchmarks import lab
 from simulations.benchmarks.scores_setup import (
     SETTINGS,
-    Stopwatch,
     angular_gram,
-    build_model,
     dense_gram,
-    generator,
     krylov_start,
-    load_batch,
     operator_of,
     prepare,
-    print_header,
-    print_row,
-    train,
-    training_data,
 )
 
 WITHIN = 1e-3
@@ -56,7 +49,9 @@ def worst(found: Tensor, exact: Tensor) -> str:
 
 def section_accuracy(cifar: str | None, only: str | None) -> None:
     """Every estimator, on one or two images of each network."""
-    print_header("model", "quantity", "exact (sample 0)", "worst error", "products", "converged")
+    lab.print_header(
+        "model", "quantity", "exact (sample 0)", "worst error", "products", "converged"
+    )
     for label, setting in SETTINGS.items():
         if only and only != label:
             continue
@@ -64,14 +59,14 @@ def section_accuracy(cifar: str | None, only: str | None) -> None:
         gram = dense_gram(operator)
         exact, vectors = torch.linalg.eigh(gram)
         condition = float((exact[:, -1] / exact[:, 0].clamp_min(1e-300)).max())
-        print_row(label, "λmax/λmin", f"{condition:.1e}", "", "", "")
+        lab.print_row(label, "λmax/λmin", f"{condition:.1e}", "", "", "")
         for row in chain(
             _maxima(operator, exact, torch.linalg.eigvalsh(angular_gram(operator, gram))),
             _influences(operator, exact, vectors),
             _traces(operator, exact),
             _minima(operator, exact[:, 0]),
         ):
-            print_row(label, *row)
+            lab.print_row(label, *row)
 
 
 Row = tuple[object, ...]
@@ -79,7 +74,7 @@ Row = tuple[object, ...]
 
 def _maxima(operator: SampleJacobian, exact: Tensor, exact_angular: Tensor) -> Iterator[Row]:
     share = operator.last_layer()
-    start = last_layer_start(operator, share, generator())
+    start = last_layer_start(operator, share, lab.generator())
     for quantity, op, reference in (
         ("λmax", operator, exact[:, -1]),
         ("ang_max", AngularJacobian(operator, operator.value), exact_angular[:, -1]),
@@ -97,7 +92,7 @@ def _maxima(operator: SampleJacobian, exact: Tensor, exact_angular: Tensor) -> I
 
 def _influences(operator: SampleJacobian, exact: Tensor, vectors: Tensor) -> Iterator[Row]:
     g = operator.value
-    noise = torch.randn(operator.num_outputs, generator=generator(1), dtype=torch.float64)
+    noise = torch.randn(operator.num_outputs, generator=lab.generator(1), dtype=torch.float64)
     kept = g.abs() >= g.abs().quantile(0.9, dim=1, keepdim=True)
     for kind, delta in (
         ("Gaussian δ", noise[None].expand_as(g)),
@@ -120,7 +115,7 @@ def _traces(operator: SampleJacobian, exact: Tensor) -> Iterator[Row]:
     for damping in (1e-2, 1e-3):
         reference = (1 / (exact + damping * exact[:, -1:])).sum(1)
         trace = spectral_sum(
-            operator, lambda x, top, d=damping: 1 / (x + d * top), generator(2), 10
+            operator, lambda x, top, d=damping: 1 / (x + d * top), lab.generator(2), 10
         ).estimate
         yield (
             f"Σ1/(λ+ε), ε = {damping:g} λmax, 10 probes",
@@ -133,8 +128,8 @@ def _traces(operator: SampleJacobian, exact: Tensor) -> Iterator[Row]:
 
 def _minima(operator: SampleJacobian, exact: Tensor) -> Iterator[Row]:
     value = f"{float(exact[0]):.3g}"
-    lanczos = smallest_eigenvalue(operator, generator(3), 1e-2, 400).estimate
-    chosen = choose_smallest_eigenvalue(operator, generator(3), max_steps=400)
+    lanczos = smallest_eigenvalue(operator, lab.generator(3), 1e-2, 400).estimate
+    chosen = choose_smallest_eigenvalue(operator, lab.generator(3), max_steps=400)
     for name, found in (
         ("Lanczos ≤ 400 steps", lanczos),
         (f"chooser: {chosen.method}", chosen),
@@ -145,7 +140,7 @@ def _minima(operator: SampleJacobian, exact: Tensor) -> Iterator[Row]:
 
 def section_maxima(cifar: str | None, only: str | None) -> None:
     """JJᵀ products to 0.1 %: 8 images (2 of a ResNet) × 3 draws of the weights."""
-    print_header(
+    lab.print_header(
         "model",
         "quantity",
         "start",
@@ -163,10 +158,7 @@ def section_maxima(cifar: str | None, only: str | None) -> None:
         count = 8 if setting.name != "ResNet18" else 2
         runs: dict[tuple[str, str], list[Maximum]] = {}
         for seed in range(3):
-            model = build_model(setting.name, setting.shape, seed=seed, scheme=setting.scheme)
-            if setting.trained:
-                train(model, training_data(setting.shape, cifar))
-            operator = operator_of(model, load_batch(setting.shape, count, cifar), torch.float64)
+            operator = operator_of(*prepare(setting, count, cifar, seed), torch.float64)
             for name, op in (
                 ("λmax", operator),
                 ("ang_max", AngularJacobian(operator, operator.value)),
@@ -181,7 +173,7 @@ def section_maxima(cifar: str | None, only: str | None) -> None:
             error = f"{max(run.error for run in found):.1e}"
             spent = " ".join(str(run.share_products) for run in found)
             seconds = sum(run.seconds for run in found) / len(needed)
-            print_row(
+            lab.print_row(
                 label,
                 name,
                 start,
@@ -206,12 +198,12 @@ class Maximum:
 
 def _maximum(operator: SampleJacobian, op: LinearOperator, exact: Tensor, kind: str) -> Maximum:
     spent = 0
-    with Stopwatch() as clock:
+    with lab.Stopwatch() as clock:
         if kind == "Jg":
             start = krylov_start(operator)
         else:
             share = operator.last_layer()
-            start = last_layer_start(operator, share, generator())
+            start = last_layer_start(operator, share, lab.generator())
             spent = share.products // 2
         largest_eigenvalue(op, start, WITHIN)
     at12 = largest_eigenvalue(op, start, 0.0, 12).estimate.value

@@ -10,17 +10,17 @@ pruned. The attack is the preset ``idlg`` (L2, L-BFGS, 400 iterations, no prior)
 it does not know the defense, which is the attacker that the I²F describes.
 """
 
-import argparse
 import csv
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from flwr_leakage.attacks.presets import load_preset
+from flwr_leakage.correlation import spearman
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import AngularJacobian
 from flwr_leakage.params import Params, unravel
@@ -35,16 +35,14 @@ from flwr_leakage.records import (
 )
 from flwr_leakage.scores import fit_calibration
 from flwr_leakage.spectral import largest_eigenvalue, solve_damped
+from simulations.benchmarks import lab
 from simulations.benchmarks.scores_setup import (
     SETTINGS,
     Spectra,
     dense_spectra,
-    generator,
     krylov_start,
     operator_of,
     prepare,
-    print_header,
-    print_row,
 )
 
 DIGITS = 32
@@ -70,7 +68,7 @@ Row = dict[str, str | float]
 def conditions(gradients: Tensor) -> Iterator[tuple[str, float, int, Tensor]]:
     """Defense, strength, draw and δ of every digit, (S, P)."""
     for draw in range(DRAWS):
-        unit = torch.randn(gradients.shape, generator=generator(10 + draw), dtype=torch.float64)
+        unit = torch.randn(gradients.shape, generator=lab.generator(10 + draw), dtype=torch.float64)
         for noise_std in NOISES:
             yield "noise", noise_std, draw, noise_std * unit
     for ratio in PRUNINGS:
@@ -120,9 +118,9 @@ def attack_digits(
         update = Update(delta, buffers, LocalSchedule(1.0), 1)
         disclosed = Disclosure(targets=batch.targets[index : index + 1])
         observations.append(Observation(1, index, params, buffers, update, disclosed))
-    spec = InputSpec(tuple(batch.inputs.shape[1:]), 10)
+    spec = InputSpec(tuple(batch.inputs.shape[1:]), lab.CLASSES)
     threat = ThreatModel(labels="known")
-    found = load_preset("idlg")(gradient_map, spec, observations, threat, generator())
+    found, _ = lab.run_attack(load_preset("idlg"), gradient_map, spec, observations, threat)
     for index, result in enumerate(found):
         assert result.batch is not None, result.error
         error = (result.batch.inputs[0] - batch.inputs[index]).square().mean().sqrt()
@@ -179,7 +177,8 @@ def rank_correlation(groups: Sequence[Sequence[Row]], name: str) -> tuple[float,
         found = []
         for table, places in zip(tables, of_digit, strict=True):
             taken = table[np.concatenate([places[digit] for digit in chosen])]
-            found.append(np.corrcoef(rankdata(taken[:, 1]), rankdata(taken[:, 2]))[0, 1])
+            rho = spearman(taken[:, 1].tolist(), taken[:, 2].tolist()).coefficient
+            found.append(math.nan if rho is None else rho)
         return float(np.mean(found))
 
     draws = np.random.default_rng(0)
@@ -220,17 +219,17 @@ def _groups(rows: list[Row]) -> dict[str, list[list[Row]]]:
 
 def _rankings(rows: list[Row]) -> None:
     groups = _groups(rows)
-    print_header("score", *groups)
+    lab.print_header("score", *groups)
     for name in SCORES:
         cells = []
         for group in groups.values():
             center, low, high = rank_correlation(group, name)
             cells.append(f"{center:+.2f} [{low:+.2f}, {high:+.2f}]")
-        print_row(name, *cells)
+        lab.print_row(name, *cells)
 
 
 def _levels(rows: list[Row]) -> None:
-    print_header("defense", "median RMSE (least … largest)", "median predicted", "median ratio")
+    lab.print_header("defense", "median RMSE (least … largest)", "median predicted", "median ratio")
     for label, group in _groups(rows).items():
         if label.startswith("all"):
             continue
@@ -238,7 +237,7 @@ def _levels(rows: list[Row]) -> None:
         errors, predicted = (column(pooled, n) for n in ("rmse", SCORES[-1]))
         spread = f"{errors.min():.2g} … {errors.max():.2g}"
         ratio = np.median(errors / predicted)
-        print_row(
+        lab.print_row(
             label,
             f"{np.median(errors):.3g} ({spread})",
             f"{np.median(predicted):.3g}",
@@ -249,7 +248,7 @@ def _levels(rows: list[Row]) -> None:
 def _calibrations(rows: list[Row], network: str) -> None:
     """Fit on the first half of the digits, try on the second."""
     noisy = [row for row in rows if row["defense"] == "noise"]
-    print_header(
+    lab.print_header(
         "score",
         "slope",
         "pairs",
@@ -264,7 +263,7 @@ def _calibrations(rows: list[Row], network: str) -> None:
         fit = fit_calibration(name, values, errors, "rmse", f"idlg, {network}, Gaussian noise")
         predicted = fit.intercept + fit.slope * np.log10(column(other, name))
         miss = np.sqrt(np.mean((predicted - np.log10(column(other, "rmse"))) ** 2))
-        print_row(
+        lab.print_row(
             name,
             f"{fit.slope:+.2f}",
             fit.num_pairs,
@@ -276,11 +275,10 @@ def _calibrations(rows: list[Row], network: str) -> None:
 
 def main() -> None:
     """Record, or report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = lab.command(__doc__)
     parser.add_argument("--output", type=Path, help="record attacks into this CSV file")
     parser.add_argument("--report", type=Path, help="print the tables of this CSV file")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    arguments = lab.start(parser)
     if arguments.output:
         record(arguments.output)
     if arguments.report:

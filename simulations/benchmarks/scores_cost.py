@@ -1,40 +1,22 @@
 """What scores cost: a client's default set, batches, clients."""
 
-import logging
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from flwr_leakage.flower.launch import run_inline
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
-from flwr_leakage.scores import compute_scores, default_scores
-from flwr_leakage.simulation.apps import make_client_app, make_server_app
-from flwr_leakage.simulation.build import build, compose
-from flwr_leakage.tracking import read_run
+from simulations.benchmarks import lab
 from simulations.benchmarks.scores_papers import (
     POWER_ITERATIONS,
     descend,
     matching_curvature,
     power_iteration,
 )
-from simulations.benchmarks.scores_setup import (
-    Shape,
-    Stopwatch,
-    build_model,
-    generator,
-    load_batch,
-    operator_of,
-    print_header,
-    print_row,
-)
+from simulations.benchmarks.scores_setup import build_model, load_batch, operator_of
 
 
 def exposure_of(model: nn.Module, batch: Batch, noise_std: float) -> tuple[GradientMap, Exposure]:
@@ -42,7 +24,7 @@ def exposure_of(model: nn.Module, batch: Batch, noise_std: float) -> tuple[Gradi
     gradient_map = GradientMap(model)
     schedule = LocalSchedule(0.1, 1, len(batch))
     delta = local_update(gradient_map, gradient_map.params, batch, schedule, gradient_map.buffers)
-    draw = generator(7)
+    draw = lab.generator(7)
     moved = {
         k: v + 0.1 * noise_std * torch.randn(v.shape, generator=draw) for k, v in delta.items()
     }
@@ -51,20 +33,17 @@ def exposure_of(model: nn.Module, batch: Batch, noise_std: float) -> tuple[Gradi
     return gradient_map, Exposure(params, buffers, batch, batch, raw, released)
 
 
-def epochs_seconds(shape: Shape, batch_size: int) -> float:
+def epochs_seconds(shape: lab.Shape, batch_size: int) -> float:
     """CPU seconds of five epochs of plain torch SGD over 320 samples, the least of three."""
     model = build_model("LeNet", shape).requires_grad_(True)
     data = load_batch(shape, 320, None)
+    windows = [data[first : first + batch_size] for first in range(0, 320, batch_size)]
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     best = float("inf")
     for _ in range(3):
-        with Stopwatch() as clock:
+        with lab.Stopwatch() as clock:
             for _ in range(5):
-                for first in range(0, 320, batch_size):
-                    window = slice(first, first + batch_size)
-                    optimizer.zero_grad()
-                    F.cross_entropy(model(data.inputs[window]), data.targets[window]).backward()
-                    optimizer.step()
+                lab.train(model, optimizer, windows)
         best = min(best, clock.seconds)
     return best
 
@@ -74,7 +53,7 @@ def section_default(cifar: str | None, only: str | None) -> None:
     shape = (1, 28, 28)
     model = build_model("LeNet", shape)
     whole = load_batch(shape, 64, cifar)
-    print_header("what", "CPU ms", "note")
+    lab.print_header("what", "CPU ms", "note")
     for noise_std, name in ((0.0, "undefended"), (1e-2, "noise 0.01")):
         times = []
         products = 0
@@ -83,16 +62,16 @@ def section_default(cifar: str | None, only: str | None) -> None:
             gradient_map, exposure = exposure_of(model, batch, noise_std)
             best = float("inf")
             for _ in range(3):
-                with Stopwatch() as clock:
-                    found = compute_scores(default_scores(), gradient_map, exposure, generator())
+                with lab.Stopwatch() as clock:
+                    found = lab.run_scores(gradient_map, exposure)
                 best = min(best, clock.seconds)
             times.append(1e3 * best)
-            products = sum(m.products for m in found)
+            products = sum(measured.products for measured in found)
         spread = f"{min(times):.0f} … {max(times):.0f} over 8 clients, {products} products"
-        print_row(f"default set, 8 samples, {name}", f"{np.mean(times):.0f}", spread)
+        lab.print_row(f"default set, 8 samples, {name}", f"{np.mean(times):.0f}", spread)
     for batch_size in (8, 10, 16, 32):
         seconds = epochs_seconds(shape, batch_size)
-        print_row(
+        lab.print_row(
             "five epochs over 320 samples", f"{1e3 * seconds:.0f}", f"batch size {batch_size}"
         )
 
@@ -102,7 +81,7 @@ def section_batch(cifar: str | None, only: str | None) -> None:
     shape = (1, 28, 28)
     model = build_model("LeNet", shape)
     gradient_map = GradientMap(model)
-    print_header("how", "batch", "CPU ms a sample", "times cheaper")
+    lab.print_header("how", "batch", "CPU ms a sample", "times cheaper")
     single = load_batch(shape, 1, cifar)
 
     def plain(x: Tensor) -> Tensor:
@@ -114,24 +93,21 @@ def section_batch(cifar: str | None, only: str | None) -> None:
         torch.func.vjp(plain, single.inputs)[1](image)
 
     base = _milliseconds(naive)
-    print_row("fresh jvp and vjp, one by one", 1, f"{base:.2f}", "1.0")
+    lab.print_row("fresh jvp and vjp, one by one", 1, f"{base:.2f}", "1.0")
     for size in (1, 8, 32, 64):
         operator = operator_of(model, load_batch(shape, size, cifar), torch.float32)
         v = torch.ones(size, operator.num_inputs)
         cost = _milliseconds(lambda o=operator, v=v: o.gram(v)) / size
-        print_row("this package", size, f"{cost:.3f}", f"{base / cost:.1f}")
+        lab.print_row("this package", size, f"{cost:.3f}", f"{base / cost:.1f}")
     for size in (1, 32):
         gradient_map, exposure = exposure_of(model, load_batch(shape, size, cifar), 1e-2)
-        cost = _milliseconds(
-            lambda m=gradient_map, e=exposure: compute_scores(default_scores(), m, e, generator()),
-            repeats=3,
-        )
-        print_row("whole default set", size, f"{cost / size:.1f}", "")
+        cost = _milliseconds(lambda m=gradient_map, e=exposure: lab.run_scores(m, e), repeats=3)
+        lab.print_row("whole default set", size, f"{cost / size:.1f}", "")
 
 
 def _milliseconds(function: Callable, repeats: int = 20) -> float:
     function()
-    with Stopwatch() as clock:
+    with lab.Stopwatch() as clock:
         for _ in range(repeats):
             function()
     return 1e3 * clock.seconds / repeats
@@ -146,7 +122,7 @@ def published_seconds(model: nn.Module, batch: Batch) -> float:
         operator = operator_of(model, sample, torch.float32)
         product = matching_curvature(gradient_map, sample, operator.value)("L2")
         top, seconds = power_iteration(product, operator.num_inputs, POWER_ITERATIONS)
-        delta = torch.randn(operator.value.shape, generator=generator(1))
+        delta = torch.randn(operator.value.shape, generator=lab.generator(1))
         spent += seconds + descend(operator, delta, top, 1e-2)[1]
     return spent
 
@@ -158,31 +134,25 @@ def section_clients(cifar: str | None, only: str | None) -> None:
     processors (``engine=ray``); here they run one after the other and their CPU seconds add up.
     The papers' procedures are run on the first client of the same run.
     """
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    print_header(
+    lab.print_header(
         *("clients", "default set, CPU s a round", "CPU ms a client", "least … largest client"),
         *("the papers', CPU s of the first client", "times the default set"),
     )
     for count in (1, 4, 16, 64):
         if only and only != str(count):
             continue
-        overrides = [f"num_clients={count}", "num_rounds=2", "attack=none", "server.test_samples=1"]
+        overrides = ["num_rounds=2", "attack=none", "server.test_samples=1"]
         overrides += ["client.num_examples=8", "client.batch_size=8"]
-        with tempfile.TemporaryDirectory() as folder:
-            config = compose(overrides, folder)
-            server = make_server_app(lambda _, c=config: c, Console(quiet=True))
-            run_inline(server, make_client_app(lambda _, c=config: c), count)
-            records = read_run(Path(folder)).records
+        run = lab.run_rounds(overrides, count)
         # The first round warms up.
         spent = [
             1e3 * (record.value or 0.0)
-            for record in records
+            for record in run.records
             if record.name == "score_cpu_seconds" and record.server_round == 2
         ]
         assert len(spent) == count
-        experiment = build(config)
-        theirs = published_seconds(experiment.network, experiment.client_batch(0, 2))
-        print_row(
+        theirs = published_seconds(run.experiment.network, run.experiment.client_batch(0, 2))
+        lab.print_row(
             count,
             f"{sum(spent) / 1e3:.2f}",
             f"{np.mean(spent):.0f}",

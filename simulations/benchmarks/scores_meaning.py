@@ -7,13 +7,8 @@ from flwr_leakage.operators import SampleJacobian
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 from flwr_leakage.spectral import solve_damped
-from simulations.benchmarks.scores_setup import (
-    build_model,
-    generator,
-    load_batch,
-    print_header,
-    print_row,
-)
+from simulations.benchmarks import lab
+from simulations.benchmarks.scores_setup import build_model, load_batch
 
 
 def section_meaning(cifar: str | None, only: str | None) -> None:
@@ -23,7 +18,7 @@ def section_meaning(cifar: str | None, only: str | None) -> None:
     model = build_model("LeNet", shape)
     gradient_map = GradientMap(model)
     params = {name: value.double() for name, value in gradient_map.params.items()}
-    print_header(
+    lab.print_header(
         "sample", "noise variance", "Gauss–Newton error", "I²F, ε = 1e-9 λmax", "ratio", "I_lb"
     )
     for index in range(len(batch)):
@@ -33,7 +28,7 @@ def section_meaning(cifar: str | None, only: str | None) -> None:
         dense = operator.to_dense()[0]
         top = torch.linalg.matrix_norm(dense, 2) ** 2
         for variance in (1e-6, 1e-5, 1e-4, 1e-3):
-            draw = torch.randn(operator.num_outputs, generator=generator(index)).double()
+            draw = torch.randn(operator.num_outputs, generator=lab.generator(index)).double()
             delta = variance**0.5 * draw
             released = operator.value[0] + delta
             influence = solve_damped(operator, delta[None], (1e-9,), 1e-4, 784).norms
@@ -49,7 +44,7 @@ def section_meaning(cifar: str | None, only: str | None) -> None:
                 ).to_dense()[0]
             error = float((x - truth).norm())
             bound = float((dense.T @ delta).norm() / top)
-            print_row(
+            lab.print_row(
                 index,
                 f"{variance:g}",
                 f"{error:.4g}",

@@ -23,18 +23,15 @@ from flwr_leakage.spectral import (
     solve_damped,
 )
 from flwr_leakage.spectral.estimate import normalize_rows
+from simulations.benchmarks import lab
 from simulations.benchmarks.scores_setup import (
     SETTINGS,
     Spectra,
-    Stopwatch,
     angular_gram,
     dense_gram,
-    generator,
     krylov_start,
     operator_of,
     prepare,
-    print_header,
-    print_row,
 )
 
 POWER_ITERATIONS, SHIFTED_ITERATIONS, DESCENT_STEPS = 100, 1000, 2000
@@ -46,7 +43,7 @@ Product = Callable[[Tensor], Tensor]
 
 def section_papers(cifar: str | None, only: str | None) -> None:
     """Products, CPU seconds and error of each, and how many times fewer products."""
-    print_header(
+    lab.print_header(
         "model", "quantity", "procedure", "products", "CPU s", "relative error", "fewer products"
     )
     for label, setting in SETTINGS.items():
@@ -67,7 +64,7 @@ def section_papers(cifar: str | None, only: str | None) -> None:
                 _maxima(single, top, angular_top, curvature),
                 _influence(single, converged_influence(double, top), top, (1e-3,)),
             ):
-                print_row(label, *row)
+                lab.print_row(label, *row)
             continue
         gram = dense_gram(double)
         exact, vectors = torch.linalg.eigh(gram)
@@ -79,7 +76,7 @@ def section_papers(cifar: str | None, only: str | None) -> None:
                 single, dense_influence(double, exact, vectors), float(exact[0, -1]), DAMPINGS
             ),
         ):
-            print_row(label, *row)
+            lab.print_row(label, *row)
 
 
 def matching_curvature(
@@ -109,9 +106,9 @@ def power_iteration(
     product: Product, num_inputs: int, iterations: int, shift: float = 0.0
 ) -> tuple[float, float]:
     """The eigenvalue of H, or of ``shift`` I − H where there is a shift, and CPU seconds."""
-    start = torch.randn(1, num_inputs, generator=generator(), dtype=torch.float64)
+    start = torch.randn(1, num_inputs, generator=lab.generator(), dtype=torch.float64)
     v = normalize_rows(start.float())[0]
-    with Stopwatch() as clock:
+    with lab.Stopwatch() as clock:
         for _ in range(iterations):
             image = shift * v - product(v) if shift else product(v)
             value = float((v * image).sum())
@@ -130,7 +127,7 @@ def _maxima(
         ("λmax", operator, "L2", top),
         ("ang_max", AngularJacobian(operator, operator.value), "cosine", angular_top),
     ):
-        with Stopwatch() as clock:
+        with lab.Stopwatch() as clock:
             found = largest_eigenvalue(op, start, 1e-2).estimate
         error = abs(float(found.value) / reference - 1)
         seconds = f"{clock.seconds:.3f}"
@@ -152,8 +149,8 @@ def _maxima(
 
 def _minimum(double: SampleJacobian, exact: Tensor, product: Product) -> Iterator[Row]:
     reference, top = float(exact[0, 0]), float(exact[0, -1])
-    with Stopwatch() as clock:
-        least = choose_smallest_eigenvalue(double, generator(), max_steps=400)
+    with lab.Stopwatch() as clock:
+        least = choose_smallest_eigenvalue(double, lab.generator(), max_steps=400)
     error = abs(float(least.value) / reference - 1)
     state = "" if bool(least.converged.all()) else ", unresolved: bound"
     name = f"**{least.method}**{state}"
@@ -192,14 +189,14 @@ def converged_influence(operator: SampleJacobian, top: float) -> Reference:
 def _influence(
     single: SampleJacobian, reference_of: Reference, top: float, dampings: tuple[float, ...]
 ) -> Iterator[Row]:
-    delta = torch.randn(single.value.shape, generator=generator(1))
+    delta = torch.randn(single.value.shape, generator=lab.generator(1))
     for damping in dampings:
         quantity = f"I²F, ε = {damping:g} λmax"
         reference = reference_of(delta, damping)
         descended, spent = descend(single, delta, top, damping)
         theirs = abs(descended / reference - 1)
         count = 2 * DESCENT_STEPS + 1
-        with Stopwatch() as clock:
+        with lab.Stopwatch() as clock:
             solved = solve_damped(single, delta, (damping,), 1e-2, 1500)
         ours = abs(float(solved.norms) / reference - 1)
         seconds = f"{clock.seconds:.3f}"
@@ -209,7 +206,7 @@ def _influence(
         tried = range(1, (solved.products - 1) // 2 + 50)
         errors = [abs(_after(single, delta, damping, n) / reference - 1) for n in tried]
         steps = 1 + max((n for n, e in zip(tried, errors, strict=True) if e > goal), default=0)
-        with Stopwatch(single) as clock:
+        with lab.Stopwatch(single) as clock:
             equal = abs(_after(single, delta, damping, steps) / reference - 1)
         seconds = f"{clock.seconds:.3f}"
         name = "**LSQR to gradient descent's error**"
@@ -240,8 +237,8 @@ def descend(
     The step is 1/(λmax + ε), the best that is safe for every J; λmax is a gift here.
     """
     target = operator.rmatvec(delta)
-    solution = torch.randn(target.shape, generator=generator(2))
-    with Stopwatch() as clock:
+    solution = torch.randn(target.shape, generator=lab.generator(2))
+    with lab.Stopwatch() as clock:
         for _ in range(steps):
             slope = operator.gram(solution) + damping * top * solution - target
             solution = solution - slope / (top * (1 + damping))

@@ -4,7 +4,6 @@ python -m simulations.benchmarks.scores_attacks --output attacks.csv
 python -m simulations.benchmarks.scores_plot attacks.csv docs/scores.svg
 """
 
-import argparse
 from pathlib import Path
 
 import matplotlib
@@ -13,6 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from simulations.benchmarks import lab
 from simulations.benchmarks.scores_attacks import (
     NETWORKS,
     NOISES,
@@ -85,7 +85,7 @@ def draw_rankings(axes: Axes, rows: list[Row], noise_std: float) -> None:
 
 def main() -> None:
     """Draw both panels."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = lab.command(__doc__)
     parser.add_argument("attacks", type=Path)
     parser.add_argument("output", type=Path)
     arguments = parser.parse_args()

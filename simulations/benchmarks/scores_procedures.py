@@ -18,6 +18,7 @@ from flwr_leakage.spectral import (
     last_layer_start,
     solve_damped,
 )
+from simulations.benchmarks import lab
 from simulations.benchmarks.scores_papers import (
     DESCENT_STEPS,
     POWER_ITERATIONS,
@@ -27,13 +28,10 @@ from simulations.benchmarks.scores_papers import (
     power_iteration,
 )
 from simulations.benchmarks.scores_setup import (
-    Shape,
     Spectra,
-    Stopwatch,
     angular_gram,
     build_model,
     dense_gram,
-    generator,
     krylov_start,
     load_batch,
     operator_of,
@@ -83,7 +81,7 @@ class Entry:
     def prepare(self, cifar: str | None) -> tuple[nn.Module, Batch]:
         """The network with random weights, and the images."""
         channels = 1 if (self.name, self.size) == ("LeNet", 28) else 3
-        shape: Shape = (channels, self.size, self.size)
+        shape: lab.Shape = (channels, self.size, self.size)
         model = build_model(self.name, shape, self.width)
         return model, load_batch(shape, self.count, cifar)
 
@@ -156,7 +154,7 @@ def find_references(entry: Entry, cifar: str | None) -> References:
 
 def _delta(operator: SampleJacobian) -> Tensor:
     """The same Gaussian δ for every sample."""
-    draw = torch.randn(1, operator.num_outputs, generator=generator(1))
+    draw = torch.randn(1, operator.num_outputs, generator=lab.generator(1))
     return draw.to(operator.dtype).expand_as(operator.value)
 
 
@@ -171,8 +169,8 @@ def ours(entry: Entry, cifar: str | None, quantity: Quantity, start: str = "Jg")
 
 def _smallest(operator: SampleJacobian, dense: bool) -> Found:
     most = (400, operator.num_inputs) if dense else (100, 0)
-    with Stopwatch() as clock:
-        found = choose_smallest_eigenvalue(operator, generator(), 1e-2, *most)
+    with lab.Stopwatch() as clock:
+        found = choose_smallest_eigenvalue(operator, lab.generator(), 1e-2, *most)
     values, seconds = tuple(found.value.tolist()), clock.seconds / operator.num_blocks
     complete = bool(found.converged.all())
     return Found(found.method, values, found.products, seconds, complete=complete)
@@ -184,7 +182,7 @@ def estimate(
     """λmax, ang_max or I²F at a tolerance of 1 %, or after so many steps, whatever the error."""
     tolerance = 1e-2 if steps is None else 0.0
     shares = 0
-    with Stopwatch() as clock:
+    with lab.Stopwatch() as clock:
         if isinstance(quantity, float):
             solved = solve_damped(operator, _delta(operator), (quantity,), tolerance, steps or 1500)
             name, products = "LSQR", solved.products
@@ -195,7 +193,7 @@ def estimate(
                 first = krylov_start(operator)
             else:
                 share = operator.last_layer()
-                first = last_layer_start(operator, share, generator())
+                first = last_layer_start(operator, share, lab.generator())
                 shares = share.products
             found = largest_eigenvalue(op, first, tolerance, steps or 100).estimate
             name, values, converged = f"Lanczos from {start}", found.value, found.converged

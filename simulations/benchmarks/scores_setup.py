@@ -1,22 +1,20 @@
-"""What the benchmarks of the scores share: networks, images, dense spectra, a table's rows."""
+"""What the benchmarks of the scores share: networks, their images, and dense spectra."""
 
-import time
 from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_leakage.data import embedded_mnist
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.models import ConvNet, LeNet, ResNet18, initialize
+from flwr_leakage.models import LeNet, ResNet18, initialize
 from flwr_leakage.models.initialization import Scheme
 from flwr_leakage.operators import LinearOperator, SampleJacobian
 from flwr_leakage.records import Batch
 from flwr_leakage.spectral import gradient_start
-
-Shape = tuple[int, int, int]
+from simulations.benchmarks import lab
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Setting:
     """
 
     name: str
-    shape: Shape
+    shape: lab.Shape
     count: int
     trained: bool = False
     scheme: Scheme | None = None
@@ -50,43 +48,28 @@ SETTINGS = {
 }
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    """A fresh generator."""
-    return torch.Generator().manual_seed(seed)
-
-
 def build_model(
-    name: str, shape: Shape, width: int = 16, seed: int = 0, scheme: Scheme | None = None
+    name: str, shape: lab.Shape, width: int = 16, seed: int = 0, scheme: Scheme | None = None
 ) -> nn.Module:
     """Models of the field with random weights; see ``Setting`` for the arguments."""
     if name == "LeNet":
-        model: nn.Module = LeNet(shape, 10, num_convolutions=3)
-        return initialize(model, scheme or "uniform", generator(seed))
-    if name == "ConvNet":
-        model = ConvNet(shape, 10, 16, (1, 2, 2), (1, 2, 2), (), use_batch_norm=False)
-    else:
-        model = ResNet18(shape, 10, width=width)
-    return initialize(model, scheme or "default", generator(seed))
+        model: nn.Module = LeNet(shape, lab.CLASSES, num_convolutions=3)
+        return initialize(model, scheme or "uniform", lab.generator(seed))
+    model = (
+        lab.small_convnet(shape) if name == "ConvNet" else ResNet18(shape, lab.CLASSES, width=width)
+    )
+    return initialize(model, scheme or "default", lab.generator(seed))
 
 
-def train(model: nn.Module, data: Batch, epochs: int = 15) -> None:
+def train_with_adam(model: nn.Module, data: Batch, epochs: int = 15) -> None:
     """Adam with a learning rate of 1e-3 in batches of 32."""
     optimizer = torch.optim.Adam(model.requires_grad_(True).parameters(), 1e-3)
-    order = generator(1)
+    order = lab.generator(1)
     for _ in range(epochs):
-        for chosen in torch.randperm(len(data), generator=order).split(32):
-            optimizer.zero_grad()
-            F.cross_entropy(model(data.inputs[chosen]), data.targets[chosen]).backward()
-            optimizer.step()
+        lab.train(model, optimizer, lab.shuffled(data, 32, order))
 
 
-def accuracy(model: nn.Module, data: Batch) -> float:
-    """Share of right answers."""
-    with torch.no_grad():
-        return float((model(data.inputs).argmax(1) == data.targets).float().mean())
-
-
-def load_batch(shape: Shape, count: int, cifar: str | None) -> Batch:
+def load_batch(shape: lab.Shape, count: int, cifar: str | None) -> Batch:
     """Real images, pixels in [0, 1], enlarged by interpolation where the size is larger."""
     if shape[0] == 1:
         images = embedded_mnist(mean=(0.0,), std=(1.0,))[1].batch(list(range(count)))
@@ -103,23 +86,24 @@ def load_cifar(path: str | None) -> Batch:
     """All images of an .npz, pixels in [0, 1]."""
     if path is None:
         raise SystemExit("this section needs --cifar, an .npz with images and labels")
-    with np.load(path, allow_pickle=False) as stored:
-        inputs = torch.tensor(stored["images"]).permute(0, 3, 1, 2).contiguous() / 255
-        return Batch(inputs, torch.tensor(stored["labels"]).long())
+    images = lab.read_images(Path(path))
+    return Batch(images.inputs.contiguous(), images.targets)
 
 
-def training_data(shape: Shape, cifar: str | None) -> Batch:
+def training_data(shape: lab.Shape, cifar: str | None) -> Batch:
     """Images that no table is computed on: 4,000 digits, or all but the file's first 100."""
     if shape[0] == 1:
         return embedded_mnist(mean=(0.0,), std=(1.0,))[0].batch(list(range(4000)))
     return load_cifar(cifar)[100:]
 
 
-def prepare(setting: Setting, count: int, cifar: str | None) -> tuple[nn.Module, Batch]:
-    """The network and its images."""
-    model = build_model(setting.name, setting.shape, scheme=setting.scheme)
+def prepare(
+    setting: Setting, count: int, cifar: str | None, seed: int = 0
+) -> tuple[nn.Module, Batch]:
+    """The network, with a draw of weights, and its images."""
+    model = build_model(setting.name, setting.shape, seed=seed, scheme=setting.scheme)
     if setting.trained:
-        train(model, training_data(setting.shape, cifar))
+        train_with_adam(model, training_data(setting.shape, cifar))
     return model, load_batch(setting.shape, count, cifar)
 
 
@@ -162,7 +146,7 @@ def dense_spectra(model: nn.Module, batch: Batch, together: int = 8) -> Spectra:
 
 def krylov_start(operator: SampleJacobian) -> Tensor:
     """As the scores start for a rough value: Jg and a tenth of noise."""
-    return gradient_start(operator, generator())
+    return gradient_start(operator, lab.generator())
 
 
 def angular_gram(operator: SampleJacobian, gram: Tensor) -> Tensor:
@@ -170,30 +154,3 @@ def angular_gram(operator: SampleJacobian, gram: Tensor) -> Tensor:
     along = operator.rmatvec(operator.value)
     squared = (operator.value**2).sum(1)[:, None, None]
     return (gram - along[:, :, None] * along[:, None] / squared) / squared
-
-
-def print_row(*cells: object) -> None:
-    """One row of a markdown table."""
-    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
-
-
-def print_header(*names: str) -> None:
-    """The head of a markdown table."""
-    print_row(*names)
-    print_row(*("---" for _ in names))
-
-
-class Stopwatch:
-    """CPU seconds of a block, and the products that an operator spent in it."""
-
-    def __init__(self, operator: LinearOperator | None = None) -> None:
-        self.operator = operator
-
-    def __enter__(self) -> "Stopwatch":
-        self.products = 0 if self.operator is None else -self.operator.products
-        self.seconds = -time.process_time()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.process_time()
-        self.products += 0 if self.operator is None else self.operator.products

@@ -4,15 +4,14 @@ Ours takes a batch at once; theirs runs sample by sample, as published, on the f
 """
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 
+from simulations.benchmarks import lab
 from simulations.benchmarks.scores_procedures import (
     Entry,
     Found,
@@ -22,7 +21,6 @@ from simulations.benchmarks.scores_procedures import (
     run_to,
     theirs,
 )
-from simulations.benchmarks.scores_setup import print_header, print_row
 
 KEPT_PAGES = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 """glibc keeps freed buffers instead of returning their pages to the system after each product."""
@@ -52,22 +50,22 @@ T = TypeVar("T")
 
 def section_sizes(cifar: str | None, only: str | None) -> None:
     """Products, CPU seconds, peak memory and worst error of each score, ours and theirs."""
-    print_header(
+    lab.print_header(
         *("model, input, batch", "quantity", "ours", "products", "CPU s", "MiB", "error"),
         *("the papers'", "products", "CPU s", "MiB", "error"),
         *("fewer products", "less CPU time"),
     )
     os.environ.update(KEPT_PAGES)
-    print_row("an empty process", *[""] * 4, f"{isolated(int)[1]:.0f}", *[""] * 8)
+    lab.print_row("an empty process", *[""] * 4, f"{isolated(int)[1]:.0f}", *[""] * 8)
     for entry in SIZES:
         if not only or only == entry.label:
             for row in _rows(entry, cifar):
-                print_row(entry.label, *row)
+                lab.print_row(entry.label, *row)
 
 
 def section_pages(cifar: str | None, only: str | None) -> None:
     """λmax of ResNets where the allocator returns freed buffers to the system or keeps them."""
-    print_header("model, input, batch", "freed buffers", "CPU s of λmax a sample", "peak MiB")
+    lab.print_header("model, input, batch", "freed buffers", "CPU s of λmax a sample", "peak MiB")
     for entry in SIZES:
         if entry.name != "ResNet18" or only not in (None, entry.label):
             continue
@@ -77,7 +75,7 @@ def section_pages(cifar: str | None, only: str | None) -> None:
                 if state == "kept":
                     os.environ[name] = value
             found, peak = isolated(ours, entry, cifar, "λmax")
-            print_row(entry.label, state, f"{found.seconds:.2f}", f"{peak:.0f}")
+            lab.print_row(entry.label, state, f"{found.seconds:.2f}", f"{peak:.0f}")
 
 
 def isolated(procedure: Callable[..., T], *arguments: object) -> tuple[T, float]:
@@ -89,10 +87,7 @@ def isolated(procedure: Callable[..., T], *arguments: object) -> tuple[T, float]
 def _with_peak(procedure: Callable[..., T], *arguments: object) -> tuple[T, float]:
     torch.set_num_threads(1)
     result = procedure(*arguments)
-    # Unlike getrusage's, this peak does not count the process that started this one.
-    peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-    assert peak is not None
-    return result, int(peak[1]) / 1024
+    return result, lab.peak_memory()
 
 
 def _rows(entry: Entry, cifar: str | None) -> Iterator[Row]:

@@ -3,6 +3,7 @@ import torch
 
 from flwr_leakage.attacks.decode import consistent_signs, decode_instahide, decode_mixup
 from flwr_leakage.defenses import InstaHide, MixUp, draw_mixing, flip_signs, mixup_batch
+from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, InputSpec
 
 SPEC = InputSpec((1, 6, 6), 10, (0.3,), (0.3,))
@@ -21,9 +22,9 @@ def encode(images: torch.Tensor, k: int, epochs: int, flip: bool) -> tuple[torch
     batch = Batch(images, torch.arange(len(images)) % 10)
     encodings, weights = [], []
     for _ in range(epochs):
-        mixing = draw_mixing(len(images), k, 0.65, generator)
+        mixing = draw_mixing(len(images), k, 0.65, Reproducible(generator))
         inputs = mixup_batch(batch, mixing, 10).inputs
-        encodings.append(flip_signs(inputs, generator) if flip else inputs)
+        encodings.append(flip_signs(inputs, Reproducible(generator)) if flip else inputs)
         weights.append(mixing.matrix(len(images)))
     return torch.cat(encodings), torch.cat(weights)
 
@@ -37,11 +38,11 @@ def test_mixup_is_decoded_exactly() -> None:
 def test_the_encodings_are_those_of_the_defense() -> None:
     images = smooth_images(8)
     batch = Batch(images, torch.arange(8))
-    mixed = MixUp(4).on_batch(batch, 10, torch.Generator().manual_seed(3)).inputs
-    mixing = draw_mixing(8, 4, 0.65, torch.Generator().manual_seed(3))
+    mixed = MixUp(4).on_batch(batch, 10, Reproducible(torch.Generator().manual_seed(3))).inputs
+    mixing = draw_mixing(8, 4, 0.65, Reproducible(torch.Generator().manual_seed(3)))
     expected = (mixing.matrix(8).double() @ images.flatten(1)).reshape(images.shape)
     torch.testing.assert_close(mixed, expected, rtol=1e-6, atol=1e-6)
-    hidden = InstaHide(4).on_batch(batch, 10, torch.Generator().manual_seed(3)).inputs
+    hidden = InstaHide(4).on_batch(batch, 10, Reproducible(torch.Generator().manual_seed(3))).inputs
     torch.testing.assert_close(hidden.abs(), expected.abs(), rtol=1e-6, atol=1e-6)
 
 

@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from attacked import observe
 
 import flwr_leakage.attacks
-from flwr_leakage.attacks import LBFGS, GradientInversion
+from flwr_leakage.attacks import LBFGS, AttackJob, GradientInversion, Restarts
 from flwr_leakage.attacks.presets import load_preset, preset_names
 from flwr_leakage.records import Batch, Disclosure, LocalSchedule, ThreatModel
 
@@ -42,10 +42,7 @@ def test_an_attack_reads_nothing_that_is_not_granted(threat, gradient_map, spec,
     earlier = replace(observations[1], disclosed=Poisoned())
     poisoned = replace(observations[0], disclosed=Poisoned(), earlier=(earlier,))
     clean = replace(observations[0], earlier=(observations[1],))
-    found = [
-        attack(gradient_map, spec, [seen], threat, torch.Generator().manual_seed(0))[0]
-        for seen in (poisoned, clean)
-    ]
+    found = [attack(AttackJob(gradient_map, spec, [seen], threat))[0] for seen in (poisoned, clean)]
     assert torch.equal(found[0].batch.inputs, found[1].batch.inputs)
 
 
@@ -54,19 +51,22 @@ def test_every_preset_infers_labels_without_reading_them(name, gradient_map, spe
     batch = Batch(images[:1], torch.tensor([2]))
     seen = replace(observe(gradient_map, batch, LocalSchedule(0.1)), disclosed=Poisoned())
     attack = load_preset(name)
-    for part in getattr(attack, "attacks", [attack]):
+    if isinstance(attack, Restarts):
+        attack = attack.attack
+    for part in getattr(attack, "attacks", {name: attack}).values():
         if isinstance(part, GradientInversion):
             optimizer = replace(part.optimizer, iterations=2)
             part = replace(part, optimizer=optimizer, batching="loop")
-        results = part(gradient_map, spec, [seen], ThreatModel(), torch.Generator().manual_seed(0))
+        results = part(AttackJob(gradient_map, spec, [seen], ThreatModel()))
         assert "does not grant" not in results[0].error
 
 
 @pytest.mark.parametrize("name", preset_names())
 def test_an_attack_takes_nothing_but_what_a_server_sees(name):
     parameters = list(inspect.signature(type(load_preset(name)).__call__).parameters)
-    assert parameters == [
-        "self", "gradient_map", "spec", "observations", "threat", "generator", "progress",
+    assert parameters == ["self", "job", "progress"]
+    assert [field.name for field in fields(AttackJob)] == [
+        "gradient_map", "spec", "observations", "threat", "seed", "restarts",
     ]  # fmt: skip
 
 

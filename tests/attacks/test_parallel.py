@@ -6,7 +6,7 @@ import pytest
 import torch
 from attacked import observe, tiny_network
 
-from flwr_leakage.attacks import LBFGS, GradientInversion
+from flwr_leakage.attacks import LBFGS, AttackJob, GradientInversion
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, LocalSchedule, Reconstruction, ThreatModel
@@ -14,12 +14,8 @@ from flwr_leakage.records import Batch, LocalSchedule, Reconstruction, ThreatMod
 QUICK = GradientInversion(optimizer=LBFGS(iterations=5), batching="loop")
 
 
-def seeded():
-    return torch.Generator().manual_seed(3)
-
-
 def attack(wrapped, gradient_map, spec, observations, progress=None):
-    return wrapped(gradient_map, spec, observations, ThreatModel(), seeded(), progress)
+    return wrapped(AttackJob(gradient_map, spec, observations, ThreatModel()), progress)
 
 
 @dataclass(frozen=True)
@@ -30,16 +26,16 @@ class Counting:
     interrupt_at: int = -1
     die_at: int = -1
 
-    def __call__(self, gradient_map, spec, observations, threat, generator, progress=None):
+    def __call__(self, job, progress=None):
         results = []
-        for observation in observations:
+        for observation in job.observations:
             if observation.client_id == self.interrupt_at:
                 raise KeyboardInterrupt
             if observation.client_id == self.die_at:
                 os._exit(1)
             with Path(self.folder, "asked").open("a") as file:
                 file.write(f"{observation.client_id} ")
-            batch = Batch(torch.rand(1, *spec.shape), torch.tensor([0]))
+            batch = Batch(torch.rand(1, *job.spec.shape), torch.tensor([0]))
             results.append(Reconstruction(batch, observation.client_id))
         return results
 
@@ -67,10 +63,7 @@ def test_results_do_not_depend_on_the_number_of_workers(gradient_map, spec, obse
 
 def test_in_this_process_it_is_the_attack_itself(gradient_map, spec, observations):
     wrapped = attack(Parallel(QUICK, chunk=3), gradient_map, spec, observations)
-    seed = int(torch.randint(2**31, (), generator=seeded()))
-    plain = QUICK(
-        gradient_map, spec, observations, ThreatModel(), torch.Generator().manual_seed(seed)
-    )
+    plain = QUICK(AttackJob(gradient_map, spec, observations, ThreatModel()))
     same(wrapped, plain)
 
 

@@ -6,7 +6,13 @@ import pytest
 import torch
 from attacked import observe, tiny_network
 
-from flwr_leakage.attacks import LBFGS, GradientInversion, LevenbergMarquardt, Strongest
+from flwr_leakage.attacks import (
+    LBFGS,
+    AttackJob,
+    GradientInversion,
+    LevenbergMarquardt,
+    Strongest,
+)
 from flwr_leakage.audit.targets import aggregate
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, Disclosure, LocalSchedule, ThreatModel
@@ -36,13 +42,12 @@ def error(result, images):
 def test_the_sum_of_clients_that_take_two_steps_is_solved(attack, gradient_map, spec, images):
     seen = sum_of_two(gradient_map, images, LocalSchedule(0.1, num_steps=2))
     assert seen.members == (1, 1)
-    stream = torch.Generator().manual_seed(0)
-    (result,) = attack(gradient_map, spec, [seen], KNOWN, stream)
+    (result,) = attack(AttackJob(gradient_map, spec, [seen], KNOWN))
     assert result.objective < 1e-5
     assert error(result, images[:2]) < 0.05
     # The same update, taken for that of one client with both samples, has no such solution.
     mistaken = replace(seen, members=())
-    (wrong,) = attack(gradient_map, spec, [mistaken], KNOWN, torch.Generator().manual_seed(0))
+    (wrong,) = attack(AttackJob(gradient_map, spec, [mistaken], KNOWN))
     assert wrong.objective > 100 * result.objective
 
 
@@ -55,18 +60,15 @@ def test_two_rounds_tell_more_than_one(attack, spec, images):
         observe(m, batch, schedule, server_round=i, disclose=True) for i, m in enumerate(maps, 1)
     )
     joint = replace(second, earlier=(first,))
-    alone, fused = (
-        attack(maps[0], spec, [seen], KNOWN, torch.Generator().manual_seed(0))[0]
-        for seen in (second, joint)
-    )
+    alone, fused = (attack(AttackJob(maps[0], spec, [seen], KNOWN))[0] for seen in (second, joint))
     assert error(fused, batch.inputs) < error(alone, batch.inputs)
 
 
 def test_attacks_are_compared_over_all_rounds_and_members(gradient_map, spec, images):
     seen = sum_of_two(gradient_map, images, LocalSchedule(0.1, num_steps=2))
     joint = replace(seen, earlier=(seen,))
-    strongest = Strongest(attacks=(ATTACKS[1],))
-    (result,) = strongest(gradient_map, spec, [joint], KNOWN, torch.Generator().manual_seed(0))
+    strongest = Strongest({"levenberg_marquardt": ATTACKS[1]})
+    (result,) = strongest(AttackJob(gradient_map, spec, [joint], KNOWN))
     assert result.objective == pytest.approx(result.stats["own_objective"], abs=1e-9)
 
 
@@ -74,5 +76,5 @@ def test_statistics_of_one_batch_are_refused_for_a_sum(gradient_map, spec, image
     seen = sum_of_two(gradient_map, images, LocalSchedule(0.1, num_steps=2))
     for knowledge in ("exact", "derived"):
         threat = ThreatModel(batch_norm=knowledge)
-        (result,) = ATTACKS[1](gradient_map, spec, [seen], threat, torch.Generator())
+        (result,) = ATTACKS[1](AttackJob(gradient_map, spec, [seen], threat))
         assert "of one client's batch" in result.error

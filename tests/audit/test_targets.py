@@ -1,4 +1,4 @@
-"""Whom the server attacks, and what the aggregate of several clients is."""
+"""What the aggregate of several clients is, and how rounds are joined."""
 
 from dataclasses import replace
 
@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from flwr_leakage.attacks import pose, simulate_gradient
-from flwr_leakage.audit.targets import History, Selection, Target, Truth, aggregate
+from flwr_leakage.audit import Truth
+from flwr_leakage.audit.targets import History, Target, aggregate
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.records import (
     Batch,
@@ -24,37 +25,6 @@ SCHEDULE = LocalSchedule(0.3, batch_size=4)
 def _observation(server_round=1, client_id=0, delta=None, count=1, schedule=SCHEDULE):
     delta = {"w": torch.zeros(1)} if delta is None else delta
     return Observation(server_round, client_id, {}, {}, Update(delta, {}, schedule, count))
-
-
-def _chosen(selection, rounds=range(1, 9), clients=range(4)):
-    return [
-        (o.server_round, o.client_id)
-        for r in rounds
-        for o in selection([_observation(r, c) for c in clients])
-    ]
-
-
-def test_everything_is_attacked_by_default():
-    assert _chosen(Selection()) == [(r, c) for r in range(1, 9) for c in range(4)]
-
-
-def test_rounds_are_taken_from_the_first_in_equal_steps():
-    assert {r for r, _ in _chosen(Selection(every=3, first=2))} == {2, 5, 8}
-
-
-def test_clients_are_taken_by_id():
-    assert _chosen(Selection(clients=(1, 3, 17)), rounds=[1]) == [(1, 1), (1, 3)]
-
-
-def test_the_lowest_ids_are_taken_where_there_are_too_many():
-    selection = Selection(max_clients=2, clients=(1, 2, 3))
-    assert _chosen(selection, rounds=[1], clients=[3, 0, 2, 1]) == [(1, 1), (1, 2)]
-
-
-@pytest.mark.parametrize("name", ["every", "first", "max_clients"])
-def test_counts_below_one_are_refused_by_name(name):
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-        Selection(**{name: 0})
 
 
 def _network(*norm):

@@ -4,13 +4,14 @@ from torch import nn
 
 from flwr_leakage.defenses import Chain, Clipping, Defense, GaussianNoise, GradientPruning
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.randomness import Randomness, Reproducible
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 UPDATE = Update({"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}, {}, LocalSchedule(1.0), 1)
 
 
 class Add(Defense):
-    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
+    def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
         return Batch(batch.inputs + 1, batch.targets)
 
 
@@ -18,27 +19,29 @@ class Double(Defense):
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         raise ValueError("doubling is refused")
 
-    def on_batch(self, batch: Batch, num_classes: int, generator: torch.Generator) -> Batch:
+    def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
         return Batch(batch.inputs * 2, batch.targets)
 
 
 def test_order_is_kept_on_batches() -> None:
     batch = Batch(torch.ones(1, 1, 1, 1), torch.zeros(1, dtype=torch.int64))
-    generator = torch.Generator()
-    assert Chain([Add(), Double()]).on_batch(batch, 2, generator).inputs.item() == 4
-    assert Chain([Double(), Add()]).on_batch(batch, 2, generator).inputs.item() == 3
+    draws = Reproducible(torch.Generator())
+    assert Chain([Add(), Double()]).on_batch(batch, 2, draws).inputs.item() == 4
+    assert Chain([Double(), Add()]).on_batch(batch, 2, draws).inputs.item() == 3
 
 
 def test_order_is_kept_on_updates() -> None:
     noise_last = Chain([GradientPruning(0.5), GaussianNoise(0.01)])
     noise_first = Chain([GaussianNoise(0.01), GradientPruning(0.5)])
-    generator = torch.Generator().manual_seed(0)
-    assert (noise_last.on_update(UPDATE, generator).delta["w"] != 0).all()
-    assert (noise_first.on_update(UPDATE, generator).delta["w"] == 0).sum() == 2
+    draws = Reproducible(torch.Generator().manual_seed(0))
+    assert (noise_last.on_update(UPDATE, draws).delta["w"] != 0).all()
+    assert (noise_first.on_update(UPDATE, draws).delta["w"] == 0).sum() == 2
 
 
 def test_prune_then_clip_equals_hand_computation() -> None:
-    released = Chain([GradientPruning(0.5), Clipping(1.0)]).on_update(UPDATE, torch.Generator())
+    released = Chain([GradientPruning(0.5), Clipping(1.0)]).on_update(
+        UPDATE, Reproducible(torch.Generator())
+    )
     torch.testing.assert_close(released.delta["w"], torch.tensor([0.0, 0.0, 0.6, 0.8]))
 
 

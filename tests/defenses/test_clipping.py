@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from flwr_leakage.defenses import Clipping, clip_update
 from flwr_leakage.params import ravel
+from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import LocalSchedule, Update
 
 
@@ -24,5 +25,5 @@ def test_zero_update_stays_zero() -> None:
 
 def test_gradient_units() -> None:
     update = Update({"w": torch.ones(4)}, {}, LocalSchedule(learning_rate=0.1), 1)
-    released = Clipping(3.0, "gradient").on_update(update, torch.Generator())
+    released = Clipping(3.0, "gradient").on_update(update, Reproducible(torch.Generator()))
     assert float(ravel(released.pseudo_gradient()).norm()) == pytest.approx(3.0)

@@ -11,6 +11,7 @@ from flwr_leakage import defenses as d
 from flwr_leakage.defenses.units import NoiseUnit, check_unit
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.params import ravel
+from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 SPEC = InputSpec((1, 4, 4), 3)
@@ -84,8 +85,8 @@ CHANGES_DELTA = set(DEFENSES) - {
 NEEDS_LOCAL_ROUND = {"dp sgd", "soteria", "chain of both", "influence noise", "target risk"}
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def seeded(seed: int) -> Reproducible:
+    return Reproducible(torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("name", DEFENSES)

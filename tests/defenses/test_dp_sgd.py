@@ -18,6 +18,7 @@ from flwr_leakage.defenses import (
 )
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.params import ravel
+from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, LocalSchedule, Update
 
 
@@ -36,7 +37,7 @@ def make(momentum: float = 0.0, num_steps: int = 3) -> tuple[Update, LocalRound]
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_without_clipping_and_noise_it_is_local_training(momentum: float) -> None:
     update, local_round = make(momentum)
-    released = DPSGD(math.inf, 0.0).on_update(update, torch.Generator(), local_round)
+    released = DPSGD(math.inf, 0.0).on_update(update, Reproducible(torch.Generator()), local_round)
     torch.testing.assert_close(released.delta, update.delta, rtol=1e-12, atol=1e-15)
 
 
@@ -61,11 +62,11 @@ def test_noise_has_the_stated_scale() -> None:
     update, local_round = make(num_steps=1)
     schedule = LocalSchedule(0.5, 1, 5)
     update = Update(update.delta, {}, schedule, 5)
-    defense, generator = DPSGD(0.4, 2.0), torch.Generator().manual_seed(0)
-    mean = DPSGD(0.4, 0.0).on_update(update, generator, local_round)
+    defense, draws = DPSGD(0.4, 2.0), Reproducible(torch.Generator().manual_seed(0))
+    mean = DPSGD(0.4, 0.0).on_update(update, draws, local_round)
     draws = torch.stack(
         [
-            ravel(defense.on_update(update, generator, local_round).delta) - ravel(mean.delta)
+            ravel(defense.on_update(update, draws, local_round).delta) - ravel(mean.delta)
             for _ in range(100)
         ]
     )
@@ -77,7 +78,7 @@ def test_samples_that_were_not_kept_are_refused() -> None:
     fewer = replace(local_round, num_examples=9)
     needs_nine = replace(update, schedule=LocalSchedule(0.1, num_steps=2, batch_size=5))
     with pytest.raises(ValueError, match="on its 9 samples, but only the first 5 were kept"):
-        DPSGD(delta=None).on_update(needs_nine, torch.Generator(), fewer)
+        DPSGD(delta=None).on_update(needs_nine, Reproducible(torch.Generator()), fewer)
 
 
 def test_batch_statistics_are_refused() -> None:
@@ -88,7 +89,7 @@ def test_batch_statistics_are_refused() -> None:
     update = Update(gradient_map.params, {}, LocalSchedule(0.1), 5)
     local_round = LocalRound(gradient_map, gradient_map.params, {}, batch, batch)
     with pytest.raises(ValueError, match="gradients of single samples"):
-        DPSGD().on_update(update, torch.Generator(), local_round)
+        DPSGD().on_update(update, Reproducible(torch.Generator()), local_round)
 
 
 def test_epsilon_of_the_gaussian_mechanism() -> None:

@@ -6,6 +6,7 @@ from scipy import stats
 
 from flwr_leakage.defenses import Mixing, MixUp, draw_mixing, mixup_batch
 from flwr_leakage.defenses.mixing import draw_coefficients
+from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch
 
 
@@ -20,7 +21,7 @@ def test_draws_respect_bound_sum_and_partners(
 ) -> None:
     k = min(k, num_samples)
     bound = 1 / k + slack * (1 - 1 / k) if k > 1 else 1.0
-    mixing = draw_mixing(num_samples, k, bound, torch.Generator().manual_seed(seed))
+    mixing = draw_mixing(num_samples, k, bound, Reproducible(torch.Generator().manual_seed(seed)))
     assert mixing.coefficients.shape == mixing.indices.shape == (num_samples, k)
     torch.testing.assert_close(mixing.coefficients.sum(1), torch.ones(num_samples))
     assert float(mixing.coefficients.min()) >= 0
@@ -31,14 +32,16 @@ def test_draws_respect_bound_sum_and_partners(
 
 
 def test_coefficients_of_two_are_uniform_between_the_bounds() -> None:
-    draws = draw_coefficients(4000, 2, 0.65, torch.Generator().manual_seed(0))[:, 0].double()
+    draws = draw_coefficients(4000, 2, 0.65, Reproducible(torch.Generator().manual_seed(0)))[
+        :, 0
+    ].double()
     assert stats.kstest(draws.numpy(), stats.uniform(0.35, 0.3).cdf).pvalue > 0.01
 
 
 def test_fresh_draws_each_epoch() -> None:
-    generator = torch.Generator().manual_seed(0)
+    draws = Reproducible(torch.Generator().manual_seed(0))
     batch = Batch(torch.randn(6, 1, 2, 2), torch.arange(6) % 3)
-    first, second = (MixUp(3).on_batch(batch, 3, generator) for _ in range(2))
+    first, second = (MixUp(3).on_batch(batch, 3, draws) for _ in range(2))
     assert not torch.equal(first.inputs, second.inputs)
 
 
@@ -48,7 +51,7 @@ def test_labels_mix_as_images_do(seed: int, k: int) -> None:
     # Images that are their own one-hot label must come out as the label does.
     targets = torch.randint(4, (7,), generator=generator)
     inputs = torch.nn.functional.one_hot(targets, 4).double().reshape(7, 1, 2, 2)
-    mixed = MixUp(k).on_batch(Batch(inputs, targets), 4, generator)
+    mixed = MixUp(k).on_batch(Batch(inputs, targets), 4, Reproducible(generator))
     torch.testing.assert_close(mixed.inputs.reshape(7, 4), mixed.targets)
 
 
@@ -64,7 +67,7 @@ def test_given_draws_give_the_hand_computed_mix() -> None:
 def test_a_mini_batch_smaller_than_k_is_no_silent_leak() -> None:
     batch = Batch(torch.zeros(2, 1, 1, 1), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="k = 4 samples cannot be mixed out of 2"):
-        MixUp(4).on_batch(batch, 2, torch.Generator())
+        MixUp(4).on_batch(batch, 2, Reproducible(torch.Generator()))
 
 
 def test_soft_targets_are_mixed_too() -> None:

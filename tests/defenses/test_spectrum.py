@@ -21,9 +21,14 @@ from flwr_leakage.defenses.target_risk import PRUNE_RATIOS, inversion_influence
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.operators import UpdateJacobian
 from flwr_leakage.params import ravel
+from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, LocalSchedule, Update
 
 N = 9
+
+
+def draws_of(seed: int) -> Reproducible:
+    return Reproducible(torch.Generator().manual_seed(seed))
 
 
 def make(
@@ -55,8 +60,8 @@ def dense(local_round: LocalRound, schedule: LocalSchedule) -> torch.Tensor:
 
 def measure(num_steps: int = N, seed: int = 0) -> SampleSpectra:
     update, local_round = make()
-    generator = torch.Generator().manual_seed(seed)
-    return SampleSpectra.measure(local_round, update.schedule, generator, 0.8, 64, num_steps)
+    draws = draws_of(seed)
+    return SampleSpectra.measure(local_round, update.schedule, draws, 0.8, 64, num_steps)
 
 
 def error(energies: torch.Tensor, sigma: torch.Tensor, tau: float) -> torch.Tensor:
@@ -152,14 +157,14 @@ def test_influence_noise_has_the_energy_of_isotropic_noise(
 ) -> None:
     update, local_round = make(batch_norm=batch_norm)
     defense = InfluenceNoise(0.05, allotment=allotment)
-    released = defense.on_update(update, torch.Generator().manual_seed(0), local_round)
+    released = defense.on_update(update, draws_of(0), local_round)
     change = (ravel(released.delta) - ravel(update.delta)) / 0.2
     assert float(change.norm()) == pytest.approx(0.05 * math.sqrt(change.numel()))
 
 
 def test_influence_noise_stays_where_the_samples_show() -> None:
     update, local_round = make()
-    released = InfluenceNoise(0.05).on_update(update, torch.Generator().manual_seed(0), local_round)
+    released = InfluenceNoise(0.05).on_update(update, draws_of(0), local_round)
     change = ravel(released.delta) - ravel(update.delta)
     everything = dense(local_round, update.schedule).movedim(0, 1).reshape(-1, 4 * N)
     solution = torch.linalg.lstsq(everything, change[:, None], driver="gelsd").solution
@@ -191,7 +196,7 @@ def test_influence_noise_predicts_more_error_than_isotropic_noise_of_equal_energ
 def test_noise_meets_the_target_and_no_more(mechanism: str) -> None:
     update, local_round = make()
     plans = [
-        TargetRisk(target, mechanism).plan(update, torch.Generator().manual_seed(0), local_round)
+        TargetRisk(target, mechanism).plan(update, draws_of(0), local_round)
         for target in (0.1, 0.3, 0.6)
     ]
     for plan, target in zip(plans, (0.1, 0.3, 0.6), strict=True):
@@ -203,7 +208,7 @@ def test_noise_meets_the_target_and_no_more(mechanism: str) -> None:
 def test_a_target_needs_less_energy_with_influence_noise() -> None:
     update, local_round = make()
     gaussian, influence = (
-        TargetRisk(0.4, m).plan(update, torch.Generator().manual_seed(0), local_round).strength
+        TargetRisk(0.4, m).plan(update, draws_of(0), local_round).strength
         for m in ("gaussian", "influence")
     )
     assert influence < gaussian
@@ -222,9 +227,9 @@ def test_a_target_needs_less_energy_with_influence_noise() -> None:
 def test_a_target_out_of_reach_is_reported(defense: TargetRisk) -> None:
     update, local_round = make()
     with pytest.warns(UserWarning, match="cannot be met by .* predicted error is"):
-        released = defense.on_update(update, torch.Generator().manual_seed(0), local_round)
+        released = defense.on_update(update, draws_of(0), local_round)
     assert not torch.equal(ravel(released.delta), ravel(update.delta))
-    plan = defense.plan(update, torch.Generator().manual_seed(0), local_round)
+    plan = defense.plan(update, draws_of(0), local_round)
     assert not plan.met
     assert plan.strength <= max(defense.max_noise_std, PRUNE_RATIOS[-1]) * (1 + 1e-9)
 
@@ -245,7 +250,7 @@ def test_inversion_influence_is_the_dense_formula() -> None:
 def test_pruning_takes_the_smallest_sufficient_ratio() -> None:
     update, local_round = make()
     defense = TargetRisk(0.2, "pruning")
-    plan = defense.plan(update, torch.Generator(), local_round)
+    plan = defense.plan(update, draws_of(0), local_round)
     assert plan.met and float(plan.predicted_rmse.min()) >= 0.2
     weaker = PRUNE_RATIOS[PRUNE_RATIOS.index(plan.strength) - 1]
     change = (ravel(update.delta) - ravel(prune_update(update.delta, weaker))) / 0.2

@@ -74,7 +74,6 @@ def _server_app(folder, **settings):
 def _attack():
     return GradientInversion(
         objective=Euclidean(),
-        priors=(),
         labels=AutomaticLabels(),
         initialisation=Grey(),
         optimizer=LBFGS(iterations=100),

@@ -169,21 +169,22 @@ def test_a_label_outside_the_classes_is_an_error_of_that_client(tiny_data, monke
 
 
 def test_an_empty_client_answers_with_an_error(tiny_data, monkeypatch):
-    from simulations import build as building
+    from flwr_leakage.simulation import build as building
+    from flwr_leakage.simulation import checks
 
     def with_an_empty_part(labels, generator):
         return [torch.arange(20), torch.arange(0), torch.arange(20, 40)]
 
-    original = building._instantiate
+    original = building.instantiate
     monkeypatch.setattr(
         building,
-        "_instantiate",
-        lambda config, key, **kw: (
-            with_an_empty_part if key == "partition" else original(config, key, **kw)
+        "instantiate",
+        lambda config, key, **given: (
+            with_an_empty_part if key == "partition" else original(config, key, **given)
         ),
     )
     # A simulation refuses such a partition before it starts; real clients may still be empty.
-    monkeypatch.setattr(building, "_check_clients", lambda experiment: None)
+    monkeypatch.setattr(checks, "check_clients", lambda experiment: None)
     data = run(tiny_config(tiny_data, "seed=77"))
     assert len(data.events) == 2
     assert {c for _, c, _ in values(data, "psnr")} == {0, 2}

@@ -6,7 +6,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from flwr_leakage.flower import run_inline, run_ray
+from flwr_leakage.flower import RayEngine, run_inline, run_ray
 
 
 def test_the_server_app_runs_once_and_reaches_every_client():
@@ -71,3 +71,9 @@ def test_a_client_that_would_wait_forever_is_refused(simulations, client_cpus):
     with pytest.raises(ValueError, match=rf"client_cpus must lie in \[1, 2\], got {client_cpus}"):
         run_ray(ServerApp(), ClientApp(), 1, num_cpus=2, client_cpus=client_cpus)
     assert not simulations
+
+
+@pytest.mark.parametrize("share", [-1.0, float("nan"), float("inf")])
+def test_a_share_of_a_gpu_is_a_number(share):
+    with pytest.raises(ValueError, match="client_gpus must be ≥ 0, got"):
+        RayEngine(num_cpus=1, client_gpus=share)

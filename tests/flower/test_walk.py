@@ -9,7 +9,8 @@ from flwr_leakage.flower import InlineGrid
 from flwr_leakage.flower.wire import RECORD_KEY
 from flwr_leakage.gradient_map import local_update
 from flwr_leakage.simulation.apps import make_client_app
-from flwr_leakage.simulation.build import build, compose
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import compose
 
 
 def _train_once(config, client_id=0):

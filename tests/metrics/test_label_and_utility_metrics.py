@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_leakage.metrics import classifier_utility, label_accuracy
+from flwr_leakage.metrics import classifier_utility, label_accuracy, utility_of
 from flwr_leakage.records import Batch
 
 
@@ -33,6 +33,9 @@ def test_utility_is_the_mean_over_samples_not_over_batches():
     # Softmax of (log 2, 0, 0) is (1/2, 1/4, 1/4).
     assert result.loss == pytest.approx((3 * math.log(2) + math.log(4)) / 4)
     assert model.training
+    # A function of the inputs will do as well; soft targets count by their largest entry.
+    soft = Batch(inputs, nn.functional.one_hot(batch.targets, 3) * 0.7 + 0.1)
+    assert utility_of(model.forward, [soft]).accuracy == 0.75
 
 
 def test_batch_norm_statistics_are_used_and_left_alone():

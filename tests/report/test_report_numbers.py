@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.report.agreement import agreements, spearman, spearman_interval
+from flwr_leakage.report.agreement import agreements
 from flwr_leakage.report.charts import rounds_chart, scatter_chart, thin_out
 from flwr_leakage.report.header import describe, facts, flatten, given_to_attacker, planned_rounds
 from flwr_leakage.report.index import Index, count, label, number
@@ -227,26 +227,15 @@ def test_a_score_of_a_whole_client_meets_its_median_outcome():
     assert entry.pairs == ((0.0, 1.0), (1.0, 11.0), (2.0, 21.0), (3.0, 31.0))
 
 
-@pytest.mark.parametrize("pairs", [[], [(1.0, 2.0)] * 3, [(1.0, float(i)) for i in range(9)]])
-def test_no_rank_correlation_of_too_little(pairs):
-    assert spearman(pairs) is None
-
-
-def test_spearman_interval_covers_the_true_correlation():
-    """For a bivariate normal, Spearman's ρ is (6/π) arcsin(r/2)."""
-    rng, pearson, hits = np.random.default_rng(0), 0.6, 0
-    truth = 6 / math.pi * math.asin(pearson / 2)
-    for _ in range(400):
-        draw = rng.multivariate_normal([0, 0], [[1, pearson], [pearson, 1]], size=40)
-        rho, _ = spearman([tuple(pair) for pair in draw.tolist()])
-        low, high = spearman_interval(rho, 40)
-        hits += low <= truth <= high
-    assert 0.92 <= hits / 400 <= 0.98
-
-
-def test_spearman_interval_says_nothing_of_a_perfect_or_tiny_sample():
-    assert spearman_interval(1.0, 10) is None
-    assert spearman_interval(0.5, 4) is None
+@pytest.mark.parametrize(
+    ("scores", "outcomes"),
+    [([], []), ([1.0, 2.0, 3.0], [2.0, 4.0, 3.0]), ([1.0] * 9, [float(i) for i in range(9)])],
+)
+def test_no_rank_correlation_of_too_little(scores, outcomes):
+    index = paired([*scores, None], [*outcomes, 1.0])
+    [entry] = agreements(index)
+    assert entry.rho is None and entry.interval is None and entry.p_value is None
+    assert entry.reading.startswith("Too few pairs")
 
 
 @given(st.floats(-1e300, 1e300))

@@ -10,8 +10,16 @@ from omegaconf import OmegaConf
 from scored import small_network
 from torch.nn import functional as F
 
-from flwr_leakage.records import LocalSchedule
-from flwr_leakage.scores import Budget, GradientNorm, InversionInfluence, default_scores, score
+from flwr_leakage.records import LocalSchedule, Measurement
+from flwr_leakage.scores import (
+    LAVP,
+    Budget,
+    GradientNorm,
+    InversionInfluence,
+    LambdaMax,
+    default_scores,
+    score,
+)
 
 
 @pytest.fixture
@@ -24,10 +32,13 @@ def test_one_call_gives_every_default_score_with_direction(data):
     model = small_network()
     before = copy.deepcopy(model.state_dict())
     found = score(model, *data)
-    assert set(default_scores()) - set(found) == {"influence_krylov_bound"}
-    for name, measured in found.items():
-        assert measured.name == name and measured.direction and len(measured.values) == 3
-        assert None not in measured.values
+    assert list(found) == list(default_scores())
+    for name, result in found.items():
+        assert result.measurements[0].name.startswith(name) and not result.error
+        assert result.unit and result.direction and len(result.values) == 3
+        assert None not in result.values
+    probe = found["influence_krylov_bound"]["unit_noise_influence_bound_rmse"]
+    assert all(value > 0 for value in probe.values)
     torch.testing.assert_close(model.state_dict(), before)
 
 
@@ -35,8 +46,8 @@ def test_soft_targets_of_one_class_are_hard_ones(data):
     inputs, targets = data
     hard = score(small_network(), inputs, targets)
     soft = score(small_network(), inputs, F.one_hot(targets, 4).float())
-    for name, measured in hard.items():
-        assert soft[name].values == pytest.approx(measured.values, rel=1e-4)
+    for name, result in hard.items():
+        assert soft[name].values == pytest.approx(result.values, rel=1e-4)
     spread = score(small_network(), inputs, torch.full((3, 4), 0.25))
     assert spread["gradient_norm"].values != hard["gradient_norm"].values
 
@@ -49,8 +60,7 @@ def test_the_default_set_is_that_of_the_config():
 def test_noise_scales_the_influence(data):
     chosen = {"i2f": InversionInfluence((1e-6,), precision="float64")}
     values = [
-        score(small_network(), *data, chosen, noise_std=std)["inversion_influence_1e-06"].values
-        for std in (1e-3, 1e-2)
+        score(small_network(), *data, chosen, noise_std=std)["i2f"].values for std in (1e-3, 1e-2)
     ]
     for small, large in zip(*values, strict=True):
         assert large == pytest.approx(10 * small, rel=2e-2)
@@ -63,8 +73,8 @@ def test_a_perturbation_is_the_same_as_that_noise(data):
     schedule = LocalSchedule(0.5, 1, 3)
     one = score(model, *data, chosen, perturbation=change)
     two = score(model, *data, chosen, perturbation=change, schedule=schedule)
-    name = "inversion_influence_1e-06"
     # The pseudo-gradient does not depend on the learning rate of a single step.
+    name = "InversionInfluence"
     assert one[name].values == pytest.approx(two[name].values, rel=1e-2)
 
 
@@ -72,7 +82,7 @@ def test_one_call_passes_the_budget_and_the_batch_norm_mode(data):
     model = small_network(batch_norm=True).train()
     found = score(model, *data, batch_norm="batch", budget=Budget(products=4))
     assert None not in found["gradient_norm"].values
-    assert "budget" in found["lambda_max"].notes[0]
+    assert "budget" in found["lambda_max"].notes[0] and "budget" in found["lambda_max"].error
     assert int(model[1].num_batches_tracked) == 0
 
 
@@ -111,18 +121,55 @@ def test_a_sample_that_is_not_a_number_costs_the_others_nothing(data):
     found = score(small_network(), spoiled, targets, noise_std=1e-3)
     clean = score(small_network(), inputs, targets, noise_std=1e-3)
     assert found.keys() == clean.keys()
-    assert "influence_krylov_bound_rmse" in found
-    for name, measured in found.items():
-        assert measured.values[1] is None
-        assert measured.notes[1] == "the gradient of this sample is not finite"
+    for name, result in found.items():
+        assert result.values[1] is None
+        assert result.notes[1] == "the gradient of this sample is not finite"
         for sample in (0, 2):
-            assert measured.values[sample] == pytest.approx(clean[name].values[sample], rel=1e-3)
+            assert result.values[sample] == pytest.approx(clean[name].values[sample], rel=1e-3)
 
 
 def test_a_perturbation_that_is_not_a_number_is_named(data):
     model = small_network()
     change = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     next(iter(change.values())).view(-1)[0] = math.inf
-    found = score(model, *data, perturbation=change)["influence_krylov_bound_rmse"]
+    found = score(model, *data, perturbation=change)["influence_krylov_bound"]
     assert found.values == (None,) * 3
     assert all("released minus the raw update, is not finite" in note for note in found.notes)
+
+
+def test_two_scores_of_one_measurement_stand_apart(data):
+    scores = {"rough": LambdaMax(tolerance=0.3), "lavp": LAVP(("angular_max", "lambda_max"))}
+    found = score(small_network(), *data, scores)
+    assert list(found) == ["rough", "lavp"]
+    assert found["rough"]["lambda_max"].values == found["rough"].values
+    assert found["lavp"].values == found["lavp"]["angular_max"].values
+    assert found["lavp"]["lambda_max"].values != found["rough"].values
+    assert [measured.name for measured in found["lavp"]] == ["angular_max", "lambda_max"]
+    with pytest.raises(KeyError, match=r"no measurement 'lambda_min', only \['angular_max"):
+        found["lavp"]["lambda_min"]
+
+
+def test_scores_of_one_class_in_a_sequence_are_numbered(data):
+    found = score(small_network(), *data, [GradientNorm(), LAVP(("lambda_max",)), GradientNorm()])
+    assert list(found) == ["GradientNorm", "LAVP", "GradientNorm 2"]
+
+
+def test_a_score_that_failed_is_there_with_its_reason(data):
+    inputs, _ = data
+    found = score(small_network(), inputs, torch.tensor([0, 9, 1]))
+    failed = found["influence_krylov_bound"]
+    assert failed.values == (None,) * 3
+    assert "0 … 3" in failed.error and failed.notes == (failed.error,) * 3
+    assert failed["influence_krylov_bound_rmse"].notes == failed.notes
+
+
+def test_what_returns_another_number_of_values_is_refused(data):
+    def short(client, seed):
+        return [Measurement("short", (1.0,), "1", "larger leaks more")]
+
+    def nothing(client, seed):
+        return []
+
+    found = score(small_network(), *data, {"short": short, "nothing": nothing})
+    assert "one value for each of 3 samples, got 1" in found["short"].error
+    assert "no measurement" in found["nothing"].error

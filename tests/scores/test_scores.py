@@ -8,7 +8,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from scored import make_exposure, small_network
+from scored import make_exposure, measure, measure_all, small_network
 from torch import nn
 
 from flwr_leakage.gradient_map import GradientMap
@@ -28,7 +28,6 @@ from flwr_leakage.scores import (
     Lipschitz,
     NonlinearBound,
     SingularInfluence,
-    compute_scores,
     lipschitz_constants,
     select_samples,
 )
@@ -66,14 +65,14 @@ def assert_values(measurement, expected: torch.Tensor, rtol: float) -> None:
     torch.testing.assert_close(found, expected.double(), rtol=rtol, atol=0)
 
 
-def test_gradient_norm(gradient_map, batch, generator):
-    (found,) = GradientNorm()(gradient_map, make_exposure(gradient_map, batch), generator)
+def test_gradient_norm(gradient_map, batch):
+    (found,) = measure(GradientNorm(), gradient_map, make_exposure(gradient_map, batch))
     assert_values(found, dense(gradient_map, batch)[1].norm(dim=1), 1e-5)
 
 
-def test_lavp_equals_dense_eigenvalues(gradient_map, batch, generator):
+def test_lavp_equals_dense_eigenvalues(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch)
-    found = by_name(LAVP(tolerance=1e-4)(gradient_map, exposure, generator))
+    found = by_name(measure(LAVP(tolerance=1e-4), gradient_map, exposure))
     J, g = dense(gradient_map, batch)
     gram = J @ J.transpose(1, 2)
     along = (J @ g[..., None])[..., 0]
@@ -87,14 +86,14 @@ def test_lavp_equals_dense_eigenvalues(gradient_map, batch, generator):
     assert_values(found["angular_min"], directions[:, 0], 1e-2)
     fusion = (eigenvalues[:, 0] * directions[:, 0]).sqrt()
     assert_values(found["lavp_fusion"], fusion, 1e-2)
-    (alone,) = LambdaMax()(gradient_map, exposure, generator)
+    (alone,) = measure(LambdaMax(), gradient_map, exposure)
     assert_values(alone, eigenvalues[:, 0], 1e-2)
 
 
-def test_inversion_influence_equals_a_dense_solve(gradient_map, batch, generator):
+def test_inversion_influence_equals_a_dense_solve(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     score = InversionInfluence((1e-2, 1e-4), tolerance=1e-4, expected="always", num_probes=40)
-    found = by_name(score(gradient_map, exposure, generator))
+    found = by_name(measure(score, gradient_map, exposure))
     J, _ = dense(gradient_map, batch)
     # One step over four samples: each sample's share of δ is four times δ.
     difference = subtract(exposure.released.pseudo_gradient(), exposure.raw.pseudo_gradient())
@@ -110,9 +109,9 @@ def test_inversion_influence_equals_a_dense_solve(gradient_map, batch, generator
         assert_values(found[f"expected_influence_rmse_{label}"], (expected / 36).sqrt(), 0.1)
 
 
-def test_influence_bounds_hold(gradient_map, batch, generator):
+def test_influence_bounds_hold(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
-    found = by_name(InfluenceLowerBound()(gradient_map, exposure, generator))
+    found = by_name(measure(InfluenceLowerBound(), gradient_map, exposure))
     J, _ = dense(gradient_map, batch)
     delta = (
         4
@@ -130,9 +129,7 @@ def test_influence_bounds_hold(gradient_map, batch, generator):
         assert bound <= float(exact)
 
 
-def test_krylov_bound_lies_between_the_lower_bound_and_the_influence(
-    gradient_map, batch, generator
-):
+def test_krylov_bound_lies_between_the_lower_bound_and_the_influence(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     J, _ = dense(gradient_map, batch)
     difference = subtract(exposure.released.pseudo_gradient(), exposure.raw.pseudo_gradient())
@@ -141,31 +138,27 @@ def test_krylov_bound_lies_between_the_lower_bound_and_the_influence(
     previous = torch.zeros(4).double()
     for num_steps in (1, 5, 20, 36):
         score = InfluenceKrylovBound(num_steps, precision="float64")
-        (found,) = score(gradient_map, exposure, generator)
+        (found,) = measure(score, gradient_map, exposure)
         values = torch.tensor(found.values, dtype=torch.float64)
         assert bool((values >= previous).all()) and bool((values <= exact * (1 + 1e-6)).all())
         previous = values
     torch.testing.assert_close(previous, exact, rtol=1e-3, atol=0)
-    loose = by_name(InfluenceLowerBound()(gradient_map, exposure, generator))[
-        "influence_lower_bound"
-    ]
-    (tight,) = InfluenceKrylovBound(5)(gradient_map, exposure, generator)
+    loose = by_name(measure(InfluenceLowerBound(), gradient_map, exposure))["influence_lower_bound"]
+    (tight,) = measure(InfluenceKrylovBound(5), gradient_map, exposure)
     assert all(a / 6 <= b for a, b in zip(loose.values, tight.values, strict=True))
 
 
-def test_krylov_bound_probes_an_undefended_client(gradient_map, batch, generator):
+def test_krylov_bound_probes_an_undefended_client(gradient_map, batch):
     found = by_name(
-        InfluenceKrylovBound()(gradient_map, make_exposure(gradient_map, batch), generator)
+        measure(InfluenceKrylovBound(), gradient_map, make_exposure(gradient_map, batch))
     )
     assert found["influence_krylov_bound_rmse"].values == (0.0,) * 4
     assert "δ = 0" in found["influence_krylov_bound_rmse"].notes[0]
     assert all(v > 0 for v in found["unit_noise_influence_bound_rmse"].values)
 
 
-def test_singular_influence_is_that_of_a_singular_vector(gradient_map, batch, generator):
-    found = by_name(
-        SingularInfluence()(gradient_map, make_exposure(gradient_map, batch), generator)
-    )
+def test_singular_influence_is_that_of_a_singular_vector(gradient_map, batch):
+    found = by_name(measure(SingularInfluence(), gradient_map, make_exposure(gradient_map, batch)))
     J, _ = dense(gradient_map, batch)
     for index, name in ((0, "first_singular_influence"), (-1, "last_singular_influence")):
         right = torch.linalg.svd(J, full_matrices=False).Vh[:, index]
@@ -173,17 +166,17 @@ def test_singular_influence_is_that_of_a_singular_vector(gradient_map, batch, ge
         assert_values(found[name], solved[..., 0].norm(dim=1), 1e-2)
 
 
-def test_jacobian_norms(gradient_map, batch, generator):
+def test_jacobian_norms(gradient_map, batch):
     score = JacobianNorm(num_probes=400)
-    found = by_name(score(gradient_map, make_exposure(gradient_map, batch), generator))
+    found = by_name(measure(score, gradient_map, make_exposure(gradient_map, batch)))
     J, _ = dense(gradient_map, batch)
     assert_values(found["jacobian_norm"], torch.linalg.svdvals(J)[:, 0], 1e-2)
     assert_values(found["jacobian_frobenius_norm"], J.norm(dim=(1, 2)), 0.1)
 
 
-def test_layer_shares_add_up_and_match(gradient_map, batch, generator):
+def test_layer_shares_add_up_and_match(gradient_map, batch):
     score = LayerShares(num_probes=400)
-    found = by_name(score(gradient_map, make_exposure(gradient_map, batch), generator))
+    found = by_name(measure(score, gradient_map, make_exposure(gradient_map, batch)))
     J, _ = dense(gradient_map, batch)
     first = 30  # parameters of the convolution: 27 weights and 3 biases
     share = (J[:, :, :first].norm(dim=(1, 2)) / J.norm(dim=(1, 2))) ** 2
@@ -205,9 +198,9 @@ def test_lipschitz_of_a_linear_map_is_exact(generator):
     torch.testing.assert_close(angular, torch.ones(2).double(), rtol=1e-6, atol=0)
 
 
-def test_lipschitz_is_below_the_norm_of_the_jacobian(gradient_map, batch, generator):
+def test_lipschitz_is_below_the_norm_of_the_jacobian(gradient_map, batch):
     found = by_name(
-        Lipschitz(num_draws=50)(gradient_map, make_exposure(gradient_map, batch), generator)
+        measure(Lipschitz(num_draws=50), gradient_map, make_exposure(gradient_map, batch))
     )
     J, _ = dense(gradient_map, batch)
     for value, top in zip(
@@ -217,7 +210,7 @@ def test_lipschitz_is_below_the_norm_of_the_jacobian(gradient_map, batch, genera
     assert all(v > 0 for v in found["angular_lipschitz"].values)
 
 
-def test_nonlinear_bound_of_a_quadratic_gradient(generator):
+def test_nonlinear_bound_of_a_quadratic_gradient():
     """With L = ½(wᵀx)² and no curvature of J in x known to be zero, μ_J = ‖∂J‖ is exact."""
 
     class Square(nn.Module):
@@ -233,7 +226,7 @@ def test_nonlinear_bound_of_a_quadratic_gradient(generator):
     batch = Batch(torch.tensor([[3.0]]), torch.tensor([0]))
     exposure = make_exposure(gradient_map, batch, noise_std=0.5)
     score = NonlinearBound(radius=1e-3, num_draws=3, precision="float64")
-    (found,) = score(gradient_map, exposure, generator)
+    (found,) = measure(score, gradient_map, exposure)
     delta = float(exposure.released.pseudo_gradient()["w"] - exposure.raw.pseudo_gradient()["w"])
     expected = abs(6 * delta) / (6 * 6 + 2 * 2 * abs(9 + delta))
     assert found.values[0] == pytest.approx(expected, rel=2e-2)
@@ -244,12 +237,7 @@ def test_contract(name, gradient_map, batch):
     """Same seed same result, nothing changed, units and notes in order, one by one the same."""
     exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     before = copy.deepcopy((exposure, gradient_map.params))
-    results = [
-        compute_scores(
-            {name: SCORES[name]}, gradient_map, exposure, torch.Generator().manual_seed(3)
-        )
-        for _ in range(2)
-    ]
+    results = [measure_all({name: SCORES[name]}, gradient_map, exposure, 3) for _ in range(2)]
     assert results[0] == results[1]
     for measured in results[0]:
         assert len(measured.values) == len(batch)
@@ -270,8 +258,8 @@ def test_little_memory_gives_the_same_values(name, gradient_map, batch):
     # Room for one sample at a time, and for none of the dense matrices.
     narrow = type(SCORES[name])(precision="float64", memory_bytes=30_000)
     for left, right in zip(
-        wide(gradient_map, exposure, torch.Generator().manual_seed(0)),
-        narrow(gradient_map, exposure, torch.Generator().manual_seed(0)),
+        measure(wide, gradient_map, exposure),
+        measure(narrow, gradient_map, exposure),
         strict=True,
     ):
         found = torch.tensor([math.nan if v is None else v for v in right.values])
@@ -288,35 +276,35 @@ def test_schedule_weights_with_momentum_equal_the_first_order_expansion(gradient
     assert weights.tolist() == pytest.approx([7.3555, 7.3555, 4.9950 - 0.0, 4.9950], rel=1)
 
 
-def test_a_sample_that_the_schedule_never_uses_has_no_number(gradient_map, batch, generator):
+def test_a_sample_that_the_schedule_never_uses_has_no_number(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch, LocalSchedule(0.1, 1, 2), noise_std=1e-2)
-    (found,) = LambdaMax()(gradient_map, exposure, generator)
+    (found,) = measure(LambdaMax(), gradient_map, exposure)
     assert found.values[2:] == (None, None) and found.values[0] is not None
     assert "never uses" in found.notes[2]
 
 
-def test_without_a_defense_the_influence_is_zero_and_says_why(gradient_map, batch, generator):
+def test_without_a_defense_the_influence_is_zero_and_says_why(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch)
-    found = by_name(InversionInfluence((1e-3,))(gradient_map, exposure, generator))
+    found = by_name(measure(InversionInfluence((1e-3,)), gradient_map, exposure))
     assert found["inversion_influence_1e-03"].values == (0.0,) * 4
     assert "δ = 0" in found["inversion_influence_1e-03"].notes[0]
     assert all(v > 0 for v in found["expected_influence_rmse_1e-03"].values)
 
 
-def test_private_point_counts_what_an_encoding_hides(gradient_map, batch, generator):
+def test_private_point_counts_what_an_encoding_hides(gradient_map, batch):
     encoded = Batch(batch.inputs * 0.9, batch.targets)
     exposure = make_exposure(gradient_map, batch, defended=encoded)
-    at_defended = by_name(InversionInfluence((1e-3,))(gradient_map, exposure, generator))
+    at_defended = by_name(measure(InversionInfluence((1e-3,)), gradient_map, exposure))
     score = InversionInfluence((1e-5,), point="private", precision="float64")
-    at_private = by_name(score(gradient_map, exposure, generator))
+    at_private = by_name(measure(score, gradient_map, exposure))
     assert at_defended["inversion_influence_1e-03"].values == (0.0,) * 4
     assert all(v > 0 for v in at_private["inversion_influence_1e-05"].values)
 
 
-def test_a_zero_gradient_is_marked(batch, generator):
+def test_a_zero_gradient_is_marked(batch):
     gradient_map = GradientMap(nn.Sequential(nn.Flatten(), nn.Linear(36, 4)), loss=_flat_loss)
     exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
-    found = by_name(compute_scores(SCORES, gradient_map, exposure, generator))
+    found = by_name(measure_all(SCORES, gradient_map, exposure))
     assert found["gradient_norm"].values == (0.0,) * 4
     assert found["angular_max"].values == (None,) * 4
     assert "no direction" in found["angular_max"].notes[0]
@@ -329,18 +317,18 @@ def _flat_loss(logits, targets):
     return 0 * logits.sum()
 
 
-def test_nan_weights_are_marked(gradient_map, batch, generator):
+def test_nan_weights_are_marked(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch)
     poisoned = {k: torch.full_like(v, math.nan) for k, v in exposure.params.items()}
     exposure = type(exposure)(
         poisoned, {}, exposure.private, exposure.defended, exposure.raw, exposure.released
     )
-    for measured in compute_scores(SCORES, gradient_map, exposure, generator):
+    for measured in measure_all(SCORES, gradient_map, exposure):
         assert measured.values == (None,) * 4
         assert measured.notes[0]
 
 
-def test_one_poisoned_sample_leaves_the_others_alone(gradient_map, batch, generator):
+def test_one_poisoned_sample_leaves_the_others_alone(gradient_map, batch):
     inputs = batch.inputs.clone()
     inputs[1, 0, 0, 0] = math.nan
     exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
@@ -349,18 +337,16 @@ def test_one_poisoned_sample_leaves_the_others_alone(gradient_map, batch, genera
         exposure.params, {}, poisoned, poisoned, exposure.raw, exposure.released
     )
     clean = by_name(
-        compute_scores(
-            SCORES, gradient_map, make_exposure(gradient_map, batch, noise_std=1e-2), generator
-        )
+        measure_all(SCORES, gradient_map, make_exposure(gradient_map, batch, noise_std=1e-2))
     )
-    for measured in compute_scores(SCORES, gradient_map, exposure, generator):
+    for measured in measure_all(SCORES, gradient_map, exposure):
         assert measured.values[1] is None and "not finite" in measured.notes[1]
         others = [measured.values[i] for i in (0, 2, 3)]
         assert None not in others, measured
         assert others == pytest.approx([clean[measured.name].values[i] for i in (0, 2, 3)], rel=0.6)
 
 
-def test_integer_inputs_and_wrong_labels_are_reasons(gradient_map, batch, generator):
+def test_integer_inputs_and_wrong_labels_are_reasons(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch)
     for inputs, targets, reason in (
         (batch.inputs.long(), batch.targets, "floating-point"),
@@ -369,17 +355,17 @@ def test_integer_inputs_and_wrong_labels_are_reasons(gradient_map, batch, genera
     ):
         bad = Batch(inputs, targets)
         broken = type(exposure)(exposure.params, {}, bad, bad, exposure.raw, exposure.released)
-        (found,) = compute_scores([LambdaMax()], gradient_map, broken, generator)
+        (found,) = measure_all([LambdaMax()], gradient_map, broken)
         assert found.values == (None,) * 4 and reason in found.notes[0]
         with pytest.raises(ValueError, match=reason):
-            LambdaMax()(gradient_map, broken, generator)
+            measure(LambdaMax(), gradient_map, broken)
 
 
-def test_batch_norm_in_train_mode_keeps_the_statistics_of_the_batch(batch, generator):
+def test_batch_norm_in_train_mode_keeps_the_statistics_of_the_batch(batch):
     model = small_network(batch_norm=True).train()
     gradient_map = GradientMap(model, batch_norm="batch")
     exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
-    found = by_name(compute_scores(SCORES, gradient_map, exposure, generator))
+    found = by_name(measure_all(SCORES, gradient_map, exposure))
     given = gradient_map.statistics(exposure.params, batch.inputs)
     fixed = gradient_map.with_batch_norm("running")
     params = {name: value.double() for name, value in fixed.params.items()}
@@ -389,7 +375,7 @@ def test_batch_norm_in_train_mode_keeps_the_statistics_of_the_batch(batch, gener
     assert int(model[1].num_batches_tracked) == 0
 
 
-def test_a_second_derivative_that_is_not_implemented_is_a_reason(batch, generator):
+def test_a_second_derivative_that_is_not_implemented_is_a_reason(batch):
     class Distances(nn.Module):
         def __init__(self):
             super().__init__()
@@ -402,61 +388,58 @@ def test_a_second_derivative_that_is_not_implemented_is_a_reason(batch, generato
     gradient_map = GradientMap(Distances())
     exposure = make_exposure(gradient_map, batch)
     found = by_name(
-        compute_scores(
-            {"lambda_max": LambdaMax(), "lipschitz": Lipschitz(num_draws=2)},
-            gradient_map,
-            exposure,
-            generator,
+        measure_all(
+            {"lambda_max": LambdaMax(), "lipschitz": Lipschitz(num_draws=2)}, gradient_map, exposure
         )
     )
     assert "cannot be differentiated" in found["lambda_max"].notes[0]
     assert None not in found["lipschitz"].values  # needs first derivatives only
 
 
-def test_a_budget_stops_the_dear_scores_only(gradient_map, batch, generator):
+def test_a_budget_stops_the_dear_scores_only(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     scores = {"gradient_norm": GradientNorm(), "lavp": LAVP(), "after": GradientNorm()}
-    found = compute_scores(scores, gradient_map, exposure, generator, Budget(products=20))
+    found = measure_all(scores, gradient_map, exposure, budget=Budget(products=20))
     assert None not in found[0].values and None not in found[2].values
     assert found[1].name == "lavp" and "20 products" in found[1].notes[0]
     assert found[1].products <= 20
     with pytest.raises(ValueError, match="≥ 0"):
         Budget(seconds=-1.0)
-    late = compute_scores([LambdaMax()], gradient_map, exposure, generator, Budget(seconds=0.0))
+    late = measure_all([LambdaMax()], gradient_map, exposure, budget=Budget(seconds=0.0))
     assert "CPU seconds" in late[0].notes[0]
     assert issubclass(BudgetExhausted, RuntimeError)
 
 
-def test_selected_samples_have_the_values_of_the_whole(gradient_map, batch, generator):
+def test_selected_samples_have_the_values_of_the_whole(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
-    (whole,) = compute_scores([GradientNorm()], gradient_map, exposure, generator)
-    chosen = select_samples(gradient_map, exposure, 2, "largest_gradient", generator)
+    (whole,) = measure_all([GradientNorm()], gradient_map, exposure)
+    chosen = select_samples(gradient_map, exposure, 2, "largest_gradient")
     assert sorted(whole.values)[-2:] == sorted(whole.values[i] for i in chosen)
-    (part,) = compute_scores([GradientNorm()], gradient_map, exposure, generator, samples=chosen)
+    (part,) = measure_all([GradientNorm()], gradient_map, exposure, samples=chosen)
     for index in range(4):
         if index in chosen:
             assert part.values[index] == pytest.approx(whole.values[index])
         else:
             assert part.values[index] is None and "not selected" in part.notes[index]
-    assert select_samples(gradient_map, exposure, 9, "random", generator) == [0, 1, 2, 3]
-    assert select_samples(gradient_map, exposure, 3, "first", generator) == [0, 1, 2]
+    assert select_samples(gradient_map, exposure, 9, "random") == [0, 1, 2, 3]
+    assert select_samples(gradient_map, exposure, 3, "first") == [0, 1, 2]
     with pytest.raises(ValueError, match="how must be"):
-        select_samples(gradient_map, exposure, 3, "last", generator)
+        select_samples(gradient_map, exposure, 3, "last")
 
 
 def test_scores_share_their_lanczos_run(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     scores = {"a": LambdaMax(), "b": LambdaMax()}
-    first, second = compute_scores(scores, gradient_map, exposure, torch.Generator().manual_seed(0))
+    first, second = measure_all(scores, gradient_map, exposure)
     assert first.values == second.values
     assert first.products > 0 and second.products == 0
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
-def test_every_config_builds_and_runs(path, gradient_map, batch, generator):
+def test_every_config_builds_and_runs(path, gradient_map, batch):
     scores = instantiate(OmegaConf.load(path), _convert_="all")
     exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
-    measurements = compute_scores(scores or {}, gradient_map, exposure, generator)
+    measurements = measure_all(scores or {}, gradient_map, exposure)
     assert all(None not in m.values for m in measurements), measurements
     assert bool(measurements) == (path.stem != "none")
 

@@ -6,7 +6,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from flwr_leakage._conf import conf_dir
-from flwr_leakage.simulation.build import ConfigError, _instantiate, build, to_config
+from flwr_leakage.scores.base import Score
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import ConfigError, to_config
+from flwr_leakage.simulation.nodes import instantiate, instantiate_each
 from flwr_leakage.simulation.overrides import check_overrides
 
 NEED_FILES = {
@@ -17,6 +20,7 @@ NEED_FILES = {
     "cifar10_npz": "root",
 }
 NEED_PUBLIC_DATA = {"instahide_inter"}
+BUILT = {"defense", "attack", "partition", "strategy", "metric", "engine"}
 
 
 def _options(group):
@@ -41,9 +45,11 @@ def test_every_option_composes(group, option, tmp_path):
     config = to_config(cfg, {})
     if option in NEED_PUBLIC_DATA:
         with pytest.raises(ConfigError, match="public set"):
-            _instantiate(config, group)
-    elif group in ("defense", "score", "attack", "partition", "strategy", "metric"):
-        _instantiate(config, group)
+            instantiate(config, group)
+    elif group == "score":
+        instantiate_each(config, group, Score)
+    elif group in BUILT and config[group]:
+        instantiate(config, group)
 
 
 @pytest.mark.parametrize("model", _options("model"))
@@ -72,7 +78,7 @@ def test_a_mistyped_override_names_what_exists(argument, said):
         ["-m", "defense=none,pruning,gaussian"],
         ["defense=pruning", "defense.prune_ratio=0.5"],
         ["experiment=single_digit", "engine=ray", "engine.num_cpus=2"],
-        ["attack=none", "+new.key=1", "hydra.run.dir=/x", "--cfg", "job"],
+        ["attack=none", "+attack.restarts=2", "hydra.run.dir=/x", "--cfg", "job"],
         ["selection.clients=[0,1]"],
         *([f"dataset={option}", f"dataset.{key}=x"] for option, key in NEED_FILES.items()),
         ["dataset=npz", "dataset.root=x", "dataset.name=y"],
@@ -89,9 +95,9 @@ def test_what_is_right_passes(arguments):
         ("num_rounds=0", "num_rounds must be at least 1, got 0"),
         ("client.learning_rate=-1", "client: learning_rate must be positive"),
         ("client.num_examples=0", "client.num_examples"),
-        ("threat.labels=knwon", "threat: "),
-        ("model.batch_norm=eval", "model.batch_norm: "),
-        ("model.initialization=xaver", "model.initialization"),
+        ("threat.labels=knwon", "threat.labels must be 'known' or 'inferred', got 'knwon'"),
+        ("model.batch_norm=eval", "model.batch_norm must be 'batch' or 'running', got 'eval'"),
+        ("model.initialization=xaver", "model.initialization must be .* or 'xavier', got 'xaver'"),
         ("selection.every=0", "selection: every must be at least 1"),
         ("partition.num_partitions=2", "partition must give one part"),
         ("server.test_samples=0", "server.test_samples must be at least 1"),
@@ -99,11 +105,93 @@ def test_what_is_right_passes(arguments):
         ("selection.clients=[1,3]", r"selection.clients must name .* 0 … 2, .* got \[1, 3\]"),
         ("selection.clients=[]", "selection.clients must name some of the clients 0 … 2"),
         ("threat.rounds=2", "threat.rounds must be 1 unless client.same_samples=true.* got 2"),
+        ("num_clients=2.5", "num_clients must be an integer, got 2.5"),
+        ("seed=99999999999999999999", "seed must lie in .*, got 99999999999999999999"),
+        ("client.num_threads=0", "client.num_threads must be at least 1, got 0"),
+        ("client.max_samples=0", "client.max_samples must be at least 1, got 0"),
+        ("client.learning_rate=nan", "client.learning_rate must be a number, got nan"),
+        ("client.same_samples=3", "client.same_samples must be true or false, got 3"),
+        ("server.num_threads=0", "server.num_threads must be at least 1, got 0"),
+        ("server.attack_workers=0", "server.attack_workers must be at least 1, got 0"),
+        ("server.wait_seconds=-1", "server.wait_seconds must be ≥ 0, got -1"),
+        ("scoring.send=maybe", "scoring.send must be true or false, got 'maybe'"),
+        ("selection.clients=[a]", "selection.clients.0 must be an integer, got 'a'"),
+        ("attack.optimizer.iterations=1e3", "attack.optimizer.iterations must be an integer"),
+        ("strategy.fraction_train=2.0", "strategy.fraction_train must lie in .*, got 2.0"),
+        ("strategy.fraction_train=0", "strategy.fraction_train must lie in .*, got 0"),
+        ("strategy.fraction_evaluate=-1", "strategy.fraction_evaluate must lie in .*, got -1"),
+        ("strategy.min_train_nodes=9", "strategy.min_train_nodes must be at most num_clients=3"),
+        ("strategy.min_available_nodes=4", "strategy.min_available_nodes must be at most num_cl"),
+        ("~client.num_examples", "client.num_examples must be given"),
+        ("defense._target_=flwr_leakage.nothing", "defense._target_ cannot be imported"),
+        ("+engine.name=ray", "there is no key 'name' in 'engine'"),
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_its_key(tiny_data, override, said):
     with pytest.raises(ConfigError, match="(?s)" + said):
         build(tiny_config(tiny_data, override))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["strategy=fedadam", "strategy.eta=nan"], "strategy.eta must be a number, got nan"),
+        (["strategy=fedadam", "strategy.eta=inf"], "strategy.eta must be finite, got inf"),
+        (["defense=pruning", "defense.prune_ratio=abc"], "defense.prune_ratio must be a number"),
+        (
+            ["strategy=dp_fixed_clipping", "strategy.strategy.fraction_train=2"],
+            "strategy.strategy.fraction_train must lie in",
+        ),
+        (["engine=ray", "engine.client_cpus=1.5"], "engine.client_cpus must be an integer"),
+    ],
+)
+def test_a_wrong_value_of_another_option_names_its_key(tiny_data, overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        build(tiny_config(tiny_data, *overrides))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("+foo=1", "there is no key 'foo' at the top level"),
+        ("+sead=1", r"at the top level \(did you mean 'seed'\?\)"),
+        *(
+            (f"+{section}.foo=1", f"there is no key 'foo' in '{section}'")
+            for section in (
+                "dataset", "partition", "model", "model.network", "strategy", "defense", "scoring",
+                "attack", "attack.optimizer", "threat", "selection", "metric", "metric.lpips",
+                "client", "server", "engine",
+            )
+        ),
+        ("+score.foo=1", "score.foo must be Score, got 1"),
+        ("+tracker.foo=1", "tracker must be a section with a _target_"),
+    ],
+)  # fmt: skip
+def test_a_key_that_nobody_reads_is_an_error_that_names_it(tiny_data, override, said):
+    with pytest.raises(ConfigError, match=said):
+        build(tiny_config(tiny_data, override))
+
+
+def test_a_key_that_a_class_reads_may_be_added_to_its_section(tiny_data):
+    assert build(tiny_config(tiny_data, "+attack.relu_sharpness=3.0")).attack.relu_sharpness == 3
+
+
+def test_a_model_needs_no_more_than_its_network(tiny_data):
+    experiment = build(tiny_config(tiny_data, "~model.initialization", "~model.batch_norm"))
+    assert experiment.gradient_map.batch_norm == "running"
+
+
+def test_what_a_class_declares_has_its_defaults_there(tiny_data):
+    assert build(tiny_config(tiny_data, "~threat.labels")).threat.labels == "inferred"
+    sent = build(tiny_config(tiny_data)).client_audit().score_plan.send
+    assert sent is build(tiny_config(tiny_data)).config["scoring"]["send"] is True
+
+
+def test_the_same_config_is_built_once_and_any_other_anew(tiny_data):
+    config = tiny_config(tiny_data)
+    first = build(config)
+    assert build(dict(reversed(config.items()))) is first
+    assert build({**config, "run_dir": "elsewhere"}) is not first
 
 
 def test_a_client_that_the_partition_gives_too_few_samples_is_named(tiny_data):

@@ -1,6 +1,8 @@
-"""``simulations/run.py`` as a person runs it: both engines give the same numbers; a sweep."""
+"""Both commands as a person gives them: a sweep, and the same numbers on either engine."""
 
+import logging
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -12,25 +14,44 @@ from audits import numbers
 from flwr_leakage.tracking import read_run
 
 ROOT = Path(__file__).parents[2]
-TINY = [
-    "num_clients=2",
-    "num_rounds=1",
-    "dataset=embedded_mnist",
-    "model=linear",
-    "score=gradient_norm",
-    "attack=idlg",
-    "attack.optimizer.iterations=5",
-    "attack.batching=loop",
-    "metric=pixel",
-    "server.test_samples=10",
-]
 
 
-def _simulate(*arguments, timeout):
-    """Run the script in a process group of its own, of which nothing survives."""
+def _tiny(folder):
+    return [
+        "num_clients=2",
+        "num_rounds=1",
+        "dataset=npz",
+        "dataset.name=tiny",
+        f"dataset.root={folder}",
+        "model=linear",
+        "score=gradient_norm",
+        "attack=idlg",
+        "attack.optimizer.iterations=5",
+        "attack.batching=loop",
+        "metric=pixel",
+        "server.test_samples=10",
+    ]
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """``python simulations/run.py ARGUMENTS``, without the start of another interpreter."""
+    level = logging.getLogger("flwr").level
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+        runpy.run_path(str(ROOT / "simulations" / "run.py"), run_name="__main__")
+
+    yield run
+    logging.getLogger("flwr").setLevel(level)
+
+
+def _command(*arguments, cwd, timeout):
+    """Run the package in a process group of its own, of which nothing survives."""
     process = subprocess.Popen(
-        [sys.executable, ROOT / "simulations" / "run.py", *arguments, *TINY],
-        cwd=ROOT,
+        [sys.executable, "-m", "flwr_leakage.simulation", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -46,17 +67,11 @@ def _simulate(*arguments, timeout):
     return output
 
 
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sweep")
-    output = _simulate("-m", "defense=none,pruning", f"hydra.sweep.dir={folder}", timeout=120)
-    return folder, output
-
-
-def test_a_sweep_writes_a_run_folder_with_a_report_for_each_point(sweep):
-    folder, output = sweep
+def test_a_sweep_writes_a_run_folder_with_a_report_for_each_point(tiny_data, script, capsys):
+    folder = tiny_data / "sweep"
+    script("-m", "defense=none,pruning", f"hydra.sweep.dir={folder}", *_tiny(tiny_data))
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["0", "1"]
-    assert output.count("Report: ") == 2
+    assert capsys.readouterr().out.count("Report: ") == 2
     runs = [read_run(folder / name) for name in "01"]
     for run, name in zip(runs, "01", strict=True):
         assert run.closed
@@ -67,18 +82,39 @@ def test_a_sweep_writes_a_run_folder_with_a_report_for_each_point(sweep):
     assert numbers(runs[0]) != numbers(runs[1])
 
 
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("num_round=3", "error: there is no key 'num_round' at the top level (did you mean"),
+        ("+foo=3", "error: there is no key 'foo' at the top level"),
+        ("num_clients=2.5", "error: num_clients must be an integer, got 2.5."),
+    ],
+)
+def test_what_is_wrong_ends_the_command_in_words(tiny_data, script, argument, said):
+    folder = tiny_data / "run"
+    arguments = [*_tiny(tiny_data), argument, f"hydra.run.dir={folder}"]
+    with pytest.raises(SystemExit) as error:
+        script(*arguments)
+    assert str(error.value).startswith(said)
+    assert not (folder / "records.jsonl").exists()
+
+
 @pytest.mark.ray
-def test_both_engines_give_the_same_numbers(sweep, tmp_path):
-    folder, _ = sweep
-    settings = ["engine=ray", "engine.num_cpus=1", f"hydra.run.dir={tmp_path / 'ray'}"]
-    _simulate(*settings, timeout=240)
-    ray, inline = read_run(tmp_path / "ray"), read_run(folder / "0")
+def test_both_engines_give_the_same_numbers(tiny_data, script):
+    """On Ray by the package's own command in a folder that holds nothing of it."""
+    folders = {name: tiny_data / name for name in ("ray", "inline", "empty")}
+    folders["empty"].mkdir()
+    tiny = _tiny(tiny_data)
+    script(*tiny, f"hydra.run.dir={folders['inline']}")
+    settings = ["engine=ray", "engine.num_cpus=1", f"hydra.run.dir={folders['ray']}"]
+    _command(*tiny, *settings, cwd=folders["empty"], timeout=240)
+    ray, inline = read_run(folders["ray"]), read_run(folders["inline"])
     assert ray.closed
     assert not ray.events
     assert len(ray.records) == len(inline.records)
     assert numbers(ray) == numbers(inline)
     images = [
-        sorted(path.name for path in (r / "images").iterdir())
-        for r in (tmp_path / "ray", folder / "0")
+        sorted(path.name for path in (folders[name] / "images").iterdir())
+        for name in ("ray", "inline")
     ]
     assert images[0] == images[1]

@@ -9,7 +9,7 @@ from rich.console import Console
 from flwr_leakage.flower.inline_grid import InlineGrid
 from flwr_leakage.simulation import apps
 from flwr_leakage.simulation.apps import make_server_app, wait_for_nodes
-from flwr_leakage.simulation.build import ConfigError
+from flwr_leakage.simulation.config import ConfigError
 
 
 class LateGrid(InlineGrid):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from flwr_leakage.records import InputSpec
-from flwr_leakage.spectral.image_prior import ImagePrior
+from flwr_leakage.spectral.image_prior import ImagePrior, cosine_transform
 
 SPECS = [InputSpec((3, 8, 6), 4, (0.4, 0.5, 0.6), (0.3, 0.2, 0.1)), InputSpec((1, 5, 7), 2)]
 
@@ -68,3 +68,18 @@ def test_a_fitted_prior_has_the_spectrum_of_the_image():
 def test_a_grey_image_has_a_spectrum_too():
     prior = ImagePrior.of(SPECS[0])
     assert bool((prior.fitted(prior.grey).deviations > 0).all())
+
+
+def test_the_cosine_transform_is_orthonormal_and_has_the_known_entries():
+    size = 7
+    found = cosine_transform(size)
+    torch.testing.assert_close(found @ found.T, torch.eye(size, dtype=torch.float64))
+    place, frequency = torch.arange(size).double() + 0.5, torch.arange(size).double()[:, None]
+    expected = torch.cos(torch.pi * place * frequency / size) * (2 / size) ** 0.5
+    expected[0] /= 2**0.5
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_prior_without_spread_is_refused():
+    with pytest.raises(ValueError, match=r"above 0, got 0.0 and 0.1"):
+        ImagePrior.of(SPECS[0], spread=0.0)

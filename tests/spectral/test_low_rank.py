@@ -18,14 +18,14 @@ def falling(rank=SIZE):
 def test_a_matrix_of_low_rank_is_found_from_as_many_columns():
     matrix, _ = falling(rank=5)
     chosen = torch.tensor([3, 7, 11, 20, 31])
-    found = LowRank.of(matrix[chosen], chosen)
+    found = LowRank.from_columns(matrix[chosen], chosen)
     torch.testing.assert_close(found.vectors.T @ found.values.diag() @ found.vectors, matrix)
     torch.testing.assert_close(found.vectors @ found.vectors.T, torch.eye(5).double())
 
 
 def test_values_fall_and_do_not_exceed_the_eigenvalues():
     matrix, _ = falling()
-    found = LowRank.of(matrix[:12], torch.arange(12)).values
+    found = LowRank.from_columns(matrix[:12], torch.arange(12)).values
     assert bool((found.diff() <= 0).all())
     assert bool((found <= torch.linalg.eigvalsh(matrix).flip(0)[:12] + 1e-12).all())
 
@@ -34,7 +34,7 @@ def test_values_fall_and_do_not_exceed_the_eigenvalues():
 def test_the_preconditioner_lowers_the_condition(shift):
     matrix, _ = falling()
     shifted = matrix + shift * torch.eye(SIZE)
-    precondition = LowRank.of(matrix[:20], torch.arange(20)).preconditioner(shift)
+    precondition = LowRank.from_columns(matrix[:20], torch.arange(20)).preconditioner(shift)
     inverse = torch.stack([precondition(unit) for unit in torch.eye(SIZE).double()])
     torch.testing.assert_close(inverse, inverse.T)
     values = torch.linalg.eigvals(inverse @ shifted).real
@@ -47,6 +47,6 @@ def test_the_preconditioner_lowers_the_condition(shift):
 def test_rounding_and_zero_are_no_obstacle(dtype):
     matrix = falling(rank=2)[0].to(dtype)
     for columns in (matrix[:30], torch.zeros(30, SIZE, dtype=dtype)):
-        found = LowRank.of(columns, torch.arange(30))
+        found = LowRank.from_columns(columns, torch.arange(30))
         vector = torch.ones(SIZE, dtype=dtype)
         assert bool(found.preconditioner(1e-2)(vector).isfinite().all())

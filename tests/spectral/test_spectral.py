@@ -3,9 +3,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_leakage.operators import AngularJacobian, FunctionJacobian
+from flwr_leakage.operators import (
+    AngularJacobian,
+    Budget,
+    BudgetExhausted,
+    FunctionJacobian,
+    Meter,
+)
 from flwr_leakage.spectral import (
     Lanczos,
+    LargestEigenvalue,
     choose_smallest_eigenvalue,
     dense_spectrum,
     gram_spectrum,
@@ -90,6 +97,68 @@ def test_lanczos_survives_an_exhausted_krylov_space():
     torch.testing.assert_close(found.estimate.value, torch.tensor([2.0, FLAT[5]]).double())
     low = smallest_eigenvalue(operator, generator(), 1e-8)
     torch.testing.assert_close(low.estimate.value, torch.tensor([1.0, 1.0]).double())
+
+
+def part_of(stack, block):
+    """The operator of one block of a stack of matrices."""
+    return FunctionJacobian(lambda x: x @ stack[block].T, torch.zeros(1, stack.shape[2]).double())
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_a_block_has_the_results_that_it_has_alone(block):
+    """One converges in a few steps, the other needs all: each is read where it converged."""
+    together, stack = with_spectrum(GEOMETRIC, FLAT)
+    alone = part_of(stack, block)
+    rows = slice(block, block + 1)
+    start = torch.randn(2, 24, generator=generator(1), dtype=torch.float64)
+    rhs = torch.randn(2, 40, generator=generator(2), dtype=torch.float64)
+    for whole, single in (
+        (
+            largest_eigenvalue(together, start, 1e-2).estimate,
+            largest_eigenvalue(alone, start[rows], 1e-2).estimate,
+        ),
+        (
+            smallest_eigenvalue(together, [generator(0), generator(1)], 1e-1).estimate,
+            smallest_eigenvalue(alone, [generator(block)], 1e-1).estimate,
+        ),
+        (
+            spectral_sum(together, lambda x, top: x / top, [generator(0), generator(1)]).estimate,
+            spectral_sum(alone, lambda x, top: x / top, [generator(block)]).estimate,
+        ),
+    ):
+        torch.testing.assert_close(whole.value[rows], single.value, rtol=1e-9, atol=0)
+        assert bool(whole.converged[block]) == bool(single.converged)
+    whole = solve_damped(together, rhs, (1e-1, 1e-2), 1e-2)
+    single = solve_damped(alone, rhs[rows], (1e-1, 1e-2), 1e-2)
+    for field in ("norms", "lower_bounds", "solutions", "residual"):
+        found, expected = getattr(whole, field)[rows], getattr(single, field)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_an_answer_does_not_depend_on_earlier_questions():
+    operator, _ = with_spectrum(GEOMETRIC, FLAT)
+    start = random_start(operator, generator())
+    asked = LargestEigenvalue(operator, start)
+    for tolerance, limit in ((1e-1, 20), (1e-9, 3), (1e-6, 24), (1e-1, 20), (0.0, 5)):
+        first = operator.products
+        found = asked(tolerance, limit)
+        assert found.estimate.products == operator.products - first
+        fresh = largest_eigenvalue(operator, start, tolerance, limit)
+        torch.testing.assert_close(found.estimate.value, fresh.estimate.value, rtol=0, atol=0)
+        torch.testing.assert_close(found.vectors, fresh.vectors, rtol=0, atol=1e-12)
+        assert torch.equal(found.estimate.converged, fresh.estimate.converged)
+    with pytest.raises(ValueError, match="max_steps must be at least 1, got 0"):
+        asked(1e-2, 0)
+
+
+def test_a_step_beyond_the_budget_leaves_the_process_as_it_was():
+    operator, dense = with_spectrum(GEOMETRIC)
+    limited = FunctionJacobian(lambda x: x @ dense[0].T, operator.point, Meter(Budget(7)))
+    process = Lanczos(limited, random_start(operator, generator()))
+    with pytest.raises(BudgetExhausted):
+        for _ in range(9):
+            process.step()
+    assert process.num_steps == 3 and process.basis.shape[1] == 3
 
 
 def test_smallest_eigenvalue_where_it_is_resolvable():

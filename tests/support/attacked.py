@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from flwr_leakage.gradient_map import local_update
-from flwr_leakage.records import Disclosure, Observation, Update
+from flwr_leakage.records import Disclosure
+from simulations.benchmarks import lab
 
 
 def tiny_network(seed=0, channels=1, activation=nn.Sigmoid, classes=4):
@@ -20,16 +20,7 @@ def tiny_network(seed=0, channels=1, activation=nn.Sigmoid, classes=4):
     return network
 
 
-def observe(gradient_map, batch, schedule, *, client_id=0, server_round=1, disclose=False):
+def observe(gradient_map, batch, schedule, *, disclose=False, **named):
     """What a server sees of an honest client, by the wire's arithmetic."""
-    params = gradient_map.params
-    delta = local_update(gradient_map, params, batch, schedule, gradient_map.buffers)
-    delta = {k: ((params[k] + v) - params[k]).detach() for k, v in delta.items()}
-    return Observation(
-        server_round=server_round,
-        client_id=client_id,
-        params=params,
-        buffers=gradient_map.buffers,
-        update=Update(delta, gradient_map.buffers, schedule, len(batch)),
-        disclosed=Disclosure(targets=batch.targets) if disclose else Disclosure(),
-    )
+    disclosed = Disclosure(targets=batch.targets) if disclose else Disclosure()
+    return lab.observe(gradient_map, batch, schedule, disclosed=disclosed, **named)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from flwr_leakage.flower import run_inline
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
-from flwr_leakage.simulation.build import Config, compose
+from flwr_leakage.simulation.config import Config, compose
 from flwr_leakage.tracking import RunData, read_run
 
 TINY = [

@@ -4,7 +4,22 @@ import torch
 from torch import nn
 
 from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
+from flwr_leakage.per_sample import ClientSamples
+from flwr_leakage.records import Batch, Exposure, LocalSchedule, Measurement, Update
+from flwr_leakage.scores import Score, compute_scores
+
+
+def measure(
+    score: Score, gradient_map: GradientMap, exposure: Exposure, seed: int = 0
+) -> list[Measurement]:
+    """One score on its own."""
+    return score(ClientSamples(gradient_map, exposure), seed)
+
+
+def measure_all(scores, gradient_map, exposure, *args, **kwargs) -> list[Measurement]:
+    """The measurements of all scores of one call, in order."""
+    results = compute_scores(scores, gradient_map, exposure, *args, **kwargs)
+    return [measured for result in results.values() for measured in result]
 
 
 def small_network(batch_norm: bool = False) -> nn.Module:

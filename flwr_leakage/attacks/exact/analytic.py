@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.records import Batch, Reconstruction
+from flwr_leakage.records import Reconstruction
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Analytic(OneByOne):
 
     purpose: ClassVar[str] = "analytic"
 
-    def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
+    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
         """Attack one problem.
 
         Raises:
@@ -50,12 +51,10 @@ class Analytic(OneByOne):
             raise ValueError("the first layer's bias has a zero gradient: no unit was active.")
         inputs = mean_feature(weight, errors)
         misfit = (torch.outer(errors, inputs) - weight).square().sum() / weight.square().sum()
-        targets: Tensor | None = problem.known_targets
-        if targets is None:
-            targets = SignOfGradient()(problem, generator)
+        targets = assume_targets(problem, SignOfGradient(), generator).values
         clamped = problem.spec.clamp(inputs.reshape(1, *problem.spec.shape))
         return Reconstruction(
-            batch=Batch(clamped.to(torch.get_default_dtype()), targets),
+            batch=answer(clamped, targets),
             objective=float(misfit),
             stats={"cpu_seconds": time.process_time() - began},
         )

@@ -84,7 +84,7 @@ class ExactBatch(OneByOne):
 
     search: SearchSettings = field(default_factory=SearchSettings)
 
-    def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
+    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
         """Attack one problem.
 
         Raises:

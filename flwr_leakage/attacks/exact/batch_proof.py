@@ -113,6 +113,8 @@ def _explains(layer: BatchLayer, sample: Candidate) -> bool:
 def _is_pinned(layer: BatchLayer, following: BatchLayer | None, sample: Candidate) -> bool:
     """Whether equations of its own leave no other input than the sample's."""
     rank = layer.factor.rank
+    if rank == 1:  # one direction, whose length the bias tells
+        return True
     if layer.takes_input or layer.sparse_inputs:
         right = layer.in_pixels(layer.factor.right, layer.factor.bias)
         values = sample.dual @ right

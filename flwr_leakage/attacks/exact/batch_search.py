@@ -378,8 +378,8 @@ class BatchSearch:
     def _refresh(self) -> None:
         """Compute the duals found once more, now that the others' columns are known.
 
-        A dual is orthogonal to all of them. That leaves few unknowns to its own equations, and errors
-        of the duals are what blurs the rest.
+        A dual is orthogonal to all of them. That leaves few unknowns to its own equations, and the
+        duals' errors are what blurs the rest.
         """
         for index, sample in enumerate(self.found):
             others = [other.column for other in self.found if other is not sample]

@@ -1,13 +1,15 @@
 """A network as a chain of layers, for attacks that walk it backwards."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flwr_leakage.attacks.exact.geometry import Geometry
+from flwr_leakage.attacks.exact.weight_equations import weight_equations
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.normalization import StatelessBatchNorm
 
@@ -42,12 +44,15 @@ def _everywhere(outputs: Tensor) -> Tensor:
     return torch.ones_like(outputs, dtype=torch.bool)
 
 
+IDENTITY = Activation(lambda z: z, torch.ones_like, lambda a: a, _everywhere, -math.inf, math.inf)
+"""Of the last layer, whose outputs are the logits."""
+
+
 def activation_of(module: nn.Module) -> Activation | None:
     """The activation that a module computes, or ``None`` if it is not known here."""
-    infinity = float("inf")
     if isinstance(module, nn.ReLU):
         return Activation(
-            torch.relu, lambda a: (a > 0).to(a.dtype), lambda a: a, lambda a: a > 0, 0.0, infinity
+            torch.relu, lambda a: (a > 0).to(a.dtype), lambda a: a, lambda a: a > 0, 0.0, math.inf
         )
     if isinstance(module, nn.LeakyReLU):
         tilt = module.negative_slope
@@ -56,8 +61,8 @@ def activation_of(module: nn.Module) -> Activation | None:
             lambda a: torch.where(a > 0, 1.0, tilt).to(a.dtype),
             lambda a: torch.where(a > 0, a, a / tilt),
             _everywhere,
-            -infinity,
-            infinity,
+            -math.inf,
+            math.inf,
         )
     if isinstance(module, nn.Sigmoid):
         return Activation(
@@ -80,60 +85,108 @@ class Link:
     """One layer of a chain: z = scale · (W ∗ a + b) + shift, then the activation.
 
     Attributes:
-        module: the convolution or linear layer (for its geometry only).
         name: prefix of its parameters' names.
+        geometry: of a convolution; ``None`` for a linear layer.
         input_shape: of one sample, without the batch.
         output_shape: of one sample, without the batch.
         weight: W.
         bias: b, zero where the layer has none.
         scale: per channel, of a BatchNorm with fixed statistics; one without.
         shift: per channel; zero without.
-        activation: ``None`` for the last layer.
-        bias_gradient: ∂L/∂b of this sample, also where BatchNorm's bias stands for b; ``None``
+        activation: φ; the identity for the last layer.
+        weight_gradient: ∂L/∂W of the sample that is sought.
+        bias_gradient: ∂L/∂b of that sample, also where BatchNorm's bias stands for b; ``None``
             where the layer has neither.
     """
 
-    module: nn.Conv2d | nn.Linear
     name: str
+    geometry: Geometry | None
     input_shape: torch.Size
     output_shape: torch.Size
     weight: Tensor
     bias: Tensor
     scale: Tensor
     shift: Tensor
-    activation: Activation | None
+    activation: Activation
+    weight_gradient: Tensor
     bias_gradient: Tensor | None
+
+    @property
+    def num_channels(self) -> int:
+        """Of the outputs."""
+        return len(self.scale)
+
+    @property
+    def gain(self) -> Tensor:
+        """Standard deviation of z where the input has one of 1, per channel: |scale| ‖W_o‖."""
+        return self.scale.abs() * self.weight.flatten(1).norm(dim=1)
 
     def linear(self, inputs: Tensor) -> Tensor:
         """``W ∗ a`` of inputs (B, *input_shape)."""
-        if isinstance(self.module, nn.Linear):
+        if self.geometry is None:
             return inputs.flatten(1) @ self.weight.T
-        m = self.module
-        return F.conv2d(inputs, self.weight, None, m.stride, m.padding, m.dilation)
+        _, dilation, padding, stride = self.geometry
+        return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
+
+    def scaled(self, inputs: Tensor) -> Tensor:
+        """``scale · (W ∗ a)``: how preactivations change with a change of inputs."""
+        outputs = self.linear(inputs)
+        return per_channel(self.scale, outputs) * outputs
 
     def preactivation(self, inputs: Tensor) -> Tensor:
         """Preactivations z of inputs (B, *input_shape)."""
         outputs = self.linear(inputs)
-        per_channel = (-1,) + (1,) * (outputs.ndim - 2)
-        scale, shift = self.scale.reshape(per_channel), self.shift.reshape(per_channel)
-        return scale * (outputs + self.bias.reshape(per_channel)) + shift
+        scale, shift, bias = (
+            per_channel(values, outputs) for values in (self.scale, self.shift, self.bias)
+        )
+        return scale * (outputs + bias) + shift
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """φ(z) of inputs (B, *input_shape)."""
+        return self.activation.function(self.preactivation(inputs))
 
     def patches(self, inputs: Tensor) -> Tensor:
         """What each output sees of an input (1, *input_shape): (K, P), K weights a channel.
 
         ``∂L/∂W`` of a channel is the patches times its errors ``∂L/∂(W ∗ a)`` at P positions.
         """
-        if isinstance(self.module, nn.Linear):
+        if self.geometry is None:
             return inputs.reshape(-1, 1)
-        m = self.module
-        padding: tuple[int, int] = m.padding  # type: ignore[assignment]
-        return F.unfold(inputs, m.kernel_size, m.dilation, padding, m.stride)[0]
+        return self.geometry.patches(inputs)[0]
 
     def pull_back(self, errors: Tensor) -> Tensor:
         """∂L/∂a (B, *input_shape) from ∂L/∂(W ∗ a) (B, *output_shape)."""
         zeros = torch.zeros(len(errors), *self.input_shape, dtype=errors.dtype)
         pull = torch.func.vjp(self.linear, zeros)[1]
         return pull(errors)[0]
+
+    def equations(self, errors: Tensor, channels: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """What the weight gradient states about the input; see :func:`weight_equations`.
+
+        Args:
+            errors: ∂L/∂(W ∗ a), (1, *output_shape).
+            channels: of the outputs (C,) whose errors are exact; the others are left out.
+        """
+        gradient = self.weight_gradient
+        if channels is not None:
+            errors, gradient = errors[:, channels], gradient[channels]
+        return weight_equations(errors, gradient, self.input_shape, self.geometry)
+
+    def single(self) -> "Link":
+        """The same with W and scale in single precision, for ``linear`` and ``scaled``."""
+        return replace(self, weight=self.weight.float(), scale=self.scale.float())
+
+
+def per_channel(values: Tensor, outputs: Tensor) -> Tensor:
+    """Values (C,) of channels in a shape that broadcasts to outputs (B, C, …)."""
+    return values.reshape((-1,) + (1,) * (outputs.ndim - 2))
+
+
+def features_of(links: Iterable[Link], inputs: Tensor) -> Tensor:
+    """The outputs of a piece of a chain, of inputs (B, *shape) of its first layer."""
+    for link in links:
+        inputs = link.outputs(inputs)
+    return inputs
 
 
 def trace_chain(problem: Problem) -> list[Link]:
@@ -157,7 +210,9 @@ def trace_chain(problem: Problem) -> list[Link]:
 
             handles.append(module.register_forward_hook(keep))
     like = next(iter(problem.params.values()))
-    probe = torch.rand(1, *problem.spec.shape, dtype=like.dtype)
+    # What flows through the layers tells their order; any values do that are all different.
+    stream = torch.Generator().manual_seed(0)
+    probe = torch.rand(1, *problem.spec.shape, dtype=like.dtype, generator=stream)
     try:
         logits = problem.gradient_map.logits(problem.params, probe, problem.buffers)
     finally:
@@ -172,9 +227,9 @@ def trace_chain(problem: Problem) -> list[Link]:
             raise ValueError(f"the model must be a chain of layers; {name!r} does not follow.")
         previous = output
         _extend(links, name, module, inputs, output, problem)
-    if not links or not torch.equal(previous, logits) or links[-1].activation is not None:
+    if not links or not torch.equal(previous, logits) or links[-1].activation is not IDENTITY:
         raise ValueError("the model must be a chain that ends in a linear layer.")
-    if not isinstance(links[-1].module, nn.Linear):
+    if links[-1].geometry is not None:
         raise ValueError("the model's last layer must be linear.")
     return links
 
@@ -191,21 +246,11 @@ def _extend(
     if isinstance(module, nn.Flatten | nn.Identity | nn.Dropout):
         return
     if isinstance(module, nn.Conv2d | nn.Linear):
-        if links and links[-1].activation is None:
+        if links and links[-1].activation is IDENTITY:
             raise ValueError(f"an activation must precede {name!r}.")
-        if isinstance(module, nn.Conv2d) and (
-            module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str)
-        ):
-            raise ValueError(f"{name!r} must have one group and zero padding given in numbers.")
-        prefix = f"{name}." if name else ""
-        weight = problem.params[f"{prefix}weight"]
-        zeros = weight.new_zeros(weight.shape[0])
-        bias = problem.params.get(f"{prefix}bias", zeros)
-        shapes = inputs.shape[1:], output.shape[1:]
-        one, found = torch.ones_like(zeros), problem.gradient.get(f"{prefix}bias")
-        links.append(Link(module, prefix, *shapes, weight, bias, one, zeros, None, found))
+        links.append(_link(name, module, inputs, output, problem))
         return
-    if not links or links[-1].activation is not None:
+    if not links or links[-1].activation is not IDENTITY:
         raise ValueError(f"{name!r} ({type(module).__name__}) cannot be part of a chain.")
     last = links[-1]
     if isinstance(module, StatelessBatchNorm) and module.mode == "running":
@@ -215,12 +260,40 @@ def _extend(
         std = (merged[f"{prefix}running_var"].to(last.weight) + module.eps).sqrt()
         gain = problem.params.get(f"{prefix}weight", torch.ones_like(std)) / std
         offset = problem.params.get(f"{prefix}bias", torch.zeros_like(std))
+        scale, shift = gain * last.scale, gain * (last.shift - mean) + offset
         found = last.bias_gradient
         if found is None and f"{prefix}bias" in problem.gradient:
-            found = gain * problem.gradient[f"{prefix}bias"]
-        links[-1] = replace(last, scale=gain, shift=offset - gain * mean, bias_gradient=found)
+            found = scale * problem.gradient[f"{prefix}bias"]
+        links[-1] = replace(last, scale=scale, shift=shift, bias_gradient=found)
         return
     activation = activation_of(module)
     if activation is None:
         raise ValueError(f"{name!r} ({type(module).__name__}) cannot be part of a chain.")
     links[-1] = replace(last, activation=activation)
+
+
+def _link(
+    name: str, module: nn.Conv2d | nn.Linear, inputs: Tensor, output: Tensor, problem: Problem
+) -> Link:
+    """A layer as it stands alone, with the observed gradients of its parameters."""
+    geometry = None
+    if isinstance(module, nn.Conv2d):
+        if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
+            raise ValueError(f"{name!r} must have one group and zero padding given in numbers.")
+        geometry = Geometry.of(module.kernel_size, module.dilation, module.padding, module.stride)
+    prefix = f"{name}." if name else ""
+    weight = problem.params[f"{prefix}weight"]
+    zeros = weight.new_zeros(weight.shape[0])
+    return Link(
+        name=prefix,
+        geometry=geometry,
+        input_shape=inputs.shape[1:],
+        output_shape=output.shape[1:],
+        weight=weight,
+        bias=problem.params.get(f"{prefix}bias", zeros),
+        scale=torch.ones_like(zeros),
+        shift=zeros,
+        activation=IDENTITY,
+        weight_gradient=problem.gradient[f"{prefix}weight"],
+        bias_gradient=problem.gradient.get(f"{prefix}bias"),
+    )

@@ -1,172 +1,103 @@
-"""Gauss–Newton through ReLUs, with a prior of images and a blur of the ReLUs that fade together.
+"""The weights that the prior fades through in each stage of a fit through ReLUs."""
 
-An inactive ReLU has no slope, so Gauss–Newton from far away ends in the nearest local minimum.
-Here every step minimises, to first order,
+from dataclasses import dataclass, field, replace
 
-    ‖r(x)‖² + α ‖s‖²,   x = μ + L s,
-
-with s standard normal under the prior (iteratively regularised Gauss–Newton, Bakushinskii 1992),
-and r has every ReLU averaged over Gaussian noise, whose width falls with α. While α is large only
-what most of the equations agree on is fitted, in images that are smooth; the noise gives units
-that are nearly active a slope.
-"""
-
-import math
-from collections.abc import Callable
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
-
-from flwr_leakage.attacks.exact.mask_equations import Gates, MaskEquations, conjugate_gradients
-from flwr_leakage.spectral.image_prior import ImagePrior
-from flwr_leakage.spectral.low_rank import LowRank
-
-INEXACT = 3e-2
-"""Relative residual of the systems that are solved for a step."""
-
-SHORTENINGS = 5
-"""Trials of a step, each shorter than the one before."""
-
-WIDEST_AT = 100.0
-"""Weight of the prior at which the blur has its full width; it goes with the fourth root."""
-
-SHARP = 10.0
-"""ReLUs are exact once the weight is below this multiple of the last one."""
+from flwr_leakage.attacks.exact.fading import Fading
+from flwr_leakage.attacks.exact.fading_solver import StepSettings
+from flwr_leakage.attacks.exact.fading_stages import Stage
 
 
-RANK = 500
-"""Columns of the matrix that its largest eigenvalues are taken from."""
+@dataclass(frozen=True)
+class FadingPrior:
+    """The settings of a fit through ReLUs with a prior of images that fades.
 
-BLOCK = 32
-"""Columns that are computed at once."""
-
-MANY_ITERATIONS = 100
-"""Of conjugate gradients: from there on a preconditioner is worth its columns."""
-
-PATIENCE = 2
-"""Iterations per column before another one replaces it: a column costs as much as an iteration."""
-
-
-class Fading(NamedTuple):
-    """Weights of the prior in successive steps.
+    The stages are those of :class:`flwr_leakage.attacks.exact.fading_stages.Stage`. Deep fadings,
+    and the last one with a prior that is fitted to the best candidate, share ``last_weight``,
+    ``factor`` and ``iterations``; in their last steps ReLUs are exact.
 
     Attributes:
-        first: weight α of the first step.
-        last: of the last one.
-        factor: from one to the next.
-        blur: standard deviation of the noise in the ReLUs' layers' inputs, at α = 100.
-        iterations: of conjugate gradients in a step, at most.
-        sharpens: whether the last steps have no blur.
-        enough: ‖r‖² at which to end.
+        rounds: candidates, at most, ≥ 1.
+        last_weight: of the prior in deep fadings, in (0, fitted_first).
+        factor: from one weight to the next in these, in (0, 1).
+        iterations: of conjugate gradients in each of their steps, ≥ 1.
+        near: a deep fading ends, and its candidate meets the equations, once ‖r‖², of the
+            equations in units, is at most this, ≥ 0 …
+        enough: … and the one with a fitted prior that then follows once it is at most this, ≥ 0.
+        rough: the first fading, with the masks that are proven at the start.
+        middle: with more of them.
+        longer: share to which the last weight of ``middle`` falls when no mask was proven, in
+            (0, 1].
+        deep_first: first weight of a deep fading from the best candidate, > last_weight.
+        deep_blur: its blur, and that of the fitted prior's, ≥ 0.
+        grey_first: first weight of a deep fading from grey, > last_weight.
+        grey_blur: its blur, ≥ 0: wider, so that it ends elsewhere than the one before.
+        fitted_first: first weight with the prior that is fitted to the best candidate; it starts
+            from there, so that there is less to fade.
+        solver: of the steps' linear systems.
     """
 
-    first: float
-    last: float
-    factor: float
-    blur: float
-    iterations: int
-    sharpens: bool = False
-    enough: float = 0.0
+    rounds: int = 12
+    last_weight: float = 1e-8
+    factor: float = 0.3
+    iterations: int = 200
+    near: float = 1e-3
+    enough: float = 1e-5
+    rough: Fading = field(default_factory=lambda: Fading(10.0, 3e-3, 0.3, 0.8, 60))
+    middle: Fading = field(default_factory=lambda: Fading(0.3, 1e-3, 0.3, 0.8, 120))
+    longer: float = 0.1
+    deep_first: float = 1e-2
+    deep_blur: float = 0.8
+    grey_first: float = 10.0
+    grey_blur: float = 1.5
+    fitted_first: float = 1e-4
+    solver: StepSettings = field(default_factory=StepSettings)
 
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}.")
+        if not 0 < self.last_weight < self.fitted_first:
+            raise ValueError(
+                f"last_weight must lie in (0, {self.fitted_first:g}), got {self.last_weight}."
+            )
+        if not 0 < self.longer <= 1:
+            raise ValueError(f"longer must lie in (0, 1], got {self.longer}.")
+        if self.near < 0:
+            raise ValueError(f"near must be at least 0, got {self.near}.")
+        # The deep fadings check what is theirs, here rather than in the middle of an attack.
+        self.fitted()
+        for stage in (Stage.LONGER, Stage.DEEP, Stage.DEEP_FROM_GREY):
+            self.of(stage)
 
-class Solver:
-    """Solves the systems of successive steps by conjugate gradients, in single precision.
+    def of(self, stage: Stage) -> Fading:
+        """The fading of a stage.
 
-    They see strong directions first, and those that the prior prefers, so that ending them early
-    regularises. Once they take long, the largest eigenvalues of a step's matrix are taken out of
-    this one's and the next ones' by a preconditioner, while that helps.
-    """
-
-    def __init__(self, prior: ImagePrior) -> None:
-        """Take the prior of x."""
-        self.prior = prior
-        self._single = prior.single()
-        self._smoothest = prior.deviations.flatten().argsort(descending=True)[:RANK]
-        self._low_rank: LowRank | None = None
-        self._is_slow = False
-        self._spent = PATIENCE * RANK
-
-    def step(
-        self, equations: MaskEquations, gates: Gates, slope: Tensor, weight: float, iterations: int
-    ) -> Tensor:
-        """Return −(LᵀJᵀJL + αI)⁻¹ slope.
-
-        Args:
-            equations: in single precision.
-            gates: where J is taken.
-            slope: (C, H, W).
-            weight: α.
-            iterations: at most.
+        Raises:
+            ValueError: nothing fades in that stage.
         """
-        gates = tuple(gate.float() for gate in gates)
-        if self._is_slow:
-            self._spent = 0
-            self._low_rank = self._approximate(equations, gates, slope.shape)
-        product = self._matrix(equations, gates, (1, *slope.shape))
-        keep = self._low_rank.preconditioner(weight) if self._low_rank else torch.clone
-        step, taken = conjugate_gradients(
-            lambda vector: product(vector.reshape(1, *slope.shape)).flatten() + weight * vector,
-            -slope.flatten().float(),
-            INEXACT,
-            iterations,
-            keep,
+        if stage is Stage.ROUGH:
+            return self.rough
+        if stage is Stage.MIDDLE:
+            return self.middle
+        if stage is Stage.LONGER:
+            return replace(self.middle, last=self.longer * self.middle.last)
+        if stage is Stage.DEEP:
+            return self._deep(self.deep_first, self.deep_blur, self.near)
+        if stage is Stage.DEEP_FROM_GREY:
+            return self._deep(self.grey_first, self.grey_blur, self.near)
+        raise ValueError(f"nothing fades in stage {stage}.")
+
+    def fitted(self) -> Fading:
+        """The fading of a prior that is fitted to the best candidate."""
+        return self._deep(self.fitted_first, self.deep_blur, self.enough)
+
+    def _deep(self, first: float, blur: float, enough: float) -> Fading:
+        """A fading to the last weight, or until ‖r‖² is enough."""
+        return Fading(
+            first=first,
+            last=self.last_weight,
+            factor=self.factor,
+            blur=blur,
+            iterations=self.iterations,
+            sharpens=True,
+            enough=enough,
         )
-        self._spent += taken
-        self._is_slow = taken > MANY_ITERATIONS and self._spent > PATIENCE * RANK
-        return step.to(slope.dtype).reshape(slope.shape)
-
-    def _matrix(
-        self, equations: MaskEquations, gates: Gates, shape: tuple[int, ...]
-    ) -> Callable[[Tensor], Tensor]:
-        """LᵀJᵀJL, for batches (B, C, H, W)."""
-        pull = equations.pull_back(gates, torch.Size(shape))
-        prior = self._single
-        return lambda batch: prior.pull(pull(equations.linear(gates, prior.push(batch))))
-
-    def _approximate(
-        self, equations: MaskEquations, gates: Gates, shape: tuple[int, ...]
-    ) -> LowRank:
-        """From the columns of the smoothest coordinates, where the prior varies most."""
-        units = torch.zeros(len(self._smoothest), math.prod(shape))
-        units[torch.arange(len(units)), self._smoothest] = 1
-        columns = [
-            self._matrix(equations, gates, (len(block), *shape))(block.reshape(-1, *shape))
-            for block in units.split(BLOCK)
-        ]
-        return LowRank.of(torch.cat(columns).flatten(1), self._smoothest)
-
-
-def fade(
-    equations: MaskEquations, inputs: Tensor, fading: Fading, solver: Solver
-) -> tuple[Tensor, float]:
-    """Inputs (1, C, H, W) after one step at every weight, and ‖r‖² there.
-
-    Args:
-        equations: r.
-        inputs: where to start.
-        fading: the weights.
-        solver: of the steps' systems.
-    """
-    prior, single = solver.prior, equations.single()
-    coordinates = prior.coordinates(inputs)
-    weight, value = fading.first, math.inf
-    while weight > fading.last and value > fading.enough:
-        exact = fading.sharpens and weight <= SHARP * fading.last
-        blur = 0.0 if exact else fading.blur * (weight / WIDEST_AT) ** 0.25
-        residual, gates = equations.residual(inputs, blur)
-        slope = prior.pull(equations.pull_back(gates, inputs.shape)(residual)[0])
-        slope = slope + weight * coordinates
-        step = solver.step(single, gates, slope, weight, fading.iterations)
-        value = float(residual.square().sum())
-        objective = value + weight * float(coordinates.square().sum())
-        length = 1.0
-        for _ in range(SHORTENINGS):
-            trial = coordinates + length * step
-            found = equations.sum_of_squares(prior.inputs(trial), blur)
-            if found + weight * float(trial.square().sum()) < objective:
-                coordinates, inputs, value = trial, prior.inputs(trial), found
-                break
-            length *= 0.4
-        weight *= fading.factor
-    return inputs, value

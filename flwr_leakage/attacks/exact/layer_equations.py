@@ -3,130 +3,21 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from flwr_leakage.attacks.exact.chain import Link
+from flwr_leakage.attacks.exact.chain import Link, per_channel
+from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 
 
 @dataclass(frozen=True)
-class Whitened:
-    """The linear equations ``M a = T`` of a weight gradient, in M's right singular vectors.
-
-    Attributes:
-        rows: V (r, P), orthonormal: the directions of a that the gradient determines.
-        values: S⁻¹ Uᵀ T (r, C): ``V a = values`` for a of shape (P, C).
-        singular: S (r,): noise of T is in the values as much larger as these are smaller.
-    """
-
-    rows: Tensor
-    values: Tensor
-    singular: Tensor
-
-    @property
-    def is_determined(self) -> bool:
-        """Whether they have one solution, r = P."""
-        return self.rows.shape[0] == self.rows.shape[1]
-
-    def open_share(self) -> Tensor:
-        """Which share of each entry (P,) they leave open: the diagonal of I − VᵀV."""
-        return 1 - self.rows.square().sum(dim=0)
-
-    def of_channels(self, count: int) -> "Whitened":
-        """The same for a of ``count`` channels; a linear layer's own are of single entries."""
-        if self.values.shape[1] == count:
-            return self
-        entries = (self.rows.T @ self.values).T.reshape(count, -1)
-        rows = torch.eye(entries.shape[1], dtype=entries.dtype)
-        return Whitened(rows, entries.T, rows.diagonal())
-
-    def faded(self, noise: float) -> "Whitened":
-        """Rows weighted by s / √(s² + ν²), with ν a share ``noise`` of the largest s."""
-        weights = self.singular / (self.singular.square() + (noise * self.singular[0]) ** 2).sqrt()
-        return Whitened(weights[:, None] * self.rows, weights[:, None] * self.values, self.singular)
-
-    def in_units(self) -> "Whitened":
-        """Both sides divided by the root mean square of the values."""
-        unit = root_mean_square(self.values)
-        return Whitened(self.rows / unit, self.values / unit, self.singular)
-
-    def null_space(self) -> Tensor:
-        """N (P, P − r), orthonormal: the directions that they leave open."""
-        return torch.linalg.svd(self.rows, full_matrices=True)[2][len(self.rows) :].T
-
-
-def root_mean_square(values: Tensor) -> Tensor:
-    """Of all entries, above zero; of none it is one."""
-    return values.square().mean().sqrt().clamp_min(1e-30) if values.numel() else values.new_ones(())
-
-
-def gradient_equations(
-    link: Link,
-    errors: Tensor,
-    weight_gradient: Tensor,
-    rank_tolerance: float,
-    certain: Tensor | None = None,
-) -> Whitened:
-    """Whiten the equations that a layer's weight gradient states about its input.
-
-    Args:
-        link: the layer.
-        errors: ∂L/∂(W ∗ a + b), (1, *output_shape).
-        weight_gradient: ∂L/∂W.
-        rank_tolerance: singular values of M below this fraction of the largest are noise.
-        certain: output channels (C,) whose errors are exact; the others are left out. These
-            equations are fewer than the unknowns, and solved time and again.
-    """
-    if certain is not None:
-        errors, weight_gradient = errors[:, certain], weight_gradient[certain]
-    if isinstance(link.module, nn.Linear):
-        matrix, target = errors.reshape(-1, 1), weight_gradient
-    else:
-        m = link.module
-        _, height, width = link.input_shape
-        positions = torch.eye(height * width, dtype=errors.dtype)
-        patches = F.unfold(
-            positions.reshape(-1, 1, height, width),
-            m.kernel_size,
-            m.dilation,
-            m.padding,  # type: ignore[arg-type]
-            m.stride,
-        )
-        channels = errors.shape[1]
-        # (output channels · kernel positions, input positions), the same for all input channels
-        matrix = torch.einsum("pkq,oq->okp", patches, errors.reshape(channels, -1))
-        matrix = matrix.reshape(-1, height * width)
-        target = weight_gradient.flatten(2).transpose(1, 2).reshape(len(matrix), -1)
-    if certain is not None:
-        return _whiten_by_gram(matrix, target, rank_tolerance)
-    left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
-    rank = int((singular > rank_tolerance * singular[0]).sum())
-    values = (left[:, :rank].T @ target) / singular[:rank, None]
-    return Whitened(right[:rank], values, singular[:rank])
-
-
-def _whiten_by_gram(matrix: Tensor, target: Tensor, rank_tolerance: float) -> Whitened:
-    """Whiten by the eigenvectors of M Mᵀ, a third of the singular value decomposition's time.
-
-    The equations stay exact, as both sides are combined alike; rows of singular values below 1e-6
-    of the largest are not orthonormal to more than three digits or so.
-    """
-    squares, left = torch.linalg.eigh(matrix @ matrix.T)
-    singular, left = squares.flip(0).clamp_min(0).sqrt(), left.flip(1)
-    rank = int((singular > rank_tolerance * singular[0]).sum())
-    combined = left[:, :rank].T / singular[:rank, None]
-    return Whitened(combined @ matrix, combined @ target, singular[:rank])
-
-
-@dataclass(frozen=True)
 class Knowledge:
-    """What is known of the input a of one layer, to be used in a fit.
+    """What is known of the input a of one layer, ``outputs = φ(z(a))``, to be used in a fit.
 
     Attributes:
         link: the layer that takes a.
         outputs: the layer's known activations, (1, *output_shape).
-        errors: ∂L/∂(W ∗ a + b), (1, *output_shape).
+        errors: ∂L/∂(W ∗ a), (1, *output_shape).
         equations: those of its weight gradient.
         trust: in the outputs, a factor of their residuals that has or broadcasts to their shape.
     """
@@ -137,36 +28,67 @@ class Knowledge:
     equations: Whitened
     trust: Tensor | float = 1.0
 
+    @classmethod
+    def of(
+        cls,
+        link: Link,
+        outputs: Tensor,
+        output_errors: Tensor,
+        rank_tolerance: float,
+        trust: Tensor | float = 1.0,
+    ) -> "Knowledge":
+        """From a layer's outputs and their errors ∂L/∂outputs, of as many entries each.
+
+        Args:
+            link: the layer.
+            outputs: its activations.
+            output_errors: ∂L/∂outputs.
+            rank_tolerance: see :meth:`Whitened.by_svd`.
+            trust: in the outputs, one or an entry for each.
+        """
+        shape = (1, *link.output_shape)
+        outputs = outputs.reshape(shape)
+        errors = output_errors.reshape(shape) * link.activation.slope(outputs)
+        errors = errors * per_channel(link.scale, errors)
+        equations = Whitened.by_svd(*link.equations(errors), rank_tolerance)
+        if isinstance(trust, Tensor):
+            trust = trust.reshape(shape).to(outputs.dtype)
+        return cls(link, outputs, errors, equations, trust)
+
+    @property
+    def input_errors(self) -> Tensor:
+        """∂L/∂a, (1, *input_shape)."""
+        return self.link.pull_back(self.errors)
+
     def forward_residual(self, inputs: Tensor) -> Tensor:
         """How far ``z(a)`` is from what the outputs tell, per entry, in units of typical a."""
         link = self.link
         z = link.preactivation(inputs)
-        assert link.activation is not None
         known = link.activation.invertible(self.outputs)
         residual = torch.where(known, z - link.activation.inverse(self.outputs), z.clamp_min(0))
         slope = link.activation.slope(self.outputs)
         weight = torch.where(known, slope / slope.max().clamp_min(1e-30), 1.0)
-        gain = link.scale.abs() * link.weight.flatten(1).norm(dim=1)
-        return self.trust * weight * residual / gain.mean().clamp_min(1e-30)
-
-    def forward_size(self) -> Tensor:
-        """The squared size of the known outputs in the units of ``forward_residual``."""
-        gain = self.link.scale.abs() * self.link.weight.flatten(1).norm(dim=1)
-        return self.outputs.square().sum() / gain.mean().square().clamp_min(1e-30)
+        return self.trust * weight * residual / link.gain.mean().clamp_min(1e-30)
 
     def gradient_residual(self, inputs: Tensor) -> Tensor:
-        """How far a is from the weight gradient's equations, whitened."""
-        rows = self.equations.rows
-        return rows @ inputs.reshape(-1, rows.shape[1]).T - self.equations.values
+        """How far a is from the weight gradient's equations, whitened (r, C)."""
+        return self.equations.residual(inputs)
 
 
 def solve_layer(
     knowledge: Knowledge, low: Tensor | float, high: Tensor | float, iterations: int
 ) -> tuple[Tensor, float]:
-    """Find the input a of a layer: the convex problem of the module's docstring.
+    """Find the input a of a layer behind an invertible activation, a convex problem.
 
-    The gradient's equations hold exactly, in null space coordinates; the forward equations and
-    the range [low, high] of a are met in least squares.
+    The gradient's equations ``M(δ) a = ∂L/∂W`` hold exactly, as a is sought in coordinates of
+    their null space; the forward equations ``z(a) = φ⁻¹(outputs)`` and the range [low, high] of a
+    are met in least squares.
+
+    Args:
+        knowledge: of the layer.
+        low: least value that a can have, as an output of the layer before.
+        high: greatest one.
+        iterations: of L-BFGS.
 
     Returns:
         a (1, *input_shape) and the mean squared residual, relative to a's mean square.

@@ -14,9 +14,8 @@ happen; so a mask must also explain the layer's own weight gradient, which is li
 than the candidate's mask does.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -24,120 +23,205 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.layer_equations import Whitened
+from flwr_leakage.attacks.exact.mask_values import Masks, MaskValues
+from flwr_leakage.attacks.exact.weight_equations import Whitened
 
 Array = np.ndarray
 
-SMALLEST, LARGEST = 1e-6, 3e-2
-"""Entries may count as zero up to a threshold between these shares of their channel's largest."""
-
-SUM_WEIGHT = 1e-4
-"""Of the sum's row beside the orthonormal rows of the equations."""
-
-OPEN = 0.02
-"""Entries count as open from this share on that the equations leave undetermined."""
-
-NOISE = 2e-7
-"""Relative error of gradients in float32."""
-
-UNSEEN = 1e-6
-"""No equation sees a position if its column is below this share of the largest singular value."""
-
-INEXACT = 1e-3
-"""Values are determined if their standard deviation is below this share of typical ones."""
-
-DOUBTFUL = 1e-2
-"""Share of its channel's largest entry up to which an entry of a solution may be zero."""
-
-FLIPPABLE, MOST_FLIPS = 24, 3
-"""Entries of a mask that are tried, and how many at once. A wrong mask passes the bias's gradient
-once in 1e5 times or so, and about 7,000 are tried for a channel."""
-
-WORTH = 0.9
-"""Share to which a mask must lower the misfit to the weights' gradient for every entry in which it
-differs from the candidate's. Right ones mostly lower it to a half or so; wrong ones, that differ in
-three entries or more, to 0.8 at best."""
-
-FLIPS = [
-    np.array(list(combinations(range(FLIPPABLE), n)), dtype=int) for n in range(MOST_FLIPS + 1)
-]
-"""Ranks of entries that are flipped, by their number: (⋅, number) each."""
-
-PROJECTIONS = 200
-"""Of a candidate onto the equations' solutions."""
-
 
 @dataclass(frozen=True)
-class Masks:
-    """An estimate of a ReLU layer's outputs a, of C channels with P entries.
-
-    Attributes:
-        features: a (C, P), zero where inactive.
-        active: [a > 0] (C, P).
-        certain: (C,), whether the bias's gradient proves the mask of a channel.
-    """
-
-    features: Tensor
-    active: Tensor
-    certain: Tensor
-
-
-@dataclass(frozen=True)
-class MaskSearch:
-    """The search for the masks of one layer of ReLUs.
+class Evidence:
+    """What gradients tell about the masks of one layer of ReLUs, of C channels with P entries.
 
     Attributes:
         equations: those that the weight gradient of the layer behind states about a.
         errors: of the outputs of the layer that made a, where active (C, P).
         bias_gradient: ∂L/∂b (C,).
         weight_gradient: ∂L/∂W (C, K), with K weights of a channel.
-        tolerance: how far sums may miss, as a share of Σ_p |e_op|. Right masks miss by 1e-8 to
-            1e-7 with float32 gradients; of those within 2e-7 a few are wrong.
     """
 
     equations: Whitened
     errors: Tensor
     bias_gradient: Tensor
     weight_gradient: Tensor
-    tolerance: float
-    _settled: dict[int, tuple[Tensor, Tensor]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """Of proven channels, which stay as they are."""
 
-    @cached_property
-    def is_open(self) -> Tensor:
-        """Entries (P,) of each channel's mask that the equations leave open."""
-        if self.equations.is_determined:
-            return torch.zeros(self.errors.shape[1], dtype=torch.bool)
-        return self.equations.open_share() > OPEN
+    def channel(self, number: int, proof: float) -> "Channel":
+        """What they tell about one channel, with a proof's tolerance (see ``MaskSearch``)."""
+        errors = self.errors[number].numpy()
+        return Channel(
+            errors=errors,
+            bias_gradient=float(self.bias_gradient[number]),
+            weight_gradient=self.weight_gradient[number].numpy(),
+            slack=proof * float(np.abs(errors).sum()),
+        )
 
-    def begin(self) -> Masks:
+
+@dataclass(frozen=True)
+class Channel:
+    """The part of the evidence that is about one channel, of P entries.
+
+    Attributes:
+        errors: (P,).
+        bias_gradient: ∂L/∂b_o.
+        weight_gradient: (K,).
+        slack: how far the sum of a proven mask's errors may be from the bias's gradient.
+    """
+
+    errors: Array
+    bias_gradient: float
+    weight_gradient: Array
+    slack: float
+
+    def cut(self, order: Array, fewest: int, most: int) -> tuple[Array, bool]:
+        """The mask of the first entries in an order whose errors come nearest to the bias's.
+
+        Args:
+            order: of entries, likely ones first (P,).
+            fewest: least number of active ones.
+            most: largest number.
+
+        Returns:
+            The mask, and whether it is proven.
+        """
+        mask = np.zeros(len(self.errors), bool)
+        sums = np.append(0.0, self.errors[order].cumsum())
+        gaps = np.abs(sums[fewest : most + 1] - self.bias_gradient)
+        best = int(gaps.argmin())
+        mask[order[: fewest + best]] = True
+        return mask, bool(gaps[best] <= self.slack)
+
+    def flipped(self, margins: Array, flips: Sequence[Array], flippable: int) -> Iterator[Array]:
+        """Proven masks of positive margins with some of the smallest ones turned over.
+
+        Entries without an error stay as they are: neither gradient tells of them.
+
+        Args:
+            margins: (P,), positive where an entry is taken for active.
+            flips: sets of ranks to turn over, see ``MaskSearch.flips``.
+            flippable: entries of the smallest margins that have a rank.
+        """
+        mask = margins > 0
+        gap = self.errors[mask].sum() - self.bias_gradient
+        telling = np.flatnonzero(self.errors)
+        doubtful = telling[np.argsort(np.abs(margins[telling]))[:flippable]]
+        errors = self.errors[doubtful]
+        change = np.where(mask[doubtful], -errors, errors)
+        for ranks in flips:
+            ranks = ranks[(ranks < len(doubtful)).all(axis=1)]
+            for chosen in ranks[np.abs(gap + change[ranks].sum(axis=1)) <= self.slack]:
+                turned = mask.copy()
+                turned[doubtful[chosen]] ^= True
+                yield turned
+
+    def misfit(self, first: Array, patches: Array, worth: float) -> Callable[[Array], float]:
+        """How far masks are from explaining the weight gradient with a candidate input.
+
+        In units in which a mask that is worth its changes to the candidate's, ``first``, is no
+        further off than that one.
+
+        Args:
+            first: the candidate's mask (P,).
+            patches: of the candidate's inputs to the layer (K, P).
+            worth: see ``MaskSearch``.
+        """
+
+        def misfit(mask: Array) -> float:
+            distance = patches @ (self.errors * mask) - self.weight_gradient
+            return float(np.linalg.norm(distance)) * worth ** -int((mask != first).sum())
+
+        return misfit
+
+
+@dataclass(frozen=True)
+class MaskSearch:
+    """How masks are sought, and when they count as proven.
+
+    Attributes:
+        proof: a mask is proven once the sum of its errors misses the bias's gradient by at most
+            this share of Σ_p |e_op|, ≥ 0. Right masks miss by 1e-8 to 1e-7 with float32
+            gradients; of those within 2e-7 a few are wrong.
+        smallest: entries of the vertex of least sum may count as zero up to a threshold between
+            this share of their channel's largest …
+        largest: … and this one; 0 ≤ smallest ≤ largest < 1.
+        sum_weight: of the sum's row beside the orthonormal rows of the equations, > 0: so small
+            that it chooses among solutions only.
+        open_share: entries count as open from this share on that the equations leave
+            undetermined, in (0, 1].
+        doubtful: share of its channel's largest entry up to which an entry of a solution may be
+            zero, in [0, 1).
+        flippable: entries of a mask that are tried, ≥ 0 …
+        most_flips: … and how many of them at once, ≥ 0. With 24 and 3 about 7,000 masks are tried
+            for a channel; a wrong one passes the bias's gradient once in 1e5 times or so.
+        worth: share to which a mask must lower the misfit to the weights' gradient for every
+            entry in which it differs from the candidate's, in (0, 1]. Right ones mostly lower it
+            to a half or so; wrong ones, that differ in three entries or more, to 0.8 at best.
+        projections: of a candidate onto the equations' nonnegative solutions, ≥ 1.
+        values: how the values on proven masks are computed.
+    """
+
+    proof: float = 5e-8
+    smallest: float = 1e-6
+    largest: float = 3e-2
+    sum_weight: float = 1e-4
+    open_share: float = 0.02
+    doubtful: float = 1e-2
+    flippable: int = 24
+    most_flips: int = 3
+    worth: float = 0.9
+    projections: int = 200
+    values: MaskValues = field(default_factory=MaskValues)
+
+    def __post_init__(self) -> None:
+        for name in ("proof", "flippable", "most_flips"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+        if not 0 <= self.smallest <= self.largest < 1:
+            raise ValueError(
+                f"smallest and largest must be shares with smallest ≤ largest < 1, got "
+                f"{self.smallest} and {self.largest}."
+            )
+        if not self.sum_weight > 0:
+            raise ValueError(f"sum_weight must be above 0, got {self.sum_weight}.")
+        for name in ("open_share", "worth"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}.")
+        if not 0 <= self.doubtful < 1:
+            raise ValueError(f"doubtful must lie in [0, 1), got {self.doubtful}.")
+        if self.projections < 1:
+            raise ValueError(f"projections must be at least 1, got {self.projections}.")
+
+    def begin(self, evidence: Evidence) -> Masks:
         """Vertices of least sum, cut where the bias's gradient says."""
-        features = torch.zeros_like(self.errors)
-        active = torch.zeros_like(self.errors, dtype=torch.bool)
+        equations = evidence.equations
+        features = torch.zeros_like(evidence.errors)
+        active = torch.zeros_like(evidence.errors, dtype=torch.bool)
         certain = torch.zeros(len(features), dtype=torch.bool)
         for channel in range(len(features)):
-            solution = self._least_sum(channel)
+            solution = self._least_sum(equations, channel)
             largest = float(solution.max())
-            fewest = int((solution > LARGEST * largest).sum())
-            most = int((solution > SMALLEST * largest).sum())
-            mask, proven = self._cut(channel, np.argsort(-solution), fewest, most)
+            fewest = int((solution > self.largest * largest).sum())
+            most = int((solution > self.smallest * largest).sum())
+            likely = np.argsort(-solution)
+            mask, proven = evidence.channel(channel, self.proof).cut(likely, fewest, most)
             features[channel] = torch.from_numpy(solution * mask)
             active[channel] = torch.from_numpy(mask)
             certain[channel] = proven
-        return Masks(features, active, certain)
+        determined = self.values.seen(equations).expand(active.shape)
+        return self.values.settle(equations, Masks(features, active, certain, determined), certain)
 
-    def refine(self, masks: Masks, preactivations: Tensor, patches: Tensor) -> Masks:
+    def refine(
+        self, evidence: Evidence, masks: Masks, preactivations: Tensor, patches: Tensor
+    ) -> Masks:
         """Try to prove more channels, with a candidate at hand.
 
         The nonnegative solution of the equations that is nearest to the candidate's outputs is
-        ordered and cut; and masks are tried that differ in up to three doubtful entries from its
-        mask, from the candidate's, and from the latter where the equations leave a mask open.
-        Of those that the bias's gradient proves, the one is taken that explains the weights'
-        gradient best, if the entries that differ from the candidate's mask are worth it.
+        ordered and cut; and masks are tried that differ in up to ``most_flips`` doubtful entries
+        from its mask, from the candidate's, and from the latter where the equations leave a mask
+        open. Of those that the bias's gradient proves, the one is taken that explains the
+        weights' gradient best, if the entries that differ from the candidate's mask are worth it.
 
         Args:
+            evidence: what the gradients tell.
             masks: what is believed so far; what is proven stays.
             preactivations: of the ReLUs (C, P), at the candidate.
             patches: of the candidate's inputs to the layer (K, P), see ``Link.patches``.
@@ -145,148 +229,88 @@ class MaskSearch:
         features, active, certain = (
             t.clone() for t in (masks.features, masks.active, masks.certain)
         )
+        equations, flips = evidence.equations, self.flips()
+        is_open = self._open(equations)
         channels = (~certain).nonzero()[:, 0]
-        solutions = self._nearest(channels, preactivations[channels].clamp_min(0)).numpy()
-        for channel, solution in zip(channels.tolist(), solutions, strict=True):
-            z = preactivations[channel].numpy()
-            misfit = self._misfit(channel, z > 0, patches.numpy())
-            mask = min(self._proven(channel, solution, z), key=misfit, default=None)
-            certain[channel] = mask is not None and misfit(mask) <= misfit(z > 0)
-            mask = mask if certain[channel] else z > 0
-            features[channel] = torch.from_numpy(solution.clip(0) * mask)
-            active[channel] = torch.from_numpy(mask)
-        return Masks(features, active, certain)
+        outputs = preactivations[channels].clamp_min(0)
+        solutions = nearest_solutions(equations, channels, outputs, self.projections).numpy()
+        for number, solution in zip(channels.tolist(), solutions, strict=True):
+            channel, z = evidence.channel(number, self.proof), preactivations[number].numpy()
+            misfit = channel.misfit(z > 0, patches.numpy(), self.worth)
+            tried = self._proven(channel, solution, z, is_open, flips)
+            mask = min(tried, key=misfit, default=None)
+            certain[number] = mask is not None and misfit(mask) <= misfit(z > 0)
+            mask = mask if certain[number] else z > 0
+            features[number] = torch.from_numpy(solution.clip(0) * mask)
+            active[number] = torch.from_numpy(mask)
+        found = Masks(features, active, certain, masks.determined)
+        return self.values.settle(equations, found, certain & ~masks.certain)
 
-    def _proven(self, channel: int, solution: Array, z: Array) -> Iterator[Array]:
+    def flips(self) -> list[Array]:
+        """Ranks of entries that are flipped together, (⋅, n) for each number n of them."""
+        sets = [list(combinations(range(self.flippable), n)) for n in range(self.most_flips + 1)]
+        return [np.array(each, dtype=int).reshape(len(each), n) for n, each in enumerate(sets)]
+
+    def _proven(
+        self,
+        channel: Channel,
+        solution: Array,
+        z: Array,
+        is_open: Array,
+        flips: Sequence[Array],
+    ) -> Iterator[Array]:
         """Masks near a solution of the equations and near a candidate that the bias proves."""
         largest = max(float(solution.max()), float(z.max()), 1e-12)
-        fewest = int((solution > LARGEST * largest).sum())
-        most = int((solution > -DOUBTFUL * largest).sum())
-        mask, proven = self._cut(channel, np.argsort(-solution), fewest, most)
+        fewest = int((solution > self.largest * largest).sum())
+        most = int((solution > -self.doubtful * largest).sum())
+        mask, proven = channel.cut(np.argsort(-solution), fewest, most)
         if proven:
             yield mask
-        margins = solution - DOUBTFUL * largest
-        for each in (margins, z, np.where(self.is_open.numpy(), z, margins)):
-            yield from self._flip(channel, each)
+        margins = solution - self.doubtful * largest
+        for each in (margins, z, np.where(is_open, z, margins)):
+            yield from channel.flipped(each, flips, self.flippable)
 
-    def _misfit(self, channel: int, first: Array, patches: Array) -> Callable[[Array], float]:
-        """How far masks are from explaining a channel's weight gradient with a candidate.
+    def _open(self, equations: Whitened) -> Array:
+        """Entries (P,) of each channel's mask that the equations leave open."""
+        if equations.is_determined:
+            return np.zeros(equations.num_positions, dtype=bool)
+        return (equations.open_share() > self.open_share).numpy()
 
-        In units in which a mask that is worth its changes to the candidate's, ``first``, is no
-        further off than that one.
-        """
-        errors, target = self.errors[channel].numpy(), self.weight_gradient[channel].numpy()
-
-        def misfit(mask: Array) -> float:
-            distance = float(np.linalg.norm(patches @ (errors * mask) - target))
-            return distance * WORTH ** -int((mask != first).sum())
-
-        return misfit
-
-    def settle(self, masks: Masks) -> tuple[Tensor, Tensor]:
-        """Proven masks' outputs as exact as the equations tell them, and which are.
-
-        On the support of a proven mask the equations, with their singular values, are solved in
-        least squares. The variance of each entry comes from the noise of float32 gradients, and
-        from directions in which the equations leave it open.
-
-        Args:
-            masks: what is believed.
-
-        Returns:
-            Outputs (C, P), new on proven masks. And which entries (C, P) are determined: values
-            of active ones; and that others are inactive, in all channels, unless no equation
-            sees their position.
-        """
-        features = masks.features.clone()
-        seen, determined = self._seen, self._seen.expand(masks.active.shape).clone()
-        for channel in masks.certain.nonzero()[:, 0].tolist():
-            support = masks.active[channel]
-            if support.any():
-                if channel not in self._settled:
-                    self._settled[channel] = self._solve(channel, support)
-                values, exact = self._settled[channel]
-                features[channel, support] = values
-                determined[channel, support] = seen[support] & exact
-        return features, determined
-
-    @cached_property
-    def _seen(self) -> Tensor:
-        """Positions (P,) that some equation sees."""
-        rows = self.equations.rows * self.equations.singular[:, None]
-        return rows.norm(dim=0) > UNSEEN * self.equations.singular[0]
-
-    def _solve(self, channel: int, support: Tensor) -> tuple[Tensor, Tensor]:
-        """A channel's values on its support by least squares, and which are determined."""
-        raw = self.equations.rows * self.equations.singular[:, None]
-        target = self.equations.values[:, channel] * self.equations.singular
-        left, singular, right = torch.linalg.svd(raw[:, support], full_matrices=False)
-        kept = singular > NOISE * self.equations.singular[0]
-        left, singular, right = left[:, kept], singular[kept], right[kept]
-        values = right.T @ ((left.T @ target) / singular)
-        size = values.square().mean()
-        noise = NOISE * target.square().mean().sqrt()
-        variance = right.T.square() @ (noise / singular).square()
-        variance += (1 - right.square().sum(dim=0)).clamp_min(0) * size
-        return values, (variance < INEXACT**2 * size) & (values > 0)
-
-    def _least_sum(self, channel: int) -> Array:
+    def _least_sum(self, equations: Whitened, channel: int) -> Array:
         """The nonnegative solution of a channel's equations with the least sum."""
-        values = self.equations.values[:, channel].numpy()
-        if self.equations.is_determined:
-            return (self.equations.rows.T.numpy() @ values).clip(0)
-        rows = self.equations.rows.numpy()
-        rows = np.vstack([rows, np.full(rows.shape[1], SUM_WEIGHT)])
+        values = equations.values[:, channel].numpy()
+        if equations.is_determined:
+            return (equations.rows.T.numpy() @ values).clip(0)
+        rows = equations.rows.numpy()
+        rows = np.vstack([rows, np.full(rows.shape[1], self.sum_weight)])
         return nnls(rows, np.append(values, 0.0), maxiter=10 * rows.shape[1])[0]
 
-    def _cut(self, channel: int, order: Array, fewest: int, most: int) -> tuple[Array, bool]:
-        """The mask of the first entries in ``order`` whose errors come nearest to the bias's.
 
-        Args:
-            channel: of the layer.
-            order: of entries, likely ones first.
-            fewest: least number of active ones among them.
-            most: largest number.
-        """
-        errors = self.errors[channel].numpy()
-        mask = np.zeros(len(errors), bool)
-        sums = np.append(0.0, errors[order].cumsum())
-        gaps = np.abs(sums[fewest : most + 1] - float(self.bias_gradient[channel]))
-        best = int(gaps.argmin())
-        mask[order[: fewest + best]] = True
-        return mask, bool(gaps[best] <= self.tolerance * np.abs(errors).sum())
+def nearest_solutions(
+    equations: Whitened, channels: Tensor, outputs: Tensor, projections: int
+) -> Tensor:
+    """Solutions of a layer's equations near given outputs and nearly nonnegative.
 
-    def _flip(self, channel: int, margins: Array) -> Iterator[Array]:
-        """Proven masks of positive margins with some of the smallest ones turned over.
+    By Dykstra's alternating projections (Boyle and Dykstra 1986) onto the equations' solutions
+    and onto the nonnegative ones; the last is onto the former.
 
-        Entries without an error stay as they are: neither gradient tells of them.
-        """
-        errors, mask = self.errors[channel].numpy(), margins > 0
-        tolerance = self.tolerance * np.abs(errors).sum()
-        gap = errors[mask].sum() - float(self.bias_gradient[channel])
-        telling = np.flatnonzero(errors)
-        doubtful = telling[np.argsort(np.abs(margins[telling]))[:FLIPPABLE]]
-        change = np.where(mask[doubtful], -errors[doubtful], errors[doubtful])
-        for ranks in FLIPS:
-            ranks = ranks[(ranks < len(doubtful)).all(axis=1)]
-            for flips in ranks[np.abs(gap + change[ranks].sum(axis=1)) <= tolerance]:
-                flipped = mask.copy()
-                flipped[doubtful[flips]] ^= True
-                yield flipped
+    Args:
+        equations: about a.
+        channels: numbers (N,) of those that are sought.
+        outputs: (N, P), near which the solutions are to be.
+        projections: onto each of the two.
 
-    def _nearest(self, channels: Tensor, outputs: Tensor) -> Tensor:
-        """Solutions (C, P) of the equations near outputs (C, P) and nearly nonnegative.
-
-        By Dykstra's alternating projections (Boyle and Dykstra 1986).
-        """
-        rows, values = self.equations.rows, self.equations.values[:, channels]
-        point = outputs.T
-        solution = point
-        first, second = torch.zeros_like(point), torch.zeros_like(point)
-        for _ in range(PROJECTIONS):
-            moved = point + first
-            solution = moved + rows.T @ (values - rows @ moved)
-            first = moved - solution
-            point = (solution + second).clamp_min(0)
-            second = solution + second - point
-        return solution.T
+    Returns:
+        (N, P).
+    """
+    rows, values = equations.rows, equations.values[:, channels]
+    point = outputs.T
+    solution = point
+    first, second = torch.zeros_like(point), torch.zeros_like(point)
+    for _ in range(projections):
+        moved = point + first
+        solution = moved + rows.T @ (values - rows @ moved)
+        first = moved - solution
+        point = (solution + second).clamp_min(0)
+        second = solution + second - point
+    return solution.T

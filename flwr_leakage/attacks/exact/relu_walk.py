@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from flwr_leakage.attacks.exact.geometry import Geometry, Pair, pair
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.relus import RELUS
 
@@ -31,14 +32,14 @@ class Use:
         source: number of the ReLU whose output, pooled or not, it takes in, or −1.
         input_shape: (C, H, W).
         outputs: (1, N, H', W').
-        geometry: kernel size, dilation, padding, stride.
+        geometry: where it looks.
     """
 
     name: str
     source: int
     input_shape: torch.Size
     outputs: Tensor
-    geometry: tuple[Any, ...]
+    geometry: Geometry
 
 
 class _ReachedError(Exception):
@@ -59,6 +60,8 @@ class ReluWalk(TorchFunctionMode):
         preactivations: what the ReLUs took in, by number.
         maxima: the largest of each window of those, by number, where a ReLU is pooled.
         windows: (height, width) by number, where a ReLU is pooled.
+        sources: numbers of ReLUs by the identity of their output, pooled or not.
+        kept: these outputs, so that no other tensor gets the identity of one.
         uses: the convolutions.
     """
 
@@ -68,7 +71,7 @@ class ReluWalk(TorchFunctionMode):
         masks: Mapping[int, Tensor] | None = None,
         outputs: Mapping[int, Tensor] | None = None,
         last: int | None = None,
-        pooled: Mapping[int, tuple[int, int]] | None = None,
+        pooled: Mapping[int, Pair] | None = None,
     ) -> None:
         super().__init__()
         self.names = names
@@ -78,9 +81,9 @@ class ReluWalk(TorchFunctionMode):
         self.pooled = pooled or {}
         self.preactivations: list[Tensor] = []
         self.maxima: dict[int, Tensor] = {}
-        self.windows: dict[int, tuple[int, int]] = {}
+        self.windows: dict[int, Pair] = {}
         self.sources: dict[int, int] = {}
-        self.kept: list[Tensor] = []  # keeps ids from being used again
+        self.kept: list[Tensor] = []
         self.uses: list[Use] = []
 
     def run(self, problem: Problem, inputs: Tensor) -> Tensor | None:
@@ -149,9 +152,9 @@ class ReluWalk(TorchFunctionMode):
         return_indices: bool = False,  # false here: with indices it is another function
     ) -> Tensor:
         number = self.sources.get(id(input), -1)
-        window = _pair(kernel_size)
-        plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode
-        if number < 0 or not plain or (stride and _pair(stride) != window):
+        window = pair(kernel_size)
+        plain = pair(padding) == (0, 0) and pair(dilation) == (1, 1) and not ceil_mode
+        if number < 0 or not plain or (stride and pair(stride) != window):
             outputs: Tensor = function(input, kernel_size, stride, padding, dilation, ceil_mode)
             return outputs
         self.windows[number] = window
@@ -184,12 +187,7 @@ class ReluWalk(TorchFunctionMode):
     ) -> None:
         if groups != 1 or isinstance(padding, str):
             raise ValueError("convolutions must have one group and padding given in numbers.")
-        geometry = (tuple(weight.shape[2:]), dilation, padding, stride)
+        geometry = Geometry.of(weight.shape[2:], dilation, padding, stride)
         source = self.sources.get(id(input), -1)
         name = self.names.get(id(weight), "")
         self.uses.append(Use(name, source, input.shape[1:], outputs, geometry))
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    height, width = (value, value) if isinstance(value, int) else value
-    return int(height), int(width)

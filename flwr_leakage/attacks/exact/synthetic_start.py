@@ -15,16 +15,30 @@ from torch.nn import functional as F
 
 from flwr_leakage.records import InputSpec
 
-POWER = 1.5  # of 1/f in the amplitudes
-COLOUR = 0.4  # standard deviation of each channel's own noise, in that of the noise they share
-BATCH = 25
 
+def noise_images(
+    spec: InputSpec,
+    count: int,
+    generator: torch.Generator,
+    power: float = 1.5,
+    colour: float = 0.4,
+) -> Tensor:
+    """Images of noise, of random contrast and mean.
 
-def noise_images(spec: InputSpec, count: int, generator: torch.Generator) -> Tensor:
-    """Pixels (count, C, H, W) in [0, 1] with amplitudes ~ 1/f^1.5, of random contrast and mean."""
+    Args:
+        spec: has the shape.
+        count: of images.
+        generator: draws them.
+        power: of 1/f in the amplitudes.
+        colour: standard deviation of each channel's own noise, in that of the noise that all
+            channels share.
+
+    Returns:
+        Pixels (count, C, H, W) in [0, 1].
+    """
     channels, height, width = spec.shape
     frequency = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None])
-    amplitude = frequency.clamp_min(1 / max(height, width)) ** -POWER
+    amplitude = frequency.clamp_min(1 / max(height, width)) ** -power
 
     def noise(number: int) -> Tensor:
         white = torch.randn(count, number, height, width, generator=generator)
@@ -34,7 +48,7 @@ def noise_images(spec: InputSpec, count: int, generator: torch.Generator) -> Ten
     contrast = 0.05 + 0.3 * torch.rand(count, 1, 1, 1, generator=generator)
     mean = 0.2 + 0.6 * torch.rand(count, 1, 1, 1, generator=generator)
     mean = mean + 0.1 * torch.randn(count, channels, 1, 1, generator=generator)
-    return (mean + contrast * (noise(1) + COLOUR * noise(channels))).clamp(0, 1)
+    return (mean + contrast * (noise(1) + colour * noise(channels))).clamp(0, 1)
 
 
 def read_input(
@@ -44,6 +58,7 @@ def read_input(
     count: int,
     generator: torch.Generator,
     ridge: float = 1e-3,
+    batch_size: int = 25,
 ) -> Tensor:
     """The input (1, C, H, W), in model space, that a linear reading of its features suggests.
 
@@ -54,6 +69,7 @@ def read_input(
         count: synthetic images, ≥ 1.
         generator: draws them.
         ridge: of the regression, as a share of the mean diagonal entry.
+        batch_size: images that are sent through the network at once.
 
     Raises:
         ValueError: count is less than 1, or the features have more positions than the input.
@@ -78,7 +94,7 @@ def read_input(
     images = spec.normalize(noise_images(spec, count, generator)).to(known.dtype)
     gram: Tensor | float = 0.0
     moments: Tensor | float = 0.0
-    for batch in images.split(BATCH):
+    for batch in images.split(batch_size):
         with torch.no_grad():
             regressors = design(features(batch))
         around = F.pad(batch, (margin[1], right, margin[0], below), mode="replicate")

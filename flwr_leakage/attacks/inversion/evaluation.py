@@ -36,7 +36,12 @@ class Candidates:
     joint_labels: bool
 
     def split(self, row: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of one row; ``targets`` where labels are not variables."""
+        """Inputs (B, C, H, W) and targets of one row (D,).
+
+        Args:
+            row: the inputs, then label logits if labels are variables.
+            targets: returned as they are where labels are no variables.
+        """
         size = torch.Size(self.shape).numel()
         inputs = row[:size].reshape(self.shape)
         if not self.joint_labels:
@@ -45,7 +50,7 @@ class Candidates:
 
 
 class Evaluator:
-    """(rows of candidates) ↦ (objectives, gradients), for problems of one shape.
+    """The objectives of rows of candidates and their gradients, for problems of one shape.
 
     Args:
         problems: one a target, alike in model, shapes, schedule and dtype.
@@ -139,7 +144,11 @@ class Evaluator:
         return value.detach(), gradient.detach()
 
     def _gather(self, rows: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """Stack what differs between the rows; share what does not, which is far faster."""
+        """The evaluation of some rows by one ``vmap``.
+
+        Parameters and buffers that are equal for all rows are passed once, which is far faster
+        than a stack of copies.
+        """
         chosen = [_seen(self.problems[i]) for i in self.owner[rows].tolist()]
         rounds, dims = [], []
         for number in range(len(chosen[0])):
@@ -167,7 +176,7 @@ class Evaluator:
 
 
 def faster(evaluator: Callable[[Batching], Evaluate], points: Tensor) -> Batching:
-    """Time one evaluation a way, on all rows together and on one, and keep the faster way.
+    """Choose between ``vmap`` and ``loop`` by timing one evaluation of each.
 
     The loop has to be plainly faster: results of the two ways differ in their last digits, and a
     choice between near equals would change from run to run.

@@ -34,19 +34,20 @@ where the libraries' direct convolutions win on larger maps only."""
 
 
 class UnsupportedError(ValueError):
-    """The model does with a parameter what is not covered here."""
+    """A model, an update or an objective cannot be evaluated by products of gradients."""
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer as one pass through the network met it.
+    """One use of a layer's parameters, as a pass through the network recorded it.
 
     Attributes:
         names: of the weight and of the bias, which may be missing.
         inputs: of all samples: (S, F), patches (S, P, F), images (S, C, H, W), or normalised
             images.
         outputs: of all samples, before anything else.
-        kind: which of the four.
+        kind: which of the forms of inputs: ``patches`` (of linear layers, too), ``images``, or
+            ``normalised``.
         settings: stride, padding and dilation of a convolution of images.
     """
 
@@ -58,7 +59,11 @@ class _Layer:
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes every use of a parameter, and computes it in the way that suits what follows."""
+    """Records every layer that a pass uses, and computes convolutions of few positions as products.
+
+    Such a convolution multiplies its patches with a matrix, and the same patches then serve for
+    the products of gradients.
+    """
 
     def __init__(self, names: Mapping[int, str], matrices: Matrices, few_positions: int) -> None:
         super().__init__()
@@ -230,7 +235,7 @@ class GradientProducts:
     def _of_layer(
         self, layer: _Layer, error: Tensor, chosen: list[int]
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The products of a layer's bias, then of its weight."""
+        """⟨g, g*⟩ (A,) and ‖g‖² (A,) of a layer's bias, if it has one, then of its weight."""
         weight, bias = layer.names
         positions = (1,) if layer.kind == "patches" else tuple(range(2, error.ndim))
         if bias is not None:
@@ -263,12 +268,21 @@ class GradientProducts:
         yield inner, squared
 
     def _of_vector(self, name: str, gradients: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
-        """Of a parameter with one entry a channel, from every sample's gradient (S, C)."""
+        """⟨g, g*⟩ (A,) and ‖g‖² (A,) of a bias or of a BatchNorm's weight.
+
+        Args:
+            name: of the parameter, of C entries.
+            gradients: (S, C) of every sample, which sum to the candidates' gradients.
+            chosen: indices (A,) of targets.
+        """
         gradients = gradients.unflatten(0, (len(chosen), -1)).sum(1)
         return (gradients * self._observed(name, chosen)).sum(1), gradients.square().sum(1)
 
     def _observed(self, name: str, chosen: list[int]) -> Tensor:
-        """g* of some targets, with a dimension of targets; kept for as long as these are asked."""
+        """g* (A, ...) of some targets for one parameter.
+
+        Kept until other targets are asked for, as all evaluations between ask for the same.
+        """
         if len(chosen) == 1:
             return self.observed[chosen[0]][name][None]
         if self._stacked[0] != chosen:
@@ -279,16 +293,19 @@ class GradientProducts:
         return stacked[name]
 
     def _laid_out(self, value: Tensor) -> Tensor:
-        """Images with channels last, as the direct convolutions want them; groups do not."""
+        """Images with channels last in memory where convolutions are direct.
+
+        Those of all targets in one pass, by groups, are faster with channels first.
+        """
         if value.ndim != 4 or self.together:
             return value
         return value.contiguous(memory_format=torch.channels_last)
 
 
 def each(function: Callable[..., Tensor], *tensors: Any) -> Tensor:
-    """``function`` of every entry along the first dimension, stacked.
+    """``function`` of every entry along the first dimension of tensors, stacked.
 
-    A single one is not vectorised, so that it may do what cannot be.
+    A single entry does not pass through ``vmap``, which not every function allows.
     """
     if len(tensors[0]) == 1:
         return function(*(tree_map(lambda v: v[0], tensors)))[None]

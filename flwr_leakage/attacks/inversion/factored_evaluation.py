@@ -14,7 +14,7 @@ from flwr_leakage.params import Params
 
 
 class FactoredEvaluator:
-    """(rows of candidates) ↦ (objectives, gradients), one network pass for all rows.
+    """The objectives of rows of candidates and their gradients, by one network pass for all.
 
     Args:
         problems: one a target, of one plain gradient each, from the same parameters and buffers.

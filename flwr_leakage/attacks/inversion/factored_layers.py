@@ -8,7 +8,11 @@ from torch.nn import functional as F
 
 
 class Matrices:
-    """Products of rows with constant weights, which are laid out once for both directions."""
+    """Products of rows with constant weights.
+
+    Each weight is laid out in memory once, as it is and transposed: a product needs the first,
+    its derivative the second.
+    """
 
     def __init__(self) -> None:
         self.cache: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
@@ -70,7 +74,7 @@ def convolve(
 
 
 class _Convolution(torch.autograd.Function):
-    """See :func:`convolve`."""
+    """The convolution that :func:`convolve` computes, with its own derivative."""
 
     @staticmethod
     def forward(
@@ -121,7 +125,7 @@ def convolution_products(
 
 
 class _ConvolutionProducts(torch.autograd.Function):
-    """See :func:`convolution_products`."""
+    """The products that :func:`convolution_products` computes, with their own derivative."""
 
     @staticmethod
     def forward(

@@ -2,17 +2,15 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure
-from flwr_leakage.attacks.initialisation import Grey, Initialisation
 from flwr_leakage.attacks.inversion.evaluation import Batching, Candidates, Evaluator, faster
 from flwr_leakage.attacks.inversion.factored_evaluation import FactoredEvaluator, supports
 from flwr_leakage.attacks.inversion.objectives.base import Objective
@@ -21,18 +19,16 @@ from flwr_leakage.attacks.inversion.order import OrderSearch, Slots, make_slots
 from flwr_leakage.attacks.inversion.priors.base import Prior
 from flwr_leakage.attacks.inversion.priors.group_consistency import GroupConsistency
 from flwr_leakage.attacks.inversion.smoothing import SmoothedRelu
+from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.labels.assumed import AssumedTargets, answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
-from flwr_leakage.attacks.optimizers.base import Evaluate, Optimizer
+from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, pose
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.randomness import make_generator
-from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
-
-LARGE_NETWORK = 500_000
-"""Parameters from which products of gradients spare arrays of that size where they can; below,
-they take all targets' weight gradients in one pass."""
+from flwr_leakage.attacks.starts.base import Initialisation
+from flwr_leakage.attacks.starts.grey import Grey
+from flwr_leakage.records import Reconstruction
 
 
 @dataclass(frozen=True)
@@ -41,12 +37,13 @@ class GradientInversion:
 
     Targets of equal shape and schedule are solved together; every one has its own optimizer
     state and its own random stream, so that the result equals solving it alone. The best iterate
-    and the best restart are chosen by the attacker's own objective.
+    is chosen by the attacker's own objective.
 
     Attributes:
         objective: distance of the candidate's pseudo-gradient from the observed one.
-        priors: penalties of the candidate's inputs.
-        group: penalty of a restart's distance from the mean of a target's restarts.
+        priors: penalties of the candidate's inputs, by name.
+        group: penalty of a restart's distance from the mean of a target's restarts, for an
+            attack inside :class:`flwr_leakage.attacks.restarts.Restarts`.
         labels: how labels are inferred, or ``joint`` to optimise label logits with the inputs
             (DLG). Not used where the threat model grants the labels.
         initialisation: the first candidate.
@@ -54,7 +51,6 @@ class GradientInversion:
         order: how the order of the samples over several local steps is found; without it,
             samples are taken in the order of their labels. Not used where the threat model grants
             the labels of every step, unless epochs are reshuffled.
-        restarts: independent starts a target, ≥ 1.
         box: keep candidates within pixels [0, 1].
         dtype: precision of the computation.
         relu_sharpness: β of ReLU's smoothed second derivative (``inversion/smoothing.py``), > 0;
@@ -63,27 +59,34 @@ class GradientInversion:
             that yields products of gradients, ``inversion/factored.py``), or ``auto``: products
             where the parts allow them, as no other way was found faster on a CPU, else whichever
             of the first two a measurement of one evaluation at the start found faster.
-        max_rows: rows solved together at most, ≥ 1; bounds memory.
+        max_rows: candidates solved together at most, ≥ 1; bounds memory. The restarts of one
+            target stay together.
+        large_network: parameters from which products of gradients spare arrays of that size
+            where they can, ≥ 1; below, they take all targets' weight gradients in one pass.
     """
 
     objective: Objective = field(default_factory=Euclidean)
-    priors: Sequence[Prior] = ()
+    priors: Mapping[str, Prior] = field(default_factory=dict)
     group: GroupConsistency | None = None
     labels: LabelInference | Literal["joint"] = field(default_factory=AutomaticLabels)
     initialisation: Initialisation = field(default_factory=Grey)
     optimizer: Optimizer = field(default_factory=LBFGS)
     order: OrderSearch | None = None
-    restarts: int = 1
     box: bool = True
     dtype: Literal["float32", "float64"] = "float32"
     relu_sharpness: float | None = None
     batching: Literal["vmap", "loop", "products", "auto"] = "auto"
     max_rows: int = 64
+    large_network: int = 500_000
 
     def __post_init__(self) -> None:
-        for name in ("restarts", "max_rows"):
+        for name in ("max_rows", "large_network"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not isinstance(self.priors, Mapping):
+            raise ValueError(
+                f"priors must be a mapping by name, got a {type(self.priors).__name__}."
+            )
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype must be 'float32' or 'float64', got {self.dtype!r}.")
         if self.batching not in ("vmap", "loop", "products", "auto"):
@@ -98,23 +101,17 @@ class GradientInversion:
             raise ValueError(f"labels must be a label attack or 'joint', got {self.labels!r}.")
 
     def __call__(
-        self,
-        gradient_map: GradientMap,
-        spec: InputSpec,
-        observations: Sequence[Observation],
-        threat: ThreatModel,
-        generator: torch.Generator,
-        progress: ProgressCallback | None = None,
+        self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
-        seed = int(torch.randint(2**31, (), generator=generator))
-        results: list[Reconstruction | None] = [None] * len(observations)
+        results: list[Reconstruction | None] = [None] * len(job.observations)
         groups: dict[tuple[Any, ...], list[_Target]] = {}
-        for index, observation in enumerate(observations):
+        for indices in job.by_target():
             try:
-                target = self._prepare(index, gradient_map, spec, observation, threat, seed)
+                target = self._prepare(job, indices)
             except (ValueError, RuntimeError) as error:
-                results[index] = failure(error)
+                for index in indices:
+                    results[index] = failure(error)
                 continue
             groups.setdefault(target.kind, []).append(target)
         done = sum(result is not None for result in results)
@@ -122,77 +119,70 @@ class GradientInversion:
             size = max(1, self.max_rows // len(group[0].starts))
             for begin in range(0, len(group), size):
                 chunk = group[begin : begin + size]
-                report = Reporter(progress, done, len(observations), self.optimizer.iterations)
-                for target, result in zip(chunk, self._solve_safely(chunk, report), strict=True):
-                    results[target.index] = result
-                done += len(chunk)
+                report = Reporter(progress, done, len(results), self.optimizer.iterations)
+                for target, found in zip(chunk, self._solve_safely(chunk, report), strict=True):
+                    for index, result in zip(target.indices, found, strict=True):
+                        results[index] = result
+                    done += len(target.indices)
         return [result for result in results if result is not None]
 
-    def _prepare(
-        self,
-        index: int,
-        gradient_map: GradientMap,
-        spec: InputSpec,
-        observation: Observation,
-        threat: ThreatModel,
-        seed: int,
-    ) -> "_Target":
-        problem = pose(gradient_map, spec, observation, threat).to(getattr(torch, self.dtype))
+    def _prepare(self, job: AttackJob, indices: list[int]) -> "_Target":
+        """One target with the starts of all its restarts.
+
+        Raises:
+            ValueError: the observation cannot be attacked.
+        """
+        observation = job.observations[indices[0]]
+        problem = pose(job.gradient_map, job.spec, observation, job.threat)
+        problem = problem.to(getattr(torch, self.dtype))
         like = next(iter(problem.params.values()))
-        streams = [
-            make_generator(
-                seed,
-                server_round=observation.server_round,
-                client_id=max(observation.client_id, 0),
-                purpose=f"restart {restart}",
-            )
-            for restart in range(self.restarts)
-        ]
-        joint = False
-        if problem.known_targets is not None:
-            targets = problem.known_targets
-        elif isinstance(self.labels, str):
-            targets, joint = torch.zeros(problem.num_samples, dtype=torch.int64), True
-        else:
-            targets = self.labels(problem, streams[0])
+        # Restarts share the labels: a mean over restarts is of samples of one label.
+        stream = job.generator(indices[0], "labels", same_for_restarts=True)
+        assumed = assume_targets(problem, self.labels, stream)
         slots = make_slots(problem, self.order.epochs if self.order else "repeated")
-        searches = self._searches_order(problem)
-        num_starts = self.order.starts if self.order and searches else 1
+        streams = [job.generator(index, "inversion") for index in indices]
+        search = self.order if self._searches_order(assumed) else None
+        num_starts = search.starts if search else 1
         starts, orders = [], []
-        for restart, stream in enumerate(streams):
+        for index, stream in zip(indices, streams, strict=True):
             for start in range(num_starts):
-                number = restart * num_starts + start
-                inputs = self.initialisation(spec, problem.num_samples, number, stream)
-                if self.box:
-                    inputs = spec.clamp(inputs)
-                row = inputs.reshape(-1)
-                if joint:
-                    logits = torch.randn(problem.num_samples * spec.num_classes, generator=stream)
-                    row = torch.cat([row, logits])
-                starts.append(row.to(like))
-                if self.order and searches:
-                    orders.append(self.order.draw(slots, stream))
+                number = job.restart(index) * num_starts + start
+                starts.append(self._start(problem, assumed, number, stream).to(like))
+                if search:
+                    orders.append(search.draw(slots, stream))
                 else:
                     orders.append(torch.arange(problem.num_samples))
-        if targets.is_floating_point():
-            targets = targets.to(like.dtype)
+        targets = assumed.values
         return _Target(
-            index,
+            indices,
             problem,
-            joint,
+            assumed,
             slots,
             streams,
             torch.stack(starts),
-            targets.to(like.device).expand(len(starts), *targets.shape).clone(),
+            targets.expand(len(starts), *targets.shape).clone(),
             torch.stack(orders).to(like.device),
         )
 
-    def _searches_order(self, problem: Problem) -> bool:
+    def _start(
+        self, problem: Problem, assumed: AssumedTargets, number: int, stream: torch.Generator
+    ) -> Tensor:
+        """The variables (D,) of start ``number``: the inputs, and label logits if they vary."""
+        inputs = self.initialisation(problem.spec, problem.num_samples, number, stream)
+        if self.box:
+            inputs = problem.spec.clamp(inputs)
+        if assumed.origin != "variables":
+            return inputs.reshape(-1)
+        logits = torch.randn(problem.num_samples * problem.spec.num_classes, generator=stream)
+        return torch.cat([inputs.reshape(-1), logits])
+
+    def _searches_order(self, assumed: AssumedTargets) -> bool:
+        """Granted targets come in the order of the steps, unless epochs are reshuffled."""
         if self.order is None:
             return False
-        return problem.known_targets is None or self.order.epochs == "reshuffled"
+        return assumed.origin != "granted" or self.order.epochs == "reshuffled"
 
-    def _solve_safely(self, chunk: "list[_Target]", report: Reporter) -> list[Reconstruction]:
+    def _solve_safely(self, chunk: "list[_Target]", report: Reporter) -> list[list[Reconstruction]]:
         """Solve together; where that fails, in halves, so that one target spoils no other."""
         sharpness = self.relu_sharpness
         try:
@@ -200,112 +190,110 @@ class GradientInversion:
                 return self._solve(chunk, report)
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
             if len(chunk) == 1:
-                return [failure(error)]
+                return [[failure(error) for _ in chunk[0].indices]]
         half = len(chunk) // 2
         return self._solve_safely(chunk[:half], report) + self._solve_safely(chunk[half:], report)
 
-    def _solve(self, chunk: "list[_Target]", report: Reporter) -> list[Reconstruction]:
+    def _solve(self, chunk: "list[_Target]", report: Reporter) -> list[list[Reconstruction]]:
+        """The results of targets of one kind, each with one a restart."""
         began = time.process_time()
-        first = chunk[0]
-        spec = first.problem.spec
-        candidates = Candidates(
-            (first.problem.num_samples, *spec.shape), spec.num_classes, first.joint
+        rows = _Rows.of(chunk)
+        bounds = rows.project if self.box else None
+        batching = self._choose_batching(rows)
+        if self._searches_order(rows.assumed):
+            rows = self._search_order(rows, batching, report)
+        found = self.optimizer(self._objective_of(rows, batching), rows.points, bounds, report)
+        share = (time.process_time() - began) / len(rows.points)
+        results = [
+            _reconstruction(rows, found, row, {"cpu_seconds": share, "batching": batching})
+            for row in range(len(rows.points))
+        ]
+        count = len(chunk[0].indices)
+        return [results[begin : begin + count] for begin in range(0, len(results), count)]
+
+    def _choose_batching(self, rows: "_Rows") -> Batching:
+        """How rows are evaluated: as told, by products where possible, or what is faster."""
+        if self.batching != "auto":
+            return self.batching
+        if self.order is None and supports(lambda: self._by_products(rows), rows.points):
+            return "products"
+        return faster(lambda way: self._evaluator(rows, way), rows.points)
+
+    def _search_order(self, rows: "_Rows", batching: Batching, report: Reporter) -> "_Rows":
+        """Rows with the best order and labels found, one a restart instead of one a start."""
+        assert self.order is not None
+        points, targets, orders = self.order.search(
+            lambda targets, orders: self._evaluator(
+                replace(rows, targets=targets, orders=orders), batching
+            ),
+            self.optimizer,
+            rows.points,
+            rows.targets,
+            rows.orders,
+            rows.slots,
+            rows.streams,
+            rows.problems[0].spec.num_classes if rows.assumed.may_change else None,
+            rows.project if self.box else None,
+            report,
         )
-        problems = [target.problem for target in chunk]
-        points, targets, orders = (
-            torch.cat([getattr(target, name) for target in chunk])
-            for name in ("starts", "targets", "orders")
-        )
-        size = torch.Size(candidates.shape).numel()
-        large = sum(value.numel() for value in first.problem.params.values()) >= LARGE_NETWORK
+        return replace(rows, points=points, targets=targets, orders=orders)
 
-        def owner_of(targets: Tensor) -> Tensor:
-            every = torch.arange(len(chunk), device=targets.device)
-            return every.repeat_interleave(len(targets) // len(chunk))
-
-        def evaluator(batching: Batching, targets: Tensor, orders: Tensor) -> Evaluator:
-            used = orders[:, : first.slots.used]
-            parts = (self.objective, self.priors, batching)
-            return Evaluator(problems, targets, used, owner_of(targets), candidates, *parts)
-
-        def by_products(targets: Tensor) -> FactoredEvaluator:
-            parts = (self.objective, self.priors)
-            return FactoredEvaluator(
-                problems, targets, owner_of(targets), candidates, *parts, together=not large
-            )
-
-        def project(points: Tensor) -> Tensor:
-            inputs = spec.clamp(points[:, :size].reshape(-1, *spec.shape))
-            return torch.cat([inputs.reshape(len(points), size), points[:, size:]], dim=1)
-
-        batching = self.batching
-        if batching == "auto" and self.order is None:
-            batching = "products" if supports(lambda: by_products(targets), points) else "auto"
-        if batching == "auto":
-            batching = faster(lambda way: evaluator(way, targets, orders), points)
-        bounds = project if self.box else None
-        if self.order is not None and self._searches_order(first.problem):
-            given = first.problem.known_targets is not None or first.joint
-            points, targets, orders = self.order.search(
-                partial(evaluator, batching),
-                self.optimizer,
-                points,
-                targets,
-                orders,
-                first.slots,
-                [stream for target in chunk for stream in target.streams],
-                None if given else spec.num_classes,
-                bounds,
-                report,
-            )
+    def _objective_of(self, rows: "_Rows", batching: Batching) -> Evaluate:
+        """What the optimizer minimises."""
         evaluate: Evaluate
         if batching == "products":
-            evaluate = by_products(targets)
+            evaluate = self._by_products(rows)
         else:
-            evaluate = evaluator(batching, targets, orders)
-        if self.group is not None:
-            every = torch.arange(len(chunk), device=points.device)
-            owner = every.repeat_interleave(self.restarts)
-            labels = None if first.joint else targets
-            evaluate = self.group.around(evaluate, owner, labels, candidates.shape[0], size)
-        found = self.optimizer(evaluate, points, bounds, report)
-        seconds = (time.process_time() - began) / len(chunk)
-        results = []
-        for position, target in enumerate(chunk):
-            rows = torch.arange(self.restarts) + position * self.restarts
-            best = int(rows[found.values[rows].argmin()])
-            objective = float(found.values[best])
-            if not math.isfinite(objective):
-                results.append(failure("the objective was never finite."))
-                continue
-            inputs, labels = candidates.split(found.points[best], targets[best])
-            in_order = orders[best, : len(inputs)]
-            inputs, labels = inputs[in_order], labels[in_order]
-            if target.joint:
-                labels = labels.argmax(dim=1)
-            results.append(
-                Reconstruction(
-                    batch=Batch(inputs.to(torch.get_default_dtype()), labels),
-                    objective=objective,
-                    stats={
-                        "iterations": int(found.iterations[best]),
-                        "gradients": int(found.evaluations[rows].sum()),
-                        "cpu_seconds": seconds,
-                        "restart": best - int(rows[0]),
-                        "batching": batching,
-                    },
-                )
-            )
-        return results
+            evaluate = self._evaluator(rows, batching)
+        if self.group is None:
+            return evaluate
+        labels = None if rows.assumed.origin == "variables" else rows.targets
+        count, size = rows.candidates.shape[0], rows.num_inputs
+        return self.group.around(evaluate, rows.owner, labels, count, size)
+
+    def _evaluator(self, rows: "_Rows", batching: Batching) -> Evaluator:
+        return Evaluator(
+            rows.problems,
+            rows.targets,
+            rows.orders[:, : rows.slots.used],
+            rows.owner,
+            rows.candidates,
+            self.objective,
+            tuple(self.priors.values()),
+            batching,
+        )
+
+    def _by_products(self, rows: "_Rows") -> FactoredEvaluator:
+        parameters = sum(value.numel() for value in rows.problems[0].params.values())
+        return FactoredEvaluator(
+            rows.problems,
+            rows.targets,
+            rows.owner,
+            rows.candidates,
+            self.objective,
+            tuple(self.priors.values()),
+            together=parameters < self.large_network,
+        )
 
 
 @dataclass(frozen=True)
 class _Target:
-    """A problem ready to be solved, with a start, targets and an order in each of its R rows."""
+    """A problem ready to be solved, with a start, targets and an order in each of its R rows.
 
-    index: int
+    Attributes:
+        indices: of its restarts in the job.
+        problem: what is solved.
+        assumed: what the targets are taken for.
+        slots: the places of the samples in the client's steps.
+        streams: the random draws of each restart.
+        starts: (R, D), those of the first restart first.
+        targets: (R, B) or (R, B, K).
+        orders: (R, S) the sample in each slot.
+    """
+
+    indices: list[int]
     problem: Problem
-    joint: bool
+    assumed: AssumedTargets
     slots: Slots
     streams: list[torch.Generator]
     starts: Tensor
@@ -319,9 +307,86 @@ class _Target:
         return (
             tuple((p.schedule, p.members) for p in problem.rounds),
             problem.num_samples,
-            problem.known_targets is None,
-            self.joint,
+            self.assumed.origin,
             self.targets.shape,
             self.targets.dtype,
             tuple(problem.statistics),
         )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Candidates of several targets that are solved together, in R rows.
+
+    Attributes:
+        problems: one a target, alike in kind.
+        assumed: what the targets are taken for, of the first problem; all have one origin.
+        slots: the places of the samples in the clients' steps, alike for all.
+        streams: the random draws of each restart of each target.
+        points: (R, D) the variables, those of the first target first.
+        targets: (R, B) or (R, B, K).
+        orders: (R, S) the sample in each slot.
+    """
+
+    problems: list[Problem]
+    assumed: AssumedTargets
+    slots: Slots
+    streams: list[torch.Generator]
+    points: Tensor
+    targets: Tensor
+    orders: Tensor
+
+    @classmethod
+    def of(cls, chunk: Sequence[_Target]) -> "_Rows":
+        """The rows of targets of one kind."""
+        first = chunk[0]
+        return cls(
+            [target.problem for target in chunk],
+            first.assumed,
+            first.slots,
+            [stream for target in chunk for stream in target.streams],
+            torch.cat([target.starts for target in chunk]),
+            torch.cat([target.targets for target in chunk]),
+            torch.cat([target.orders for target in chunk]),
+        )
+
+    @property
+    def candidates(self) -> Candidates:
+        """How rows stand for batches."""
+        problem = self.problems[0]
+        shape = (problem.num_samples, *problem.spec.shape)
+        return Candidates(shape, problem.spec.num_classes, self.assumed.origin == "variables")
+
+    @property
+    def num_inputs(self) -> int:
+        """Variables at the beginning of a row that are inputs."""
+        return torch.Size(self.candidates.shape).numel()
+
+    @property
+    def owner(self) -> Tensor:
+        """(R,) the problem of each row: every target has as many rows as the others."""
+        every = torch.arange(len(self.problems), device=self.targets.device)
+        return every.repeat_interleave(len(self.targets) // len(self.problems))
+
+    def project(self, points: Tensor) -> Tensor:
+        """Points (A, D) with their inputs inside the box of valid pixels."""
+        spec, size = self.problems[0].spec, self.num_inputs
+        inputs = spec.clamp(points[:, :size].reshape(-1, *spec.shape))
+        return torch.cat([inputs.reshape(len(points), size), points[:, size:]], dim=1)
+
+
+def _reconstruction(rows: _Rows, found: Minimum, row: int, stats: dict[str, Any]) -> Reconstruction:
+    """The answer of one row, its samples in the order in which the steps first use them."""
+    objective = float(found.values[row])
+    if not math.isfinite(objective):
+        return failure("the objective was never finite.")
+    inputs, targets = rows.candidates.split(found.points[row], rows.targets[row])
+    in_order = rows.orders[row, : len(inputs)]
+    inputs, targets = inputs[in_order], targets[in_order]
+    if rows.assumed.origin == "variables":
+        targets = targets.argmax(dim=1)
+    counts = {
+        "iterations": int(found.iterations[row]),
+        "gradients": int(found.evaluations[row]),
+    }
+    return Reconstruction(answer(inputs, targets), objective, {**counts, **stats})

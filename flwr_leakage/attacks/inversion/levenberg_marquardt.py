@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
-from flwr_leakage.attacks.initialisation import Grey, Initialisation
+from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.starts.base import Initialisation
+from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, Reconstruction
 
@@ -30,7 +32,7 @@ class LevenbergMarquardt(OneByOne):
         iterations: accepted or rejected steps, ≥ 1.
         damping: first μ, relative to the largest diagonal entry of JᵀJ.
         tolerance: stop once the relative squared distance of gradients is below this.
-        labels: how labels are inferred.
+        labels: how labels are inferred where the threat model does not grant them.
         initialisation: the first candidate.
         max_entries: a Jacobian with more entries is refused.
         chunk_size: columns of J computed together.
@@ -52,7 +54,7 @@ class LevenbergMarquardt(OneByOne):
         if self.damping <= 0:
             raise ValueError(f"damping must be positive, got {self.damping}.")
 
-    def solve(self, problem: Problem, generator: torch.Generator) -> Reconstruction:
+    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
         """Attack one problem in float64.
 
         Raises:
@@ -66,11 +68,7 @@ class LevenbergMarquardt(OneByOne):
             raise ValueError(
                 f"the Jacobian may have {self.max_entries} entries, it has {size * len(observed)}."
             )
-        targets = problem.known_targets
-        if targets is None:
-            targets = self.labels(problem, generator)
-        elif targets.is_floating_point():
-            targets = targets.double()
+        targets = assume_targets(problem, self.labels, generator).values
         scale = observed.norm()
 
         def residual(flat: Tensor) -> Tensor:
@@ -89,7 +87,9 @@ class LevenbergMarquardt(OneByOne):
                 chunk_size=self.chunk_size,
             )(directions)
 
-        point = self.initialisation(spec, problem.num_samples, 0, generator).double().reshape(-1)
+        point = (
+            self.initialisation(spec, problem.num_samples, restart, generator).double().reshape(-1)
+        )
         error = residual(point)
         value = float(error.square().sum())
         basis = torch.eye(size, dtype=torch.float64)
@@ -114,7 +114,7 @@ class LevenbergMarquardt(OneByOne):
         if not math.isfinite(value):
             return failure("the objective was never finite.")
         return Reconstruction(
-            batch=Batch(spec.clamp(point.reshape(shape)).to(torch.get_default_dtype()), targets),
+            batch=answer(spec.clamp(point.reshape(shape)), targets),
             objective=value,
             stats={"iterations": taken, "cpu_seconds": time.process_time() - began},
         )

@@ -114,7 +114,7 @@ class OrderSearch:
             raise ValueError(f"improvement must lie in (0, 1), got {self.improvement}.")
 
     def draw(self, slots: Slots, generator: torch.Generator) -> Int[Tensor, " S"]:
-        """A random order: of every epoch, or the same of all."""
+        """A random order of the samples, (S,): one for all epochs, or one for each."""
         count = int((slots.epoch == 0).sum())
         epochs = int(slots.epoch.max()) + 1
         return torch.cat([torch.randperm(count, generator=generator) for _ in range(epochs)])

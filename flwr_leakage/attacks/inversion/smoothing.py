@@ -51,7 +51,7 @@ class SmoothedRelu(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Replace ReLU, leave all else."""
+        """Call :func:`smoothed_relu` in place of a ReLU, and any other function as it is."""
         if function in RELUS:
             return smoothed_relu(args[0] if args else (kwargs or {})["input"], self.sharpness)
         return function(*args, **(kwargs or {}))

@@ -13,11 +13,11 @@ from flwr_leakage.attacks.problem import Problem
 
 @dataclass(frozen=True)
 class AutomaticLabels:
-    """iDLG for one sample in one step, class counts otherwise.
+    """iDLG for an update of one sample, class counts for several samples.
 
     Attributes:
-        single: for one sample.
-        batch: for several samples.
+        single: the label attack for one sample.
+        batch: the label attack for several samples.
     """
 
     single: SignOfGradient = field(default_factory=SignOfGradient)

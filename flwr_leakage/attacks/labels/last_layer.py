@@ -1,4 +1,4 @@
-"""The last layer of a classifier, as the gradients of a label attack need it."""
+"""The last linear layer of a classifier: where label attacks look."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""iDLG carried over to batches with repeated classes: count the impact of one sample."""
+"""Labels of a batch with repeated classes, from how much one sample changes a row sum."""
 
 from dataclasses import dataclass
 

@@ -64,7 +64,7 @@ class Adam:
         project: Callable[[Tensor], Tensor] | None = None,
         report: Report | None = None,
     ) -> Minimum:
-        """Minimise from ``start`` (R, D); the best iterate of every row is kept."""
+        """Minimise R objectives from ``start`` (R, D); the best iterate of every row is kept."""
         num_rows = start.shape[0]
         rows = torch.arange(num_rows, device=start.device)
         points = start.clone()

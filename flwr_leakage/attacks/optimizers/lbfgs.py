@@ -26,9 +26,9 @@ class LBFGS:
         iterations: accepted steps, ≥ 1.
         history: pairs (s, y) kept, ≥ 1.
         tolerance: a row is finished once its objective is at most this.
-        gradient_tolerance: … or once the gradient's largest entry is at most this.
-        relative_tolerance: … or once 10 steps in a row lowered the objective by less than this
-            fraction each.
+        gradient_tolerance: a row is finished once its gradient's largest entry is at most this.
+        relative_tolerance: a row is finished once 10 steps in a row lowered its objective by
+            less than this fraction each.
         armijo: c₁ of the sufficient decrease condition.
         curvature: c₂ of the strong curvature condition.
         max_search: evaluations in one line search, ≥ 1.
@@ -59,7 +59,7 @@ class LBFGS:
         project: Callable[[Tensor], Tensor] | None = None,
         report: Report | None = None,
     ) -> Minimum:
-        """Minimise from ``start`` (R, D)."""
+        """Minimise R objectives from ``start`` (R, D); see ``optimizers/base.py``."""
         num_rows = start.shape[0]
         all_rows = torch.arange(num_rows, device=start.device)
         values, gradients = evaluate(start, all_rows)
@@ -95,7 +95,16 @@ class LBFGS:
         return (values <= self.tolerance) | flat
 
     def _advance(self, s: "_State", f: Tensor, g: Tensor) -> Tensor:
-        """Let every row digest its trial (f, g); returns which rows are finished."""
+        """Let every row decide what its trial point means for its line search.
+
+        Args:
+            s: the unfinished rows; changed in place.
+            f: (A,) objectives at the trial points.
+            g: (A, D) gradients there.
+
+        Returns:
+            (A,) which rows are finished.
+        """
         slope = (g * s.d).sum(dim=1)
         usable = torch.isfinite(f) & torch.isfinite(slope)
         f = torch.where(usable, f, math.inf)
@@ -149,7 +158,7 @@ class LBFGS:
 
 @dataclass
 class _State:
-    """Everything of the unfinished rows; A rows, D variables, m pairs of history."""
+    """The state of the A rows that are not finished, of D variables and m pairs of history each."""
 
     rows: Tensor
     x: Tensor
@@ -242,7 +251,11 @@ sy=x.new_zeros(len(rows), history, history),
         history: int,
         relative_tolerance: float,
     ) -> Tensor:
-        """Take the accepted steps, and turn those rows to their next direction."""
+        """Take the accepted steps, and give those rows their next direction.
+
+        Returns:
+            (A,) which rows are finished, as their objective hardly falls any more.
+        """
         index = moves.nonzero()[:, 0]
         finished = torch.zeros_like(moves)
         if not len(index):
@@ -274,7 +287,11 @@ sy=x.new_zeros(len(rows), history, history),
         return finished
 
     def restart(self, failed: Tensor) -> Tensor:
-        """Forget the history of rows whose search failed; without any, they are finished."""
+        """Forget the history of rows whose line search failed, and search along −g.
+
+        Returns:
+            (A,) which rows are finished: those that failed along −g already.
+        """
         hopeless = failed & (self.pairs == 0)
         index = (failed & ~hopeless).nonzero()[:, 0]
         if len(index):

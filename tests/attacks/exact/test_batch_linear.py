@@ -6,7 +6,7 @@ from attacked import observe
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks import ExactBatch, SearchSettings, recover_batch
+from flwr_leakage.attacks import AttackJob, ExactBatch, SearchSettings, recover_batch
 from flwr_leakage.attacks.exact.batch_linear import complete
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
@@ -55,9 +55,7 @@ def batch(size, seed=5):
 def attack(network, truth, schedule=None):
     gradient_map = GradientMap(network.eval())
     observation = observe(gradient_map, truth, schedule or LocalSchedule(0.1, 1, len(truth)))
-    (found,) = ExactBatch(QUICK)(
-        gradient_map, SPEC, [observation], ThreatModel(), torch.Generator().manual_seed(0)
-    )
+    (found,) = ExactBatch(QUICK)(AttackJob(gradient_map, SPEC, [observation], ThreatModel()))
     return found
 
 
@@ -123,11 +121,7 @@ def test_clients_whose_mean_is_seen_are_one_batch():
     schedule = LocalSchedule(1.0, 1, 6)
     observation = replace(observe(gradient_map, truth, schedule), members=(2, 4))
     (found,) = ExactBatch(QUICK)(
-        gradient_map,
-        SPEC,
-        [observation],
-        ThreatModel(view="aggregate"),
-        torch.Generator().manual_seed(0),
+        AttackJob(gradient_map, SPEC, [observation], ThreatModel(view="aggregate"))
     )
     assert found.stats["proven"] == 6
     assert errors_of(found.batch.inputs, truth.inputs)[0].max() < 1e-4
@@ -161,7 +155,7 @@ def test_nothing_is_proven_of_a_gradient_that_is_not_the_networks(strength):
             delta[name] = value + strength * value @ mixing
     observation = replace(observation, update=replace(observation.update, delta=delta))
     (found,) = ExactBatch(SearchSettings(starts=100, max_seconds=2))(
-        gradient_map, SPEC, [observation], ThreatModel(), torch.Generator().manual_seed(0)
+        AttackJob(gradient_map, SPEC, [observation], ThreatModel())
     )
     assert found.stats.get("proven", 0) == 0
 

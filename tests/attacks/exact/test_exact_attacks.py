@@ -9,15 +9,18 @@ from torch import nn
 from flwr_leakage.attacks import (
     LBFGS,
     Analytic,
+    AttackJob,
     FeatureMatching,
     GradientInversion,
     LevenbergMarquardt,
+    MaskSearch,
     Strongest,
     pose,
 )
 from flwr_leakage.attacks.exact.chain import activation_of, trace_chain
-from flwr_leakage.attacks.exact.feature_recursion import smooth_variation
-from flwr_leakage.attacks.exact.layer_equations import Knowledge, gradient_equations
+from flwr_leakage.attacks.exact.feature_fit import smooth_variation
+from flwr_leakage.attacks.exact.layer_equations import Knowledge
+from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.inversion.priors.total_variation import total_variation
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -54,7 +57,7 @@ def case(network, images, label=2, **schedule):
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_feature_matching_is_exact_through_invertible_activations(activation, batch_norm, images):
     gradient_map, observation = case(deep_network(activation, batch_norm), images[:1])
-    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert result.error == ""
     assert result.batch.targets.tolist() == [2]
     torch.testing.assert_close(result.batch.inputs, images[:1], atol=0.02, rtol=0)
@@ -75,8 +78,7 @@ def test_gradient_equations_hold_at_the_truth(images):
     )
     errors = last.pull_back(problem.gradient[f"{last.name}bias"][None]).reshape(features.shape)
     errors = errors * second.activation.slope(features)
-    weight_gradient = problem.gradient[f"{second.name}weight"]
-    equations = gradient_equations(second, errors, weight_gradient, 1e-4)
+    equations = Whitened.by_svd(*second.equations(errors), 1e-4)
     found = equations.rows @ inputs_of[second.name].reshape(10, 16).T
     torch.testing.assert_close(found, equations.values, atol=1e-3, rtol=0)
     both = torch.cat([equations.rows, equations.null_space().T])
@@ -100,20 +102,20 @@ def test_models_that_are_no_chain_and_batches_are_refused(images):
         nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4)
     )
     gradient_map, observation = case(pooled, images[:1])
-    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert "cannot be part of a chain" in result.error or "does not follow" in result.error
     gradient_map, observation = case(tiny_network(), images[:2], batch_size=2)
-    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert "1 sample" in result.error
 
 
 def test_levenberg_marquardt_converges_in_few_iterations(images):
     gradient_map, observation = case(tiny_network(), images[:1])
-    (result,) = LevenbergMarquardt()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = LevenbergMarquardt()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert result.stats["iterations"] <= 25
     torch.testing.assert_close(result.batch.inputs, images[:1], atol=5e-3, rtol=0)
     (refused,) = LevenbergMarquardt(max_entries=10)(
-        gradient_map, SPEC, [observation], INFERRED, generator()
+        AttackJob(gradient_map, SPEC, [observation], INFERRED)
     )
     assert "10 entries" in refused.error
 
@@ -122,11 +124,11 @@ def test_analytic_is_exact_through_a_first_linear_layer(images):
     torch.manual_seed(1)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 4))
     gradient_map, observation = case(network, images[:1])
-    (result,) = Analytic()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = Analytic()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert result.batch.targets.tolist() == [2]
     torch.testing.assert_close(result.batch.inputs, images[:1], atol=1e-4, rtol=0)
     gradient_map, observation = case(tiny_network(), images[:1])
-    (refused,) = Analytic()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (refused,) = Analytic()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert "first layer" in refused.error
 
 
@@ -134,17 +136,18 @@ def test_strongest_keeps_the_nearest_gradient_and_survives_misfits(images):
     poor = GradientInversion(optimizer=LBFGS(iterations=1))
     good = GradientInversion(optimizer=LBFGS(iterations=150, tolerance=1e-12))
     gradient_map, observation = case(tiny_network(), images[:1])
-    attack = Strongest(attacks=[Analytic(), good, poor], tolerance=0.0)
-    (result,) = attack(gradient_map, SPEC, [observation], INFERRED, generator())
+    attack = Strongest({"analytic": Analytic(), "good": good, "poor": poor}, tolerance=0.0)
+    (result,) = attack(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert result.stats["iterations"] > 1
+    assert result.stats["attack"] == "good"
     assert result.objective < 1e-6
-    (none,) = Strongest(attacks=[Analytic()])(
-        gradient_map, SPEC, [observation], INFERRED, generator()
+    (none,) = Strongest({"analytic": Analytic()})(
+        AttackJob(gradient_map, SPEC, [observation], INFERRED)
     )
     assert none.batch is None
     assert math.isnan(none.objective)
     with pytest.raises(ValueError, match="at least one"):
-        Strongest(attacks=[])
+        Strongest({})
 
 
 def relu_case():
@@ -175,15 +178,15 @@ def test_feature_matching_says_what_it_could_not_prove(pruned):
             noise = torch.randn(value.shape, generator=generator())
             delta[name] = value + 1e-3 * value.square().mean().sqrt() * noise
     observation = replace(observation, update=replace(observation.update, delta=delta))
-    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert math.isfinite(result.objective)
     assert result.stats["proven_masks"] < result.stats["masks"]
-    assert result.stats["stage"] in ("fading", "last fading")
+    assert result.stats["stage"] in ("rough fading", "longer fading")
 
 
 def test_feature_matching_recovers_a_smooth_image_through_relus():
     image, gradient_map, observation = relu_case()
-    (result,) = FeatureMatching()(gradient_map, SPEC, [observation], INFERRED, generator())
+    (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert result.objective < 1e-3
     error = (SPEC.denormalize(result.batch.inputs) - SPEC.denormalize(image)).square().mean()
     assert error < 1e-4  # 40 dB
@@ -201,8 +204,8 @@ def test_feature_matching_walks_through_a_hidden_linear_layer_of_relus():
     )
     image = torch.rand(1, 1, 8, 8, generator=generator())
     gradient_map, observation = case(network, SPEC.normalize(image))
-    attack = FeatureMatching(proof=2e-7)  # float32 misses by 1e-7 here
-    (result,) = attack(gradient_map, SPEC, [observation], INFERRED, generator())
+    attack = FeatureMatching(masks=MaskSearch(proof=2e-7))  # float32 misses by 1e-7 here
+    (result,) = attack(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert len(result.stats["ranks"]) == 2
     assert result.stats["positions"][0] == 1
     torch.testing.assert_close(SPEC.denormalize(result.batch.inputs), image, atol=0.02, rtol=0)
@@ -221,9 +224,7 @@ def test_outputs_that_are_not_trusted_tell_nothing(images):
     inputs = images[:1].double()
     outputs = torch.relu(first.preactivation(inputs))
     zeros = torch.zeros_like(outputs)
-    equations = gradient_equations(
-        first, torch.ones_like(outputs), problem.gradient[f"{first.name}weight"], 1e-4
-    )
+    equations = Whitened.by_svd(*first.equations(torch.ones_like(outputs)), 1e-4)
     exact = Knowledge(first, outputs, zeros, equations)
     assert float(exact.forward_residual(inputs).abs().max()) < 1e-12
     wrong = outputs.clone()
@@ -233,3 +234,16 @@ def test_outputs_that_are_not_trusted_tell_nothing(images):
     assert float(Knowledge(first, wrong, zeros, equations).forward_residual(inputs).abs().max()) > 0
     trusted = Knowledge(first, wrong, zeros, equations, trust).forward_residual(inputs)
     assert float(trusted.abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rank_tolerance", 1.0, r"rank_tolerance must lie in \[0, 1\), got 1.0"),
+        ("negligible", -1.0, r"negligible must lie in \[0, 1\), got -1.0"),
+        ("fit_iterations", 0, "fit_iterations must be at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        FeatureMatching(**{name: value})

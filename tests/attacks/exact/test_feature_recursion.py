@@ -1,17 +1,17 @@
 import pytest
 import torch
 from attacked import observe, tiny_network
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from flwr_leakage.attacks import AttackJob
 from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, disjoint_columns
-from flwr_leakage.attacks.exact.feature_recursion import (
-    FeatureRecursion,
-    feature_distance,
-    recover_features,
-    solve_features,
-)
+from flwr_leakage.attacks.exact.feature_equations import solve_features
+from flwr_leakage.attacks.exact.feature_fit import feature_distance
+from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
+from flwr_leakage.attacks.exact.geometry import Geometry
+from flwr_leakage.attacks.exact.recover_features import recover_features
 from flwr_leakage.attacks.exact.relu_walk import Use
 from flwr_leakage.attacks.exact.synthetic_start import noise_images, read_input
 from flwr_leakage.attacks.problem import pose
@@ -31,8 +31,7 @@ def residual_network(seed=0):
 
 
 def attack(gradient_map, observations, spec):
-    generator = torch.Generator().manual_seed(0)
-    return FeatureRecursion()(gradient_map, spec, observations, ThreatModel(), generator)
+    return FeatureRecursion()(AttackJob(gradient_map, spec, observations, ThreatModel()))
 
 
 def test_other_networks_and_batches_fail_in_words_while_the_others_go_on():
@@ -89,8 +88,8 @@ def test_features_solve_the_equations_of_a_convolution_even_with_a_wrong_channel
     shortcut = torch.nn.functional.conv2d(features, point, stride=2)
     point_gradient = torch.autograd.grad(shortcut, point, shortcut_errors)[0]
     uses = [
-        Use("conv", 0, features.shape[1:], outputs, ((3, 3), 1, 1, 2)),
-        Use("shortcut", 0, features.shape[1:], shortcut, ((1, 1), 1, 0, 2)),
+        Use("conv", 0, features.shape[1:], outputs, Geometry.of(3, 1, 1, 2)),
+        Use("shortcut", 0, features.shape[1:], shortcut, Geometry.of(1, 1, 0, 2)),
     ]
     wrong = errors.clone()
     wrong[0, 4, 1, 1] += 1.0
@@ -132,11 +131,12 @@ def test_features_are_read_through_max_pooling_up_to_the_second():
     network = pooling_network()
     gradient_map, observation = GradientMap(network), observe_pooled(network)
     problem = pose(gradient_map, POOLED_SPEC, observation, ThreatModel()).to(torch.float64)
-    features, windows = recover_features(problem, 1e-5, 1e-6)
+    found = recover_features(problem, 1e-5, 1e-6)
     expected = network.double().features[:4](smooth_image().double())
-    assert windows == {0: (3, 3), 1: (3, 3)}
-    assert list(features) == [0]
-    torch.testing.assert_close(features[0], expected, rtol=1e-3, atol=1e-4)
+    assert found.windows == {0: (3, 3), 1: (3, 3)}
+    assert list(found.outputs) == [found.shallowest] == [0]
+    assert found.is_pooled
+    torch.testing.assert_close(found.outputs[0], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_an_image_is_recovered_where_maxima_are_all_that_the_last_layer_takes_in():
@@ -151,9 +151,8 @@ def test_an_image_is_recovered_where_maxima_are_all_that_the_last_layer_takes_in
 def test_an_image_is_told_roughly_through_two_poolings():
     network = pooling_network()
     solver = FeatureRecursion(zeros=[1e-6], synthetic=50, smoothed_iterations=40, rounds=1)
-    generator = torch.Generator().manual_seed(0)
     targets = [observe_pooled(network)]
-    (found,) = solver(GradientMap(network), POOLED_SPEC, targets, ThreatModel(), generator)
+    (found,) = solver(AttackJob(GradientMap(network), POOLED_SPEC, targets, ThreatModel()))
     error = (found.batch.inputs - smooth_image()).square().mean()
     assert error < 0.1 * smooth_image().square().mean()
 
@@ -193,6 +192,7 @@ def test_max_pooling_that_the_last_layer_does_not_take_in_as_it_is_is_refused():
     st.integers(2, 6),
     st.integers(0, 12),
 )
+@settings(deadline=None)
 @example(1, 4, 1)  # what HiGHS' presolve calls infeasible
 def test_disjoint_columns_are_found_among_other_directions(seed, count, others):
     generator = torch.Generator().manual_seed(seed)
@@ -231,3 +231,17 @@ def test_a_start_is_read_from_features_that_tell_the_input_linearly():
         read_input(averages, averages(image), POOLED_SPEC, 0, generator)
     with pytest.raises(ValueError, match="pixels"):
         read_input(averages, torch.zeros(1, 3, 40, 40), POOLED_SPEC, 1, generator)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("trims", 0, "trims must be at least 1, got 0"),
+        ("rounds", 0, "rounds must be at least 1, got 0"),
+        ("contradiction", 0.5, "contradiction must be at least 1, got 0.5"),
+        ("zeros", [], r"zeros must hold fractions of at least 0, got \[\]"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        FeatureRecursion(**{name: value})

@@ -9,21 +9,30 @@ from torch import nn
 
 from flwr_leakage.attacks import pose
 from flwr_leakage.attacks.exact.chain import trace_chain
-from flwr_leakage.attacks.exact.layer_equations import Whitened, gradient_equations
-from flwr_leakage.attacks.exact.masks import Masks, MaskSearch
+from flwr_leakage.attacks.exact.mask_values import Masks
+from flwr_leakage.attacks.exact.masks import Evidence, MaskSearch
+from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 
 SPEC = InputSpec((1, 12, 12), 4, (0.4,), (0.3,))
+SEARCH = MaskSearch(proof=1e-7)
+STRICT = MaskSearch(proof=1e-12)
 
 
 def generator():
     return torch.Generator().manual_seed(0)
 
 
+def believed(active):
+    """Masks that are believed and none of which is proven."""
+    nowhere = torch.zeros_like(active)
+    return Masks(torch.zeros(active.shape).double(), active, nowhere.any(dim=1), nowhere)
+
+
 def relu_case(batch_norm=False):
-    """A search for the masks of a first layer, its true outputs, and what made them."""
+    """What tells of the masks of a first layer, its true outputs, and what made them."""
     torch.manual_seed(1)
     layers = [nn.Conv2d(1, 10, 3, padding=1, bias=not batch_norm)]
     if batch_norm:
@@ -40,21 +49,19 @@ def relu_case(batch_norm=False):
     bias = problem.gradient[f"{last.name}bias"]
     features = mean_feature(problem.gradient[f"{last.name}weight"], bias).reshape(1, 12, 6, 6)
     errors = last.pull_back(bias[None]).reshape(features.shape) * (features > 0)
-    equations = gradient_equations(
-        second, errors, problem.gradient[f"{second.name}weight"], rank_tolerance=1e-4
-    )
+    equations = Whitened.by_svd(*second.equations(errors), rank_tolerance=1e-4)
     errors = second.pull_back(errors)[0].flatten(1) * first.scale[:, None]
     assert first.bias_gradient is not None
-    gradient = problem.gradient[f"{first.name}weight"].flatten(1)
-    search = MaskSearch(equations, errors, first.bias_gradient, gradient, tolerance=1e-7)
+    gradient = first.weight_gradient.flatten(1)
+    evidence = Evidence(equations, errors, first.bias_gradient, gradient)
     preactivations = first.preactivation(images.double())[0].flatten(1)
-    return search, preactivations, first, images.double()
+    return evidence, preactivations, first, images.double()
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_proven_masks_are_right(batch_norm):
-    search, preactivations, *_ = relu_case(batch_norm)
-    masks = search.begin()
+    evidence, preactivations, *_ = relu_case(batch_norm)
+    masks = SEARCH.begin(evidence)
     assert 0 < int(masks.certain.sum()) < len(masks.certain)
     right = (masks.active == (preactivations > 0)).all(dim=1)
     assert bool(right[masks.certain].all())
@@ -63,11 +70,11 @@ def test_proven_masks_are_right(batch_norm):
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_a_candidate_near_the_truth_proves_the_other_masks(batch_norm):
-    search, preactivations, first, images = relu_case(batch_norm)
-    masks = search.begin()
+    evidence, preactivations, first, images = relu_case(batch_norm)
+    masks = SEARCH.begin(evidence)
     noise = 0.01 * torch.randn(images.shape, generator=generator(), dtype=torch.float64)
     z = first.preactivation(images + noise)[0].flatten(1)
-    refined = search.refine(masks, z, first.patches(images + noise))
+    refined = SEARCH.refine(evidence, masks, z, first.patches(images + noise))
     assert int(refined.certain.sum()) > int(masks.certain.sum())
     assert bool(refined.certain[masks.certain].all())
     right = (refined.active == (preactivations > 0)).all(dim=1)
@@ -75,10 +82,10 @@ def test_a_candidate_near_the_truth_proves_the_other_masks(batch_norm):
 
 
 def test_a_weights_gradient_is_the_patches_times_the_errors():
-    search, preactivations, first, images = relu_case()
-    errors = search.errors * (preactivations > 0)
+    evidence, preactivations, first, images = relu_case()
+    errors = evidence.errors * (preactivations > 0)
     torch.testing.assert_close(
-        errors @ first.patches(images).T, search.weight_gradient, rtol=0, atol=1e-7
+        errors @ first.patches(images).T, evidence.weight_gradient, rtol=0, atol=1e-7
     )
 
 
@@ -93,8 +100,8 @@ def test_the_biass_gradient_tells_right_masks_from_wrong_ones(seed, spoilt):
     equations = Whitened(
         torch.eye(20, dtype=torch.float64), features.T, torch.ones(20, dtype=torch.float64)
     )  # nothing is open
-    search = MaskSearch(equations, errors, bias_gradient, torch.zeros(1, 1), tolerance=1e-9)
-    masks = search.begin()
+    evidence = Evidence(equations, errors, bias_gradient, torch.zeros(1, 1))
+    masks = MaskSearch(proof=1e-9).begin(evidence)
     assert bool(masks.certain[0]) is not spoilt
     if not spoilt:
         assert torch.equal(masks.active, features > 0)
@@ -111,17 +118,11 @@ def test_of_masks_that_the_bias_proves_the_one_that_explains_the_weights_is_take
     active = z > 0
     rows = torch.linalg.qr(torch.randn(20, 2, generator=stream, dtype=torch.float64))[0].T
     equations = Whitened(rows, rows @ z.clamp_min(0).T, torch.ones(2, dtype=torch.float64))
-    search = MaskSearch(
-        equations,
-        errors,
-        (errors * active).sum(1),
-        (errors * active) @ patches.T,
-        tolerance=1e-12,
-    )
-    unknown = Masks(torch.zeros_like(z), active, torch.tensor([False]))
+    evidence = Evidence(equations, errors, (errors * active).sum(1), (errors * active) @ patches.T)
+    unknown = believed(active)
     candidate = z.clone()
     candidate[0, 3], candidate[0, 5] = -0.01, 0.01
-    refined = search.refine(unknown, candidate, patches)
+    refined = STRICT.refine(evidence, unknown, candidate, patches)
     assert bool(refined.certain[0])
     assert torch.equal(refined.active, active)
 
@@ -134,11 +135,11 @@ def test_a_mask_that_explains_the_weights_no_better_than_the_candidates_is_not_b
     equations = Whitened(rows, rows @ z.T, torch.ones(1, dtype=torch.float64))
     weights = (errors * (z > 0)) @ patches.T
     by_accident = errors[:, :2].sum(1)
-    search = MaskSearch(equations, errors, by_accident, weights, tolerance=1e-12)
-    unknown = Masks(torch.zeros_like(z), z > 0, torch.tensor([False]))
-    assert not bool(search.refine(unknown, z, patches).certain[0])
-    believed = replace(search, weight_gradient=errors * torch.tensor([[1.0, 1.0, 0.0]]))
-    assert bool(believed.refine(unknown, z, patches).certain[0])
+    evidence = Evidence(equations, errors, by_accident, weights)
+    unknown = believed(z > 0)
+    assert not bool(STRICT.refine(evidence, unknown, z, patches).certain[0])
+    explained = replace(evidence, weight_gradient=errors * torch.tensor([[1.0, 1.0, 0.0]]))
+    assert bool(STRICT.refine(explained, unknown, z, patches).certain[0])
 
 
 def test_entries_without_an_error_are_not_flipped():
@@ -147,6 +148,29 @@ def test_entries_without_an_error_are_not_flipped():
     equations = Whitened(
         torch.ones(1, 4, dtype=torch.float64) / 2, torch.zeros(1, 1).double(), torch.ones(1)
     )
-    search = MaskSearch(equations, errors, errors[:, 0], errors, tolerance=1e-12)
-    found = list(search._flip(0, z[0].numpy()))
+    channel = Evidence(equations, errors, errors[:, 0], errors).channel(0, STRICT.proof)
+    found = list(channel.flipped(z[0].numpy(), STRICT.flips(), STRICT.flippable))
     assert [mask.tolist() for mask in found] == [[True, True, False, False]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("proof", -1.0, "proof must be at least 0, got -1.0"),
+        ("most_flips", -1, "most_flips must be at least 0, got -1"),
+        ("smallest", 0.1, "smallest ≤ largest < 1, got 0.1 and 0.03"),
+        ("sum_weight", 0.0, "sum_weight must be above 0, got 0.0"),
+        ("worth", 1.1, r"worth must lie in \(0, 1\], got 1.1"),
+        ("doubtful", 1.0, r"doubtful must lie in \[0, 1\), got 1.0"),
+        ("projections", 0, "projections must be at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        MaskSearch(**{name: value})
+
+
+def test_flips_are_all_sets_of_so_many_ranks():
+    flips = MaskSearch(flippable=4, most_flips=2).flips()
+    assert [each.shape for each in flips] == [(1, 0), (4, 1), (6, 2)]
+    assert [each.shape for each in MaskSearch(flippable=1, most_flips=2).flips()][2] == (0, 2)

@@ -10,6 +10,7 @@ from torch import nn
 
 from flwr_leakage.attacks import (
     LBFGS,
+    AttackJob,
     BatchNormStatistics,
     Euclidean,
     GradientInversion,
@@ -167,11 +168,11 @@ def test_priors_batched_equal_one_by_one(batch, knowledge, steps):
     observations = [replace(o, client_id=i) for i, (_, o) in enumerate(pairs)]
     attack = GradientInversion(
         objective=Euclidean(),
-        priors=(
-            BatchNormStatistics(1e-3, first_layer_factor=10.0),
-            TotalVariation(1e-3, absolute=True, colour=True),
-            MeanSquare(1e-3),
-        ),
+        priors={
+            "statistics": BatchNormStatistics(1e-3, first_layer_factor=10.0),
+            "total_variation": TotalVariation(1e-3, absolute=True, colour=True),
+            "mean_square": MeanSquare(1e-3),
+        },
         optimizer=LBFGS(iterations=3),
         dtype="float64",
         batching="vmap",
@@ -179,8 +180,7 @@ def test_priors_batched_equal_one_by_one(batch, knowledge, steps):
     threat = ThreatModel("known", knowledge)
 
     def solve(chosen, batching):
-        generator = torch.Generator().manual_seed(0)
-        return replace(attack, batching=batching)(pairs[0][0], SPEC, chosen, threat, generator)
+        return replace(attack, batching=batching)(AttackJob(pairs[0][0], SPEC, chosen, threat))
 
     together = solve(observations, "vmap")
     for observation, result in zip(observations, together, strict=True):
@@ -199,13 +199,13 @@ def test_over_several_steps_the_prior_is_of_the_first_steps_samples(batch, knowl
     schedule = LocalSchedule(0.01, num_steps=2, batch_size=2)
     gradient_map, observation = observation_of(network, batch, schedule)
     attack = GradientInversion(
-        priors=(BatchNormStatistics(1.0),),
+        priors={"statistics": BatchNormStatistics(1.0)},
         initialisation=lambda *_: batch.inputs,
         optimizer=LBFGS(iterations=1),
         dtype="float64",
     )
     threat = ThreatModel("known", knowledge)
-    (result,) = attack(gradient_map, SPEC, [observation], threat, torch.Generator())
+    (result,) = attack(AttackJob(gradient_map, SPEC, [observation], threat))
     assert (result.objective < 1e-5) == found
 
 

@@ -10,16 +10,17 @@ from flwr_leakage.attacks import (
     LBFGS,
     Adam,
     Angular,
+    AttackJob,
     Cosine,
     Euclidean,
     GradientInversion,
     Normal,
     OrderSearch,
+    Restarts,
     TotalVariation,
     pose,
     simulate_gradient,
 )
-from flwr_leakage.attacks.inversion import gradient_inversion
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
 
@@ -28,16 +29,12 @@ KNOWN = ThreatModel(labels="known")
 SOLVER = GradientInversion(optimizer=LBFGS(iterations=150, tolerance=1e-12))
 
 
-def generator():
-    return torch.Generator().manual_seed(3)
-
-
 def largest_error(result, truth):
     return float((result.batch.inputs - truth).abs().max())
 
 
 def test_one_sample_is_recovered_with_its_label(gradient_map, spec, observations, images):
-    results = SOLVER(gradient_map, spec, observations, INFERRED, generator())
+    results = SOLVER(AttackJob(gradient_map, spec, observations, INFERRED))
     for i, result in enumerate(results):
         assert result.batch.targets.tolist() == [i % 4]
         assert largest_error(result, images[i : i + 1]) < 0.05
@@ -53,17 +50,17 @@ def test_several_local_steps_are_replayed(gradient_map, spec, images):
     for name, value in replayed.items():
         torch.testing.assert_close(value, problem.gradient[name], atol=5e-6, rtol=1e-4)
     solver = replace(SOLVER, optimizer=LBFGS(iterations=400, tolerance=1e-12))
-    (result,) = solver(gradient_map, spec, [observation], KNOWN, generator())
+    (result,) = solver(AttackJob(gradient_map, spec, [observation], KNOWN))
     assert largest_error(result, images[:2]) < 0.2
 
 
 @pytest.mark.parametrize(
     "attack",
     [
-        GradientInversion(optimizer=LBFGS(iterations=15), dtype="float64", restarts=2),
+        GradientInversion(optimizer=LBFGS(iterations=15), dtype="float64"),
         GradientInversion(
             objective=Cosine(),
-            priors=(TotalVariation(0.01),),
+            priors={"total_variation": TotalVariation(0.01)},
             initialisation=Normal(),
             optimizer=Adam(iterations=15, sign="none"),
             dtype="float64",
@@ -71,14 +68,13 @@ def test_several_local_steps_are_replayed(gradient_map, spec, images):
         GradientInversion(labels="joint", optimizer=LBFGS(iterations=15), dtype="float64"),
     ],
 )
-def test_batched_equals_one_by_one(attack, gradient_map, spec, observations):
-    together = replace(attack, batching="vmap")(
-        gradient_map, spec, observations, INFERRED, generator()
-    )
+@pytest.mark.parametrize("count", [1, 2])
+def test_batched_equals_one_by_one(attack, count, gradient_map, spec, observations):
+    together = replace(attack, batching="vmap")
+    together = Restarts(together, count)(AttackJob(gradient_map, spec, observations, INFERRED))
     for observation, result in zip(observations, together, strict=True):
-        (alone,) = replace(attack, batching="loop")(
-            gradient_map, spec, [observation], INFERRED, generator()
-        )
+        alone = replace(attack, batching="loop")
+        (alone,) = Restarts(alone, count)(AttackJob(gradient_map, spec, [observation], INFERRED))
         torch.testing.assert_close(result.batch.inputs, alone.batch.inputs, atol=1e-4, rtol=0)
         assert result.objective == pytest.approx(alone.objective, rel=1e-4)
         assert result.stats["restart"] == alone.stats["restart"]
@@ -86,7 +82,7 @@ def test_batched_equals_one_by_one(attack, gradient_map, spec, observations):
 
 def test_same_seed_same_result(gradient_map, spec, observations):
     first, second = (
-        SOLVER(gradient_map, spec, observations[:1], INFERRED, generator())[0] for _ in range(2)
+        SOLVER(AttackJob(gradient_map, spec, observations[:1], INFERRED))[0] for _ in range(2)
     )
     assert torch.equal(first.batch.inputs, second.batch.inputs)
 
@@ -98,7 +94,7 @@ def test_rounds_with_other_parameters_are_solved_together(spec, images, one_step
         for i, n in enumerate(networks)
     ]
     attack = replace(SOLVER, batching="vmap")
-    results = attack(GradientMap(networks[0]), spec, observations, INFERRED, generator())
+    results = attack(AttackJob(GradientMap(networks[0]), spec, observations, INFERRED))
     for i, result in enumerate(results):
         assert largest_error(result, images[i : i + 1]) < 0.1
 
@@ -127,7 +123,7 @@ def test_a_bad_target_is_named_and_the_others_go_on(gradient_map, spec, observat
             earlier=(replace(good, update=replace(good.update, schedule=two, num_examples=2)),),
         ),
     }
-    results = SOLVER(gradient_map, spec, [*bad.values(), good], INFERRED, generator())
+    results = SOLVER(AttackJob(gradient_map, spec, [*bad.values(), good], INFERRED))
     for reason, result in zip(bad, results, strict=False):
         assert result.batch is None
         assert math.isnan(result.objective)
@@ -138,7 +134,7 @@ def test_a_bad_target_is_named_and_the_others_go_on(gradient_map, spec, observat
 def test_more_classes_than_the_head_has_are_named(gradient_map, spec, observations):
     wider = replace(spec, num_classes=7)
     for threat in (INFERRED, KNOWN):
-        (result,) = SOLVER(gradient_map, wider, observations[:1], threat, generator())
+        (result,) = SOLVER(AttackJob(gradient_map, wider, observations[:1], threat))
         assert "one output for each of 7 classes, got 4" in result.error
 
 
@@ -166,14 +162,14 @@ def test_what_does_not_fit_into_memory_is_solved_in_parts(
 ):
     inner = LBFGS(iterations=5)
     attack = replace(SOLVER, optimizer=inner, dtype="float64", batching="vmap")
-    expected = attack(gradient_map, spec, observations, INFERRED, generator())
+    expected = attack(AttackJob(gradient_map, spec, observations, INFERRED))
     cramped = replace(attack, optimizer=Cramped(1, inner, error))
     for result, whole in zip(
-        cramped(gradient_map, spec, observations, INFERRED, generator()), expected, strict=True
+        cramped(AttackJob(gradient_map, spec, observations, INFERRED)), expected, strict=True
     ):
         torch.testing.assert_close(result.batch.inputs, whole.batch.inputs, atol=1e-5, rtol=0)
     hopeless = replace(attack, optimizer=Cramped(0, inner, error))
-    results = hopeless(gradient_map, spec, observations, INFERRED, generator())
+    results = hopeless(AttackJob(gradient_map, spec, observations, INFERRED))
     assert [result.error for result in results] == ["not enough memory"] * 3
 
 
@@ -184,23 +180,21 @@ def test_labels_are_used_only_where_the_threat_model_grants_them(
     disclosed = observe(gradient_map, batch, one_step, disclose=True)
     lying = replace(disclosed, disclosed=replace(disclosed.disclosed, targets=torch.tensor([1])))
     quick = replace(SOLVER, optimizer=LBFGS(iterations=1))
-    (inferred,) = quick(gradient_map, spec, [lying], INFERRED, generator())
+    (inferred,) = quick(AttackJob(gradient_map, spec, [lying], INFERRED))
     assert inferred.batch.targets.tolist() == [2]
-    (known,) = quick(gradient_map, spec, [lying], KNOWN, generator())
+    (known,) = quick(AttackJob(gradient_map, spec, [lying], KNOWN))
     assert known.batch.targets.tolist() == [1]
-    (none,) = quick(
-        gradient_map, spec, [observe(gradient_map, batch, one_step)], KNOWN, generator()
-    )
+    (none,) = quick(AttackJob(gradient_map, spec, [observe(gradient_map, batch, one_step)], KNOWN))
     assert "no targets were disclosed" in none.error
     outside = replace(lying, disclosed=replace(lying.disclosed, targets=torch.tensor([4])))
-    (wrong,) = quick(gradient_map, spec, [outside], KNOWN, generator())
+    (wrong,) = quick(AttackJob(gradient_map, spec, [outside], KNOWN))
     assert "[0, 4)" in wrong.error
 
 
 def test_the_box_is_kept(gradient_map, spec, observations):
     for optimizer in (LBFGS(iterations=5), Adam(iterations=5, learning_rate=3.0)):
         attack = GradientInversion(optimizer=optimizer, initialisation=Normal(5.0))
-        (result,) = attack(gradient_map, spec, observations[:1], INFERRED, generator())
+        (result,) = attack(AttackJob(gradient_map, spec, observations[:1], INFERRED))
         pixels = spec.denormalize(result.batch.inputs)
         assert float(pixels.min()) >= -1e-6
         assert float(pixels.max()) <= 1 + 1e-6
@@ -208,7 +202,7 @@ def test_the_box_is_kept(gradient_map, spec, observations):
 
 def test_progress_is_told(gradient_map, spec, observations):
     told = []
-    SOLVER(gradient_map, spec, observations, INFERRED, generator(), told.append)
+    SOLVER(AttackJob(gradient_map, spec, observations, INFERRED), told.append)
     assert told
     assert told[0].total == 3
     assert 0 <= told[-1].iteration <= told[-1].iterations
@@ -216,20 +210,18 @@ def test_progress_is_told(gradient_map, spec, observations):
 
 def test_more_restarts_never_raise_the_objective(gradient_map, spec, observations):
     attack = GradientInversion(optimizer=LBFGS(iterations=10), dtype="float64")
-    one = attack(gradient_map, spec, observations[:1], INFERRED, generator())[0]
-    three = replace(attack, restarts=3)(
-        gradient_map, spec, observations[:1], INFERRED, generator()
-    )[0]
+    one = attack(AttackJob(gradient_map, spec, observations[:1], INFERRED))[0]
+    three = Restarts(attack, 3)(AttackJob(gradient_map, spec, observations[:1], INFERRED))[0]
     assert three.objective <= one.objective * (1 + 1e-9)
 
 
 def test_no_observations_no_results(gradient_map, spec):
-    assert SOLVER(gradient_map, spec, [], INFERRED, generator()) == []
+    assert SOLVER(AttackJob(gradient_map, spec, [], INFERRED)) == []
 
 
 COSINE = GradientInversion(
     objective=Cosine(),
-    priors=(TotalVariation(0.01),),
+    priors={"total_variation": TotalVariation(0.01)},
     optimizer=Adam(iterations=12, sign="none"),
     dtype="float64",
     relu_sharpness=10.0,
@@ -239,15 +231,14 @@ COSINE = GradientInversion(
 @pytest.mark.parametrize("objective", [Cosine(), Angular()])
 @pytest.mark.parametrize("restarts", [1, 2])
 @pytest.mark.parametrize("large", [1, 500_000])
-def test_products_equal_one_by_one(monkeypatch, large, objective, restarts, spec, images):
-    monkeypatch.setattr(gradient_inversion, "LARGE_NETWORK", large)
+def test_products_equal_one_by_one(large, objective, restarts, spec, images):
     gradient_map = GradientMap(tiny_network(activation=nn.ReLU))
     batches = [Batch(images[i : i + 1], torch.tensor([i])) for i in range(3)]
     observations = [observe(gradient_map, batch, LocalSchedule(0.1)) for batch in batches]
-    attack = replace(COSINE, objective=objective, restarts=restarts)
+    attack = replace(COSINE, objective=objective, large_network=large)
+    job = AttackJob(gradient_map, spec, observations, INFERRED)
     results = [
-        replace(attack, batching=way)(gradient_map, spec, observations, INFERRED, generator())
-        for way in ("products", "loop")
+        Restarts(replace(attack, batching=way), restarts)(job) for way in ("products", "loop")
     ]
     for product, single in zip(*results, strict=True):
         assert (product.stats["batching"], single.stats["batching"]) == ("products", "loop")
@@ -265,16 +256,16 @@ def test_networks_that_mix_samples_are_not_attacked_by_products(spec, images):
     batches = [Batch(images[i : i + 1], torch.tensor([i])) for i in range(2)]
     observations = [observe(gradient_map, batch, LocalSchedule(0.1)) for batch in batches]
     attack = replace(COSINE, relu_sharpness=None)
-    results = attack(gradient_map, spec, observations, INFERRED, generator())
+    results = attack(AttackJob(gradient_map, spec, observations, INFERRED))
     for observation, result in zip(observations, results, strict=True):
         assert result.stats["batching"] in ("vmap", "loop")
-        (alone,) = attack(gradient_map, spec, [observation], INFERRED, generator())
+        (alone,) = attack(AttackJob(gradient_map, spec, [observation], INFERRED))
         torch.testing.assert_close(result.batch.inputs, alone.batch.inputs, atol=1e-4, rtol=0)
 
 
 def test_products_are_taken_where_the_parts_allow_them(gradient_map, spec, observations):
     for attack, expected in ((COSINE, True), (replace(COSINE, objective=Euclidean()), False)):
-        results = attack(gradient_map, spec, observations, INFERRED, generator())
+        results = attack(AttackJob(gradient_map, spec, observations, INFERRED))
         assert [result.stats["batching"] == "products" for result in results] == [expected] * len(
             observations
         )
@@ -285,7 +276,7 @@ def test_a_smoothed_relu_moves_the_candidate_only(spec, images):
     observation = observe(gradient_map, Batch(images[:1], torch.tensor([0])), LocalSchedule(0.1))
     found = [
         replace(COSINE, relu_sharpness=sharpness)(
-            gradient_map, spec, [observation], INFERRED, generator()
+            AttackJob(gradient_map, spec, [observation], INFERRED)
         )[0]
         for sharpness in (None, 10.0)
     ]

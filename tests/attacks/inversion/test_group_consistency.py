@@ -6,9 +6,11 @@ from attacked import observe
 
 from flwr_leakage.attacks import (
     Adam,
+    AttackJob,
     GradientInversion,
     GroupConsistency,
     Normal,
+    Restarts,
     aligned,
 )
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
@@ -68,15 +70,13 @@ def test_batched_equals_one_by_one(gradient_map, spec, images):
         group=GroupConsistency(0.1),
         initialisation=Normal(),
         optimizer=Adam(iterations=10),
-        restarts=3,
         dtype="float64",
         batching="vmap",
     )
 
     def solve(chosen, batching):
-        generator = torch.Generator().manual_seed(0)
-        attacker = replace(attack, batching=batching)
-        return attacker(gradient_map, spec, chosen, ThreatModel(), generator)
+        attacker = Restarts(replace(attack, batching=batching), 3)
+        return attacker(AttackJob(gradient_map, spec, chosen, ThreatModel()))
 
     together = solve(observations, "vmap")
     for observation, result in zip(observations, together, strict=True):

@@ -6,7 +6,7 @@ from attacked import observe, tiny_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_leakage.attacks import LBFGS, Euclidean, GradientInversion, OrderSearch, pose
+from flwr_leakage.attacks import LBFGS, AttackJob, Euclidean, GradientInversion, OrderSearch, pose
 from flwr_leakage.attacks.inversion.evaluation import Candidates, Evaluator
 from flwr_leakage.attacks.inversion.order import make_slots
 from flwr_leakage.audit.targets import aggregate
@@ -145,9 +145,8 @@ def test_together_as_one_by_one(epochs):
     attack = replace(SEARCH, order=replace(SEARCH.order, epochs=epochs))
 
     def run(observations, batching):
-        stream = torch.Generator().manual_seed(0)
         chosen = replace(attack, batching=batching)
-        return chosen(gradient_map, SPEC, observations, ThreatModel(), stream)
+        return chosen(AttackJob(gradient_map, SPEC, observations, ThreatModel()))
 
     for observation, result in zip(seen, run(seen, "vmap"), strict=True):
         (alone,) = run([observation], "loop")
@@ -161,7 +160,7 @@ def test_two_steps_without_labels_are_solved_in_the_clients_order():
     batch = Batch(draw_batch(2).inputs, torch.tensor([3, 1]))
     seen = observe(gradient_map, batch, LocalSchedule(0.3, num_steps=2))
     attack = replace(SEARCH, optimizer=LBFGS(iterations=150, tolerance=1e-14))
-    (result,) = attack(gradient_map, SPEC, [seen], ThreatModel(), torch.Generator().manual_seed(0))
+    (result,) = attack(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
     assert result.batch.targets.tolist() == [3, 1]
     assert float((result.batch.inputs - batch.inputs).square().mean()) < 0.05
 
@@ -171,13 +170,7 @@ def test_granted_labels_are_neither_moved_nor_changed():
     batch = draw_batch(3)
     seen = observe(gradient_map, batch, LocalSchedule(0.3, num_steps=3), disclose=True)
     plain, searching = (
-        attack(
-            gradient_map,
-            SPEC,
-            [seen],
-            ThreatModel(labels="known"),
-            torch.Generator().manual_seed(0),
-        )[0]
+        attack(AttackJob(gradient_map, SPEC, [seen], ThreatModel(labels="known")))[0]
         for attack in (replace(SEARCH, order=None), SEARCH)
     )
     assert torch.equal(searching.batch.targets, batch.targets)

@@ -42,5 +42,5 @@ class Angular:
         )
 
     def of_products(self, inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
-        """The same from ⟨g, g*⟩, ‖g‖² and ‖g*‖², entry by entry."""
+        """The distances (A,) of A candidates from their ⟨g, g*⟩, ‖g‖² and ‖g*‖², (A,) each."""
         return angle(inner, squared, observed_squared)

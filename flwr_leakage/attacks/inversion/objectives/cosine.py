@@ -38,5 +38,5 @@ class Cosine:
         return cosine_distance(candidate, observed)
 
     def of_products(self, inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
-        """The same from ⟨g, g*⟩, ‖g‖² and ‖g*‖², entry by entry."""
+        """The distances (A,) of A candidates from their ⟨g, g*⟩, ‖g‖² and ‖g*‖², (A,) each."""
         return cosine_of_products(inner, squared, observed_squared)

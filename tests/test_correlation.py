@@ -1,4 +1,5 @@
 import math
+import re
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from flwr_leakage.metrics import pearson, spearman
+from flwr_leakage.correlation import pearson, spearman
 
 
 def correlated(n, rho, seed):
@@ -41,6 +42,7 @@ def test_pearson_interval_is_scipy_s():
     interval = reference.confidence_interval(0.9)
     assert result.coefficient == pytest.approx(reference.statistic)
     assert (result.low, result.high) == pytest.approx((interval.low, interval.high))
+    assert result.p_value == pytest.approx(reference.pvalue)
 
 
 def test_intervals_cover_at_their_level():
@@ -56,6 +58,17 @@ def test_intervals_cover_at_their_level():
     assert ((hits / 400 > 0.92) & (hits / 400 < 0.98)).all()
 
 
+def test_the_interval_of_ranks_takes_five_pairs():
+    x, y = [1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 3.0, 2.0, 5.0, 4.0]
+    four, five = spearman(x[:4], y[:4]), spearman(x, y)
+    assert four.low is None and four.note == "no interval: needs 5 pairs"
+    # artanh ρ ± 1.96 √((1 + ρ²/2) / 2) with ρ = 0.8.
+    half = 1.959964 * math.sqrt(1.32 / 2)
+    expected = math.tanh(math.atanh(0.8) - half), math.tanh(math.atanh(0.8) + half)
+    assert (five.low, five.high) == pytest.approx(expected)
+    assert five.p_value == pytest.approx(stats.spearmanr(x, y).pvalue)
+
+
 def test_missing_values_are_left_out_in_pairs():
     x = [1.0, None, 3.0, 4.0, math.nan, 6.0, 7.0]
     y = [2.0, 5.0, math.inf, 4.0, 1.0, 9.0, 7.0]
@@ -69,9 +82,11 @@ def test_what_is_undefined_is_no_number(measure):
     few = measure([1.0, 2.0], [1.0, 2.0])
     assert few.coefficient is None and few.note == "needs 3 pairs, got 2"
     three = measure([1.0, 2.0, 3.0], [1.0, 3.0, 2.0])
-    assert three.coefficient == pytest.approx(0.5) and three.low is None and "4 pairs" in three.note
-    perfect = measure([1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 2.0, 3.0])
+    assert three.coefficient == pytest.approx(0.5) and three.low is None
+    assert re.search(r"no interval: needs [45] pairs", three.note)
+    perfect = measure([float(i) for i in range(10)], [float(i) for i in range(10)])
     assert perfect.coefficient == pytest.approx(1.0)
+    assert perfect.low is None and perfect.note == "no interval: a perfect correlation"
     assert measure([], []).n == 0
     with pytest.raises(ValueError, match="same length, got 1 and 2"):
         measure([1.0], [1.0, 2.0])

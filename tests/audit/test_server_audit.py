@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_leakage.audit.targets import Truth
-from flwr_leakage.flower import ServerAudit
+from flwr_leakage.audit import ClientNote, ServerAudit, Truth
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.records import (
     Batch,
     InputSpec,
     LocalSchedule,
+    Measurement,
     Observation,
     Reconstruction,
     ThreatModel,
@@ -41,11 +41,11 @@ class _Memory:
     def close(self):
         pass
 
-    def __call__(self, gradient_map, spec, observations, threat, generator, progress=None):
-        self.observations.extend(observations)
+    def __call__(self, job, progress=None):
+        self.observations.extend(job.observations)
         return [
             Reconstruction(Batch(torch.rand(2, 1, 2, 2), torch.tensor([0, 1])), 0.5)
-            for _ in observations
+            for _ in job.observations
         ]
 
 
@@ -143,3 +143,42 @@ def test_without_a_truth_reconstructions_are_kept_and_nothing_is_measured():
         (1, 0, 1, "reconstruction"),
     ]
     assert {record.kind for record in memory.records} == {"attack", "cost"}
+
+
+def test_an_attack_that_raises_is_told_of_once_and_of_every_target():
+    def fails(*args):
+        raise MemoryError("no room")
+
+    memory = _Memory()
+    audit = ServerAudit(GradientMap(_network()), SPEC, SCHEDULE, memory, attack=fails)
+    audit.inspect(1, [_observe(audit.gradient_map, i) for i in (0, 1)], [])
+    assert [(event.client_id, event.message) for event in memory.events] == [
+        (-1, "the attack failed: MemoryError: no room"),
+        (0, "client 0 not recovered: MemoryError: no room"),
+        (1, "client 1 not recovered: MemoryError: no room"),
+    ]
+    objectives = [record for record in memory.records if record.name == "objective"]
+    assert [(r.value, r.note) for r in objectives] == [(None, "MemoryError: no room")] * 2
+
+
+def test_notes_are_recorded_by_client_and_sample():
+    memory = _Memory()
+    audit = ServerAudit(GradientMap(_network()), SPEC, SCHEDULE, memory, run="a")
+    score = Measurement("lambda_max", (0.5, None), "1", "larger is safer", ("", "slow"), 3)
+    audit.inspect(2, [], [ClientNote(7, (score,), 0.25, 0.125)])
+    told = [r for r in memory.records if r.client_id == 7]
+    assert all((r.run, r.server_round) == ("a", 2) for r in told)
+    assert [(r.sample, r.kind, r.name, r.value, r.note) for r in told] == [
+        (0, "score", "lambda_max", 0.5, ""),
+        (1, "score", "lambda_max", None, "slow"),
+        (-1, "cost", "train_cpu_seconds", 0.25, ""),
+        (-1, "cost", "score_cpu_seconds", 0.125, ""),
+    ]
+
+
+@pytest.mark.parametrize("granted", [{"labels": "known"}, {"batch_norm": "exact"}])
+def test_what_nobody_knows_cannot_be_granted(granted):
+    with pytest.raises(ValueError, match="no truth"):
+        ServerAudit(
+            GradientMap(_network()), SPEC, SCHEDULE, _Memory(), threat=ThreatModel(**granted)
+        )

@@ -1,0 +1,127 @@
+"""The outputs of ReLUs whose mask is known, as exactly as the gradient of the layer behind tells.
+
+On the support of a mask the equations ``M a = T`` of that layer's weight gradient have fewer
+unknowns, mostly fewer than equations. Their least-squares solution then is exact up to the
+gradient's rounding, and says of each entry how exact.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.exact.weight_equations import Whitened
+
+
+@dataclass(frozen=True)
+class Masks:
+    """An estimate of a ReLU layer's outputs a, of C channels with P entries.
+
+    Attributes:
+        features: a (C, P), zero where inactive.
+        active: [a > 0] (C, P).
+        certain: (C,), whether the bias's gradient proves the mask of a channel.
+        determined: (C, P), entries that are known if their channel's mask is: the value of an
+            active one, and of an inactive one that it is inactive. Of other active ones the sign
+            is known, and of other inactive ones nothing: no equation sees their position.
+    """
+
+    features: Tensor
+    active: Tensor
+    certain: Tensor
+    determined: Tensor
+
+    @classmethod
+    def unknown(cls, channels: int, positions: int) -> "Masks":
+        """Masks of which nothing is known."""
+        features = torch.zeros(channels, positions, dtype=torch.float64)
+        nowhere = torch.zeros(channels, positions, dtype=torch.bool)
+        return cls(features, nowhere, nowhere.any(dim=1), nowhere)
+
+    @property
+    def num_proven(self) -> int:
+        """Channels whose mask is proven."""
+        return int(self.certain.sum())
+
+    @property
+    def valued(self) -> Tensor:
+        """Entries (C, P) of proven masks whose value is known."""
+        return self.active & self.determined & self.certain[:, None]
+
+
+@dataclass(frozen=True)
+class MaskValues:
+    """How values on proven masks are computed, and when they count as known.
+
+    Attributes:
+        noise: relative error of the gradients, > 0; that of float32's rounding. Singular values
+            below this share of the largest are left out.
+        unseen: no equation sees a position whose column is below this share of the largest
+            singular value, ≥ 0.
+        precision: values are determined if their standard deviation is below this share of
+            typical ones, > 0.
+    """
+
+    noise: float = 2e-7
+    unseen: float = 1e-6
+    precision: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("noise", "precision"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
+        if self.unseen < 0:
+            raise ValueError(f"unseen must be at least 0, got {self.unseen}.")
+
+    def settle(self, equations: Whitened, masks: Masks, channels: Tensor) -> Masks:
+        """The same masks, with the values of some channels from the equations on their support.
+
+        Values that the equations do not determine stay as they are.
+
+        Args:
+            equations: of the layer behind, about a.
+            masks: what is believed.
+            channels: which of them to solve for (C,); their masks are taken for proven.
+        """
+        features, determined = masks.features.clone(), masks.determined.clone()
+        seen = self.seen(equations)
+        for channel in channels.nonzero()[:, 0].tolist():
+            support = masks.active[channel]
+            determined[channel] = seen
+            if support.any():
+                values, exact = self.solve(equations, channel, support)
+                known = seen[support] & exact
+                features[channel, support] = torch.where(known, values, features[channel, support])
+                determined[channel, support] = known
+        return replace(masks, features=features, determined=determined)
+
+    def seen(self, equations: Whitened) -> Tensor:
+        """Positions (P,) that some equation sees."""
+        rows = equations.rows * equations.singular[:, None]
+        return rows.norm(dim=0) > self.unseen * equations.singular[0]
+
+    def solve(self, equations: Whitened, channel: int, support: Tensor) -> tuple[Tensor, Tensor]:
+        """A channel's values on a support by least squares, and which of them are determined.
+
+        The variance of each value comes from the noise of the gradient, and from the directions
+        in which the equations leave it open.
+
+        Args:
+            equations: of the layer behind, about a; solved with their singular values.
+            channel: of a.
+            support: its active entries (P,), S of them.
+
+        Returns:
+            (S,) both.
+        """
+        raw = equations.rows * equations.singular[:, None]
+        target = equations.values[:, channel] * equations.singular
+        left, singular, right = torch.linalg.svd(raw[:, support], full_matrices=False)
+        kept = singular > self.noise * equations.singular[0]
+        left, singular, right = left[:, kept], singular[kept], right[kept]
+        values = right.T @ ((left.T @ target) / singular)
+        size = values.square().mean()
+        noise = self.noise * target.square().mean().sqrt()
+        variance = right.T.square() @ (noise / singular).square()
+        variance += (1 - right.square().sum(dim=0)).clamp_min(0) * size
+        return values, (variance < self.precision**2 * size) & (values > 0)

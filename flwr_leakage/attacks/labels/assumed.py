@@ -1,0 +1,78 @@
+"""What an attack takes for its samples' targets: the one rule of all attacks."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.attacks.labels.base import LabelInference
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.records import Batch
+
+
+@dataclass(frozen=True)
+class AssumedTargets:
+    """The targets with which an attacker's candidates are given a gradient.
+
+    Attributes:
+        values: (B,) int64 class indices, or (B, K) class probabilities in the problem's
+            precision (soft labels, granted only); zeros that nobody reads where the labels are
+            ``variables``.
+        origin: ``granted`` by the threat model, ``inferred`` from the update, or ``variables`` of
+            the optimisation, as the inputs are.
+    """
+
+    values: Tensor
+    origin: Literal["granted", "inferred", "variables"]
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a search may try other class indices: they are a guess, and no variables."""
+        return self.origin == "inferred"
+
+
+def assume_targets(
+    problem: Problem, inference: LabelInference | Literal["joint"], generator: torch.Generator
+) -> AssumedTargets:
+    """Decide what an attack takes for the targets of a problem's B samples.
+
+    Targets that the threat model grants are used as they are, class indices or probabilities,
+    and nothing is inferred then. Otherwise class indices are inferred, from the latest round's
+    update where several rounds are attacked jointly, or left to the optimisation.
+
+    Args:
+        problem: in the precision in which it is attacked.
+        inference: the label attack, or ``joint`` for labels that are optimised with the inputs.
+        generator: of the inference.
+
+    Raises:
+        ValueError: the inference gave anything but B class indices.
+    """
+    like = next(iter(problem.params.values()))
+    count, classes = problem.num_samples, problem.spec.num_classes
+    granted = problem.known_targets
+    if granted is not None:
+        precision = like.dtype if granted.is_floating_point() else torch.int64
+        return AssumedTargets(granted.to(like.device, precision), "granted")
+    if isinstance(inference, str):
+        nothing = torch.zeros(count, dtype=torch.int64, device=like.device)
+        return AssumedTargets(nothing, "variables")
+    found = inference(problem, generator)
+    if found.shape != (count,) or found.is_floating_point():
+        raise ValueError(
+            f"{type(inference).__name__} must infer {count} class indices, got "
+            f"{tuple(found.shape)} of {found.dtype}."
+        )
+    if not 0 <= int(found.min()) <= int(found.max()) < classes:
+        raise ValueError(f"inferred labels must lie in [0, {classes}), got {found.tolist()}.")
+    return AssumedTargets(found.to(like.device, torch.int64), "inferred")
+
+
+def answer(inputs: Float[Tensor, "B C H W"], targets: Tensor) -> Batch:
+    """The batch that an attack returns: in torch's default precision, whatever it computed in."""
+    precision = torch.get_default_dtype()
+    if targets.is_floating_point():
+        targets = targets.to(precision)
+    return Batch(inputs.detach().to(precision), targets)

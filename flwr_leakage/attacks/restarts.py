@@ -1,0 +1,79 @@
+"""Any attack from several starts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
+from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.records import Reconstruction
+
+SUMMED = ("cpu_seconds", "gradients")
+"""Costs in an attack's stats: all restarts of a target are paid for."""
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """Attack every target several times, and keep what the attacker's own objective likes best.
+
+    The attack is given one job, with each observation ``count`` times in a row and the number of
+    the restart beside it, so that an attack that solves many targets together solves restarts
+    together as well. Each restart has a random stream of its own: restart r of a target is the
+    same whatever the count.
+
+    A result's stats are the chosen restart's, with its number as ``restart``, and with CPU seconds
+    and gradients summed over all restarts. Objectives of different restarts are compared with one
+    another: the attack's objective must be one number for all of them, as every attack's here is.
+
+    Attributes:
+        attack: the attack of each restart.
+        count: restarts of a target, ≥ 1.
+    """
+
+    attack: Attack
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count must be at least 1, got {self.count}.")
+
+    def __call__(
+        self, job: AttackJob, progress: ProgressCallback | None = None
+    ) -> list[Reconstruction]:
+        """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
+        every = range(len(job.observations))
+        repeated = replace(
+            job,
+            observations=[job.observations[i] for i in every for _ in range(self.count)],
+            # Restarts of restarts are numbered on, so that no two share a random stream.
+            restarts=[job.restart(i) * self.count + n for i in every for n in range(self.count)],
+        )
+        found = self.attack(repeated, self._of_targets(progress))
+        return [choose(found[i * self.count : (i + 1) * self.count]) for i in every]
+
+    def _of_targets(self, progress: ProgressCallback | None) -> ProgressCallback | None:
+        """Progress counted in targets instead of restarts."""
+        if progress is None:
+            return None
+
+        def tell(p: AttackProgress) -> None:
+            progress(replace(p, done=p.done // self.count, total=p.total // self.count))
+
+        return tell
+
+
+def choose(candidates: Sequence[Reconstruction]) -> Reconstruction:
+    """The candidate of least objective, with the costs of all; the first if all failed."""
+
+    def objective(number: int) -> float:
+        value = candidates[number].objective
+        failed = candidates[number].batch is None or math.isnan(value)
+        return math.inf if failed else value
+
+    best = min(range(len(candidates)), key=objective)
+    costs = {
+        name: sum(each.stats.get(name, 0) for each in candidates)
+        for name in SUMMED
+        if name in candidates[best].stats
+    }
+    return replace(candidates[best], stats={**candidates[best].stats, **costs, "restart": best})

@@ -1,0 +1,33 @@
+"""Mid-grey as a start."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.records import InputSpec
+
+
+@dataclass(frozen=True)
+class Grey:
+    """Mid-grey pixels, with normal noise added where starts would be equal otherwise.
+
+    The first start of a single sample is plain grey. Samples of a batch, and further restarts of
+    a target, get noise: from one point they would move alike.
+
+    Attributes:
+        noise_std: of the noise in pixel units, ≥ 0.
+    """
+
+    noise_std: float = 0.1
+
+    def __call__(
+        self, spec: InputSpec, num_samples: int, restart: int, generator: torch.Generator
+    ) -> Float[Tensor, "B C H W"]:
+        """Draw inputs (B, C, H, W) in model space."""
+        pixels = torch.full((num_samples, *spec.shape), 0.5)
+        if restart > 0 or num_samples > 1:
+            noise = torch.randn(pixels.shape, generator=generator)
+            pixels = (pixels + self.noise_std * noise).clamp(0, 1)
+        return spec.normalize(pixels)

@@ -1,0 +1,81 @@
+"""What the threat model grants an attacker by name; all else of the truth stays hidden."""
+
+from dataclasses import dataclass, replace
+
+from flwr_leakage.audit.targets import Target
+from flwr_leakage.audit.truth import Truth, TruthSource
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.params import Params
+from flwr_leakage.records import Batch, Disclosure, Observation, ThreatModel
+
+
+@dataclass(frozen=True)
+class Case:
+    """One target, ready to be attacked and then evaluated.
+
+    Attributes:
+        observation: all that the attack is given.
+        truth: what its answer is measured against, or ``None`` outside of simulations.
+    """
+
+    observation: Observation
+    truth: Truth | None
+
+
+def check_grantable(threat: ThreatModel, source: TruthSource | None) -> None:
+    """Refuse a threat model that grants what nobody knows.
+
+    Raises:
+        ValueError: labels or exact BatchNorm statistics are granted without a truth.
+    """
+    granted = threat.labels == "known" or threat.batch_norm == "exact"
+    if granted and source is None:
+        raise ValueError(
+            "labels='known' and batch_norm='exact' are granted by a simulation, which knows "
+            f"the truth; got {threat.describe()} and no truth."
+        )
+
+
+def grant(
+    target: Target, threat: ThreatModel, gradient_map: GradientMap, source: TruthSource | None
+) -> Case:
+    """Look the target's truth up, and disclose of it what the threat model says.
+
+    Raises:
+        ValueError: there is no such truth, as where a client lies about its number of samples.
+    """
+    seen, truth = target.observation, _truth(target, source)
+    earlier = tuple(
+        replace(e, disclosed=disclose(e, threat, gradient_map, truth)) for e in seen.earlier
+    )
+    disclosed = disclose(seen, threat, gradient_map, truth)
+    return Case(replace(seen, disclosed=disclosed, earlier=earlier), truth)
+
+
+def disclose(
+    seen: Observation, threat: ThreatModel, gradient_map: GradientMap, truth: Truth | None
+) -> Disclosure:
+    """Exactly what the threat model grants of one round: the targets, the statistics, or nothing.
+
+    Both are those of the samples as the defense encoded them, which the client trained on.
+    """
+    targets = statistics = None
+    if truth is not None and threat.labels == "known":
+        targets = truth.defended.targets
+    if truth is not None and threat.batch_norm == "exact":
+        statistics = _statistics(gradient_map, seen, truth.defended)
+    return Disclosure(targets, statistics)
+
+
+def _truth(target: Target, source: TruthSource | None) -> Truth | None:
+    """The samples that the local steps used; the others leave no trace to attack."""
+    if source is None:
+        return None
+    server_round = target.observation.server_round
+    return target.join([source(server_round, client, count) for client, count in target.members])
+
+
+def _statistics(gradient_map: GradientMap, seen: Observation, batch: Batch) -> Params:
+    """Those that the first local step normalised with."""
+    first = seen.update.schedule.slices(len(batch))[0]
+    return gradient_map.statistics(seen.params, batch.inputs[first], seen.buffers)

@@ -1,0 +1,100 @@
+"""An audit's numbers, pictures and events on their way to the tracker."""
+
+from dataclasses import dataclass
+
+from flwr_leakage.audit.attack import Attempt
+from flwr_leakage.audit.evaluate import Outcome
+from flwr_leakage.audit.note import ClientNote
+from flwr_leakage.records import (
+    Direction,
+    LeakageRecord,
+    Measurement,
+    Reconstruction,
+    RecordKind,
+    RunEvent,
+    ThreatModel,
+)
+from flwr_leakage.tracking import Tracker
+
+SERVER = -1
+"""The client id of what concerns the server, or a whole round."""
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Gives a tracker what an audit finds, by run, round, client and sample.
+
+    Attributes:
+        tracker: where it goes.
+        run: the run's name.
+    """
+
+    tracker: Tracker
+    run: str
+
+    def warning(self, server_round: int, client_id: int, message: str) -> None:
+        """Something went wrong; the run goes on."""
+        self.tracker.event(RunEvent(self.run, server_round, client_id, "warning", message))
+
+    def information(self, server_round: int, client_id: int, message: str) -> None:
+        """Something that is worth knowing, and no failure."""
+        self.tracker.event(RunEvent(self.run, server_round, client_id, "info", message))
+
+    def utility(self, server_round: int, name: str, value: float, unit: str) -> None:
+        """A quantity of the global model."""
+        self._number(server_round, SERVER, -1, "utility", name, value, unit)
+
+    def cost(self, server_round: int, name: str, seconds: float, client_id: int = SERVER) -> None:
+        """Seconds that something took."""
+        self._number(server_round, client_id, -1, "cost", name, seconds, "s")
+
+    def note(self, server_round: int, note: ClientNote) -> None:
+        """What a client told of its round: scores and seconds."""
+        for measurement in note.measurements:
+            self._measurement(server_round, note.client_id, "score", measurement)
+        self.cost(server_round, "train_cpu_seconds", note.train_cpu_seconds, note.client_id)
+        self.cost(server_round, "score_cpu_seconds", note.score_cpu_seconds, note.client_id)
+
+    def attempt(self, server_round: int, attempt: Attempt) -> None:
+        """What the attack on a round took."""
+        self.cost(server_round, "attack_wall_seconds", attempt.wall_seconds)
+        self.cost(server_round, "attack_cpu_seconds", attempt.cpu_seconds)
+
+    def outcome(
+        self,
+        server_round: int,
+        client_id: int,
+        answer: Reconstruction,
+        threat: ThreatModel,
+        outcome: Outcome,
+    ) -> None:
+        """The attacker's own objective with what it was given, the metrics, the pictures."""
+        objective = answer.objective if answer.batch is not None else None
+        note = answer.error or threat.describe()
+        self._number(server_round, client_id, -1, "attack", "objective", objective, "1", note=note)
+        for measurement in outcome.measurements:
+            self._measurement(server_round, client_id, "metric", measurement)
+        for picture in outcome.pictures:
+            self.tracker.image(
+                server_round, client_id, picture.sample, picture.role, picture.pixels
+            )
+
+    def _measurement(
+        self, server_round: int, client_id: int, kind: RecordKind, measurement: Measurement
+    ) -> None:
+        notes = measurement.notes or ("",) * len(measurement.values)
+        for sample, (value, note) in enumerate(zip(measurement.values, notes, strict=True)):
+            self._number(
+                server_round, client_id, sample, kind, measurement.name, value,
+                measurement.unit, measurement.direction, note,
+            )  # fmt: skip
+
+    def _number(
+        self, server_round: int, client_id: int, sample: int, kind: RecordKind, name: str,
+        value: float | None, unit: str = "", direction: Direction = "", note: str = "",
+    ) -> None:  # fmt: skip
+        self.tracker.log(
+            LeakageRecord(
+                self.run, server_round, client_id, sample, kind, name, value, unit, direction, note
+            )
+        )

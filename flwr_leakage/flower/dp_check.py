@@ -1,0 +1,316 @@
+"""What the differential privacy of a Flower app really guarantees, read off its settings.
+
+Flower's mods and strategies take a clip, a sensitivity, a noise multiplier and an ε as separate
+numbers, and compute with them as they are. This check reads them, says what follows, for whom,
+and what an attacker is left with. Both generations of Flower's API are read alike: by the names
+of classes and attributes, which they share.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flwr_leakage.defenses.accounting import gaussian_epsilon, guess_bound, image_psnr
+
+Level = Literal["guarantee", "condition", "weaker", "none"]
+
+_WORDS: dict[Level, str] = {
+    "guarantee": "guarantees",
+    "condition": "holds only if",
+    "weaker": "weaker than it says",
+    "none": "no guarantee",
+}
+_CENTRAL = "DifferentialPrivacy"
+_CLIPPING_MODS = ("fixedclipping_mod", "adaptiveclipping_mod")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that the settings mean.
+
+    Attributes:
+        level: ``guarantee``: it holds as stated here; ``condition``: it holds where the message's
+            condition does; ``weaker``: less than the app says; ``none``: nothing.
+        about: the mod or strategy.
+        message: what follows, in words and numbers.
+        stated_epsilon: the ε that the app shows for a round, where it shows one.
+        epsilon: ε over all rounds at ``delta``; infinite where there is no guarantee.
+        delta: of ``epsilon``.
+        noise_multiplier: of one round: the noise's standard deviation over what one client can
+            move.
+    """
+
+    level: Level
+    about: str
+    message: str
+    stated_epsilon: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    noise_multiplier: float | None = None
+
+    def __str__(self) -> str:
+        """``LocalDpMod, weaker than it says: …``."""
+        return f"{self.about}, {_WORDS[self.level]}: {self.message}"
+
+
+def check_privacy(
+    strategy: Any = None,
+    mods: Sequence[Callable[..., Any]] = (),
+    *,
+    num_clients: int,
+    num_rounds: int,
+    delta: float = 1e-5,
+    num_pixels: int = 3072,
+) -> list[Finding]:
+    """Say what an app's differential privacy guarantees over its rounds.
+
+    ε is that of one client's whole contribution, exact for Gaussian noise (``defenses/accounting``)
+    and composed over the rounds in which the client takes part: all of them. Sampling of clients
+    is not credited: the server knows whom it asked, and Flower draws a fixed number.
+
+    Args:
+        strategy: the server's, with its wrappers; ``None`` where it is not known.
+        mods: of the train function, the outermost first.
+        num_clients: nodes in the federation.
+        num_rounds: rounds of training, ≥ 1.
+        delta: of the ε of strategies, which state none; ``LocalDpMod`` has its own.
+        num_pixels: of an input, for the image that an attacker is left with.
+
+    Returns:
+        Findings, those of the mods first. Printed, each is a sentence.
+
+    Example:
+        >>> from flwr.clientapp.mod import LocalDpMod
+        >>> mod = LocalDpMod(clipping_norm=1.0, sensitivity=1e-4, epsilon=10.0, delta=1e-5)
+        >>> finding, *_ = check_privacy(mods=[mod], num_clients=10, num_rounds=1)
+        >>> finding.level, finding.stated_epsilon, f"{finding.epsilon:.2g}"
+        ('weaker', 10.0, '8.5e+08')
+    """
+    if num_clients < 1 or num_rounds < 1:
+        raise ValueError(
+            f"num_clients and num_rounds must be at least 1, got {num_clients} and {num_rounds}."
+        )
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}.")
+    wrappers = list(_unwrapped(strategy))
+    central = [s for s in wrappers if type(s).__name__.startswith(_CENTRAL)]
+    found = [
+        *_mods(mods, central, num_rounds, num_pixels),
+        *(
+            finding
+            for wrapper in central
+            for finding in _central(wrapper, wrappers[-1], num_clients, num_rounds, delta)
+        ),
+    ]
+    noisy = [f for f in found if f.noise_multiplier]
+    if not noisy:
+        found.append(
+            Finding(
+                "none",
+                "the app",
+                "nothing that was checked adds noise: what a client sends says all it says "
+                "without differential privacy.",
+                epsilon=math.inf,
+                delta=delta,
+            )
+        )
+    else:
+        found.append(
+            Finding(
+                "condition",
+                "Flower's noise",
+                "nobody seeds NumPy: it is drawn from numpy.random's global generator (MT19937), "
+                "and np.random.seed in the training code makes it known. It is drawn in floating "
+                "point without the remedies of Mironov (2012).",
+            )
+        )
+    return found
+
+
+def _unwrapped(strategy: Any) -> Iterator[Any]:
+    """The strategy and those that it wraps, the innermost last."""
+    while strategy is not None:
+        yield strategy
+        strategy = getattr(strategy, "strategy", None)
+
+
+def _name(part: Any) -> str:
+    return getattr(part, "__name__", type(part).__name__)
+
+
+def _mods(
+    mods: Sequence[Any], central: list[Any], num_rounds: int, num_pixels: int
+) -> Iterator[Finding]:
+    names = [_name(mod) for mod in mods]
+    for index, (name, mod) in enumerate(zip(names, mods, strict=True)):
+        if name == "LocalDpMod":
+            yield from _local(mod, num_rounds, num_pixels)
+            if "LeakageMod" in names[:index]:
+                yield Finding(
+                    "condition",
+                    "LeakageMod",
+                    "its defense does not recompute the update: it stands outside of LocalDpMod, "
+                    "and DP-SGD there throws LocalDpMod's noise away. Put LeakageMod innermost.",
+                )
+        elif name in _CLIPPING_MODS:
+            yield Finding(
+                "none",
+                name,
+                "it clips to the norm that the server's message names, and adds no noise: the "
+                "server sees the update as it is, up to its length.",
+                epsilon=math.inf,
+            )
+            kind = "ClientSideFixed" if name.startswith("fixed") else "ClientSideAdaptive"
+            if central and not any(kind in type(wrapper).__name__ for wrapper in central):
+                yield Finding(
+                    "condition",
+                    name,
+                    f"the strategy is DifferentialPrivacy{kind}Clipping, got "
+                    f"{', '.join(type(wrapper).__name__ for wrapper in central)}.",
+                )
+
+
+def _local(mod: Any, num_rounds: int, num_pixels: int) -> Iterator[Finding]:
+    """``LocalDpMod``: σ = sensitivity · √(2 ln(1.25/δ)) / ε, whatever the clip is."""
+    clip, stated, delta = mod.clipping_norm, mod.epsilon, mod.delta
+    if not 0 < delta < 1 or stated == 0:
+        yield Finding(
+            "condition", "LocalDpMod", f"δ lies in (0, 1) and ε > 0; got δ = {delta}, ε = {stated}."
+        )
+        return
+    std = mod.sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / stated
+    multiplier = std / (2 * clip)
+    once, total = (_epsilon(multiplier, rounds, delta) for rounds in (1, num_rounds))
+    level: Level = "guarantee" if total <= stated else "weaker"
+    reasons = ""
+    if mod.sensitivity < 2 * clip:
+        reasons = (
+            f" Two updates clipped to {clip:g} lie up to {2 * clip:g} apart; the noise is made for "
+            f"sensitivity = {mod.sensitivity:g}, {2 * clip / mod.sensitivity:.3g} times less."
+            if mod.sensitivity
+            else " The sensitivity is 0: no noise is added."
+        )
+    elif once > stated:
+        reasons = " The formula of the noise holds for ε < 1 only (Dwork and Roth 2014)."
+    yield Finding(
+        level,
+        "LocalDpMod",
+        f"clip {clip:g} and noise {std:.3g} give ε = {once:.3g} a round and {total:.3g} over "
+        f"{num_rounds} rounds at δ = {delta:g}; it shows ε = {stated:g}.{reasons} "
+        f"{_left_with(std / clip, multiplier, num_rounds, num_pixels)}",
+        stated_epsilon=float(stated),
+        epsilon=total,
+        delta=delta,
+        noise_multiplier=multiplier,
+    )
+
+
+def _left_with(noise_to_clip: float, multiplier: float, num_rounds: int, num_pixels: int) -> str:
+    """What an attacker who sees the noisy update itself is left with."""
+    if multiplier == 0:
+        return "An attacker sees the clipped update as it is."
+    psnr = image_psnr(noise_to_clip / math.sqrt(num_rounds), num_pixels)
+    chance = guess_bound(math.sqrt(num_rounds) / multiplier, 0.1)
+    return (
+        f"An attacker tells which of ten records was used with a chance of at most {chance:.3g}; "
+        f"an image of {num_pixels} values that makes up the whole update (batch of one, linear "
+        f"first layer, the same in all rounds) is read at {psnr:.0f} dB without prior knowledge."
+    )
+
+
+def _central(
+    wrapper: Any, inner: Any, num_clients: int, num_rounds: int, delta: float
+) -> Iterator[Finding]:
+    """Central privacy: σ = noise_multiplier · clip / num_sampled_clients on the average."""
+    about = type(wrapper).__name__
+    yield Finding(
+        "none",
+        about,
+        "against the server: it reads each client's update and adds the noise afterwards. The "
+        "noise is for those who see the global model only.",
+        epsilon=math.inf,
+        delta=delta,
+    )
+    sampled, multiplier = wrapper.num_sampled_clients, wrapper.noise_multiplier
+    adaptive = "Adaptive" in about
+    if adaptive and multiplier > 0:
+        # What the adaptive clip's noisy count spends is taken from the stated multiplier.
+        count = wrapper.clipped_count_stddev
+        multiplier = (multiplier**-2 + (2 * count) ** -2) ** -0.5 if count else 0.0
+    asked = _asked(inner, num_clients)
+    effective = multiplier * min(1.0, asked / sampled)
+    total = _epsilon(effective, num_rounds, delta)
+    note = f" {_sampling(effective, asked, num_clients, num_rounds, delta)}"
+    if asked < sampled:
+        note = (
+            f" num_sampled_clients = {sampled}, but {asked} clients are asked: the noise is "
+            f"{sampled / asked:.3g} times too small."
+        )
+    level: Level = "none" if effective == 0 else "weaker" if asked < sampled else "guarantee"
+    yield Finding(
+        level,
+        about,
+        f"against those who see the global model: ε = {total:.3g} at δ = {delta:g} over "
+        f"{num_rounds} rounds for a client that takes part or not (noise multiplier "
+        f"{effective:.3g}).{note}",
+        epsilon=total,
+        delta=delta,
+        noise_multiplier=effective,
+    )
+    yield Finding(
+        "condition",
+        about,
+        "all clients report the same number of examples: the noise is made for equal weights, and "
+        "a client of weight w moves the average by w · clip.",
+    )
+    if not _averages(inner):
+        yield Finding(
+            "condition",
+            about,
+            f"the strategy averages: {type(inner).__name__} does something else with the updates, "
+            "and the noise is made for an average.",
+        )
+    if adaptive:
+        yield Finding(
+            "condition",
+            about,
+            "the clip stays where you want it: Flower counts the updates that are clipped where "
+            "Andrew et al. (2021) count those that are not, so that the clip shrinks while most "
+            "are clipped, and grows while few are.",
+        )
+
+
+def _epsilon(multiplier: float, num_rounds: int, delta: float) -> float:
+    return math.inf if multiplier == 0 else gaussian_epsilon(num_rounds**0.5 / multiplier, delta)
+
+
+def _asked(inner: Any, num_clients: int) -> int:
+    """Clients that Flower's FedAvg asks in a round; all, where the strategy does not say."""
+    fraction = getattr(inner, "fraction_train", getattr(inner, "fraction_fit", 1.0))
+    least = getattr(inner, "min_train_nodes", getattr(inner, "min_fit_clients", 1))
+    return min(num_clients, max(int(fraction * num_clients), least, 1))
+
+
+def _averages(inner: Any) -> bool:
+    """Whether the clients' arrays are averaged by FedAvg's own method."""
+    for kind in type(inner).__mro__:
+        for method in ("aggregate_train", "aggregate_fit"):
+            if method in vars(kind):
+                return kind.__name__ == "FedAvg"
+    return False
+
+
+def _sampling(
+    multiplier: float, asked: int, num_clients: int, num_rounds: int, delta: float
+) -> str:
+    if asked == num_clients or multiplier == 0:
+        return "Every client takes part in every round."
+    text = f"That {asked} of {num_clients} clients are asked a round is not credited"
+    try:
+        from flwr_leakage.defenses.dp_sgd import dp_epsilon
+
+        amplified = dp_epsilon(multiplier, asked / num_clients, num_rounds, delta)
+    except ImportError:
+        return f"{text}: it would take Poisson sampling that nobody sees."
+    return f"{text}; with Poisson sampling that nobody sees ε would be {amplified:.3g} (Opacus)."

@@ -1,0 +1,16 @@
+"""Samples of a client's round, each on its own: gradients, Jacobians, shares of δ."""
+
+from flwr_leakage.per_sample.client import ClientSamples, Precision
+from flwr_leakage.per_sample.perturbation import Point, update_perturbation
+from flwr_leakage.per_sample.problem import SampleProblem
+from flwr_leakage.per_sample.samples import Samples, separate
+
+__all__ = [
+    "ClientSamples",
+    "Point",
+    "Precision",
+    "SampleProblem",
+    "Samples",
+    "separate",
+    "update_perturbation",
+]

@@ -1,0 +1,146 @@
+"""What every score of a client's round is given: the round, and what scores share."""
+
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.operators import Meter
+from flwr_leakage.per_sample.perturbation import Point, update_perturbation
+from flwr_leakage.per_sample.problem import SampleProblem
+from flwr_leakage.per_sample.samples import Samples, separate
+from flwr_leakage.records import Batch, Exposure
+
+Precision = Literal["float32", "float64"]
+DEFAULT_MEMORY_BYTES = 2 * 1024**3
+NOT_FINITE = "the gradient of this sample is not finite"
+NOT_USED = "the local schedule never uses this sample"
+_GRAPH_COPIES = 12
+"""Tensors of the size of a sample's gradient that the two graphs and a product hold, roughly."""
+
+
+class ClientSamples:
+    """The samples of a client's round, and the problems that its scores share.
+
+    A problem is kept for the next score that asks for the same samples at the same point and
+    precision, on which everything in it depends; the rest is fixed here.
+
+    Args:
+        gradient_map: of the client's model and loss.
+        exposure: the client's round, or the samples of it that are to be scored.
+        seed: of the starts of Krylov methods, which the scores share.
+        meter: counts the products of all scores, and stops them where a budget is spent.
+    """
+
+    def __init__(
+        self,
+        gradient_map: GradientMap,
+        exposure: Exposure,
+        seed: int = 0,
+        meter: Meter | None = None,
+    ) -> None:
+        self.gradient_map = gradient_map
+        self.exposure = exposure
+        self.seed = seed
+        self.meter = Meter() if meter is None else meter
+        self._kept: dict[tuple[Point, Precision], SampleProblem] = {}
+
+    def __len__(self) -> int:
+        return len(self.exposure.indices)
+
+    def problems(
+        self,
+        point: Point = "defended",
+        precision: Precision = "float32",
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        extra_bytes: int = 0,
+    ) -> Iterator[SampleProblem]:
+        """Yield the samples in their order, as many at a time as fit into memory.
+
+        Args:
+            point: ``defended``: the samples as they entered training, and δ = released − raw;
+                ``private``: the samples before the defense, and δ = released − the update that
+                undefended training on them would have given. The second counts what an
+                encoding of the batch hides.
+            precision: of all computations.
+            memory_bytes: for the graphs of the samples treated together.
+            extra_bytes: of them, what a sample needs beside its graphs.
+        """
+        if point not in get_args(Point):
+            raise ValueError(f"point must be 'defended' or 'private', got {point!r}.")
+        if precision not in get_args(Precision):
+            raise ValueError(f"precision must be 'float32' or 'float64', got {precision!r}.")
+        dtype = torch.float64 if precision == "float64" else torch.float32
+        entries = sum(value.numel() for value in self.exposure.params.values())
+        one = _GRAPH_COPIES * entries * torch.finfo(dtype).bits // 8 + extra_bytes
+        size = max(1, memory_bytes // max(1, one))
+        if len(self) <= size and (point, precision) in self._kept:
+            yield self._kept[point, precision]
+            return
+        samples = self._samples(point, dtype)
+        delta = update_perturbation(self.gradient_map, self.exposure, point).to(dtype)
+        for window in torch.arange(len(self)).split(size):
+            indices = tuple(self.exposure.indices[place] for place in window.tolist())
+            problem = _problem(samples[window], indices, delta, self.seed, self.meter)
+            # Several windows mean that memory is short: each is dropped before the next.
+            if len(window) == len(self):
+                self._kept[point, precision] = problem
+            yield problem
+
+    def _samples(self, point: Point, dtype: torch.dtype) -> Samples:
+        """Those to be scored, with the statistics of the whole round."""
+        exposure, whole = self.exposure, self.exposure.whole
+        if point == "defended":
+            shown, batch = exposure.defended, whole.defended
+        else:
+            shown, batch = exposure.private, whole.private
+        _validate(self.gradient_map, exposure, shown)
+        weights = whole.sample_weights()
+        params, buffers = exposure.params, exposure.buffers
+        every = separate(self.gradient_map, params, buffers, batch, weights, dtype)
+        return every[list(exposure.indices)]
+
+
+def _problem(
+    samples: Samples, indices: tuple[int, ...], delta: Tensor, seed: int, meter: Meter
+) -> SampleProblem:
+    """The problem of some samples, with a reason for each that has none."""
+    gradients = samples.gradients()
+    finite = gradients.isfinite().all(1)
+    if not bool(finite.all()):
+        samples = samples.with_inputs(torch.where(finite[:, None], samples.inputs, 0.0))
+        gradients = samples.gradients()
+        if not bool(gradients.isfinite().all()):
+            raise ValueError(
+                "gradients must be finite, but even an input of zeros has one that is not: "
+                "look for NaN or infinity in the parameters, the buffers or the targets."
+            )
+    used = samples.weights > 0
+    notes = tuple(
+        NOT_FINITE if not sound else "" if uses else NOT_USED
+        for sound, uses in zip(finite.tolist(), used.tolist(), strict=True)
+    )
+    deltas = delta[None] / torch.where(used, samples.weights, 1.0).to(delta)[:, None]
+    return SampleProblem(samples, indices, gradients, deltas, notes, seed, meter)
+
+
+def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> None:
+    """Raise ``ValueError`` where the batch is none that the model can be scored on."""
+    inputs, targets = batch.inputs, batch.targets
+    if not inputs.is_floating_point():
+        raise ValueError(
+            f"inputs must be floating-point to be differentiated, got {inputs.dtype}; convert "
+            f"images to floats, and score the embeddings of tokens."
+        )
+    if not len(batch):
+        raise ValueError("a client must have at least one sample to be scored, got none.")
+    logits = gradient_map.logits(exposure.params, inputs[:2], exposure.buffers)
+    num_classes = logits.shape[1] if logits.ndim > 1 else 0
+    if targets.ndim == 1 and not targets.is_floating_point() and num_classes:
+        lowest, highest = int(targets.min()), int(targets.max())
+        if lowest < 0 or highest >= num_classes:
+            raise ValueError(
+                f"targets must lie in 0 … {num_classes - 1}, got {lowest} … {highest}."
+            )

@@ -1,0 +1,48 @@
+"""δ: what a defense changed in the update."""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.params import ravel, subtract
+from flwr_leakage.records import Exposure
+
+Point = Literal["defended", "private"]
+
+
+def update_perturbation(
+    gradient_map: GradientMap, exposure: Exposure, point: Point = "defended"
+) -> Float[Tensor, " P"]:
+    """δ: the released pseudo-gradient minus the one without the defense, in float64.
+
+    Args:
+        gradient_map: of the client's model and loss.
+        exposure: the client's round, or some samples of it.
+        point: ``defended``: without what was done to the update, released − raw; ``private``:
+            without any defense, released − the update of undefended training on the private
+            samples, replayed here, which counts what an encoding of the batch hides.
+
+    Raises:
+        ValueError: samples that ``private`` needs were not kept.
+    """
+    released = exposure.released.pseudo_gradient()
+    if point == "defended":
+        reference = exposure.raw.pseudo_gradient()
+    else:
+        private = exposure.whole.private
+        schedule = exposure.raw.schedule
+        used = schedule.num_samples_used(exposure.raw.num_examples)
+        if len(private) < used:
+            raise ValueError(
+                f"point='private' replays the training on its {used} samples, but only the first "
+                f"{len(private)} were kept: raise max_samples."
+            )
+        delta = local_update(gradient_map, exposure.params, private, schedule, exposure.buffers)
+        reference = {k: -v.detach() / schedule.learning_rate for k, v in delta.items()}
+    difference = subtract(
+        {name: value.double() for name, value in released.items()},
+        {name: value.double() for name, value in reference.items()},
+    )
+    return ravel({name: difference[name] for name in exposure.params})

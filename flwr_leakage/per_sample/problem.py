@@ -1,0 +1,117 @@
+"""The problem of every sample on its own: its Jacobian, its gradient and its share of δ."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flwr_leakage.operators import FunctionJacobian, Meter, SampleJacobian
+from flwr_leakage.per_sample.samples import Samples
+from flwr_leakage.randomness import make_generator
+from flwr_leakage.spectral import (
+    EigenPairs,
+    LargestEigenvalue,
+    gradient_start,
+    last_layer_start,
+)
+
+WELL_KNOWN = 1e-2
+"""Largest tolerance of λmax for which Lanczos starts from the last layer's share of JJᵀ."""
+
+
+@dataclass(frozen=True)
+class SampleProblem:
+    """Some samples of a client's round, ready to be scored.
+
+    An attacker who knows everything but sample i solves wᵢ Jᵢᵀ Δxᵢ = δ, with wᵢ the sample's
+    weight in the pseudo-gradient, so that the sample's own perturbation is **δᵢ = δ/wᵢ**: B·δ
+    for one step over B samples.
+
+    What is computed on demand depends on these fields only, and a sample's row in it on that
+    sample only: not on which score asks first, nor on the samples beside it.
+
+    Attributes:
+        samples: S of them; a sample whose gradient is not finite is replaced by zeros, as the
+            samples share their eigendecompositions.
+        indices: the place of each in the round.
+        gradients: g of each sample, (S, P).
+        deltas: δᵢ of each sample, (S, P); all zero where nothing was done to the update.
+        notes: one for each sample: why it has no number, or empty where it is sound.
+        seed: of the starts of Krylov methods.
+        meter: counts the products of all operators of the problem.
+    """
+
+    samples: Samples
+    indices: tuple[int, ...]
+    gradients: Float[Tensor, "S P"]
+    deltas: Float[Tensor, "S P"]
+    notes: tuple[str, ...]
+    seed: int
+    meter: Meter
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def inputs(self) -> Float[Tensor, "S N"]:
+        """The samples' x, flat."""
+        return self.samples.inputs
+
+    @property
+    def undefended(self) -> Bool[Tensor, " S"]:
+        """Where δᵢ = 0: nothing was done to the update."""
+        return (self.deltas == 0).all(1)
+
+    def oracle(self, inputs: Float[Tensor, "S N"]) -> Float[Tensor, "S P"]:
+        """Gradient of each sample at other inputs."""
+        return self.samples.with_inputs(inputs).gradients()
+
+    @cached_property
+    def operator(self) -> SampleJacobian:
+        """Jᵀ of each sample."""
+        return self.samples.jacobian(self.meter)
+
+    def jacobian_of(self, function: Callable[[Tensor], Tensor]) -> FunctionJacobian:
+        """The Jacobian of any function of the inputs, (S, N) ↦ (S, P), at the samples."""
+        return FunctionJacobian(function, self.inputs, self.meter)
+
+    def generators(self, seed: int) -> list[torch.Generator]:
+        """A generator for each sample, from the seed and the sample's place in the round."""
+        return [make_generator(seed, purpose=f"sample {index}") for index in self.indices]
+
+    def start(self, tolerance: float) -> Float[Tensor, "S N"]:
+        """A start for Krylov methods that look for the top to a relative tolerance.
+
+        Jg where a rough value will do; the last layer's top eigenvector, which takes products
+        of its own, where it must be known to ``WELL_KNOWN`` or better.
+        """
+        return self._rough_start if tolerance > WELL_KNOWN else self._good_start
+
+    def largest(self, tolerance: float, max_steps: int) -> EigenPairs:
+        """λmax of JJᵀ and its eigenvector, by Lanczos from ``start``.
+
+        A later question goes on where an earlier one stopped, and is answered as if it were the
+        first, see ``LargestEigenvalue``.
+        """
+        process = self._rough_process if tolerance > WELL_KNOWN else self._good_process
+        return process(tolerance, max_steps)
+
+    @cached_property
+    def _rough_start(self) -> Tensor:
+        return gradient_start(self.operator, self.generators(self.seed))
+
+    @cached_property
+    def _good_start(self) -> Tensor:
+        share = self.operator.last_layer()
+        return last_layer_start(self.operator, share, self.generators(self.seed))
+
+    @cached_property
+    def _rough_process(self) -> LargestEigenvalue:
+        return LargestEigenvalue(self.operator, self._rough_start)
+
+    @cached_property
+    def _good_process(self) -> LargestEigenvalue:
+        return LargestEigenvalue(self.operator, self._good_start)

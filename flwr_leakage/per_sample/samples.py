@@ -1,0 +1,91 @@
+"""A batch as samples on their own, with the statistics and the weights of the whole of it.
+
+Convention. The released pseudo-gradient is, to first order in the learning rate,
+Σᵢ wᵢ gᵢ + δ with gᵢ the gradient of sample i alone at θ_t and wᵢ its weight in the schedule: 1/B
+for one step over B samples. A sample on its own has no batch statistics, so where the client
+normalises with them, BatchNorm keeps those of the whole batch, as constants.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.operators import Meter, SampleJacobian, sample_gradients
+from flwr_leakage.params import Params
+from flwr_leakage.records import Batch
+
+
+@dataclass(frozen=True)
+class Samples:
+    """S samples, each of which can be differentiated without the others; see ``separate``.
+
+    Attributes:
+        gradient_map: of the client's model and loss; it uses no statistics of a batch.
+        params: θ_t.
+        buffers: those that the map normalises with.
+        batch: the samples.
+        weights: (S,) wᵢ, the factor of each sample's gradient in the pseudo-gradient; zero for
+            one that no step of the local training uses.
+    """
+
+    gradient_map: GradientMap
+    params: Params
+    buffers: Params
+    batch: Batch
+    weights: Float[Tensor, " S"]
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def __getitem__(self, index: slice | Tensor | list[int]) -> "Samples":
+        return replace(self, batch=self.batch[index], weights=self.weights[index])
+
+    @property
+    def inputs(self) -> Float[Tensor, "S N"]:
+        """The samples' x, flat."""
+        return self.batch.inputs.flatten(1)
+
+    def with_inputs(self, inputs: Float[Tensor, "S N"]) -> "Samples":
+        """The same targets and weights at other inputs."""
+        shaped = inputs.reshape(self.batch.inputs.shape)
+        return replace(self, batch=Batch(shaped, self.batch.targets))
+
+    def gradients(self, names: Collection[str] | None = None) -> Float[Tensor, "S P"]:
+        """∇_θL of each sample, flat, of all parameters or of those in ``names``."""
+        return sample_gradients(self.gradient_map, self.params, self.batch, self.buffers, names)
+
+    def jacobian(self, meter: Meter | None = None) -> SampleJacobian:
+        """Jᵀ = ∂ₓ∂_θL of each sample, not weighted."""
+        return SampleJacobian(self.gradient_map, self.params, self.batch, self.buffers, meter)
+
+
+def separate(
+    gradient_map: GradientMap,
+    params: Params,
+    buffers: Params,
+    batch: Batch,
+    weights: Float[Tensor, " B"],
+    dtype: torch.dtype | None = None,
+) -> Samples:
+    """Look at the samples of a batch one by one; take a part of them only after this.
+
+    Args:
+        gradient_map: of the client's model and loss.
+        params: θ_t.
+        buffers: those received.
+        batch: all samples of the round, as its batch statistics are those of all.
+        weights: wᵢ of each, see ``LocalSchedule.sample_weights``.
+        dtype: of all computations; that of the arguments by default.
+    """
+    if dtype is not None:
+        params = {name: value.to(dtype) for name, value in params.items()}
+        soft = batch.targets.is_floating_point()
+        batch = Batch(batch.inputs.to(dtype), batch.targets.to(dtype) if soft else batch.targets)
+    if gradient_map.uses_batch_statistics:
+        buffers = {**buffers, **gradient_map.statistics(params, batch.inputs, buffers)}
+        gradient_map = gradient_map.with_batch_norm("running")
+    return Samples(gradient_map, params, buffers, batch, weights)

@@ -1,0 +1,214 @@
+"""Whether the keys and values of a config section are arguments of what reads it.
+
+The signature of a target says which keys exist and what they hold, so that a key is declared in
+one place, and one that nobody reads is an error.
+"""
+
+import difflib
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, cast
+
+import hydra
+
+from flwr_leakage.simulation.config import ConfigError
+
+HYDRA_KEYS = ("_target_", "_args_", "_convert_", "_partial_", "_recursive_")
+"""Keys of a node that Hydra's ``instantiate`` reads itself."""
+
+
+def check_node(key: str, node: Mapping[str, Any], given: Collection[str] = ()) -> None:
+    """Check a section that names its ``_target_``, and all that is nested in it.
+
+    Args:
+        key: where the section stands in the config.
+        node: the section.
+        given: arguments that the caller adds.
+
+    Raises:
+        ConfigError: naming the key that is unknown, missing, or holds another type.
+    """
+    if "_target_" not in node:
+        raise ConfigError(f"{key} must be a section with a _target_, got {dict(node)}.")
+    try:
+        target = hydra.utils.get_object(node["_target_"])
+    except Exception as error:  # an import may fail in any way
+        raise ConfigError(f"{key}._target_ cannot be imported: {error}") from error
+    if not callable(target):
+        raise ConfigError(f"{key}._target_ must be callable, got {node['_target_']}.")
+    section = {name: value for name, value in node.items() if name not in HYDRA_KEYS}
+    # What Hydra is told to leave open, or to give by position, need not be there by name.
+    complete = not node.get("_partial_") and not node.get("_args_")
+    check_section(key, section, [target], given, complete=complete)
+
+
+def check_section(
+    key: str,
+    section: Mapping[str, Any],
+    targets: Sequence[Callable[..., Any]],
+    given: Collection[str] = (),
+    *,
+    complete: bool = True,
+) -> None:
+    """Check that each key of a section is an argument of one of its targets, of the right type.
+
+    Args:
+        key: where the section stands in the config; empty at the top.
+        section: its keys and values.
+        targets: what reads it, with annotated signatures.
+        given: arguments that the caller adds, which the section cannot hold.
+        complete: arguments without a default must be there.
+
+    Raises:
+        ConfigError: naming the key that is unknown, missing, or holds another type.
+    """
+    known: dict[str, Any] = {}
+    required: list[str] = []
+    takes_any = False
+    for target in targets:
+        hints = _hints(target)
+        try:
+            parameters = inspect.signature(target).parameters
+        except ValueError:  # what is written in C may tell nothing
+            takes_any = True
+            continue
+        for name, parameter in parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                takes_any = True
+            elif parameter.kind is not parameter.VAR_POSITIONAL and name not in given:
+                known[name] = hints.get(name, Any)
+                if parameter.default is parameter.empty:
+                    required.append(name)
+    for name, value in section.items():
+        if name not in known and not takes_any:
+            raise ConfigError(unknown_key(key, name, known))
+        check_value(_join(key, name), value, known.get(name, Any))
+    missing = [name for name in required if name not in section]
+    if complete and missing:
+        where = _join(key, missing[0])
+        raise ConfigError(f"{where} must be given: {where}=VALUE, got none.")
+
+
+def check_value(key: str, value: object, expected: Any) -> None:
+    """Check a value against the annotation of the argument that it is for.
+
+    A node is checked against its own target's signature; NaN is no value of anything.
+
+    Raises:
+        ConfigError: naming the key, what it must hold, and what it holds.
+    """
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError(f"{key} must be {_describe(expected)}, got nan.")
+    if isinstance(value, Mapping) and "_target_" in value:
+        check_node(key, value)
+        return
+    if not _fits(value, expected):
+        raise ConfigError(f"{key} must be {_describe(expected)}, got {value!r}.")
+    if isinstance(value, Mapping | list):
+        entries = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, entry in entries:
+            check_value(f"{key}.{name}", entry, _entry(expected))
+
+
+def unknown_key(section: str, name: object, known: Iterable[str]) -> str:
+    """Say that a key does not exist, and which do."""
+    where = f"in {section!r}" if section else "at the top level"
+    keys = [key for key in known if key not in HYDRA_KEYS]
+    listing = f"; keys: {', '.join(keys)}" if keys else ""
+    return f"there is no key {str(name)!r} {where}{suggest(str(name), keys)}{listing}"
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The known word that is nearest, as a question; empty where none is near."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _join(section: str, name: object) -> str:
+    return f"{section}.{name}" if section else str(name)
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations by argument; empty where they name what exists for type checkers only."""
+    function = cast(Any, target).__init__ if isinstance(target, type) else target
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError):
+        return {}
+
+
+def _fits(value: object, expected: Any) -> bool:
+    """Whether a plain value may be an instance of an annotation; where none can tell, it may.
+
+    The entries of a list or a mapping are checked one by one, by ``check_value``.
+    """
+    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, argument) for argument in arguments)
+    if origin is typing.Literal:
+        return value in arguments
+    if expected is None or expected is type(None):
+        return value is None
+    if expected is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if expected is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    kind = origin or expected
+    if kind is Callable or not isinstance(kind, type):
+        return True
+    if issubclass(kind, Mapping):
+        return isinstance(value, Mapping)
+    if _holds_a_list(kind):
+        fixed = issubclass(kind, tuple) and arguments and arguments[-1] is not Ellipsis
+        return isinstance(value, list) and (not fixed or len(value) == len(arguments))
+    if issubclass(kind, PurePath):
+        return isinstance(value, str)
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # a protocol that cannot be checked at run time
+        return True
+
+
+def _entry(expected: Any) -> Any:
+    """The annotation of the entries of a list or a mapping; anything where it has none."""
+    options = [a for a in typing.get_args(expected) if a is not type(None)]
+    if typing.get_origin(expected) in (typing.Union, types.UnionType):
+        return _entry(options[0]) if len(options) == 1 else Any
+    entries = [option for option in options if option is not Ellipsis]
+    if typing.get_origin(expected) is tuple and len(set(entries)) > 1:
+        return Any
+    return entries[-1] if entries else Any
+
+
+def _holds_a_list(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Iterable) and not issubclass(kind, str)
+
+
+def _describe(expected: Any, many: bool = False) -> str:
+    """An annotation in words."""
+    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(argument) for argument in arguments)
+    if origin is typing.Literal:
+        return " or ".join(map(repr, arguments))
+    if expected is None or expected is type(None):
+        return "null"
+    words = {
+        int: ("an integer", "integers"),
+        float: ("a number", "numbers"),
+        bool: ("true or false", "true or false"),
+        str: ("a text", "texts"),
+    }
+    if expected in words:
+        return words[expected][many]
+    kind = origin or expected
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return "keys with values"
+    if _holds_a_list(kind):
+        entry = _entry(expected)
+        return "a list" if entry is Any else f"a list of {_describe(entry, many=True)}"
+    return getattr(kind, "__name__", "given")

@@ -1,0 +1,152 @@
+"""What must hold of an experiment before it runs, beyond the checks of each part by itself."""
+
+import math
+from operator import attrgetter
+
+from flwr.serverapp.strategy import Strategy
+
+from flwr_leakage.simulation.config import ConfigError
+from flwr_leakage.simulation.experiment import Experiment
+from flwr_leakage.simulation.nodes import checked
+from flwr_leakage.simulation.settings import Settings
+
+COUNTS = (
+    "num_clients",
+    "num_rounds",
+    "client.num_examples",
+    "client.max_samples",
+    "client.num_threads",
+    "server.attack_workers",
+    "server.attack_chunk",
+    "server.num_threads",
+    "server.test_samples",
+)
+"""Keys that are at least 1 where they are no null."""
+
+
+def check_settings(settings: Settings) -> None:
+    """Ranges of the values that no class owns.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    for key in COUNTS:
+        value = attrgetter(key)(settings)
+        if value is not None and value < 1:
+            raise ConfigError(f"{key} must be at least 1, got {value}.")
+    if not 0 <= settings.seed < 2**63:
+        raise ConfigError(f"seed must lie in [0, 2^63), got {settings.seed}.")
+    if settings.server.wait_seconds < 0:
+        raise ConfigError(f"server.wait_seconds must be ≥ 0, got {settings.server.wait_seconds}.")
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Whether the parts fit each other.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    check_clients(experiment)
+    check_threat(experiment)
+    check_defense(experiment)
+    check_strategy(experiment.strategy(), experiment.settings.num_clients)
+    checked("client", experiment.client_audit)()
+
+
+def check_clients(experiment: Experiment) -> None:
+    """Every client has its samples, and those that are attacked exist."""
+    settings = experiment.settings
+    sizes = [len(part) for part in experiment.data.partitions]
+    smallest = min(sizes)
+    if settings.client.num_examples > smallest:
+        raise ConfigError(
+            f"client.num_examples must be at most {smallest}, the samples that the partition "
+            f"gives client {sizes.index(smallest)}, got {settings.client.num_examples}."
+        )
+    chosen = experiment.selection.clients
+    if chosen is not None and not (chosen and set(chosen) <= set(range(len(sizes)))):
+        raise ConfigError(
+            f"selection.clients must name some of the clients 0 … {len(sizes) - 1}, or be null "
+            f"for all, got {list(chosen)}."
+        )
+
+
+def check_threat(experiment: Experiment) -> None:
+    """What the attacker is said to know must exist, as every result names it."""
+    threat, client = experiment.threat, experiment.settings.client
+    if threat.batch_norm != "none":
+        if not experiment.gradient_map.has_batch_norm:
+            raise ConfigError(
+                "threat.batch_norm must be none for a model without BatchNorm, "
+                f"got {threat.batch_norm}."
+            )
+        if experiment.gradient_map.batch_norm == "running":
+            raise ConfigError(
+                "threat.batch_norm must be none where model.batch_norm=running, as no client "
+                f"normalises with statistics of its own, got {threat.batch_norm}."
+            )
+    if threat.rounds == 1:
+        return
+    if not client.same_samples:
+        raise ConfigError(
+            "threat.rounds must be 1 unless client.same_samples=true, as it explains all rounds "
+            f"by the same samples, got {threat.rounds}."
+        )
+    batch_size = experiment.schedule.batch_size
+    if batch_size < client.num_examples:
+        raise ConfigError(
+            "threat.rounds must be 1 unless every step takes all of a client's samples, got "
+            f"{threat.rounds} with client.batch_size={batch_size} and "
+            f"client.num_examples={client.num_examples}."
+        )
+    if experiment.defense.encodes_batches:
+        raise ConfigError(
+            "threat.rounds must be 1 with a defense that encodes batches, as each round then "
+            f"trains on other samples, got {threat.rounds}."
+        )
+
+
+def check_defense(experiment: Experiment) -> None:
+    """The defense can work on these samples, network and number of rounds."""
+    settings, defense = experiment.settings, experiment.defense
+    num_examples = settings.client.num_examples
+    check = checked("defense", defense.validate)
+    used = experiment.schedule.num_samples_used(num_examples)
+    check(experiment.gradient_map, experiment.spec, used)
+    if defense.replaces_update and settings.client.max_samples < used:
+        raise ConfigError(
+            f"client.max_samples must be at least {used}, the samples of a round, as the defense "
+            f"replays the training on all of them; got {settings.client.max_samples}."
+        )
+    account = checked("defense", defense.epsilon)
+    account(experiment.schedule, num_examples, settings.num_rounds)
+
+
+def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") -> None:
+    """Flower waits forever for nodes that do not exist, and trains to NaN with settings of none.
+
+    Args:
+        strategy: as built; the strategy that it wraps, if any, is checked too.
+        num_clients: the nodes that there are.
+        key: where in the config the strategy stands.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    settings = vars(strategy)
+    for name, value in settings.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{key}.{name} must be finite, got {value}.")
+    train, evaluate = (settings.get(f"fraction_{phase}", 1.0) for phase in ("train", "evaluate"))
+    if not 0 < train <= 1:
+        raise ConfigError(f"{key}.fraction_train must lie in (0, 1], got {train}.")
+    if not 0 <= evaluate <= 1:
+        raise ConfigError(f"{key}.fraction_evaluate must lie in [0, 1], got {evaluate}.")
+    phases = ("train", "available", "evaluate") if evaluate else ("train", "available")
+    for name in (f"min_{phase}_nodes" for phase in phases):
+        if settings.get(name, 0) > num_clients:
+            raise ConfigError(
+                f"{key}.{name} must be at most num_clients={num_clients}, got {settings[name]}."
+            )
+    if isinstance(inner := settings.get("strategy"), Strategy):
+        check_strategy(inner, num_clients, f"{key}.strategy")

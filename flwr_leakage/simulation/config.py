@@ -1,0 +1,47 @@
+"""The config of a run: composed by Hydra, then plain containers that travel to other processes."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from flwr_leakage._conf import conf_dir
+
+Config = dict[str, Any]
+
+
+class ConfigError(ValueError):
+    """A config that cannot be run, with the key that is wrong."""
+
+
+def compose(overrides: list[str], run_dir: str) -> Config:
+    """Compose the config without ``@hydra.main``, as apps under ``flwr run`` need it."""
+    with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
+        cfg = hydra.compose(
+            "config", [*overrides, f"run_dir={json.dumps(run_dir)}"], return_hydra_config=True
+        )
+    choices = cfg.hydra.runtime.choices
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return to_config(cfg, choices)
+
+
+def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
+    """Resolve a composed config to plain containers.
+
+    Args:
+        cfg: as composed, without Hydra's own section.
+        choices: the chosen option of each config group; kept under ``choices``.
+
+    Raises:
+        ConfigError: a key without a default was not given.
+    """
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        raise ConfigError(f"{missing[0]} must be given: {missing[0]}=VALUE, got none.")
+    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(config, dict)
+    own = {key: str(value) for key, value in choices.items() if "/" not in key}
+    return {**{str(key): value for key, value in config.items()}, "choices": own}

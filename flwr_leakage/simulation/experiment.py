@@ -1,0 +1,131 @@
+"""The objects of an experiment, and what follows from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flwr.serverapp.strategy import Strategy
+from torch import nn
+
+from flwr_leakage.attacks.base import Attack
+from flwr_leakage.audit import Progress, Selection, ServerAudit, Truth
+from flwr_leakage.data import FederatedDataset
+from flwr_leakage.defenses.base import Defense
+from flwr_leakage.flower.client import ClientAudit
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.metrics import Evaluator
+from flwr_leakage.randomness import Reproducible
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
+from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.plan import ScorePlan
+from flwr_leakage.simulation.config import Config
+from flwr_leakage.simulation.nodes import instantiate
+from flwr_leakage.simulation.settings import Settings
+from flwr_leakage.tracking import CompositeTracker, JsonlTracker, Tracker
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that both apps share; a pure function of the config."""
+
+    config: Config
+    settings: Settings
+    data: FederatedDataset
+    network: nn.Module
+    gradient_map: GradientMap
+    schedule: LocalSchedule
+    defense: Defense
+    scores: Mapping[str, Score]
+    score_plan: ScorePlan
+    attack: Attack | None
+    threat: ThreatModel
+    selection: Selection
+    evaluator: Evaluator
+
+    @property
+    def spec(self) -> InputSpec:
+        """What is public about the data."""
+        return self.data.spec
+
+    def client_batch(self, client_id: int, server_round: int) -> Batch:
+        """The private samples of a client in a round."""
+        return self._batch(client_id, server_round, self.settings.client.num_examples)
+
+    def _batch(self, client_id: int, server_round: int, num_examples: int) -> Batch:
+        drawn_in = 1 if self.settings.client.same_samples else server_round
+        return self.data.client_batch(client_id, drawn_in, num_examples)
+
+    def client_audit(self) -> ClientAudit:
+        """The settings of the clients' mod; on a real node, no draws come from the seed."""
+        client = self.settings.client
+        node = self.config.get("node")
+        return ClientAudit(
+            gradient_map=self.gradient_map,
+            spec=self.spec,
+            schedule=self.schedule,
+            defense=self.defense,
+            scores=self.scores,
+            seed=self.settings.seed if node is None else None,
+            remark="" if node is None else node["remark"],
+            score_plan=self.score_plan,
+            max_samples=client.max_samples,
+            num_threads=client.num_threads,
+        )
+
+    def server_audit(self, tracker: Tracker, run: str, progress: Progress) -> ServerAudit:
+        """The server's audit, which is given the truth to measure against it."""
+        return ServerAudit(
+            gradient_map=self.gradient_map,
+            spec=self.spec,
+            schedule=self.schedule,
+            tracker=tracker,
+            run=run,
+            attack=self.attack,
+            threat=self.threat,
+            selection=self.selection,
+            evaluator=self.evaluator,
+            truth=self.truth,
+            seed=self.settings.seed,
+            progress=progress,
+            num_rounds=self.settings.num_rounds,
+        )
+
+    def truth(self, server_round: int, client_id: int, num_examples: int) -> Truth:
+        """Re-derive from the seed what a client trained on, and how its defense encoded it.
+
+        Over several epochs, how it was encoded for the first one.
+        """
+        used = self.schedule.num_samples_used(num_examples)
+        private = self._batch(client_id, server_round, num_examples)[:used]
+        draws = Reproducible.from_seed(
+            self.settings.seed, server_round=server_round, client_id=client_id, purpose="encode"
+        )
+        encoded = self.defense.on_batch(private, self.spec.num_classes, draws)
+        return Truth(private, encoded)
+
+    def caveats(self) -> list[str]:
+        """What the numbers of this experiment do not say, to be told where they are."""
+        if not self.defense.encodes_batches:
+            return []
+        found = [
+            "Clients train on encodings: attacks recover these, and PSNR compares them with the "
+            "private originals. Decoding them is not part of a run (docs/defenses.md)."
+        ]
+        if self.schedule.num_steps * self.schedule.batch_size > self.settings.client.num_examples:
+            found.append(
+                "Encodings are drawn anew in each epoch, but attacks and scores take the first "
+                "epoch's as repeated: they cannot explain the update, and recovering little is no "
+                "sign of safety. Train one epoch a round."
+            )
+        return found
+
+    def strategy(self) -> Strategy:
+        """A fresh strategy of the config's."""
+        strategy: Strategy = instantiate(self.config, "strategy")
+        return strategy
+
+    def tracker(self) -> Tracker:
+        """The run folder's record, which the report reads, and the config's live view."""
+        folder = JsonlTracker(self.settings.run_dir)
+        if not self.config["tracker"]:
+            return folder
+        return CompositeTracker((folder, instantiate(self.config, "tracker")))

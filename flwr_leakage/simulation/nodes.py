@@ -1,0 +1,67 @@
+"""Objects from the sections of a config; every error names its key."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import hydra
+from hydra.errors import InstantiationException
+from omegaconf import OmegaConf
+
+from flwr_leakage.simulation.arguments import check_node, check_value
+from flwr_leakage.simulation.config import ConfigError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def instantiate(config: Mapping[str, Any], key: str, **given: Any) -> Any:
+    """Build what a section describes.
+
+    Args:
+        config: the whole config.
+        key: of the section, by a path such as ``model.network``.
+        given: arguments of the target that the section does not hold.
+
+    Raises:
+        ConfigError: naming the key that is wrong and why.
+    """
+    node: Any = config
+    for part in key.split("."):
+        if part not in node:
+            raise ConfigError(f"{key} must be given, got none.")
+        node = node[part]
+    check_node(key, node, given)
+    return _instantiate(key, node, **given)
+
+
+def instantiate_each(config: Mapping[str, Any], key: str, kind: type) -> dict[str, Any]:
+    """Build the entries of a section that holds named nodes, each of a ``kind``.
+
+    Raises:
+        ConfigError: naming the key that is wrong and why.
+    """
+    section = config[key]
+    if not section:
+        return {}
+    check_value(key, section, Mapping[str, kind])
+    built: dict[str, Any] = _instantiate(key, section)
+    return built
+
+
+def checked(key: str, function: Callable[P, T]) -> Callable[P, T]:
+    """``function``, with the config key before what it complains about."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (ValueError, TypeError, ImportError) as error:
+            raise ConfigError(f"{key}: {error}") from error
+
+    return call
+
+
+def _instantiate(key: str, node: Any, **given: Any) -> Any:
+    try:
+        return hydra.utils.instantiate(OmegaConf.create(node), _convert_="all", **given)
+    except InstantiationException as error:
+        raise ConfigError(f"{key}: {error.__cause__ or error}") from error

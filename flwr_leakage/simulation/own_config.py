@@ -1,0 +1,199 @@
+"""What an app takes from a run's config, which others write.
+
+Under ``flwr run`` the run config comes from whoever submits the run: for a client that is the
+server's side, which is the adversary. So a client on a real node takes from it no defense, no
+class and no path, but the local training only, which the server sets anyway: the keys of
+``TAKEN``, as plain numbers and names of packaged options. Everything else is the client's own
+and comes from its node config::
+
+    flower-supernode ... --node-config 'partition-id=0 num-partitions=2
+        leakage-overrides="defense=pruning scoring.send=false"
+        leakage-allow="model client.learning_rate"'
+
+``leakage-overrides`` are Hydra overrides of the packaged config, and stand above the run's;
+``leakage-allow`` replaces ``TAKEN``, and may be empty. A virtual node of Flower's simulation
+runtime has no owner but the person who runs the simulation: it follows the run config. On
+either, a run config can only name classes that the packaged config names.
+"""
+
+import logging
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from flwr_leakage._conf import conf_dir
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import Config, ConfigError, compose
+
+OVERRIDES_KEY = "leakage-overrides"
+ALLOW_KEY = "leakage-allow"
+
+TAKEN = (
+    "model",
+    "client.batch_size",
+    "client.learning_rate",
+    "client.momentum",
+    "client.num_steps",
+    "client.weight_decay",
+)
+"""What a client on a real node takes from a run's config, unless its owner says otherwise."""
+
+_LOG = logging.getLogger(__name__)
+
+
+def on_virtual_node() -> bool:
+    """Whether this process is an actor of Flower's simulation runtime, and no SuperNode's.
+
+    It is read off the process, as nothing in a message or a run config could be believed.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    return ray.get_runtime_context().get_actor_id() is not None
+
+
+def config_of_run(context: Context) -> Config:
+    """The config that the run config asks for: a server's, or a virtual node's.
+
+    Raises:
+        ConfigError: it names a class that the packaged config does not name.
+    """
+    overrides = str(context.run_config.get("hydra-overrides", ""))
+    return _composed(tuple(shlex.split(overrides)), _run_dir(context))
+
+
+def config_of_client(context: Context) -> Config:
+    """A client's config: of the run on a virtual node, its own on a real one.
+
+    Raises:
+        ConfigError: it cannot be used. The text is for the server, and names nothing of the
+            client's own config; the client's log does.
+    """
+    own = {OVERRIDES_KEY, ALLOW_KEY} & set(context.node_config)
+    if on_virtual_node() and not own:
+        return config_of_run(context)
+    try:
+        config = _own_config(
+            str(context.run_config.get("hydra-overrides", "")),
+            str(context.node_config.get(OVERRIDES_KEY, "")),
+            str(context.node_config.get(ALLOW_KEY, " ".join(TAKEN))),
+            context.node_config.get("num-partitions"),
+            _run_dir(context),
+        )
+        build(config)
+    except (ConfigError, HydraException, OmegaConfBaseException, ValueError) as error:
+        _LOG.error("flwr_leakage: this node's own config cannot be used: %s", error)
+        raise ConfigError("this node's config cannot be used; its own log says why.") from None
+    return config
+
+
+@lru_cache(maxsize=4)
+def _composed(overrides: tuple[str, ...], run_dir: str) -> Config:
+    config = compose(list(overrides), run_dir)
+    check_targets(config)
+    return config
+
+
+@lru_cache(maxsize=4)
+def _own_config(
+    of_run: str, of_node: str, allowed: str, num_partitions: object, run_dir: str
+) -> Config:
+    taken, left_out = split_overrides(shlex.split(of_run), tuple(allowed.split()))
+    partitions = [] if num_partitions is None else [f"num_clients={num_partitions}"]
+    config = compose([*taken, *partitions, *shlex.split(of_node)], run_dir)
+    remark = f"defense={config['choices'].get('defense', 'none')} of its own config"
+    if left_out:
+        remark += f"; not taken from the run's config: {', '.join(left_out)}"
+        _LOG.warning("flwr_leakage: %s.", remark)
+    return {**config, "node": {"remark": f"{remark}."}}
+
+
+def split_overrides(
+    overrides: list[str], allowed: tuple[str, ...]
+) -> tuple[list[str], tuple[str, ...]]:
+    """Which of a run's overrides a client follows, and the keys of the others.
+
+    An override is followed where its key is allowed and its value is a number, a truth value or
+    null; for a config group, the name of a packaged option.
+
+    Raises:
+        ConfigError: an override cannot be parsed.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+    except HydraException as error:
+        raise ConfigError(f"hydra-overrides: {error}") from error
+    followed = [_is_plain(override, allowed) for override in parsed]
+    taken = [text for text, follow in zip(overrides, followed, strict=True) if follow]
+    left_out = {o.key_or_group for o, follow in zip(parsed, followed, strict=True) if not follow}
+    return taken, tuple(sorted(left_out))
+
+
+def _is_plain(override: Override, allowed: tuple[str, ...]) -> bool:
+    key = override.key_or_group
+    if key not in allowed or override.type is None or override.type.name != "CHANGE":
+        return False
+    if override.is_sweep_override() or override.package is not None:
+        return False
+    value = override.value()
+    group = conf_dir() / key
+    if group.is_dir():
+        return str(value) in {path.stem for path in group.glob("*.yaml")}
+    return value is None or isinstance(value, bool | int | float)
+
+
+def check_targets(config: Config) -> None:
+    """Refuse classes, and ways to call them, that the packaged config does not have.
+
+    Raises:
+        ConfigError: naming the first one.
+    """
+    known = _packaged_calls()
+    for path, call in _calls(config):
+        if call not in known:
+            raise ConfigError(
+                f"{path} must be a class of the packaged config, called as there, got "
+                f"{dict(call)}: a run config cannot name others."
+            )
+
+
+_Call = tuple[tuple[str, str], ...]
+"""What Hydra reads of a node: ``_target_``, ``_partial_``, ``_args_`` and their like."""
+
+
+@lru_cache(maxsize=1)
+def _packaged_calls() -> frozenset[_Call]:
+    calls: set[_Call] = set()
+    for path in sorted(conf_dir().rglob("*.yaml")):
+        calls |= {call for _, call in _calls(OmegaConf.to_container(OmegaConf.load(path)))}
+    return frozenset(calls)
+
+
+def _calls(node: Any, path: str = "config") -> Iterator[tuple[str, _Call]]:
+    """(path, call) of every node in nested dictionaries and lists that Hydra would call."""
+    if isinstance(node, Mapping):
+        special = [(str(k), str(v)) for k, v in node.items() if re.fullmatch("_.+_", str(k))]
+        if special:
+            yield path, tuple(sorted(special))
+        for key, value in node.items():
+            yield from _calls(value, f"{path}.{key}")
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _calls(value, f"{path}[{index}]")
+
+
+def _run_dir(context: Context) -> str:
+    """Where the server writes; on a client it names nothing."""
+    run_dir = str(context.run_config.get("run-dir", ""))
+    return run_dir or str(Path.home() / ".flwr" / "leakage" / f"run-{context.run_id}")

@@ -1,0 +1,145 @@
+"""What of the config belongs to no class of the package. Its defaults are in ``config.yaml``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from flwr_leakage.models.initialization import Scheme
+from flwr_leakage.normalization import BatchNormMode
+from flwr_leakage.records import LocalSchedule
+from flwr_leakage.simulation.arguments import check_section
+from flwr_leakage.simulation.config import Config
+from flwr_leakage.simulation.nodes import checked
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """The ``client`` section, beside the fields of ``LocalSchedule``.
+
+    Attributes:
+        num_examples: private samples that a client trains on in a round, ≥ 1.
+        same_samples: the same ones in every round, rather than the next ones.
+        max_samples: samples kept for scores and defenses, ≥ 1.
+        num_threads: torch threads of a client, ≥ 1; ``None`` leaves them.
+    """
+
+    num_examples: int
+    same_samples: bool
+    max_samples: int
+    num_threads: int | None
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """The ``server`` section.
+
+    Attributes:
+        attack_workers: processes that attack, ≥ 1.
+        attack_chunk: targets attacked together in a process, ≥ 1.
+        attack_folder: where finished chunks are kept, or ``None``.
+        num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
+        test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
+        wait_seconds: for a node for every client to connect, ≥ 0.
+    """
+
+    attack_workers: int
+    attack_chunk: int
+    attack_folder: str | None
+    num_threads: int | None
+    test_samples: int | None
+    wait_seconds: float
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The ``model`` section, beside ``network``.
+
+    Attributes:
+        initialization: how the weights are drawn.
+        batch_norm: the mode that BatchNorm trains in, ``running`` or ``batch``.
+    """
+
+    initialization: Scheme = "default"
+    batch_norm: BatchNormMode = "running"
+
+
+@dataclass(frozen=True)
+class TopLevel:
+    """The values at the top of the config.
+
+    Attributes:
+        seed: of every random draw, in [0, 2^63).
+        num_clients: ≥ 1, each with a partition of the data.
+        num_rounds: of training, ≥ 1.
+        run_dir: where numbers, images, the config and the report go.
+    """
+
+    seed: int
+    num_clients: int
+    num_rounds: int
+    run_dir: str
+
+
+@dataclass(frozen=True)
+class Settings(TopLevel):
+    """All of these, and the local schedule of the ``client`` section."""
+
+    client: ClientSettings
+    schedule: LocalSchedule
+    server: ServerSettings
+    model: ModelSettings
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The sections of a config, which most often name the target that reads them.
+
+    ``score`` is a mapping of names to such sections; ``client`` and ``server`` are read into
+    ``Settings``, ``model`` as a ``ModelSettings``.
+    """
+
+    client: Mapping[str, Any]
+    server: Mapping[str, Any]
+    dataset: Mapping[str, Any]
+    partition: Mapping[str, Any]
+    model: Mapping[str, Any]
+    strategy: Mapping[str, Any]
+    defense: Mapping[str, Any]
+    score: Mapping[str, Any]
+    scoring: Mapping[str, Any]
+    attack: Mapping[str, Any]
+    threat: Mapping[str, Any]
+    selection: Mapping[str, Any]
+    metric: Mapping[str, Any]
+    tracker: Mapping[str, Any]
+    engine: Mapping[str, Any]
+
+
+def read_settings(config: Config) -> Settings:
+    """Read what of a config belongs to no group; ranges are checked afterwards.
+
+    Raises:
+        ConfigError: naming a key that is unknown, missing, or of another type.
+    """
+    # Only the names of sections here: each is checked by what reads it.
+    top = {name: {} if isinstance(value, Mapping) else value for name, value in config.items()}
+    del top["choices"]  # which option of each group was chosen, kept by ``to_config``
+    top.pop("node", None)  # that of a client on a real node, kept by ``own_config``
+    check_section("", top, [TopLevel, Sections])
+    client, server = config["client"], config["server"]
+    model = {name: value for name, value in config["model"].items() if name != "network"}
+    check_section("client", client, [ClientSettings, LocalSchedule])
+    check_section("server", server, [ServerSettings])
+    check_section("model", model, [ModelSettings])
+    return Settings(
+        **_take(TopLevel, config),
+        client=ClientSettings(**_take(ClientSettings, client)),
+        schedule=checked("client", LocalSchedule)(**_take(LocalSchedule, client)),
+        server=ServerSettings(**server),
+        model=ModelSettings(**model),
+    )
+
+
+def _take(kind: type, section: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a section that are fields of a dataclass."""
+    return {field.name: section[field.name] for field in fields(kind) if field.name in section}

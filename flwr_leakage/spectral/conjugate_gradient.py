@@ -1,0 +1,48 @@
+"""Conjugate gradients for one positive definite system that is known by its products only."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def conjugate_gradients(
+    product: Callable[[Tensor], Tensor],
+    right: Tensor,
+    tolerance: float,
+    max_iterations: int,
+    precondition: Callable[[Tensor], Tensor] = lambda vector: vector,
+) -> tuple[Tensor, int]:
+    """Solve A x = b by preconditioned conjugate gradients (Hestenes and Stiefel 1952), from zero.
+
+    Args:
+        product: v ↦ A v for flat v (D,), with A symmetric and positive definite.
+        right: b (D,).
+        tolerance: it stops once √(rᵀ P r), with r the residual b − A x and P the preconditioner,
+            is at most this share of what it was for x = 0.
+        max_iterations: after so many it stops in any case, each one product.
+        precondition: v ↦ P v, an approximation of A⁻¹ v, symmetric and positive definite.
+
+    Returns:
+        x (D,) and the number of iterations taken; as many as ``max_iterations`` tell that the
+        tolerance may not have been reached.
+
+    Example:
+        >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+        >>> conjugate_gradients(lambda v: matrix @ v, torch.tensor([3.0, 4.0]), 1e-6, 10)
+        (tensor([1.0000, 1.0000]), 2)
+    """
+    solution, residual = torch.zeros_like(right), right
+    direction = preconditioned = precondition(residual)
+    size = first = residual @ preconditioned
+    iterations = 0
+    while iterations < max_iterations and size > tolerance**2 * first:
+        iterations += 1
+        image = product(direction)
+        length = size / (direction @ image)
+        solution = solution + length * direction
+        residual = residual - length * image
+        preconditioned = precondition(residual)
+        previous, size = size, residual @ preconditioned
+        direction = preconditioned + size / previous * direction
+    return solution, iterations

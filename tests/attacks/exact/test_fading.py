@@ -1,0 +1,109 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from masked import SPEC, equations_of_case
+
+from flwr_leakage.attacks.exact.fading import Fading, fade
+from flwr_leakage.attacks.exact.fading_solver import FadingSolver, StepSettings, approximate
+from flwr_leakage.attacks.exact.mask_equations import LinearisedMasks
+from flwr_leakage.spectral.gauss_newton import GaussNewton
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+
+def solver(**settings):
+    return FadingSolver(ImagePrior.of(SPEC), StepSettings(**settings))
+
+
+@pytest.mark.parametrize("proven", [12, 9])
+def test_fading_leads_from_grey_to_where_gauss_newton_finds_the_input(proven):
+    equations, truth, _ = equations_of_case(torch.arange(12) < proven, smooth=True)
+    begin = solver()
+    fading = Fading(10.0, 1e-7, 0.5, 1.5, 60, sharpens=True)
+    faded = fade(equations, begin.prior.grey, fading, begin)
+    residual = equations.residual(faded.inputs)[0]
+    assert faded.value == pytest.approx(float(residual.square().sum()))
+    assert float((faded.inputs - truth).abs().max()) < 0.05
+    *_, found = GaussNewton(steps=20).iterates(equations, faded.inputs)
+    assert float((found - truth).abs().max()) < 1e-4
+
+
+def test_fading_ends_where_it_is_enough():
+    equations, *_ = equations_of_case()
+    begin = solver()
+    grey = begin.prior.grey
+    fading = Fading(10.0, 1e-7, 0.5, 1.5, 60, enough=1e9)
+    value = fade(equations, grey, fading, begin).value
+    assert value == fade(equations, grey, replace(fading, last=9.0, enough=0.0), begin).value
+    assert value > fade(equations, grey, replace(fading, enough=0.0), begin).value
+
+
+def test_the_blur_falls_with_the_weight_and_ends_where_the_fading_sharpens():
+    fading = Fading(100.0, 1e-3, 0.1, 0.8, 60)
+    assert fading.blur_at(100.0) == pytest.approx(0.8)
+    assert fading.blur_at(100.0 / 16) == pytest.approx(0.4)
+    assert fading.blur_at(1e-2) > 0
+    assert replace(fading, sharpens=True).blur_at(1e-2) == 0
+    assert replace(fading, sharpens=True).blur_at(1.1e-2) > 0
+
+
+def step_case():
+    equations, truth, _ = equations_of_case(smooth=True)
+    prior = ImagePrior.of(SPEC)
+    residual, system = equations.linearise(prior.grey)
+    slope = prior.pull(system.pull_back()(residual)[0])
+    return LinearisedMasks(equations.single(), system.gates.single(), truth.shape[1:]), slope
+
+
+def test_a_step_solves_its_system():
+    system, slope = step_case()
+    found, _ = solver(tolerance=1e-5).step(system, slope, 1e-2, 1000)
+    prior = ImagePrior.of(SPEC).single()
+    units = torch.eye(slope.numel()).reshape(-1, *slope.shape)
+    jacobian = system.push(prior.push(units)).double()
+    matrix = jacobian @ jacobian.T + 1e-2 * torch.eye(slope.numel()).double()
+    expected = -torch.linalg.solve(matrix, slope.flatten()).reshape(slope.shape)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
+
+
+def test_a_preconditioner_spares_iterations_of_the_same_step():
+    system, slope = step_case()
+    first = solver(tolerance=1e-4, rank=60, many_iterations=20)
+    steps, solvers, at = [], [], first
+    for _ in range(3):
+        step, at = at.step(system, slope, 1e-2, 1000)
+        steps.append(step)
+        solvers.append(at)
+    assert first.low_rank is None, "a solver must not change"
+    assert solvers[0].low_rank is None and solvers[0].is_slow
+    assert solvers[1].low_rank is not None and solvers[2].low_rank is solvers[1].low_rank
+    with_help, without = solvers[1].spent, solvers[2].spent - solvers[1].spent
+    assert with_help == without  # the same system, with the same preconditioner
+    limited, _ = first.step(system, slope, 1e-2, with_help)
+    error = (limited - steps[0]).norm() / steps[0].norm()
+    assert error > 10 * (steps[1] - steps[0]).norm() / steps[0].norm()
+    torch.testing.assert_close(steps[1], steps[0], rtol=0, atol=1e-2 * float(steps[0].abs().max()))
+
+
+def test_the_approximation_has_the_matrixs_largest_eigenvalues():
+    system, slope = step_case()
+    prior = ImagePrior.of(SPEC)
+    found = approximate(system, prior, rank=slope.numel(), block=50).values[:5].double()
+    units = torch.eye(slope.numel()).reshape(-1, *slope.shape)
+    jacobian = system.push(prior.single().push(units)).double()
+    expected = torch.linalg.eigvalsh(jacobian @ jacobian.T).flip(0)[:5]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"first": 1e-7}, "0 < last < first, got 1e-07 and 1e-07"),
+        ({"factor": 1.0}, r"factor must lie in \(0, 1\), got 1.0"),
+        ({"blur": -1.0}, "blur must be at least 0, got -1.0"),
+        ({"iterations": 0}, "iterations must be at least 1, got 0"),
+    ],
+)
+def test_fadings_that_are_none_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        replace(Fading(10.0, 1e-7, 0.5, 1.5, 60), **settings)

@@ -1,0 +1,122 @@
+"""The client's note: what is written is read, whatever else a client writes is refused."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flwr_leakage.audit import ClientNote
+from flwr_leakage.records import Measurement
+
+SCORE = Measurement(
+    "lambda_max", (0.25, None), "1", "larger is safer", ("", "did not converge"), 12
+)
+NOTE = ClientNote(3, (SCORE,), 0.5, 1.5, reproducible=True, remark="own")
+CONTENT = json.loads(NOTE.to_text())
+
+MEASUREMENTS = st.builds(
+    lambda name, values, direction, products: Measurement(
+        name, tuple(values), "1", direction, tuple(str(v) for v in values), products
+    ),
+    st.text(st.characters(codec="utf-8"), max_size=20),
+    st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=4),
+    st.sampled_from(["larger is safer", "smaller is safer", "larger leaks more", ""]),
+    st.integers(0, 10**6),
+)
+
+
+@given(st.integers(0, 10**6), st.lists(MEASUREMENTS, max_size=3))
+def test_what_is_sent_is_read(client_id, measurements):
+    note = ClientNote(client_id, tuple(measurements), 0.25, 2.0, True, "own")
+    assert ClientNote.from_text(note.to_text()) == note
+
+
+def _text(change=None, **measurement):
+    content = CONTENT | (change or {})
+    if measurement:
+        content["measurements"] = [CONTENT["measurements"][0] | measurement]
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        3,
+        b"{}",
+        ["{}"],
+        " " * 5_000_000,
+        "",
+        "null",
+        "[]",
+        "{}",
+        "[" * 200_000,
+        '{"a":' * 200_000,
+        _text({"reproducible": 1}),
+        _text({"remark": 3}),
+        _text({"client-id": -1}),
+        _text({"client-id": "3"}),
+        _text({"client-id": 3.0}),
+        _text({"client-id": True}),
+        _text({"client-id": None}),
+        _text({"train-cpu-seconds": float("nan")}),
+        _text({"train-cpu-seconds": float("inf")}),
+        _text({"train-cpu-seconds": 10**400}),
+        _text({"score-cpu-seconds": -1.0}),
+        _text({"measurements": "<script>"}),
+        _text({"measurements": {"a": 1}}),
+        _text({"measurements": [[]]}),
+        _text({"measurements": [{}]}),
+        _text({"measurements": None}),
+        _text(values=[float("nan"), 1]),
+        _text(values=[float("-inf"), 1]),
+        _text(values=[10**400, 1]),
+        _text(values=["1", 1]),
+        _text(values=[[1], 1]),
+        _text(values=[True, 1]),
+        _text(values={"a": 1}),
+        _text(values=None),
+        _text(values=[1, 2, 3]),
+        _text(notes=["one for two"]),
+        _text(notes=7),
+        _text(notes=[1, 2]),
+        _text(direction="upwards"),
+        _text(direction=[]),
+        _text(direction={}),
+        _text(products="12"),
+        _text(products=-1),
+        _text(name=5),
+        _text(name={"a": 1}),
+        _text(unit=None),
+    ],
+)
+def test_anything_else_is_refused(text):
+    with pytest.raises(ValueError, match="the client's note"):
+        ClientNote.from_text(text)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from([*CONTENT, *CONTENT["measurements"][0]]), inner)
+        ),
+        max_leaves=12,
+    )
+)
+def test_any_json_is_a_note_or_a_value_error(content):
+    try:
+        note = ClientNote.from_text(json.dumps(content))
+    except ValueError:
+        return
+    assert ClientNote.from_text(note.to_text()) == note
+
+
+def test_long_texts_are_cut_and_texts_that_no_file_can_hold_are_mended():
+    note = ClientNote.from_text(_text(name="n" * 5000, unit="\ud800", notes=["x" * 5000, ""]))
+    (measurement,) = note.measurements
+    assert len(measurement.name) == 100
+    assert len(measurement.notes[0]) == 500
+    measurement.unit.encode()

@@ -1,0 +1,108 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from flwr_leakage.spectral.gauss_newton import GaussNewton, Iterate, Preconditioner
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A Jacobian (R, D)."""
+
+    jacobian: Tensor
+
+    def push(self, steps):
+        return steps.flatten(1) @ self.jacobian.T
+
+    def pull_back(self):
+        return lambda residual: residual @ self.jacobian
+
+    def normal_matrix(self):
+        return (self.jacobian.T @ self.jacobian).float()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Residuals (1, R) of inputs (1, D)."""
+
+    function: object
+
+    def sum_of_squares(self, inputs):
+        return float(self.function(inputs).square().sum())
+
+    def linearise(self, inputs):
+        jacobian = torch.func.jacfwd(lambda x: self.function(x[None])[0])(inputs[0])
+        return self.function(inputs), Dense(jacobian)
+
+
+ROSENBROCK = Problem(lambda x: torch.stack([10 * (x[:, 1] - x[:, 0] ** 2), 1 - x[:, 0]], 1))
+START = torch.tensor([[-1.2, 1.0]], dtype=torch.float64)
+
+
+def test_the_valley_of_rosenbrock_is_followed_to_its_end():
+    found = GaussNewton(steps=60, progress=1.0, solved=1e-20).iterates(ROSENBROCK, START)
+    torch.testing.assert_close(found[-1], torch.ones_like(START), rtol=0, atol=1e-6)
+    values = [ROSENBROCK.sum_of_squares(x) for x in found]
+    assert values == sorted(values, reverse=True)
+    assert values[0] < ROSENBROCK.sum_of_squares(START)
+
+
+def test_a_step_says_when_it_is_the_last_and_leaves_its_argument():
+    newton, at = GaussNewton(solved=1e9), Iterate(START)
+    following = newton.step(ROSENBROCK, at)
+    assert following.is_last
+    assert following.has_moved
+    assert at.preconditioner is None
+    best = Iterate(torch.ones_like(START), preconditioner=following.preconditioner)
+    stuck = newton.step(ROSENBROCK, best)
+    assert stuck.is_last
+    assert not stuck.has_moved
+    assert torch.equal(stuck.inputs, best.inputs)
+
+
+def test_the_normal_matrix_is_computed_anew_only_when_conjugate_gradients_take_long():
+    class Counted(Dense):
+        def normal_matrix(self):
+            computed.append(1)
+            return super().normal_matrix()
+
+    class CountedProblem(Problem):
+        def linearise(self, inputs):
+            residual, system = super().linearise(inputs)
+            return residual, Counted(system.jacobian)
+
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(30, 20, generator=generator).double()
+    bent = CountedProblem(lambda x: torch.sinh(x @ matrix.T / 10) - 0.3)
+    settings = {"steps": 6, "progress": 1.0, "solved": 0.0, "tolerance": 1e-6}
+    counts = []
+    for many in (60, 1):
+        computed = []
+        GaussNewton(**settings, many_iterations=many).iterates(bent, torch.zeros(1, 20).double())
+        counts.append(len(computed))
+    assert counts[0] == 1
+    assert counts[1] > 1
+
+
+def test_a_matrix_that_rounding_made_indefinite_is_shifted_until_it_has_a_factor():
+    matrix = torch.diag(torch.tensor([1.0, 1.0, -0.01]))
+    found = Preconditioner.of(matrix, 1e-5)
+    assert found.shift > 1e-5
+    assert bool(found(torch.ones(3).double()).isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("steps", -1, "steps must be at least 0, got -1"),
+        ("rejections", 0, "rejections must be at least 1, got 0"),
+        ("progress", 0.0, r"progress must lie in \(0, 1\], got 0.0"),
+        ("tolerance", 1.0, r"tolerance must lie in \(0, 1\), got 1.0"),
+        ("least_shift", 0.0, "least_shift must be above 0, got 0.0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        GaussNewton(**{name: value})
