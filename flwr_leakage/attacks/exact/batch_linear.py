@@ -55,6 +55,8 @@ def recover_batch(
             f"none of the {layer.factor.rank} samples that {layer.name} shows was found; tried "
             f"{search.proposals or 'nothing, as neither its inputs nor its errors are sparse'}."
         )
+    # Rounding of linear algebra differs from call to call and decides who is found first.
+    found = sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
     result = conclude(layer, following, found, generator)
     stats = {"proposals": search.proposals, "accepted": search.accepted}
     return replace(result, refusals=tuple(refusals), stats=stats)
