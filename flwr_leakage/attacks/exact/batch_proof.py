@@ -9,7 +9,7 @@ the gradient, and by what pins its own input: zeros that outnumber the unknowns,
 next layer's gradient spans.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -32,7 +32,10 @@ NOISE = 10.0
 SURPLUS = 20
 """Equations that must be left over beyond the unknowns."""
 
-UNCERTAIN = 1e-2
+REACH, CHANGE, CHANGED = 10.0, 3.0, 0.02
+"""How far inputs are moved, how much of the change a replay may miss, and at most of its size."""
+
+UNCERTAIN = 1e-3
 """A sample whose relative error through noise may be larger is not called proven."""
 
 POLISHES = 8
@@ -87,9 +90,10 @@ def conclude(
     inputs = torch.stack([sample.dual for sample in found]) @ layer.factor.right
     checked = [layer.check(sample.dual, sample.label) or sample for sample in found]
     checked = [c if c.is_exact else layer.repaired(c, generator) for c in checked]
+    relative = torch.tensor([_uncertainty(layer, following, sample) for sample in checked])
     verdicts: tuple[Verdict, ...] = tuple(
-        "proven" if _explains(layer, c) and _is_pinned(layer, following, c) else "plausible"
-        for c in checked
+        "proven" if _explains(layer, c) and float(error) <= UNCERTAIN else "plausible"
+        for c, error in zip(checked, relative, strict=True)
     )
     return BatchInputs(
         layer.name,
@@ -98,7 +102,7 @@ def conclude(
         torch.tensor([sample.label for sample in checked]),
         torch.stack([sample.errors for sample in checked]),
         verdicts,
-        torch.full((len(found),), torch.nan),
+        relative,
         layer.factor.rank,
         torch.nan,
     )
@@ -110,28 +114,43 @@ def _explains(layer: BatchLayer, sample: Candidate) -> bool:
     return surplus >= SURPLUS and sample.is_exact
 
 
-def _is_pinned(layer: BatchLayer, following: BatchLayer | None, sample: Candidate) -> bool:
-    """Whether equations of its own leave no other input than the sample's."""
+def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: Candidate) -> float:
+    """The relative error that a sample's own equations leave in its input; ∞ where there are none.
+
+    Zeros of the input z, at which ``R_z t`` is noise of the gradient, or outputs on the sample's
+    mask, which are the next layer's inputs up to the residual of that equation. The error of least
+    squares is ``σ² (EᵀE)⁻¹`` in t, and ``R`` carries it to the input.
+    """
     rank = layer.factor.rank
+    size = float(sample.inputs.norm())
+    lengths = layer.factor.right @ layer.factor.right.T
+    noise = layer.factor.noise * float(sample.dual.norm())
     if rank == 1:  # one direction, whose length the bias tells
-        return True
+        return noise * sample.inputs.numel() ** 0.5 / size
+    best = torch.inf
     if layer.takes_input or layer.sparse_inputs:
         right = layer.in_pixels(layer.factor.right, layer.factor.bias)
-        values = sample.dual @ right
-        size = float(sample.dual.norm()) * layer.factor.noise
-        seen = right.abs().amax(0) > 0
-        zeros = seen & (values.abs() <= NOISE * size + 1e-6 * values.abs().max())
-        if int(zeros.sum()) >= rank + SURPLUS and null_vector(right[:, zeros].T)[1] < 0.1:
-            return True
-    if following is None or following.factor.rank != rank:
-        return False
-    outputs = sample.outputs.clamp_min(0)
-    basis = following.factor.right.T
-    dual = torch.linalg.lstsq(basis, outputs[:, None]).solution[:, 0]
-    miss = float((outputs - basis @ dual).norm() / outputs.norm())
-    noise = following.factor.noise * float(dual.norm()) * len(outputs) ** 0.5
-    surplus = int((outputs > 0).sum()) - rank
-    return surplus >= SURPLUS and miss <= NOISE * noise / float(outputs.norm()) + ROUNDING
+        values = (sample.dual @ right).abs()
+        zeros = (right.abs().amax(0) > 0) & (values <= NOISE * noise + 1e-6 * values.max())
+        if int(zeros.sum()) >= rank + SURPLUS:
+            _, singular, basis = torch.linalg.svd(right[:, zeros].T, full_matrices=False)
+            spread = basis[:-1] / singular[:-1, None].clamp_min(1e-300)
+            best = noise * float((spread @ lengths * spread).sum()) ** 0.5 / size
+    if following is not None and following.factor.rank == rank:
+        mask = sample.outputs > 0
+        features = following.factor.right.T
+        if int(mask.sum()) >= rank + SURPLUS and int((~mask).sum()) >= rank:
+            outputs = features @ null_vector(features[~mask])[0]
+            share = layer.projected.norm() / outputs.norm()
+            equations = torch.cat([layer.projected[mask], -share * outputs[mask, None]], 1)
+            solved = torch.linalg.lstsq(equations, -layer.offset[mask, None]).solution
+            rest = equations @ solved + layer.offset[mask, None]
+            variance = float(rest.square().sum()) / (int(mask.sum()) - rank - 1)
+            spread = torch.linalg.inv(equations.T @ equations)[:-1, :-1]
+            error = (variance * float((spread * lengths).sum())) ** 0.5 / size
+            moved = (solved[:-1, 0] - sample.dual) @ layer.factor.right
+            best = min(best, max(error, float(moved.norm()) / size))
+    return best
 
 
 def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator) -> BatchInputs:
@@ -167,10 +186,17 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
     ones = (solved[:, -1] - 1).abs() <= NOISE * deviations + 1e-3
     # Few outputs are spanned by any samples: then each of them needs a proof of its own.
     surplus = int(layer.live.sum()) - factor.rank
+    pinned = all(_uncertainty(layer, None, sample) <= UNCERTAIN for sample in found)
     sound = (
         residual <= NOISE * noise + ROUNDING
-        and (surplus >= SURPLUS or all(_is_pinned(layer, None, sample) for sample in found))
-        and _replays(layer, inputs, labels, relative, generator)
+        and (surplus >= SURPLUS or pinned)
+        and replays(
+            layer,
+            lambda points: _gradient_behind(layer, points, labels),
+            inputs,
+            relative,
+            generator,
+        )
     )
     verdicts: tuple[Verdict, ...] = tuple(
         "proven" if sound and bool(one) and float(error) <= UNCERTAIN else "plausible"
@@ -200,32 +226,40 @@ def _better(
     return replace(other, column=sample.column, errors=sample.errors, misfit=sample.misfit)
 
 
-def _replays(
+def replays(
     layer: BatchLayer,
+    replay: Callable[[Tensor], Params],
     inputs: Tensor,
-    labels: Tensor,
     relative: Tensor,
     generator: torch.Generator,
 ) -> bool:
-    """Whether the gradients of all parameters behind the layer are those observed.
+    """Whether inputs give the gradients observed, of all parameters that a replay tells.
 
-    They may differ by noise, and by as much as moving the inputs within their own uncertainty
-    makes: units near zero change sides there.
+    They may differ by noise, and by some of what moving the inputs makes, ``REACH`` times as far as
+    they are uncertain: units near zero change sides there, few and by chance.
+
+    Args:
+        layer: whose gradient's noise is known.
+        replay: inputs (B, n) ↦ gradients; a parameter's that is all zero tells nothing.
+        inputs: (B, n).
+        relative: (B,) their uncertainty, relative to their size.
+        generator: of the direction in which they are moved.
     """
     problem = layer.problem
     steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
-    moved = inputs + steps * (relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5)[:, None]
-    replayed, nearby = (_gradient_behind(layer, points, labels) for points in (inputs, moved))
+    sizes = REACH * relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
+    replayed, nearby = replay(inputs), replay(inputs + sizes[:, None] * steps)
     own = problem.params[layer.weight].square().mean().sqrt()
     for name, value in replayed.items():
-        if name in (layer.weight, layer.bias) or not bool(value.any()):
+        if not bool(value.any()):
             continue
         # Noise of a wire that rounds parameters grows with them.
-        sizes = problem.params[name].square().mean().sqrt() / own
-        noise = layer.factor.noise * max(float(sizes), 1.0) * value.numel() ** 0.5
+        share = max(float(problem.params[name].square().mean().sqrt() / own), 1.0)
         observed = problem.gradient[name]
-        allowed = noise + float((value - nearby[name]).norm()) + ROUNDING * float(observed.norm())
-        if float((value - observed).norm()) > NOISE * allowed:
+        size = float(observed.norm())
+        noise = NOISE * (layer.factor.noise * share * observed.numel() ** 0.5 + ROUNDING * size)
+        change = min(CHANGE * float((value - nearby[name]).norm()), CHANGED * size)
+        if float((value - observed).norm()) > noise + change:
             return False
     return True
 
@@ -241,4 +275,6 @@ def _gradient_behind(layer: BatchLayer, inputs: Tensor, labels: Tensor) -> Param
         return problem.gradient_map.loss(logits, labels)
 
     share = len(labels) / problem.num_samples
-    return {name: share * g for name, g in torch.func.grad(loss)(dict(problem.params)).items()}
+    gradients = torch.func.grad(loss)(dict(problem.params))
+    own = (layer.weight, layer.bias)  # its outputs are given
+    return {name: share * value for name, value in gradients.items() if name not in own}

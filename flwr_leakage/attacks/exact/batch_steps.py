@@ -12,8 +12,8 @@ import time
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.batch_layer import ROUNDING, BatchLayer
-from flwr_leakage.attacks.exact.batch_proof import NOISE, BatchInputs, Verdict
+from flwr_leakage.attacks.exact.batch_layer import BatchLayer
+from flwr_leakage.attacks.exact.batch_proof import UNCERTAIN, BatchInputs, Verdict, replays
 from flwr_leakage.attacks.exact.batch_search import FROM_ROWS, SearchSettings
 from flwr_leakage.attacks.exact.sparse_columns import null_vector, sparsest, zero_entries
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
@@ -51,8 +51,16 @@ def recover_steps(
     errors = (layer.factor.left @ columns / (duals @ columns).diagonal()).T
     relative = layer.factor.noise * duals.norm(dim=1) * inputs.shape[1] ** 0.5
     relative = relative / inputs.norm(dim=1)
+
+    def replay(points: Tensor) -> Params:
+        batch = Batch(points.reshape(-1, *problem.spec.shape), labels)
+        return simulate_gradient(
+            problem.gradient_map, problem.params, problem.buffers, problem.schedule, batch
+        )
+
     proven = problem.schedule.batch_size >= problem.num_samples == len(labels)
-    proven = proven and _replays(problem, layer, inputs, labels, relative, generator)
+    proven = proven and replays(layer, replay, inputs, relative, generator)
+    proven = proven and float(relative.max()) <= UNCERTAIN
     verdict: Verdict = "proven" if proven else "plausible"
     return BatchInputs(
         layer.name,
@@ -130,34 +138,3 @@ def _label(layer: BatchLayer, column: Tensor, dual: Tensor) -> int:
     errors = layer.errors(outputs, torch.arange(classes), inputs.expand(classes, -1))
     values = layer.factor.left @ column / (dual @ column)
     return int((errors @ values / errors.norm(dim=1).clamp_min(1e-300)).argmax())
-
-
-def _replays(
-    problem: Problem,
-    layer: BatchLayer,
-    inputs: Tensor,
-    labels: Tensor,
-    relative: Tensor,
-    generator: torch.Generator,
-) -> bool:
-    """Whether all steps on the images give the observed update, to noise and their uncertainty."""
-    shape = (-1, *problem.spec.shape)
-    steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
-    moved = inputs + steps * (relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5)[:, None]
-
-    def replay(points: Tensor) -> Params:
-        batch = Batch(points.reshape(shape), labels)
-        return simulate_gradient(
-            problem.gradient_map, problem.params, problem.buffers, problem.schedule, batch
-        )
-
-    replayed, nearby = replay(inputs), replay(moved)
-    own = problem.params[layer.weight].square().mean().sqrt()
-    for name, observed in problem.gradient.items():
-        sizes = problem.params[name].square().mean().sqrt() / own
-        noise = layer.factor.noise * max(float(sizes), 1.0) * observed.numel() ** 0.5
-        change = float((replayed[name] - nearby[name]).norm())
-        allowed = noise + change + ROUNDING * float(observed.norm())
-        if float((replayed[name] - observed).norm()) > NOISE * allowed:
-            return False
-    return True
