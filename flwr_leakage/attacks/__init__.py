@@ -7,6 +7,7 @@ from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.feature_matching import FeatureMatching
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.exact.masks import MaskSearch
+from flwr_leakage.attacks.inversion.gauss_newton import Annealing, GaussNewton
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.inversion.levenberg_marquardt import LevenbergMarquardt
 from flwr_leakage.attacks.inversion.objectives.angular import Angular
@@ -55,6 +56,7 @@ __all__ = [
     "Adam",
     "Analytic",
     "Angular",
+    "Annealing",
     "AssumedTargets",
     "Attack",
     "AttackJob",
@@ -67,6 +69,7 @@ __all__ = [
     "FadingPrior",
     "FeatureMatching",
     "FeatureRecursion",
+    "GaussNewton",
     "GradientInversion",
     "Grey",
     "GroupConsistency",
