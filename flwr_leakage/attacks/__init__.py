@@ -3,6 +3,8 @@
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.distance import squared_distance
 from flwr_leakage.attacks.exact.analytic import Analytic
+from flwr_leakage.attacks.exact.batch_linear import ExactBatch, recover_batch
+from flwr_leakage.attacks.exact.batch_search import SearchSettings
 from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.feature_matching import FeatureMatching
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
@@ -66,6 +68,7 @@ __all__ = [
     "ClassCounts",
     "Cosine",
     "Euclidean",
+    "ExactBatch",
     "FadingPrior",
     "FeatureMatching",
     "FeatureRecursion",
@@ -93,6 +96,7 @@ __all__ = [
     "Problem",
     "ProgressCallback",
     "Restarts",
+    "SearchSettings",
     "SignOfGradient",
     "SmallestMinimum",
     "Strongest",
@@ -108,6 +112,7 @@ __all__ = [
     "labels_from_impact",
     "mean_feature",
     "pose",
+    "recover_batch",
     "simulate_gradient",
     "smallest_columns",
     "squared_distance",

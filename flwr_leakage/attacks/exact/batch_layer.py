@@ -1,0 +1,320 @@
+"""One linear layer of a network whose gradient stems from a batch, and what checks a sample of it.
+
+A candidate for one sample's input h is judged by the rest of the network. Its pass from the layer
+onwards gives ``s = ∂L/∂z`` for each label, m numbers. If h was in the batch, s is a column of S: it
+lies in the b-dimensional span U of the gradient's columns, and is dual to h. These are m − b + 1
+equations that were not used to find h.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.exact.layer_factor import LayerFactor, factorize
+from flwr_leakage.attacks.exact.linear_walk import LinearUse, find_linear_layers, logits_behind
+from flwr_leakage.attacks.problem import Problem
+
+EXACT, ROUNDING, NEAR = 5.0, 1e-5, 1e-3
+"""Misfits and scale errors of exact samples: so many times the noise, and float32's rounding."""
+
+RADII, NEARBY = (1e-4, 1e-3), 24
+"""How far around a candidate, relative to its size, and at how many points masks are tried."""
+
+PROBES = 4
+"""Random inputs by which it is told how layers are connected."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One sample's input of a layer, and what speaks for it.
+
+    Attributes:
+        dual: t (b,), the sample's row of T, with t·β = 1.
+        inputs: h (n,) = t R.
+        outputs: z (m,) of the layer.
+        label: the class that explains the gradient best.
+        errors: s (m,), predicted by the network behind for that label.
+        column: q (b,), the sample's column of Q.
+        misfit: the share of s outside the span of U, in [0, 1].
+        expected: the misfit that noise of the gradient alone would cause.
+        scale_error: |t·q − 1|.
+    """
+
+    dual: Tensor
+    inputs: Tensor
+    outputs: Tensor
+    label: int
+    errors: Tensor
+    column: Tensor
+    misfit: float
+    expected: float
+    scale_error: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether noise alone explains what is left over.
+
+        The misfit of a true sample with the right mask is ``expected``, within some per cent.
+        """
+        return (
+            self.misfit <= EXACT * self.expected + ROUNDING
+            and self.scale_error <= EXACT * self.expected + NEAR
+        )
+
+
+@dataclass(frozen=True)
+class BatchLayer:
+    """A linear layer ``z = W h + c`` and its gradient's factors.
+
+    Attributes:
+        problem: the network and the observed gradient.
+        name: of the layer.
+        weight: the name of W.
+        bias: the name of c.
+        factor: of the gradient.
+        takes_input: h is the network's input, flattened.
+        sparse_inputs: h is nonnegative with zeros: outputs of a ReLU.
+        rectified: errors are zero where a unit is inactive: a ReLU follows.
+    """
+
+    problem: Problem
+    name: str
+    weight: str
+    bias: str
+    factor: LayerFactor
+    takes_input: bool
+    sparse_inputs: bool
+    rectified: bool
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weights W (m, n)."""
+        return self.problem.params[self.weight]
+
+    @property
+    def offset(self) -> Tensor:
+        """The bias c (m,)."""
+        return self.problem.params[self.bias]
+
+    @cached_property
+    def projected(self) -> Tensor:
+        """``W Rᵀ`` (m, b): a dual t has outputs ``W Rᵀ t + c``."""
+        return self.matrix @ self.factor.right.T
+
+    @cached_property
+    def live(self) -> Tensor:
+        """(m,) which units any sample activates."""
+        return self.factor.left.abs().amax(1) > 0
+
+    def outputs(self, dual: Tensor) -> Tensor:
+        """The outputs z (m,) of a dual t."""
+        return self.projected @ dual + self.offset
+
+    def in_pixels(self, rows: Tensor, shares: Tensor) -> Tensor:
+        """Mixtures of inputs in units in which an input without signal is zero.
+
+        Outputs of a ReLU are zero where the unit is inactive. An image is zero where it is black:
+        its normalisation, ``(pixel − mean) / std``, is undone for mixtures too.
+
+        Args:
+            rows: (r, n) mixtures of samples' inputs.
+            shares: (r,) the sum of each mixture's weights.
+        """
+        if not self.takes_input:
+            return rows
+        spec = self.problem.spec
+        black = spec.denormalize(rows.new_zeros(spec.shape)).flatten()
+        contrast = spec.denormalize(rows.new_ones(spec.shape)).flatten() - black
+        return rows * contrast + shares[:, None] * black
+
+    def errors(self, outputs: Tensor, labels: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """∂L/∂z (M, m) of M samples in a batch of the problem's size.
+
+        Args:
+            outputs: z (M, m).
+            labels: (M,).
+            inputs: (M, n) the layer's inputs, needed where it takes the network's.
+        """
+        leaf = outputs.detach().clone().requires_grad_()
+        images = None
+        if self.takes_input and inputs is not None:
+            images = inputs.reshape(-1, *self.problem.spec.shape)
+        logits = logits_behind(self.problem, self.weight, leaf, images)
+        loss = self.problem.gradient_map.loss(logits, labels)
+        (errors,) = torch.autograd.grad(loss, leaf)
+        return errors * (len(leaf) / self.problem.num_samples)
+
+    def check(self, dual: Tensor, label: int | None = None) -> Candidate | None:
+        """Let the network behind judge a dual; ``None`` where its scale t·β is zero.
+
+        Args:
+            dual: t (b,), of any length.
+            label: the sample's label where it is known; else that which fits best.
+        """
+        factor = self.factor
+        scale = float(dual @ factor.bias)
+        if abs(scale) <= 1e-12 * float(dual.norm() * factor.bias.norm()):
+            return None
+        dual = dual / scale
+        inputs = dual @ factor.right
+        outputs = self.matrix @ inputs + self.offset
+        labels = torch.arange(self.problem.spec.num_classes, device=dual.device)
+        if label is not None:
+            labels = labels[label : label + 1]
+        errors = self.errors(
+            outputs.expand(len(labels), -1), labels, inputs.expand(len(labels), -1)
+        )
+        best, columns, misfits = self._fit(dual, errors)
+        return Candidate(
+            dual,
+            inputs,
+            outputs,
+            int(labels[best]),
+            errors[best],
+            columns[best],
+            float(misfits[best]),
+            self._expected(columns[best], errors[best]),
+            float((columns[best] @ dual - 1).abs()),
+        )
+
+    def repaired(self, candidate: Candidate, generator: torch.Generator) -> Candidate:
+        """The candidate with the errors of a point near by, where those are explained better.
+
+        An input that is known to some digits leaves the signs of a few units open. Points within
+        that uncertainty have them one way or the other, and the gradient tells the right one.
+        """
+        best = candidate
+        sizes = self.factor.singular[: self.factor.rank]
+        typical = (candidate.dual * sizes).norm() / len(sizes) ** 0.5
+        for radius in RADII:
+            steps = torch.randn(NEARBY, len(sizes), generator=generator, dtype=torch.float64)
+            duals = candidate.dual + radius * typical * steps.to(sizes) / sizes
+            inputs = duals @ self.factor.right
+            labels = torch.full((NEARBY,), candidate.label, device=sizes.device)
+            errors = self.errors(inputs @ self.matrix.T + self.offset, labels, inputs)
+            chosen, columns, misfits = self._fit(candidate.dual, errors)
+            if float(misfits[chosen]) < best.misfit:
+                best = replace(
+                    candidate,
+                    errors=errors[chosen],
+                    column=columns[chosen],
+                    misfit=float(misfits[chosen]),
+                    expected=self._expected(columns[chosen], errors[chosen]),
+                    scale_error=float((columns[chosen] @ candidate.dual - 1).abs()),
+                )
+            if best.is_exact:
+                break
+        return best
+
+    def _fit(self, dual: Tensor, errors: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Which errors fit best, all their columns (M, b) and misfits (M,)."""
+        columns = errors @ self.factor.left
+        sizes = errors.norm(dim=1).clamp_min(1e-300)
+        misfits = (errors - columns @ self.factor.left.T).norm(dim=1) / sizes
+        scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
+        return int((misfits + scales).argmin()), columns, misfits
+
+    def _expected(self, column: Tensor, errors: Tensor) -> float:
+        """The misfit that the gradient's noise causes in its span."""
+        free = max(int(self.live.sum()) - self.factor.rank, 1)
+        spread = (column / self.factor.singular[: self.factor.rank]).norm()
+        return self.factor.noise * free**0.5 * float(spread / errors.norm().clamp_min(1e-300))
+
+
+def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[BatchLayer], list[str]]:
+    """The linear layers whose gradients can be split, in the order of a pass.
+
+    Returns:
+        The layers, and for each of the others why it cannot be used.
+    """
+    probes = torch.randn(PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
+    probes = probes.to(next(iter(problem.params.values())))
+    uses = find_linear_layers(problem, probes)
+    if not uses:
+        raise ValueError("the network has no linear layer (F.linear, addmm, x @ W.T + c).")
+    layers, refusals = [], []
+    for index, use in enumerate(uses):
+        reason = _obstacle(problem, use, uses) or _entanglement(problem, use, probes)
+        if not reason:
+            assert use.bias is not None
+            try:
+                factor = factorize(
+                    problem.gradient[use.weight],
+                    problem.gradient[use.bias],
+                    problem.num_samples,
+                    generator,
+                )
+            except ValueError as error:
+                reason = str(error)
+            else:
+                flat = probes.flatten(1)
+                layers.append(
+                    BatchLayer(
+                        problem,
+                        use.name,
+                        use.weight,
+                        use.bias,
+                        factor,
+                        takes_input=use.inputs.shape == flat.shape
+                        and torch.equal(use.inputs, flat),
+                        sparse_inputs=bool((use.inputs >= 0).all() and (use.inputs == 0).any()),
+                        rectified=index < len(uses) - 1 and _is_rectified(problem, use, probes),
+                    )
+                )
+        if reason:
+            refusals.append(f"{use.name}: {reason}")
+    return layers, refusals
+
+
+def feeds(first: BatchLayer, second: BatchLayer, generator: torch.Generator) -> bool:
+    """Whether the second layer's inputs are the ReLU of the first one's outputs."""
+    problem = first.problem
+    probes = torch.randn(PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
+    uses = {use.weight: use for use in find_linear_layers(problem, probes.to(first.matrix))}
+    outputs, inputs = uses[first.weight].outputs.clamp_min(0), uses[second.weight].inputs
+    return outputs.shape == inputs.shape and torch.equal(outputs, inputs)
+
+
+def _obstacle(problem: Problem, use: LinearUse, uses: list[LinearUse]) -> str:
+    """Why a layer cannot be used, or nothing."""
+    if sum(other.weight == use.weight for other in uses) > 1:
+        return "its weights are used several times in a pass."
+    if use.bias is None:
+        return "it has no bias, which tells the scale of each sample."
+    if use.inputs.ndim != 2:
+        return f"it takes inputs of shape {tuple(use.inputs.shape[1:])} for each sample."
+    if not bool(problem.gradient[use.weight].any()):
+        return "its gradient is zero: it is frozen, or no unit is active."
+    return ""
+
+
+def _entanglement(problem: Problem, use: LinearUse, probes: Tensor) -> str:
+    """What else than a sample's own outputs its logits depend on, or nothing."""
+    flat = probes.flatten(1)
+    takes_input = use.inputs.shape == flat.shape and torch.equal(use.inputs, flat)
+    logits = logits_behind(problem, use.weight, use.outputs, probes)
+    if not takes_input:
+        others = logits_behind(problem, use.weight, use.outputs, probes.flip(0))
+        if not torch.allclose(logits, others):
+            return "other paths lead around it."
+    pair = torch.tensor([0, PROBES - 1])
+    alone = logits_behind(problem, use.weight, use.outputs[pair], probes[pair])
+    if not torch.allclose(logits[pair], alone):
+        return "samples depend on each other behind it (BatchNorm by batch statistics)."
+    labels = torch.arange(2, device=logits.device) % problem.spec.num_classes
+    loss = problem.gradient_map.loss
+    doubled = loss(logits[[0, 1, 0, 1]], labels.repeat(2))
+    if not torch.allclose(doubled, loss(logits[:2], labels)):
+        return "the loss is not a mean over samples."
+    return ""
+
+
+def _is_rectified(problem: Problem, use: LinearUse, probes: Tensor) -> bool:
+    """Whether the logits do not depend on outputs below zero, by their slopes."""
+    leaf = use.outputs.detach().clone().requires_grad_()
+    logits = logits_behind(problem, use.weight, leaf, probes)
+    weights = torch.linspace(1, 2, logits.shape[1]).to(logits)
+    (slopes,) = torch.autograd.grad((logits * weights).sum(), leaf)
+    return not bool(slopes[leaf < 0].any()) and bool(slopes.any())

@@ -1,0 +1,153 @@
+"""Exact inversion of whole batches through linear layers."""
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+
+from flwr_leakage.attacks.distance import gradient_distance
+from flwr_leakage.attacks.exact.batch_layer import feeds, pose_layers
+from flwr_leakage.attacks.exact.batch_proof import BatchInputs, conclude
+from flwr_leakage.attacks.exact.batch_search import BatchSearch, SearchSettings
+from flwr_leakage.attacks.exact.batch_steps import recover_steps
+from flwr_leakage.attacks.exact.linear_walk import LinearUse, find_linear_layers
+from flwr_leakage.attacks.labels.counts import mean_feature
+from flwr_leakage.attacks.one_by_one import OneByOne
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.records import Batch, Reconstruction
+
+
+def recover_batch(
+    problem: Problem, settings: SearchSettings, generator: torch.Generator
+) -> BatchInputs:
+    """The inputs of a linear layer for every sample of a batch, from one update.
+
+    The layer is the first that takes the network's input; else the first that shows the most
+    samples.
+
+    Raises:
+        ValueError: no layer can be used, or no sample was found; in words.
+    """
+    if problem.schedule.weight_decay:
+        raise ValueError("weight decay adds the weights themselves to the gradient.")
+    layers, refusals = pose_layers(problem, generator)
+    if not layers:
+        raise ValueError("; ".join(refusals))
+    ranked = sorted(layers, key=lambda layer: (not layer.takes_input, -layer.factor.rank))
+    layer = ranked[0]
+    logits = problem.spec.num_classes
+    if layer.matrix.shape[0] == logits and layer.factor.rank < problem.num_samples:
+        raise ValueError(
+            f"{layer.name} shows {layer.factor.rank} directions of {problem.num_samples} samples: "
+            f"errors of {logits} classes span at most {logits - 1}."
+        )
+    if not problem.is_single_gradient and not _is_union(problem):
+        return replace(recover_steps(problem, layer, settings, generator), refusals=tuple(refusals))
+    index = layers.index(layer)
+    following = next(
+        (other for other in layers[index + 1 : index + 2] if feeds(layer, other, generator)), None
+    )
+    search = BatchSearch(layer, following, settings, generator)
+    found = search.run()
+    if not found:
+        raise ValueError(
+            f"none of the {layer.factor.rank} samples that {layer.name} shows was found; tried "
+            f"{search.proposals or 'nothing, as neither its inputs nor its errors are sparse'}."
+        )
+    # Rounding of linear algebra differs from call to call and decides who is found first.
+    found = sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
+    result = conclude(layer, following, found, generator)
+    stats = {"proposals": search.proposals, "accepted": search.accepted}
+    return replace(result, refusals=tuple(refusals), stats=stats)
+
+
+def _is_union(problem: Problem) -> bool:
+    """Whether an aggregate is the plain gradient of its clients' samples together."""
+    plain = problem.schedule.num_steps == 1 and not problem.schedule.weight_decay
+    return plain and sum(problem.members) == problem.num_samples
+
+
+@dataclass(frozen=True)
+class ExactBatch(OneByOne):
+    """All samples of a batch, from the gradient of a linear layer, each with a proof.
+
+    ``∂L/∂W = S H`` is split into the samples' errors S and inputs H (SPEAR: Dimitrov et al. 2024),
+    by peeling, quadratic lifting and sparse vectors with closure; see ``batch_search``. Where the
+    first layer is linear its inputs are the images. Where convolutions come first they are
+    features, which are no images: the attack then gives them in ``stats["features"]`` with an
+    error that says so.
+
+    Attributes:
+        search: how long is searched, and what is accepted.
+    """
+
+    purpose: ClassVar[str] = "exact batch"
+
+    search: SearchSettings = field(default_factory=SearchSettings)
+
+    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
+        """Attack one problem.
+
+        Raises:
+            ValueError: it does not fit any linear layer.
+        """
+        began = time.process_time()
+        found = recover_batch(problem, self.search, generator)
+        stats: dict[str, Any] = {
+            **(found.stats or {}),
+            "layer": found.layer,
+            "rank": found.rank,
+            "found": len(found.labels),
+            "proven": found.proven,
+            "verdicts": found.verdicts,
+            "relative_errors": found.relative_errors.tolist(),
+            "refusals": found.refusals,
+            "cpu_seconds": time.process_time() - began,
+        }
+        if not found.takes_input:
+            text = (
+                f"{found.layer} takes features of the images: {len(found.labels)} of "
+                f"{problem.num_samples} samples' features and labels were found, {found.proven} "
+                "proven, but no images."
+            )
+            return Reconstruction(None, torch.nan, {**stats, "features": found}, text)
+        batch = complete(problem, found)
+        missing = problem.num_samples - len(found.labels)
+        stats["verdicts"] = (*found.verdicts, *("not",) * missing)
+        inputs = problem.spec.clamp(batch.inputs).to(torch.get_default_dtype())
+        distance = gradient_distance(problem, batch)
+        return Reconstruction(Batch(inputs, batch.targets), distance, stats)
+
+
+def complete(problem: Problem, found: BatchInputs) -> Batch:
+    """A batch of the problem's size: the samples found, and what the others are on average.
+
+    The gradient that is left without the samples found gives the others' mean input, weighted by
+    their errors, and their labels: those whose last bias still decreases most.
+    """
+    inputs, labels = found.inputs.reshape(-1, *problem.spec.shape), found.labels
+    missing = problem.num_samples - len(labels)
+    if missing <= 0:
+        return Batch(inputs, labels)
+    share = len(labels) / problem.num_samples
+    explained = problem.gradient_map(problem.params, Batch(inputs, labels), problem.buffers)
+    rest = {name: value - share * explained[name] for name, value in problem.gradient.items()}
+    use = next(u for u in _linear_uses(problem) if u.name == found.layer)
+    assert use.bias is not None
+    mean = mean_feature(rest[use.weight], rest[use.bias])
+    others = problem.spec.clamp(mean.reshape(1, *problem.spec.shape)).expand(missing, -1, -1, -1)
+    last = _linear_uses(problem)[-1]
+    pull = rest[last.bias] if last.bias is not None else rest[last.weight].sum(1)
+    guesses = []
+    for _ in range(missing):
+        guesses.append(int(pull.argmin()))
+        pull = pull.clone()
+        pull[guesses[-1]] += 1 / problem.num_samples
+    targets = torch.cat([labels, torch.tensor(guesses, device=labels.device)])
+    return Batch(torch.cat([inputs, others]), targets)
+
+
+def _linear_uses(problem: Problem) -> list[LinearUse]:
+    inputs = next(iter(problem.params.values())).new_zeros(1, *problem.spec.shape)
+    return find_linear_layers(problem, inputs)

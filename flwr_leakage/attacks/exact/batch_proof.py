@@ -1,0 +1,244 @@
+"""What is proven of a batch's samples, without the truth.
+
+Where all b samples of a layer's gradient are found, the network behind predicts their errors S from
+their inputs H, and ``[∂L/∂W, ∂L/∂c] = S [H, 1]`` must hold to the gradient's noise: m (n + 1)
+equations for b n unknowns, with S of full column rank, so that no other H fits the same S. The last
+column, which must be 1 for every sample, and the gradients of all layers behind were not used to
+find anything. Where some samples are missing, one is proven by its errors, which lie in the span of
+the gradient, and by what pins its own input: zeros that outnumber the unknowns, or outputs that the
+next layer's gradient spans.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.exact.batch_layer import BatchLayer, Candidate
+from flwr_leakage.attacks.exact.linear_walk import logits_behind
+from flwr_leakage.attacks.exact.sparse_columns import null_vector
+from flwr_leakage.params import Params
+
+Verdict = Literal["proven", "plausible", "not"]
+
+ROUNDING = 1e-5
+"""Relative error that a float32 pass and its gradient may have against float64."""
+
+NOISE = 10.0
+"""So many standard deviations of the gradient's noise are noise."""
+
+SURPLUS = 20
+"""Equations that must be left over beyond the unknowns."""
+
+UNCERTAIN = 1e-2
+"""A sample whose relative error through noise may be larger is not called proven."""
+
+POLISHES = 8
+"""Times that errors and inputs are computed from each other."""
+
+
+@dataclass(frozen=True)
+class BatchInputs:
+    """A layer's inputs of the samples of a batch, as far as they were found.
+
+    Attributes:
+        layer: the name of the layer.
+        takes_input: the inputs are the network's own, flattened.
+        inputs: (f, n).
+        labels: (f,).
+        errors: (f, m) ∂L/∂z of each sample.
+        verdicts: one a sample.
+        relative_errors: (f,) of each input through the gradient's noise, as far as it is known.
+        rank: of the gradient: how many samples it shows.
+        residual: ‖G − S [H, 1]‖ / ‖G‖ of the layer's gradient, where all were found, else NaN.
+        refusals: of other layers, in words.
+        stats: proposals and acceptances of each source.
+    """
+
+    layer: str
+    takes_input: bool
+    inputs: Tensor
+    labels: Tensor
+    errors: Tensor
+    verdicts: tuple[Verdict, ...]
+    relative_errors: Tensor
+    rank: int
+    residual: float
+    refusals: tuple[str, ...] = ()
+    stats: Mapping[str, object] | None = None
+
+    @property
+    def proven(self) -> int:
+        """How many samples are proven."""
+        return sum(verdict == "proven" for verdict in self.verdicts)
+
+
+def conclude(
+    layer: BatchLayer,
+    following: BatchLayer | None,
+    found: list[Candidate],
+    generator: torch.Generator,
+) -> BatchInputs:
+    """Refine the samples found, and say what is proven of each."""
+    if len(found) == layer.factor.rank:
+        return _whole(layer, found, generator)
+    inputs = torch.stack([sample.dual for sample in found]) @ layer.factor.right
+    checked = [layer.check(sample.dual, sample.label) or sample for sample in found]
+    checked = [c if c.is_exact else layer.repaired(c, generator) for c in checked]
+    verdicts: tuple[Verdict, ...] = tuple(
+        "proven" if _explains(layer, c) and _is_pinned(layer, following, c) else "plausible"
+        for c in checked
+    )
+    return BatchInputs(
+        layer.name,
+        layer.takes_input,
+        inputs,
+        torch.tensor([sample.label for sample in checked]),
+        torch.stack([sample.errors for sample in checked]),
+        verdicts,
+        torch.full((len(found),), torch.nan),
+        layer.factor.rank,
+        torch.nan,
+    )
+
+
+def _explains(layer: BatchLayer, sample: Candidate) -> bool:
+    """Whether a sample's errors lie in the gradient's span, and there are equations enough."""
+    surplus = int(layer.live.sum()) - layer.factor.rank
+    return surplus >= SURPLUS and sample.is_exact
+
+
+def _is_pinned(layer: BatchLayer, following: BatchLayer | None, sample: Candidate) -> bool:
+    """Whether equations of its own leave no other input than the sample's."""
+    rank = layer.factor.rank
+    if rank == 1:  # one direction, whose length the bias tells
+        return True
+    if layer.takes_input or layer.sparse_inputs:
+        right = layer.in_pixels(layer.factor.right, layer.factor.bias)
+        values = sample.dual @ right
+        size = float(sample.dual.norm()) * layer.factor.noise
+        seen = right.abs().amax(0) > 0
+        zeros = seen & (values.abs() <= NOISE * size + 1e-6 * values.abs().max())
+        if int(zeros.sum()) >= rank + SURPLUS and null_vector(right[:, zeros].T)[1] < 0.1:
+            return True
+    if following is None or following.factor.rank != rank:
+        return False
+    outputs = sample.outputs.clamp_min(0)
+    basis = following.factor.right.T
+    dual = torch.linalg.lstsq(basis, outputs[:, None]).solution[:, 0]
+    miss = float((outputs - basis @ dual).norm() / outputs.norm())
+    noise = following.factor.noise * float(dual.norm()) * len(outputs) ** 0.5
+    surplus = int((outputs > 0).sum()) - rank
+    return surplus >= SURPLUS and miss <= NOISE * noise / float(outputs.norm()) + ROUNDING
+
+
+def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator) -> BatchInputs:
+    """All samples: columns and inputs from each other, and everything compared."""
+    problem, factor = layer.problem, layer.factor
+    for _ in range(POLISHES):
+        duals = torch.linalg.pinv(torch.stack([sample.column for sample in found], 1))
+        checked = [
+            layer.check(dual, sample.label) for dual, sample in zip(duals, found, strict=True)
+        ]
+        better = [
+            sample if other is None else _better(layer, sample, other, generator)
+            for sample, other in zip(found, checked, strict=True)
+        ]
+        moved = max(
+            float((new.column - old.column).norm() / old.column.norm())
+            for new, old in zip(better, found, strict=True)
+        )
+        found = better
+        if moved < 1e-9:
+            break
+    labels = torch.tensor([sample.label for sample in found], device=factor.left.device)
+    errors = torch.stack([sample.errors for sample in found])
+    observed = torch.cat([problem.gradient[layer.weight], problem.gradient[layer.bias][:, None]], 1)
+    solved = torch.linalg.lstsq(errors.T, observed).solution
+    inputs = solved[:, :-1]
+    size = float(observed.norm())
+    residual = float((observed - errors.T @ solved).norm()) / size
+    noise = factor.noise * observed.numel() ** 0.5 / size
+    # The variance of least squares: (SᵀS)⁻¹ for each column of the gradient.
+    deviations = factor.noise * torch.linalg.inv(errors @ errors.T).diagonal().abs().sqrt()
+    relative = deviations * inputs.shape[1] ** 0.5 / inputs.norm(dim=1)
+    ones = (solved[:, -1] - 1).abs() <= NOISE * deviations + 1e-3
+    # Few outputs are spanned by any samples: then each of them needs a proof of its own.
+    surplus = int(layer.live.sum()) - factor.rank
+    sound = (
+        residual <= NOISE * noise + ROUNDING
+        and (surplus >= SURPLUS or all(_is_pinned(layer, None, sample) for sample in found))
+        and _replays(layer, inputs, labels, relative, generator)
+    )
+    verdicts: tuple[Verdict, ...] = tuple(
+        "proven" if sound and bool(one) and float(error) <= UNCERTAIN else "plausible"
+        for one, error in zip(ones, relative, strict=True)
+    )
+    return BatchInputs(
+        layer.name,
+        layer.takes_input,
+        inputs,
+        labels,
+        errors,
+        verdicts,
+        relative,
+        factor.rank,
+        residual,
+    )
+
+
+def _better(
+    layer: BatchLayer, sample: Candidate, other: Candidate, generator: torch.Generator
+) -> Candidate:
+    """The other candidate, repaired, with the old column if that is the better one."""
+    if not other.is_exact:
+        other = layer.repaired(other, generator)
+    if other.is_exact or other.misfit < sample.misfit:
+        return other
+    return replace(other, column=sample.column, errors=sample.errors, misfit=sample.misfit)
+
+
+def _replays(
+    layer: BatchLayer,
+    inputs: Tensor,
+    labels: Tensor,
+    relative: Tensor,
+    generator: torch.Generator,
+) -> bool:
+    """Whether the gradients of all parameters behind the layer are those observed.
+
+    They may differ by noise, and by as much as moving the inputs within their own uncertainty
+    makes: units near zero change sides there.
+    """
+    problem = layer.problem
+    steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
+    moved = inputs + steps * (relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5)[:, None]
+    replayed, nearby = (_gradient_behind(layer, points, labels) for points in (inputs, moved))
+    own = problem.params[layer.weight].square().mean().sqrt()
+    for name, value in replayed.items():
+        if name in (layer.weight, layer.bias) or not bool(value.any()):
+            continue
+        # Noise of a wire that rounds parameters grows with them.
+        sizes = problem.params[name].square().mean().sqrt() / own
+        noise = layer.factor.noise * max(float(sizes), 1.0) * value.numel() ** 0.5
+        observed = problem.gradient[name]
+        allowed = noise + float((value - nearby[name]).norm()) + ROUNDING * float(observed.norm())
+        if float((value - observed).norm()) > NOISE * allowed:
+            return False
+    return True
+
+
+def _gradient_behind(layer: BatchLayer, inputs: Tensor, labels: Tensor) -> Params:
+    """The gradient of all parameters, with the layer's inputs given."""
+    problem = layer.problem
+    outputs = inputs @ layer.matrix.T + layer.offset
+    images = inputs.reshape(-1, *problem.spec.shape) if layer.takes_input else None
+
+    def loss(params: Params) -> Tensor:
+        logits = logits_behind(replace(problem, params=params), layer.weight, outputs, images)
+        return problem.gradient_map.loss(logits, labels)
+
+    share = len(labels) / problem.num_samples
+    return {name: share * g for name, g in torch.func.grad(loss)(dict(problem.params)).items()}

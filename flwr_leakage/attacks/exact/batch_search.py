@@ -1,0 +1,443 @@
+"""Search for the samples behind a linear layer's gradient, one after another.
+
+Every sample found is taken out of the equations, and makes the rest easier. Proposals come from
+
+* ``lifting``: all that are left at once, where they are few enough (``quadratic_lifting``);
+* ``peeling``: a unit that one sample alone activates has that sample's input as its gradient
+  (Cascading: Shariati and Alambardar 2026);
+* ``errors``: a sparse vector of the span of S gives a mask;
+* ``features``: a sparse nonnegative vector of the span of the next layer's inputs gives a mask;
+* ``inputs``: a sparse nonnegative vector of the span of the layer's own inputs (outputs of a ReLU,
+  or images with black pixels) is a sample's input itself.
+
+A mask becomes an input by closure: the next layer's inputs a, which the next gradient spans, are
+zero off the mask, which leaves one of them; on the mask the layer's outputs are a. The outputs that
+this gives correct the mask, until it agrees with itself. Every proposal is judged by the network
+behind (``BatchLayer.check``).
+"""
+
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.exact.batch_layer import EXACT, ROUNDING, BatchLayer, Candidate
+from flwr_leakage.attacks.exact.layer_factor import LayerFactor
+from flwr_leakage.attacks.exact.quadratic_lifting import fits, lifted_columns
+from flwr_leakage.attacks.exact.sparse_columns import null_vector, sparsest, zero_entries
+
+FROM_ROWS = 0.75
+"""The share of starts at a row of U instead of a Gaussian vector."""
+
+UNCHANGED = 1e-9
+"""A unit's direction that moved by less is the same."""
+
+CERTAIN = 1e-8
+"""A misfit of rounding in double precision."""
+
+DOUBTFUL_OUTPUTS = 0.02
+"""Outputs below this share of the mean magnitude may have the wrong sign."""
+
+CORRECTIONS = 6
+"""Times that a mask is corrected by the forward pass."""
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How long is searched, and what is accepted.
+
+    Attributes:
+        starts: the most random starts.
+        max_seconds: CPU seconds after which no further start is made.
+        misfit: a candidate that is not explained to the noise is accepted with less than this
+            share of its errors unexplained, for want of a better one. What is wrong leaves most of
+            them: the check has m − b equations too many.
+        scale_error: the largest |t·q − 1| of such a one.
+        patience: after so many proposals in a row that fail, the duals found are computed anew, and
+            after twice as many a candidate is taken that is not explained to the noise.
+    """
+
+    starts: int = 3000
+    max_seconds: float = 60.0
+    misfit: float = 0.25
+    scale_error: float = 0.05
+    patience: int = 100
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """What is left of the equations.
+
+    Attributes:
+        layer: the layer attacked.
+        factor: of what is left of its gradient, rank r.
+        lift: C (r, b): a dual t of what is left is t C.
+        behind: a basis (m, d) of ``W₂ᵀ S₂`` of what is left, or ``None``.
+        features: an orthonormal basis (m, r) of the next layer's inputs left, or ``None``.
+    """
+
+    layer: BatchLayer
+    factor: LayerFactor
+    lift: Tensor
+    behind: Tensor | None
+    features: Tensor | None
+
+    @cached_property
+    def live(self) -> Tensor:
+        """(m,) units whose errors are not all taken out."""
+        sizes = self.factor.left.norm(dim=1)
+        return sizes > 1e-9 * sizes.max()
+
+    @cached_property
+    def projected(self) -> Tensor:
+        """``W Rᵀ`` (m, r)."""
+        return self.layer.projected @ self.lift.T
+
+    @cached_property
+    def pixels(self) -> Tensor:
+        """(n', r) the inputs' span, a row an input that is not constantly zero, in pixel units."""
+        right = self.layer.in_pixels(self.factor.right, self.factor.bias)
+        sizes = right.abs().amax(0)
+        return right[:, sizes > 1e-9 * sizes.max()].T
+
+    @cached_property
+    def orthonormal(self) -> tuple[Tensor, Tensor]:
+        """QR of the inputs' span."""
+        basis, triangle = torch.linalg.qr(self.pixels)
+        return basis, triangle
+
+
+class BatchSearch:
+    """Finds samples behind one layer's gradient.
+
+    Args:
+        layer: whose gradient is split.
+        following: the layer that takes in the ReLU of this one's outputs, if there is one.
+        settings: of the search.
+        generator: of all starts.
+
+    Attributes:
+        found: the samples.
+        proposals: how many came from each source.
+        accepted: how many of these were accepted.
+    """
+
+    def __init__(
+        self,
+        layer: BatchLayer,
+        following: BatchLayer | None,
+        settings: SearchSettings,
+        generator: torch.Generator,
+    ) -> None:
+        self.layer = layer
+        self.following = following
+        self.settings = settings
+        self.generator = generator
+        self.found: list[Candidate] = []
+        self.proposals: dict[str, int] = {}
+        self.accepted: dict[str, int] = {}
+        self._following_duals: list[Tensor] = []
+        self._following_columns: list[Tensor] = []
+        self._misses = 0
+        self._lifted = torch.inf  # samples left when lifting was tried last
+        # The next layer tells its inputs only where its errors are of full rank.
+        self._linked = following is not None and following.factor.rank == layer.factor.rank
+        self._features = following.factor.right.T if following and self._linked else None
+        self._rest = self._remainder()
+
+    def run(self) -> list[Candidate]:
+        """Search until all samples are found or the budget is spent."""
+        ends = time.process_time() + self.settings.max_seconds
+        sources = self._sources()
+        if self.layer.rectified and not self._linked:
+            self._lift()
+            self._peel(ends)
+        for _ in range(self.settings.starts if sources else 0):
+            self._lift()
+            if self._left <= 1 or time.process_time() > ends:
+                break
+            chances = [
+                (self.accepted.get(source, 0) + 1) / (self.proposals.get(source, 0) + 2)
+                for source in sources
+            ]
+            chosen = int(torch.multinomial(torch.tensor(chances), 1, generator=self.generator))
+            self._propose(sources[chosen])
+        if self._left == 1:  # the last sample is all that is left
+            self._judge("last", self.layer.factor.bias.new_ones(1))
+        return self.found
+
+    @property
+    def _left(self) -> int:
+        return self.layer.factor.rank - len(self.found)
+
+    def _sources(self) -> list[str]:
+        layer = self.layer
+        sources = ["errors", "features"] if layer.rectified and self._linked else []
+        return sources + ["inputs"] * (layer.takes_input or layer.sparse_inputs)
+
+    def _propose(self, source: str) -> None:
+        """One random start of a source."""
+        rest, rank = self._rest, self._left
+        live = rest.live.nonzero()[:, 0]
+        row = rest.factor.left[live[int(torch.randint(len(live), (), generator=self.generator))]]
+        noise = torch.randn(rank, generator=self.generator, dtype=torch.float64).to(row)
+        from_row = float(torch.rand((), generator=self.generator)) < FROM_ROWS
+        start = row if from_row else noise
+        dual: Tensor | None = None
+        if source == "errors":
+            active = rest.factor.left[live]
+            zeros = zero_entries(active @ sparsest(active, start), rank)
+            if zeros is not None:
+                mask = torch.zeros_like(rest.live)
+                mask[live[~zeros]] = True
+                dual = self._close(mask)
+        elif source == "features":
+            assert rest.features is not None
+            values = rest.features @ sparsest(rest.features, noise, nonnegative=True)
+            zeros = zero_entries(values, rank)
+            if zeros is not None:
+                dual = self._close(~zeros)
+        else:
+            basis, triangle = rest.orthonormal
+            values = basis @ sparsest(basis, triangle @ start, nonnegative=True)
+            zeros = zero_entries(values, rank)
+            if zeros is not None:
+                dual, _ = null_vector(rest.pixels[zeros])
+        self._judge(source, dual)
+
+    def _close(self, mask: Tensor) -> Tensor | None:
+        """The dual (r,) of the sample with a mask, corrected by its own outputs."""
+        assert self._features is not None
+        features, offset = self._features, self.layer.offset
+        dual = None
+        for _ in range(CORRECTIONS):
+            if int((~mask).sum()) < features.shape[1] or int(mask.sum()) < self._left + 2:
+                return None
+            dual = self._solved(mask, self._rest.projected)
+            corrected = self._rest.projected @ dual + offset > 0
+            if torch.equal(corrected, mask):
+                break
+            mask = corrected
+        return dual
+
+    def _solved(self, mask: Tensor, projected: Tensor) -> Tensor:
+        """The dual whose outputs on a mask are the next layer's inputs that are zero off it.
+
+        Args:
+            mask: (m,).
+            projected: (m, r) the outputs of r basic duals, without the offset.
+        """
+        assert self._features is not None
+        mixture, _ = null_vector(self._features[~mask])
+        outputs = self._features @ mixture
+        # W h + c = λ a on the mask, in the dual of h and λ.
+        share = projected.norm() / outputs.norm()
+        equations = torch.cat([projected[mask], -share * outputs[mask, None]], dim=1)
+        offset = -self.layer.offset[mask, None]
+        return torch.linalg.lstsq(equations, offset).solution[:-1, 0]
+
+    def _peel(self, ends: float) -> None:
+        """Try every unit's gradient as one sample's input, the surest first.
+
+        A unit may seem alone where a second sample's error is small. Such inputs are not exact and
+        spoil what is left, so that each round takes those whose misfit is near the least only.
+        """
+        tried: dict[int, tuple[Tensor, float]] = {}  # units change as samples are taken out
+        while self._left > 1:
+            for unit in self._rest.live.nonzero()[:, 0].tolist():
+                if time.process_time() > ends:
+                    return
+                dual = self._rest.factor.left[unit]
+                whole = dual @ self._rest.lift
+                whole = whole / whole.norm()
+                if unit in tried and float((tried[unit][0] - whole).norm()) < UNCHANGED:
+                    continue
+                candidate = self.layer.check(whole) if self._is_alone(unit, dual) else None
+                tried[unit] = (whole, torch.inf if candidate is None else candidate.misfit)
+            least = min((misfit for _, misfit in tried.values()), default=torch.inf)
+            before = len(self.found)
+            limit = min(max(10 * least, CERTAIN), self.settings.misfit)
+            for whole, misfit in list(tried.values()):
+                if misfit <= limit and self._left:
+                    self._judge("peeling", None, whole)
+            tried = {
+                unit: (whole, torch.inf if self._is_known(whole) else misfit)
+                for unit, (whole, misfit) in tried.items()
+            }
+            if len(self.found) == before:
+                return
+
+    def _is_alone(self, unit: int, dual: Tensor) -> bool:
+        """Whether units that a dual leaves inactive have one mixture of errors that is zero."""
+        rest = self._rest
+        scale = dual @ rest.factor.bias
+        if not float(scale.abs()) > 1e-9 * float(dual.norm() * rest.factor.bias.norm()):
+            return False
+        outputs = rest.projected @ (dual / scale) + self.layer.offset
+        silent = outputs < -DOUBTFUL_OUTPUTS * outputs.abs().mean()
+        if not float(outputs[unit]) > 0 or int(silent.sum()) < self._left:
+            return False
+        part = rest.factor.left[silent]
+        values = torch.linalg.eigvalsh(part.T @ part)
+        return float(values[0]) < 1e-3 * float(values[1])
+
+    def _lift(self) -> None:
+        """All samples that are left, by quadratic lifting, where there are units enough."""
+        rest, rank = self._rest, self._left
+        if not self.layer.rectified or rest.behind is None or rank < 2:
+            return
+        live = rest.live
+        if rank > 0.7 * self._lifted or not fits(int(live.sum()), rank, rest.behind.shape[1]):
+            return
+        self._lifted = rank
+        left = rest.factor.left
+        columns = lifted_columns(left[live], rest.behind[live], self.generator)
+        for _ in range(2):
+            duals = torch.linalg.pinv(columns)
+            for index, dual in enumerate(duals):
+                columns[:, index] = self._cleaned(columns[:, index], dual)
+        lift = rest.lift
+        for dual in torch.linalg.pinv(columns) @ lift:
+            self._judge("lifting", None, dual)
+
+    def _cleaned(self, column: Tensor, dual: Tensor) -> Tensor:
+        """A column of Q by the zeros that it has, where they leave one only."""
+        rest = self._rest
+        values = rest.factor.left @ column
+        zeros = zero_entries(values[rest.live], self._left)
+        if zeros is None:
+            return column
+        cleaned, ratio = null_vector(rest.factor.left[rest.live][zeros])
+        if ratio > 0.1 or float((cleaned @ column).abs()) < 0.9 * float(column.norm()):
+            return column
+        return cleaned
+
+    def _judge(self, source: str, dual: Tensor | None, whole: Tensor | None = None) -> bool:
+        """Accept a dual of what is left, or a whole one, if the network behind confirms it."""
+        self.proposals[source] = self.proposals.get(source, 0) + 1
+        if whole is None:
+            if dual is None:
+                return False
+            whole = dual @ self._rest.lift
+        candidate = self.layer.check(whole)
+        if candidate is not None:
+            candidate = self._passed(candidate)
+        if candidate is None:
+            self._misses += 1
+            if self._misses == self.settings.patience:
+                self._refresh()
+            return False
+        self._misses = 0
+        self.found.append(candidate)
+        self.accepted[source] = self.accepted.get(source, 0) + 1
+        if self._left:
+            self._follow(candidate)
+            self._rest = self._remainder()
+        return True
+
+    def _is_known(self, dual: Tensor) -> bool:
+        """Whether a dual (b,) is not dual to the columns found, as another sample's would be."""
+        scale = float(dual @ self.layer.factor.bias)
+        return any(abs(float(dual @ other.column)) > 0.5 * abs(scale) for other in self.found)
+
+    def _passed(self, candidate: Candidate) -> Candidate | None:
+        """The candidate if it is explained to the noise, or nearly so for want of a better one.
+
+        What is nearly right spoils what is left, and is taken only after ``patience`` misses in a
+        row.
+        """
+        limits = self.settings
+        if candidate.misfit > limits.misfit or candidate.scale_error > limits.scale_error:
+            return None
+        if self._is_known(candidate.dual):
+            return None
+        if not candidate.is_exact:
+            candidate = self.layer.repaired(candidate, self.generator)
+        if candidate.is_exact:
+            return candidate
+        return self._by_zeros(candidate) if self._misses >= 2 * limits.patience else None
+
+    def _by_zeros(self, candidate: Candidate) -> Candidate:
+        """The candidate with its column from the units that it surely leaves inactive.
+
+        A few wrong entries of its mask would spoil the column that the network behind predicts.
+        """
+        outputs = candidate.outputs
+        sure = outputs < -DOUBTFUL_OUTPUTS * outputs.abs().mean()
+        sure &= self.layer.live
+        if not self.layer.rectified or int(sure.sum()) < self.layer.factor.rank:
+            return candidate
+        column, ratio = null_vector(self.layer.factor.left[sure])
+        agreement = float((column @ candidate.column).abs() / candidate.column.norm())
+        if ratio > 0.2 or agreement < 0.95:
+            return candidate
+        return replace(candidate, column=column / (candidate.dual @ column))
+
+    def _refresh(self) -> None:
+        """Compute the duals found once more, now that the others' columns are known.
+
+        A dual is orthogonal to all of them. That leaves few unknowns to its own equations, and the
+        duals' errors are what blurs the rest.
+        """
+        for index, sample in enumerate(self.found):
+            others = [other.column for other in self.found if other is not sample]
+            if not others:
+                return
+            known = torch.stack(others, 1)
+            free = torch.linalg.qr(known, mode="complete").Q[:, len(others) :]
+            dual: Tensor | None = None
+            if self._features is not None:
+                dual = self._solved(sample.outputs > 0, self.layer.projected @ free)
+            elif self.layer.takes_input or self.layer.sparse_inputs:
+                right = self.layer.in_pixels(self.layer.factor.right, self.layer.factor.bias)
+                zeros = zero_entries(sample.dual @ right, self.layer.factor.rank)
+                if zeros is not None:
+                    dual, _ = null_vector((right.T @ free)[zeros])
+            if dual is None:
+                continue
+            better = self.layer.check(free @ dual, sample.label)
+            if better is not None and better.misfit <= max(2 * sample.misfit, self._noise(better)):
+                self.found[index] = better
+        self._following_duals.clear()
+        self._following_columns.clear()
+        for sample in self.found:
+            self._follow(sample)
+        self._rest = self._remainder()
+        self._lifted = torch.inf
+
+    @staticmethod
+    def _noise(candidate: Candidate) -> float:
+        return EXACT * candidate.expected + ROUNDING
+
+    def _follow(self, candidate: Candidate) -> None:
+        """Note the sample's dual and column in the next layer's gradient."""
+        if self.following is None or not self._linked:
+            return
+        behind = self.following
+        inputs = candidate.outputs.clamp_min(0)
+        dual = torch.linalg.lstsq(behind.factor.right.T, inputs[:, None]).solution[:, 0]
+        outputs = behind.matrix @ inputs + behind.offset
+        labels = torch.tensor([candidate.label], device=inputs.device)
+        errors = behind.errors(outputs[None], labels)[0]
+        self._following_duals.append(dual / (dual @ behind.factor.bias))
+        self._following_columns.append(errors @ behind.factor.left)
+
+    def _remainder(self) -> _Rest:
+        layer, behind = self.layer, self.following
+        if self.found:
+            duals = torch.stack([sample.dual for sample in self.found])
+            columns = torch.stack([sample.column for sample in self.found], 1)
+            factor, lift = layer.factor.remainder(duals, columns)
+        else:
+            factor, lift = layer.factor, torch.eye(layer.factor.rank).to(layer.factor.left)
+        if behind is None:
+            return _Rest(layer, factor, lift, None, None)
+        rest = behind.factor
+        if self._following_duals:
+            rest, _ = rest.remainder(
+                torch.stack(self._following_duals), torch.stack(self._following_columns, 1)
+            )
+        features = torch.linalg.qr(rest.right.T).Q if self._linked else None
+        return _Rest(layer, factor, lift, behind.matrix.T @ rest.left, features)

@@ -1,0 +1,163 @@
+"""Whole batches from several local steps, through a first linear layer.
+
+Images do not change from step to step, so that the pseudo-gradient of the first layer is still
+``(Σ_t S⁽ᵗ⁾) X``, of rank B, and a sample's column is zero where the unit stays inactive in all
+steps. Nothing tells one column's input before all columns are known: sparse columns are collected
+until there are B independent ones, whose inverse gives all images. What is found is judged by its
+own masks, and proven by a replay of all steps.
+"""
+
+import time
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.exact.batch_layer import ROUNDING, BatchLayer
+from flwr_leakage.attacks.exact.batch_proof import NOISE, BatchInputs, Verdict
+from flwr_leakage.attacks.exact.batch_search import FROM_ROWS, SearchSettings
+from flwr_leakage.attacks.exact.sparse_columns import null_vector, sparsest, zero_entries
+from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.params import Params
+from flwr_leakage.records import Batch
+
+AGREEMENT = 0.9
+"""The least share of units that an image's mask and its column's zeros have in common."""
+
+SAME = 0.95
+"""Columns with a larger cosine are one."""
+
+CORRECTIONS = 5
+"""Times that a column and its zeros are computed from each other."""
+
+
+def recover_steps(
+    problem: Problem, layer: BatchLayer, settings: SearchSettings, generator: torch.Generator
+) -> BatchInputs:
+    """All images of a batch whose client took several steps on all of its samples.
+
+    Raises:
+        ValueError: the schedule or the layer does not allow it, or not all columns were found.
+    """
+    if not layer.takes_input or not layer.rectified:
+        raise ValueError(
+            f"{layer.name} must be a linear layer with ReLU on the input: features move between "
+            f"{problem.schedule.num_steps} local steps."
+        )
+    if problem.members:
+        raise ValueError("several steps must be one client's, got a mean of several clients'.")
+    columns, duals = _collect(layer, settings, generator)
+    inputs = duals @ layer.factor.right
+    labels = torch.tensor([_label(layer, c, t) for c, t in zip(columns.T, duals, strict=True)])
+    errors = (layer.factor.left @ columns / (duals @ columns).diagonal()).T
+    relative = layer.factor.noise * duals.norm(dim=1) * inputs.shape[1] ** 0.5
+    relative = relative / inputs.norm(dim=1)
+    proven = problem.schedule.batch_size >= problem.num_samples == len(labels)
+    proven = proven and _replays(problem, layer, inputs, labels, relative, generator)
+    verdict: Verdict = "proven" if proven else "plausible"
+    return BatchInputs(
+        layer.name,
+        layer.takes_input,
+        inputs,
+        labels,
+        errors,
+        (verdict,) * len(labels),
+        relative,
+        layer.factor.rank,
+        torch.nan,
+    )
+
+
+def _collect(
+    layer: BatchLayer, settings: SearchSettings, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Q (b, b) and T (b, b) of all samples."""
+    rank = layer.factor.rank
+    left = layer.factor.left[layer.live]
+    ends = time.process_time() + settings.max_seconds
+    columns: list[Tensor] = []
+    for _ in range(settings.starts):
+        if time.process_time() > ends:
+            break
+        row = left[int(torch.randint(len(left), (), generator=generator))]
+        noise = torch.randn(rank, generator=generator, dtype=torch.float64).to(left)
+        from_row = float(torch.rand((), generator=generator)) < FROM_ROWS
+        column = _column(left, row if from_row else noise)
+        if column is None or any(abs(float(column @ other)) > SAME for other in columns):
+            continue
+        columns.append(column)
+        if len(columns) < rank:
+            continue
+        found = torch.stack(columns, 1)
+        duals = torch.linalg.pinv(found)
+        duals = duals / (duals @ layer.factor.bias)[:, None]
+        outputs = duals @ layer.projected.T + layer.offset
+        values = (layer.factor.left @ found).T
+        active = values.abs() > 1e-2 * values.abs().mean(1, keepdim=True)
+        agreement = (active == (outputs > 0)).double().mean(1)
+        if float(agreement.min()) > AGREEMENT:
+            return found, duals
+        # A column that is no sample's spoils those that it mixes: the densest of them goes.
+        doubtful = torch.where(agreement > AGREEMENT, -1, active.sum(1))
+        columns.pop(int(doubtful.argmax()))
+    raise ValueError(
+        f"{len(columns)} of {rank} sparse columns were found; images need all of them."
+    )
+
+
+def _column(left: Tensor, start: Tensor) -> Tensor | None:
+    """A sparse column's q (b,) near a start, or ``None`` where its zeros do not determine it."""
+    rank = left.shape[1]
+    column = sparsest(left, start)
+    zeros = None
+    for _ in range(CORRECTIONS):
+        found = zero_entries(left @ column, rank + rank // 4)
+        if found is None:
+            return None
+        if zeros is not None and torch.equal(found, zeros):
+            break
+        zeros = found
+        column, ratio = null_vector(left[zeros])
+        if ratio > 0.1:
+            return None
+    return column
+
+
+def _label(layer: BatchLayer, column: Tensor, dual: Tensor) -> int:
+    """The class whose errors at the first step are most like the column."""
+    inputs = dual @ layer.factor.right
+    classes = layer.problem.spec.num_classes
+    outputs = (layer.matrix @ inputs + layer.offset).expand(classes, -1)
+    errors = layer.errors(outputs, torch.arange(classes), inputs.expand(classes, -1))
+    values = layer.factor.left @ column / (dual @ column)
+    return int((errors @ values / errors.norm(dim=1).clamp_min(1e-300)).argmax())
+
+
+def _replays(
+    problem: Problem,
+    layer: BatchLayer,
+    inputs: Tensor,
+    labels: Tensor,
+    relative: Tensor,
+    generator: torch.Generator,
+) -> bool:
+    """Whether all steps on the images give the observed update, to noise and their uncertainty."""
+    shape = (-1, *problem.spec.shape)
+    steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
+    moved = inputs + steps * (relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5)[:, None]
+
+    def replay(points: Tensor) -> Params:
+        batch = Batch(points.reshape(shape), labels)
+        return simulate_gradient(
+            problem.gradient_map, problem.params, problem.buffers, problem.schedule, batch
+        )
+
+    replayed, nearby = replay(inputs), replay(moved)
+    own = problem.params[layer.weight].square().mean().sqrt()
+    for name, observed in problem.gradient.items():
+        sizes = problem.params[name].square().mean().sqrt() / own
+        noise = layer.factor.noise * max(float(sizes), 1.0) * observed.numel() ** 0.5
+        change = float((replayed[name] - nearby[name]).norm())
+        allowed = noise + change + ROUNDING * float(observed.norm())
+        if float((replayed[name] - observed).norm()) > NOISE * allowed:
+            return False
+    return True

@@ -1,0 +1,152 @@
+"""One pass through a network that finds its linear layers, however they are written.
+
+``F.linear`` (which ``nn.Linear`` calls), ``torch.addmm``, and ``x @ W.T`` with the bias added after
+it are all the same layer. Views of a parameter (``W.T``, ``W.t()``, ``W.transpose(0, 1)``) are
+followed. What a layer takes in and whether a ReLU follows it is told by the numbers that pass, not
+by names, so that dropout in eval mode, flattening, pooling and any spelling of ReLU make no
+difference.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from flwr_leakage.attacks.problem import Problem
+
+# Attributes are met by their getters.
+_TRANSPOSES = (
+    Tensor.t, torch.t, Tensor.transpose, torch.transpose, Tensor.permute, torch.permute,
+    Tensor.T.__get__, Tensor.mT.__get__,  # type: ignore[attr-defined]
+)  # fmt: skip
+_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+_SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_)
+
+
+@dataclass(frozen=True)
+class LinearUse:
+    """One linear layer ``z = W h + c`` as a pass met it.
+
+    Attributes:
+        weight: the name of W (m, n).
+        bias: the name of c (m,), or ``None``.
+        inputs: h (B, n) of the pass.
+        outputs: z (B, m) of the pass.
+    """
+
+    weight: str
+    bias: str | None
+    inputs: Tensor
+    outputs: Tensor
+
+    @property
+    def name(self) -> str:
+        """What to call the layer in a message."""
+        return self.weight.removesuffix(".weight")
+
+
+class LinearWalk(TorchFunctionMode):
+    """Note the linear layers of a pass; put given values in the place of one layer's outputs.
+
+    Args:
+        names: of parameters, by identity.
+        replaced: name of the weight whose layer's outputs are replaced.
+        outputs: (B, m) by what.
+
+    Attributes:
+        uses: the layers, in their order.
+    """
+
+    def __init__(
+        self, names: Mapping[int, str], replaced: str = "", outputs: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.names = names
+        self.replaced = replaced
+        self.outputs = outputs
+        self.uses: list[LinearUse] = []
+        self._transposed: dict[int, str] = {}
+        self._products: dict[int, tuple[str, Tensor]] = {}
+        self._kept: list[Tensor] = []  # keeps ids from being used again
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Note linear layers, leave all else."""
+        kwargs = kwargs or {}
+        outputs = function(*args, **kwargs)
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        if function is F.linear:
+            bias = tensors[2] if len(tensors) > 2 else None
+            return self._note(tensors[0], self._name(tensors[1]), bias, outputs)
+        if function in _TRANSPOSES and tensors and self._name(tensors[0]) and tensors[0].ndim == 2:
+            if outputs.shape == tensors[0].shape[::-1]:
+                self._transposed[id(outputs)] = self._name(tensors[0])
+                self._kept.append(outputs)
+        elif function in _PRODUCTS and id(tensors[1]) in self._transposed:
+            return self._multiply(tensors[0], self._transposed[id(tensors[1])], outputs)
+        elif function is torch.addmm and id(tensors[2]) in self._transposed:
+            name = self._transposed[id(tensors[2])]
+            return self._note(tensors[1], name, tensors[0], outputs)
+        elif function in _SUMS and len(tensors) == 2:
+            for product, bias in (tensors, tensors[::-1]):
+                if id(product) in self._products and self._name(bias) and bias.ndim == 1:
+                    weight, inputs = self._products.pop(id(product))
+                    self.uses = [use for use in self.uses if use.outputs is not product]
+                    return self._note(inputs, weight, bias, outputs)
+        return outputs
+
+    def _name(self, value: Tensor) -> str:
+        return self.names.get(id(value), "")
+
+    def _multiply(self, inputs: Tensor, weight: str, outputs: Tensor) -> Tensor:
+        """A product whose bias may come with the next sum."""
+        self._products[id(outputs)] = (weight, inputs)
+        return self._note(inputs, weight, None, outputs)
+
+    def _note(self, inputs: Tensor, weight: str, bias: Tensor | None, outputs: Tensor) -> Tensor:
+        if not weight:
+            return outputs
+        name = self._name(bias) if bias is not None else ""
+        if self.outputs is not None and weight == self.replaced:
+            replacement = self.outputs.clone()
+            if id(outputs) in self._products:
+                self._products[id(replacement)] = self._products.pop(id(outputs))
+            outputs = replacement
+        self._kept.append(outputs)
+        self.uses.append(LinearUse(weight, name or None, inputs, outputs))
+        return outputs
+
+
+def find_linear_layers(problem: Problem, inputs: Tensor) -> list[LinearUse]:
+    """The linear layers that a pass of ``inputs`` meets, in their order."""
+    walk = LinearWalk({id(value): name for name, value in problem.params.items()})
+    with walk:
+        problem.gradient_map.logits(problem.params, inputs, problem.buffers)
+    return walk.uses
+
+
+def logits_behind(
+    problem: Problem, weight: str, outputs: Tensor, inputs: Tensor | None = None
+) -> Tensor:
+    """Logits (B, K) where a linear layer's outputs (B, m) are put in the place of its own.
+
+    Args:
+        problem: the network.
+        weight: the name of the layer's weight.
+        outputs: differentiable.
+        inputs: (B, C, H, W) what the network is given otherwise; zeros by default.
+    """
+    if inputs is None:
+        inputs = outputs.new_zeros(1, *problem.spec.shape).expand(len(outputs), -1, -1, -1)
+    names = {id(value): name for name, value in problem.params.items()}
+    with LinearWalk(names, weight, outputs):
+        return problem.gradient_map.logits(problem.params, inputs, problem.buffers)

@@ -1,0 +1,86 @@
+"""Sparse vectors in the span of a few known ones.
+
+The gradient of a linear layer is ``∂L/∂W = S H`` with S = ∂L/∂Z (m × B) and H (B × n) the
+samples' inputs. Behind the layer a ReLU makes every column of S zero where the sample leaves the
+unit inactive; where the layer's inputs are outputs of a ReLU (or black pixels), every row of H has
+zeros too. Both lie in spans that the gradient tells, and are sparse there as no mixture of several
+samples is (SPEAR: Dimitrov et al. 2024; dictionary learning: SPEAR++ 2025).
+"""
+
+import torch
+from torch import Tensor
+
+ROUNDS, DECAY, START = 60, 0.85, 0.3
+
+
+def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
+    """A vector v, near a start, for which ``basis @ v`` has many zeros.
+
+    A local minimum of ``Σ_j log((Mv)_j² + e²)`` on the unit sphere as e falls (iteratively
+    reweighted least squares with p = 0, Chartrand and Yin 2008): in each round v is the smallest
+    eigenvector of ``Mᵀ diag(1 / ((Mv)² + e²)) M``, by two inverse iterations.
+
+    Args:
+        basis: M (m, b), columns orthonormal.
+        start: (b,).
+        nonnegative: entries below zero count like zeros that are missed.
+
+    Returns:
+        v (b,) of length 1.
+    """
+    vector = start / start.norm()
+    values = basis @ vector
+    width = START * float(values.abs().max())
+    identity = torch.eye(len(vector), dtype=basis.dtype, device=basis.device)
+    for _ in range(ROUNDS):
+        weights = 1 / (values.square() + width**2)
+        if nonnegative:
+            if values.sum() < 0:
+                vector, values = -vector, -values
+            weights = weights.where(values >= 0, 1 / width**2)
+        matrix = basis.T @ (basis * weights[:, None])
+        # Far below the smallest eigenvalue that rounding leaves, and no pivot is ever zero.
+        matrix += 1e-13 * matrix.diagonal().sum() * identity
+        factor = torch.linalg.cholesky(matrix)
+        for _ in range(2):
+            vector = torch.cholesky_solve(vector[:, None], factor)[:, 0]
+            vector = vector / vector.norm()
+        values = basis @ vector
+        width *= DECAY
+    return vector
+
+
+def zero_entries(values: Tensor, at_least: int, jump: float = 4.0) -> Tensor | None:
+    """Which entries are zeros: those below the widest gap of the sorted magnitudes.
+
+    Args:
+        values: (m,).
+        at_least: so many zeros there must be.
+        jump: the least ratio across the gap.
+
+    Returns:
+        (m,) booleans, or ``None`` where no gap is that wide.
+    """
+    ordered, order = values.abs().sort()
+    if at_least >= len(values):
+        return None
+    sizes = ordered.clamp_min(1e-9 * float(ordered[-1]) + 1e-300).log()
+    gaps = (sizes[1:] - sizes[:-1])[at_least - 1 :]
+    widest = int(gaps.argmax())
+    if float(gaps[widest].exp()) < jump:
+        return None
+    zeros = torch.zeros_like(values, dtype=torch.bool)
+    zeros[order[: at_least + widest]] = True
+    return zeros
+
+
+def null_vector(matrix: Tensor) -> tuple[Tensor, float]:
+    """The unit vector v of least ``‖Mv‖``, and the ratio of the two least singular values."""
+    _, singular, right = torch.linalg.svd(matrix, full_matrices=matrix.shape[0] < matrix.shape[1])
+    if matrix.shape[0] < matrix.shape[1] - 1:
+        return right[-1], 1.0
+    if matrix.shape[0] == matrix.shape[1] - 1:
+        return right[-1], 0.0
+    if len(singular) == 1:
+        return right[-1], 0.0
+    return right[-1], float(singular[-1] / singular[-2].clamp_min(1e-300))

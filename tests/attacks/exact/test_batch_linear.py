@@ -1,0 +1,201 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from attacked import observe
+from torch import nn
+from torch.nn import functional as F
+
+from flwr_leakage.attacks import AttackJob, ExactBatch, SearchSettings, recover_batch
+from flwr_leakage.attacks.exact.batch_linear import complete
+from flwr_leakage.attacks.problem import pose
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
+
+SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
+QUICK = SearchSettings(max_seconds=5)
+
+
+def mlp(*widths, seed=0):
+    torch.manual_seed(seed)
+    layers, inputs = [nn.Flatten()], 64
+    for width in widths:
+        layers += [nn.Linear(inputs, width), nn.ReLU()]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, 4))
+
+
+class SmallCnn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(1, 8, 3, padding=1)
+        self.one, self.two = nn.Linear(128, 60), nn.Linear(60, 4)
+
+    def features(self, x):
+        return F.max_pool2d(F.relu(self.conv(x)), 2).reshape(len(x), -1)
+
+    def forward(self, x):
+        return self.two(F.relu(self.one(self.features(x))))
+
+
+class Bypass(SmallCnn):
+    def forward(self, x):
+        features = self.features(x)
+        return self.two(F.relu(self.one(features))) + features[:, :4]
+
+
+def batch(size, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.rand(size, *SPEC.shape, generator=generator)
+    labels = torch.randint(4, (size,), generator=generator)
+    return Batch(SPEC.normalize(pixels), labels)
+
+
+def attack(network, truth, schedule=None):
+    gradient_map = GradientMap(network.eval())
+    observation = observe(gradient_map, truth, schedule or LocalSchedule(0.1, 1, len(truth)))
+    (found,) = ExactBatch(QUICK)(AttackJob(gradient_map, SPEC, [observation], ThreatModel()))
+    return found
+
+
+def errors_of(guesses, truth):
+    """Relative errors of the guesses, and which sample each is."""
+    distances = torch.cdist(guesses.flatten(1).double(), truth.flatten(1).double())
+    nearest = distances.argmin(1)
+    return distances.amin(1) / truth.flatten(1).norm(dim=1)[nearest], nearest
+
+
+@pytest.mark.parametrize(
+    ("widths", "size", "schedule"),
+    [
+        ((120, 60), 6, None),
+        ((150,), 8, None),  # two layers: lifting alone
+        ((120, 60), 6, LocalSchedule(0.01, 1, 6)),
+        ((120, 60), 4, LocalSchedule(0.1, 5, 4)),
+        ((120, 60), 4, LocalSchedule(0.1, 3, 4, momentum=0.9)),
+    ],
+    ids=["three layers", "two layers", "small learning rate", "five steps", "momentum"],
+)
+def test_all_images_of_a_batch_are_found_and_proven(widths, size, schedule):
+    truth = batch(size)
+    found = attack(mlp(*widths), truth, schedule)
+    assert found.error == ""
+    errors, nearest = errors_of(found.batch.inputs, truth.inputs)
+    assert sorted(nearest.tolist()) == list(range(size))
+    assert errors.max() < 1e-3
+    assert torch.equal(found.batch.targets, truth.targets[nearest])
+    assert found.stats["verdicts"] == ("proven",) * size
+    # What the attacker expects of its own error is right.
+    assert errors.max() < 3 * max(found.stats["relative_errors"]) + 1e-5
+
+
+def test_black_pixels_make_images_sparse_whatever_the_activation():
+    truth = batch(6)
+    pixels = SPEC.denormalize(truth.inputs) - 0.5
+    truth = Batch(SPEC.normalize(pixels.clamp_min(0)), truth.targets)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 60), nn.Tanh(), nn.Linear(60, 4))
+    found = attack(network, truth)
+    errors, nearest = errors_of(found.batch.inputs, truth.inputs)
+    assert sorted(nearest.tolist()) == list(range(6))
+    assert errors.max() < 1e-3
+    assert found.stats["accepted"].keys() <= {"inputs", "last"}
+
+
+def test_features_of_a_cnn_are_found_and_are_called_no_images():
+    truth, network = batch(6), SmallCnn()
+    found = attack(network, truth, LocalSchedule(1.0, 1, 6))
+    assert found.batch is None
+    assert "one takes features" in found.error and "no images" in found.error
+    features = found.stats["features"]
+    errors, nearest = errors_of(features.inputs, network.features(truth.inputs).detach())
+    assert sorted(nearest.tolist()) == list(range(6))
+    assert errors.max() < 1e-3
+    assert torch.equal(features.labels, truth.targets[nearest])
+    assert features.proven == 6
+
+
+def test_clients_whose_mean_is_seen_are_one_batch():
+    gradient_map, truth = GradientMap(mlp(120, 60)), batch(6)
+    schedule = LocalSchedule(1.0, 1, 6)
+    observation = replace(observe(gradient_map, truth, schedule), members=(2, 4))
+    (found,) = ExactBatch(QUICK)(
+        AttackJob(gradient_map, SPEC, [observation], ThreatModel(view="aggregate"))
+    )
+    assert found.stats["proven"] == 6
+    assert errors_of(found.batch.inputs, truth.inputs)[0].max() < 1e-4
+
+
+def test_a_batch_has_its_size_where_samples_are_missing():
+    truth, gradient_map = batch(6), GradientMap(mlp(120, 60))
+    observation = observe(gradient_map, truth, LocalSchedule(1.0, 1, 6))
+    problem = pose(gradient_map, SPEC, observation, ThreatModel()).to(torch.float64)
+    whole = recover_batch(problem, QUICK, torch.Generator().manual_seed(0))
+    part = replace(whole, inputs=whole.inputs[:4], labels=whole.labels[:4])
+    completed = complete(problem, part)
+    assert len(completed) == 6
+    assert sorted(completed.targets.tolist()) == sorted(truth.targets.tolist())
+    missing = whole.inputs[4:].reshape(2, *SPEC.shape)
+    mean = completed.inputs[4]
+    # A weighted mean of the two that are left.
+    assert (mean - missing.mean(0)).norm() < (missing[0] - missing[1]).norm()
+
+
+@pytest.mark.parametrize("strength", [1e-3, 1e-2])
+def test_nothing_is_proven_of_a_gradient_that_is_not_the_networks(strength):
+    """Errors of other samples in the rows of the gradient's own span pass no replay."""
+    gradient_map, truth = GradientMap(mlp(120, 60)), batch(5)
+    observation = observe(gradient_map, truth, LocalSchedule(1.0, 1, 5))
+    delta = dict(observation.update.delta)
+    for name, value in delta.items():
+        torch.manual_seed(1)
+        if name != "1.bias":
+            mixing = torch.randn(value.shape[-1], value.shape[-1]) / value.shape[-1] ** 0.5
+            delta[name] = value + strength * value @ mixing
+    observation = replace(observation, update=replace(observation.update, delta=delta))
+    (found,) = ExactBatch(SearchSettings(starts=100, max_seconds=2))(
+        AttackJob(gradient_map, SPEC, [observation], ThreatModel())
+    )
+    assert found.stats.get("proven", 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("network", "size", "schedule", "reason"),
+    [
+        (Bypass(), 4, None, "one: other paths lead around it"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), 6, None, "3 directions of 6 samples"),
+        (
+            nn.Sequential(
+                nn.Flatten(), nn.Linear(64, 60, bias=False), nn.Linear(60, 4, bias=False)
+            ),
+            4,
+            None,
+            "1: it has no bias",
+        ),
+        (SmallCnn(), 4, LocalSchedule(0.1, 3, 4), "features move between 3 local steps"),
+        (
+            mlp(120, 60),
+            4,
+            LocalSchedule(0.1, 2, 4, weight_decay=0.1),
+            "weight decay adds the weights",
+        ),
+        (nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten()), 2, None, "no linear layer"),
+    ],
+    ids=["bypass", "head", "no bias", "steps", "weight decay", "no linear layer"],
+)
+def test_what_does_not_apply_is_refused_in_words(network, size, schedule, reason):
+    found = attack(network, batch(size), schedule)
+    assert found.batch is None
+    assert reason in found.error
+
+
+def test_a_seed_gives_the_same_result():
+    gradient_map, truth = GradientMap(mlp(120, 60)), batch(5)
+    observation = observe(gradient_map, truth, LocalSchedule(1.0, 1, 5))
+    problem = pose(gradient_map, SPEC, observation, ThreatModel()).to(torch.float64)
+    first, second = (
+        recover_batch(problem, QUICK, torch.Generator().manual_seed(7)) for _ in range(2)
+    )
+    assert torch.equal(first.labels, second.labels)
+    torch.testing.assert_close(first.inputs, second.inputs, atol=1e-5, rtol=0)

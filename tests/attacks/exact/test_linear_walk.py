@@ -1,0 +1,86 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from flwr_leakage.attacks.exact.linear_walk import find_linear_layers, logits_behind
+from flwr_leakage.attacks.problem import pose
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import (
+    Batch,
+    InputSpec,
+    LocalSchedule,
+    Observation,
+    ThreatModel,
+    Update,
+)
+
+SPEC = InputSpec((1, 4, 4), 3)
+
+
+class Modules(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 8), nn.Linear(8, 3)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.b(self.drop(F.relu(self.a(x.flatten(1)))))
+
+
+class Functional(Modules):
+    def forward(self, x):
+        hidden = F.linear(x.reshape(len(x), -1), self.a.weight, self.a.bias).relu()
+        return F.linear(input=hidden, weight=self.b.weight, bias=self.b.bias)
+
+
+class Products(Modules):
+    def forward(self, x):
+        hidden = torch.relu(x.view(len(x), -1) @ self.a.weight.T + self.a.bias)
+        return self.b.bias + torch.mm(hidden, self.b.weight.t())
+
+
+class InPlace(Modules):
+    def forward(self, x):
+        hidden = torch.matmul(x.flatten(1), self.a.weight.transpose(0, 1))
+        hidden += self.a.bias
+        return torch.addmm(self.b.bias, hidden.clamp(min=0), self.b.weight.mT)
+
+
+STYLES = (Modules, Functional, Products, InPlace)
+
+
+def posed(network):
+    gradient_map = GradientMap(network.eval())
+    params = gradient_map.params
+    batch = Batch(torch.randn(2, 1, 4, 4), torch.tensor([0, 1]))
+    delta = {name: -value for name, value in gradient_map(params, batch).items()}
+    update = Update(delta, {}, LocalSchedule(1.0, batch_size=2), 2)
+    return pose(gradient_map, SPEC, Observation(1, 0, params, {}, update), ThreatModel())
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_spelling_of_a_layer_is_the_same_layer(style):
+    torch.manual_seed(0)
+    reference = Modules().eval()
+    network = style()
+    network.load_state_dict(reference.state_dict())
+    inputs = torch.randn(3, 1, 4, 4)
+    uses = find_linear_layers(posed(network), inputs)
+    assert [(u.weight, u.bias) for u in uses] == [
+        ("a.weight", "a.bias"),
+        ("b.weight", "b.bias"),
+    ]
+    hidden = reference.a(inputs.flatten(1))
+    torch.testing.assert_close(uses[0].inputs, inputs.flatten(1))
+    torch.testing.assert_close(uses[0].outputs, hidden)
+    torch.testing.assert_close(uses[1].inputs, hidden.relu())
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_outputs_put_in_the_place_of_a_layers_own_reach_the_logits(style):
+    network = style().eval()
+    outputs = torch.randn(2, 8, requires_grad=True)
+    logits = logits_behind(posed(network), "a.weight", outputs)
+    torch.testing.assert_close(logits, network.b(outputs.relu()))
+    assert torch.autograd.grad(logits.sum(), outputs)[0].any()
