@@ -146,7 +146,7 @@ class HonestButCurious(Strategy):
     def _of_one_layout(
         self, server_round: int, observed: list[tuple[Observation, Message]]
     ) -> list[tuple[Observation, Message]]:
-        """Leave out replies whose records have unusual names: Flower would aggregate none of all."""
+        """Leave out replies with unusual record names: Flower would aggregate no reply at all."""
         layouts = Counter(_layout(reply) for _, reply in observed)
         if len(layouts) < 2:
             return observed
