@@ -52,7 +52,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    # Φ(μ/2 − ε/μ) ≤ δ there already.
+    # At the upper end the first term of δ(ε), Φ(μ/2 − ε/μ), alone equals δ.
     low, high = 0.0, mu * (mu / 2 - float(ndtri(delta)))
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2

@@ -3,7 +3,7 @@
 For sample i let A_i = ∂g/∂x_i ∈ R^{P×N}, the derivative of the pseudo-gradient
 g = −Δ/learning_rate, with singular values σ. An attacker with a Gaussian prior of standard
 deviation τ for every pixel, who sees g + δ with independent noise of variance e(σ) along each
-left singular vector and knows everything else, is left with the squared error
+left singular vector, and who knows everything else, is left with the squared error
 
     Σ_σ τ² e(σ) / (e(σ) + τ² σ²)                                                     (1)
 

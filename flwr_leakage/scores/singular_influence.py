@@ -32,7 +32,7 @@ class SingularInfluence(SampleScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Of the dense route to λmin."""
+        """Memory of the dense route to λmin, for one sample."""
         return self._spectrum().extra_bytes(num_inputs, num_parameters)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
