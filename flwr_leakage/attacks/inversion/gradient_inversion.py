@@ -136,7 +136,7 @@ class GradientInversion:
         problem = pose(job.gradient_map, job.spec, observation, job.threat)
         problem = problem.to(getattr(torch, self.dtype))
         like = next(iter(problem.params.values()))
-        # Restarts share the labels: a mean over restarts is of samples of one label.
+        # Restarts share the labels: group consistency averages samples over the restarts.
         stream = job.generator(indices[0], "labels", same_for_restarts=True)
         assumed = assume_targets(problem, self.labels, stream)
         slots = make_slots(problem, self.order.epochs if self.order else "repeated")
@@ -281,7 +281,7 @@ class _Target:
     """A problem ready to be solved, with a start, targets and an order in each of its R rows.
 
     Attributes:
-        indices: of its restarts in the job.
+        indices: which observations of the job are its restarts.
         problem: what is solved.
         assumed: what the targets are taken for.
         slots: the places of the samples in the client's steps.
