@@ -13,9 +13,9 @@ class Attempt:
     """What an attack answered, and what it took.
 
     Attributes:
-        answers: one a target, in their order.
-        wall_seconds: of all targets together.
-        cpu_seconds: the same, of this process.
+        answers: one for each target, in their order.
+        wall_seconds: elapsed time for all targets together.
+        cpu_seconds: CPU time of this process for all targets together.
         error: why the attack failed as a whole, or empty.
     """
 
