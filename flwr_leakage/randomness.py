@@ -186,11 +186,13 @@ class Secure(Randomness):
     """Draws from the operating system's entropy: nothing repeats or predicts them.
 
     ``os.urandom`` is a cryptographic generator: from any part of its output no other part can be
-    computed, unlike the state of MT19937. It keeps no state in this process. A normal number is
-    the scaled sum of four, each the inverse distribution function of 52 random bits, so that the
-    set of floating-point numbers that can occur does not tell the value below the noise (Mironov
-    2012; the sum is the remedy of Holohan and Braghin 2021, which Opacus' secure mode takes,
-    too); a Laplacian one is made of four as well. Sums are drawn in float64.
+    computed, unlike that of MT19937. It keeps no state in this process.
+
+    A normal number is the scaled sum of four, each the inverse distribution function of 52 random
+    bits; a Laplacian one is made of four as well. With a single one, the set of floating-point
+    numbers that can occur would tell the value below the noise (Mironov 2012). The sum is the
+    remedy of Holohan and Braghin (2021), which Opacus' secure mode takes, too. Sums are drawn in
+    float64.
     """
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

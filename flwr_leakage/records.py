@@ -267,9 +267,10 @@ class ThreatModel:
     Attributes:
         labels: ``known`` (given), or ``inferred`` from the update by the attack.
         batch_norm: what the attacker knows of the statistics that a client in train mode
-            normalised with: ``exact`` (given: those of the private batch) and ``derived`` (from
-            the running buffers the client sent) are for a prior, ``running`` (those the server
-            itself sent) replace them, ``none`` are those of the attacker's own candidate.
+            normalised with. ``exact``: those of the private batch, given, as a prior.
+            ``derived``: those that follow from the running buffers that the client sent, as a
+            prior. ``running``: the attacker normalises with the buffers that the server sent.
+            ``none``: nothing; it normalises with the statistics of its own candidate.
         view: ``single`` client's updates, or only the ``aggregate`` of several.
         rounds: the latest rounds of a client that are attacked jointly, ≥ 1; for clients that
             hold the same private samples in each of them.

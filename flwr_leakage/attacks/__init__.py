@@ -9,6 +9,7 @@ from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.feature_matching import FeatureMatching
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.exact.masks import MaskSearch
+from flwr_leakage.attacks.inversion.gauss_newton import Annealing, GaussNewton
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.inversion.levenberg_marquardt import LevenbergMarquardt
 from flwr_leakage.attacks.inversion.objectives.angular import Angular
@@ -57,6 +58,7 @@ __all__ = [
     "Adam",
     "Analytic",
     "Angular",
+    "Annealing",
     "AssumedTargets",
     "Attack",
     "AttackJob",
@@ -70,6 +72,7 @@ __all__ = [
     "FadingPrior",
     "FeatureMatching",
     "FeatureRecursion",
+    "GaussNewton",
     "GradientInversion",
     "Grey",
     "GroupConsistency",

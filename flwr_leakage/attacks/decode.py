@@ -1,8 +1,8 @@
 """Decoding MixUp and InstaHide encodings: the attacker's second step.
 
 A gradient inversion recovers encodings. Over T epochs of fresh draws the server collects T
-encodings of every image, and with the mapping and the coefficients given, Huang et al.'s (2021,
-section 5) upper bound on the leakage, solves for the images.
+encodings of every image, and then solves for the images. The mapping and the coefficients are
+given, which makes the result an upper bound on the leakage (Huang et al. 2021, section 5).
 """
 
 import math
@@ -62,10 +62,12 @@ def decode_instahide(
 
     Sign flips leave only |E| (Carlini et al. 2020, section 4.4). For each pixel, alternate
     s ← sign(W x) and x ← W⁺(s · |e|), which never increases the residual, from random starts,
-    and keep the one of smallest residual. |W x| does not change with the sign of x: neighbours
-    of a natural image are similar in most images, so signs are carried along the spanning tree
-    of largest |correlation| between neighbouring pixels, and the sign of the whole is that which
-    leaves fewer values outside of the pixel box (the normalisation is public).
+    and keep the result of smallest residual.
+
+    |W x| is the same for x and −x, so that each pixel's sign is open. Neighbouring pixels are
+    similar in most natural images. So signs are carried along the spanning tree of largest
+    |correlation| between neighbouring pixels. The sign of the whole is the one that leaves fewer
+    values outside of the pixel box (the normalisation is public).
 
     Args:
         encodings: E, M recovered encodings, of all epochs, with flipped signs.

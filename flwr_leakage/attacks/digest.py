@@ -1,10 +1,11 @@
 """A digest of everything that a Python object computes: data, and the code that runs on them.
 
 Two objects of one digest give the same results. So what decides a result is hashed itself:
-tensors by their bytes, functions by their bytecode, constants, defaults, the values that they
-close over and the globals that they use, objects by their class' methods and by their attributes.
-Code of the standard library and of installed packages goes by its name and version; that of this
-package by its name and all source files. What cannot be seen into is an error, never a guess.
+tensors by their bytes; functions by their bytecode, constants, defaults, the values that they
+close over and the globals that they use; objects by their class' methods and by their attributes.
+Code of the standard library and of installed packages is represented by its name and version, that
+of this package by its name and all source files. What cannot be seen into is an error, never a
+guess.
 """
 
 import dataclasses
@@ -60,7 +61,7 @@ def digest(value: object, name: str = "value") -> str:
 def surroundings() -> str:
     """SHA-256 of what all results depend on: Python's and torch's version, this package's source.
 
-    Its files, as its version does not change with every edit.
+    The source files are hashed because the package's version does not change with every edit.
     """
     folder = Path(__file__).parents[1]
     paths = sorted(folder.rglob("*.py"))
@@ -79,12 +80,16 @@ def _join(*parts: str | bytes | memoryview) -> bytes:
 
 
 class _Walk:
-    """Hashes an object from its parts'; each object once, and cycles by how far back they lead."""
+    """Hashes an object from the hashes of its parts.
+
+    Each object is hashed once. Where an object leads back to one that holds it, the number of steps
+    back is hashed.
+    """
 
     def __init__(self) -> None:
         self.known: dict[int, bytes] = {}
         self.open: list[int] = []
-        self.alive: list[object] = []  # or the number of an object could be given to another
+        self.alive: list[object] = []  # else Python could give an object's id to another
 
     def of(self, value: Any, where: str) -> bytes:
         """The digest of one object.
@@ -154,7 +159,7 @@ class _Walk:
         return _join(kind, *(self.of(part, f"{where}[{i}]") for i, part in enumerate(parts)))
 
     def _named_parts(self, parts: Iterator[tuple[str, Any]], where: str) -> bytes:
-        """Of attributes, or of variables: a digest of their names and of what they stand for."""
+        """A digest of attributes or variables: of their names and their values."""
         return _join(*(d for k, v in parts for d in (k.encode(), self.of(v, f"{where}.{k}"))))
 
     def _tensor(self, value: Tensor, where: str) -> bytes:
@@ -221,7 +226,7 @@ class _Walk:
         return _join("module", version, value.__name__)
 
     def _instance(self, value: Any, where: str) -> bytes:
-        """Any other object: what a copy of it is made of, by the protocol of ``copy``."""
+        """Any other object, by what Python's ``copy`` would make a copy of it from."""
         if hasattr(value, "cache_parameters"):  # of functools.lru_cache
             return self._parts("cached", [value.__wrapped__, value.cache_parameters()], where)
         try:

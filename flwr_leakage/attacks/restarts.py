@@ -9,7 +9,7 @@ from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.records import Reconstruction
 
 SUMMED = ("cpu_seconds", "gradients")
-"""Costs in an attack's stats: all restarts of a target are paid for."""
+"""The stats that are summed over the restarts of a target: each restart has its cost."""
 
 
 @dataclass(frozen=True)

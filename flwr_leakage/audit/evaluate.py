@@ -31,7 +31,8 @@ class Outcome:
 
     Attributes:
         measurements: one a metric; none without a truth.
-        pictures: originals with the reconstructions matched to them, or these alone.
+        pictures: originals with the reconstructions matched to them; without a truth the
+            reconstructions alone.
     """
 
     measurements: tuple[Measurement, ...]

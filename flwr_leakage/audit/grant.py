@@ -39,7 +39,7 @@ def check_grantable(threat: ThreatModel, source: TruthSource | None) -> None:
 def grant(
     target: Target, threat: ThreatModel, gradient_map: GradientMap, source: TruthSource | None
 ) -> Case:
-    """Look the target's truth up, and disclose of it what the threat model says.
+    """Look up the target's truth, and disclose of it what the threat model grants.
 
     Raises:
         ValueError: there is no such truth, as where a client lies about its number of samples.
@@ -76,6 +76,6 @@ def _truth(target: Target, source: TruthSource | None) -> Truth | None:
 
 
 def _statistics(gradient_map: GradientMap, seen: Observation, batch: Batch) -> Params:
-    """Those that the first local step normalised with."""
+    """The BatchNorm statistics that the first local step normalised with."""
     first = seen.update.schedule.slices(len(batch))[0]
     return gradient_map.statistics(seen.params, batch.inputs[first], seen.buffers)

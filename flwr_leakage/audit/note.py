@@ -21,11 +21,11 @@ class ClientNote:
     Attributes:
         client_id: the partition id.
         measurements: scores per sample; empty unless the client sends its scores.
-        train_cpu_seconds: of the training loop.
-        score_cpu_seconds: of the scores.
-        reproducible: whether the defense's draws came from a seed, so that whoever knows it
-            subtracts the noise: a simulation.
-        remark: of the client, on its settings.
+        train_cpu_seconds: CPU seconds of the training loop.
+        score_cpu_seconds: CPU seconds of the scores.
+        reproducible: whether the defense's draws came from a seed, as in a simulation. Whoever
+            knows the seed can then subtract the noise.
+        remark: what the client says of its settings, in words.
     """
 
     client_id: int

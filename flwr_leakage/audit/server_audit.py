@@ -123,7 +123,7 @@ class ServerAudit:
             return []
 
     def _grant(self, target: Target) -> Case | None:
-        """What the attack is given and what it is measured against; none where a client lies."""
+        """What the attack is given and measured against; ``None`` where a client claims wrongly."""
         seen = target.observation
         try:
             return grant(target, self.threat, self.gradient_map, self.truth)

@@ -88,8 +88,8 @@ class History:
         """Keep the target, and join the kept rounds of the same members with it.
 
         Raises:
-            ValueError: a step leaves samples out, so that a round's order would count; it is
-                another one in every round.
+            ValueError: a step does not take all of a client's samples. The result would then depend
+                on their order, which is another one in every round.
         """
         if self.rounds == 1:
             return target
@@ -118,7 +118,7 @@ def find_targets(
         history: the rounds before; this one is added.
 
     Raises:
-        ValueError: rounds are to be joined that cannot be.
+        ValueError: rounds are to be attacked jointly whose steps do not take all samples.
     """
     if threat.view == "aggregate" and chosen:
         targets = [aggregate(chosen, gradient_map.uses_batch_statistics)]

@@ -95,7 +95,7 @@ class _Session:
         self._draws: dict[str, Randomness] = {}
 
     def seed(self, purpose: str) -> int:
-        """For draws that hide nothing."""
+        """A seed for draws that hide nothing."""
         if self.audit.seed is None:
             return entropy_seed()
         return derive_seed(
@@ -106,14 +106,14 @@ class _Session:
         )
 
     def randomness(self, purpose: str) -> Randomness:
-        """For draws that hide data: nothing of the server's message enters, unless simulated."""
+        """Draws that hide data; outside of simulations nothing of the server's message enters."""
         if purpose not in self._draws:
             simulated = self.audit.seed is not None
             self._draws[purpose] = Reproducible(self._generator(purpose)) if simulated else Secure()
         return self._draws[purpose]
 
     def _generator(self, purpose: str) -> torch.Generator:
-        """The simulation's own, where its draws begin."""
+        """The generator of a simulation, in the state before its first draw."""
         return torch.Generator().manual_seed(self.seed(purpose))
 
     def has_reproducible_draws(self) -> bool:

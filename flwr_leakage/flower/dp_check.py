@@ -37,8 +37,8 @@ class Finding:
         stated_epsilon: the ε that the app shows for a round, where it shows one.
         epsilon: ε over all rounds at ``delta``; infinite where there is no guarantee.
         delta: of ``epsilon``.
-        noise_multiplier: of one round: the noise's standard deviation over what one client can
-            move.
+        noise_multiplier: of one round: the noise's standard deviation divided by how far one client
+            can move the result.
     """
 
     level: Level

@@ -26,8 +26,8 @@ FIRST_NODE_ID = 1 << 32
 class InlineGrid(Grid):
     """Serve ``num_clients`` nodes, one after the other, in the calling thread.
 
-    Node ``FIRST_NODE_ID`` + i holds partition i: ids are the same in every run, and as on Flower's
-    runtimes no number of a partition.
+    Node ``FIRST_NODE_ID`` + i holds partition i. So ids are the same in every run, and no id is the
+    number of a partition, as on Flower's runtimes.
 
     Args:
         client_app: the app that every node runs.

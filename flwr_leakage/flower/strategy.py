@@ -119,7 +119,7 @@ class HonestButCurious(Strategy):
         self.strategy.summary()
 
     def _read_note(self, reply: Message) -> ClientNote | None:
-        """Read the mod's note and learn which client a node is; without one, it is its node id."""
+        """Read the mod's note, which names the client; without a note the node id stands for it."""
         node_id = reply.metadata.src_node_id
         record = reply.content.config_records.get(RECORD_KEY)
         if record is None:
@@ -146,7 +146,7 @@ class HonestButCurious(Strategy):
     def _of_one_layout(
         self, server_round: int, observed: list[tuple[Observation, Message]]
     ) -> list[tuple[Observation, Message]]:
-        """Leave out replies whose records are named unlike most: Flower aggregates none then."""
+        """Leave out replies with unusual record names: Flower would aggregate no reply at all."""
         layouts = Counter(_layout(reply) for _, reply in observed)
         if len(layouts) < 2:
             return observed

@@ -25,7 +25,7 @@ class ClientSamples:
     """The samples of a client's round, and the problems that its scores share.
 
     A problem is kept for the next score that asks for the same samples at the same point and
-    precision, on which everything in it depends; the rest is fixed here.
+    precision. Everything in it depends on these and on the arguments here only.
 
     Args:
         gradient_map: of the client's model and loss.

@@ -20,9 +20,9 @@ def update_perturbation(
     Args:
         gradient_map: of the client's model and loss.
         exposure: the client's round, or some samples of it.
-        point: ``defended``: without what was done to the update, released − raw; ``private``:
-            without any defense, released − the update of undefended training on the private
-            samples, replayed here, which counts what an encoding of the batch hides.
+        point: what the released update is compared with. ``defended``: the raw update, before
+            the defense changed it. ``private``: the update of undefended training on the private
+            samples, which is replayed here. That counts what an encoding of the batch hides, too.
 
     Raises:
         ValueError: samples that ``private`` needs were not kept.

@@ -30,8 +30,8 @@ class SampleProblem:
     weight in the pseudo-gradient, so that the sample's own perturbation is **δᵢ = δ/wᵢ**: B·δ
     for one step over B samples.
 
-    What is computed on demand depends on these fields only, and a sample's row in it on that
-    sample only: not on which score asks first, nor on the samples beside it.
+    What is computed on demand depends on these fields only, and the row of a sample on that sample
+    only. It depends neither on which score asks first, nor on the samples beside it.
 
     Attributes:
         samples: S of them; a sample whose gradient is not finite is replaced by zeros, as the
@@ -40,7 +40,7 @@ class SampleProblem:
         gradients: g of each sample, (S, P).
         deltas: δᵢ of each sample, (S, P); all zero where nothing was done to the update.
         notes: one for each sample: why it has no number, or empty where it is sound.
-        seed: of the starts of Krylov methods.
+        seed: seed of the random starts of Krylov methods.
         meter: counts the products of all operators of the problem.
     """
 

@@ -23,9 +23,9 @@ class Agreement:
         rho: Spearman's rank correlation, or ``None``.
         interval: its 95 % interval, or ``None``.
         p_value: of no correlation, two-sided, or ``None``.
-        within_rounds: the median of Spearman's ρ over the rounds with at least 4 pairs: a score
-            and an outcome that both drift as the model trains correlate over all rounds without
-            any use within one.
+        within_rounds: the median of Spearman's ρ over the rounds with at least 4 pairs. A score
+            and an outcome that both drift as the model trains correlate over all rounds, which is
+            of no use within one.
         direction: what the score claims, for instance that larger values are safer.
         reading: whether ρ bears out that claim, in words.
     """

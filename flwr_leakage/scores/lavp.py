@@ -32,10 +32,10 @@ class LAVP(SampleScore):
     neither resolves them there is no number but a bound in the note.
 
     Attributes:
-        quantities: which ones, in this order.
-        tolerance: of the maxima.
-        min_tolerance: of the minima.
-        max_steps: of a Lanczos run.
+        quantities: which of these to compute, in this order.
+        tolerance: relative error to which the maxima are computed.
+        min_tolerance: relative error to which the minima are computed.
+        max_steps: most steps of a Lanczos run.
         max_dense_inputs: N above which the dense route is not taken.
         precision: see ``SampleScore``; the minima need ``float64``.
     """
@@ -54,7 +54,7 @@ class LAVP(SampleScore):
             raise ValueError(f"quantities must be from {get_args(Quantity)}, got {self.quantities}")
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Of the dense route to a minimum."""
+        """Memory of the dense route to a minimum, for one sample."""
         if {*self.quantities} <= {"lambda_max", "angular_max"}:
             return 0
         dtype = torch.float64 if self.precision == "float64" else torch.float32
@@ -112,7 +112,7 @@ class LAVP(SampleScore):
 def angular_operator(problem: SampleProblem) -> tuple[LinearOperator, list[str]]:
     """The Jacobian of each gradient's direction, and a note for a sample that has none."""
     zero = (problem.gradients == 0).all(1)
-    # A zero gradient has no direction; any stands in, and the sample is left out by its note.
+    # A zero gradient has no direction. Another vector stands in, and a note leaves the sample out.
     stand_in = torch.where(zero[:, None], 1.0, problem.gradients)
     notes = notes_where(zero, "the gradient is zero: it has no direction")
     return AngularJacobian(problem.operator, stand_in), notes

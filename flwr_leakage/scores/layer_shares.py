@@ -25,14 +25,15 @@ def layer_slices(params: dict[str, Tensor]) -> dict[str, list[slice]]:
 class LayerShares(SampleScore):
     """‖J_l‖_F²/‖J‖_F² and ‖J_lᵀv₁‖²/λmax of every layer l, J_l its columns in J.
 
-    JJᵀ = Σ_l J_lJ_lᵀ is a sum over layers, so both shares add up to one over the layers: the
-    first of all that the update tells about the input, the second along v₁, the input direction
-    that it tells most about. The first is estimated from random signs (Hutchinson 1990).
+    JJᵀ = Σ_l J_lJ_lᵀ is a sum over layers, so that both shares add up to one over the layers. The
+    first is a layer's share in all that the update tells about the input. It is estimated from
+    random signs (Hutchinson 1990). The second is its share along v₁, the input direction that the
+    update tells most about.
 
     Attributes:
         num_probes: random signs, one product each.
-        tolerance: of λmax.
-        max_steps: products of JJᵀ at most.
+        tolerance: relative error to which λmax is computed.
+        max_steps: most products of JJᵀ in the search for λmax.
     """
 
     num_probes: int = 20

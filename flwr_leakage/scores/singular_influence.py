@@ -18,9 +18,9 @@ class SingularInfluence(SampleScore):
 
     Attributes:
         smallest: whether to compute the last one, too, which is dear (see ``LAVP``).
-        tolerance: of λmax.
-        min_tolerance: of λmin.
-        max_steps: of a Lanczos run.
+        tolerance: relative error to which λmax is computed.
+        min_tolerance: relative error to which λmin is computed.
+        max_steps: most steps of a Lanczos run.
         max_dense_inputs: see ``LAVP``.
     """
 
@@ -32,7 +32,7 @@ class SingularInfluence(SampleScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Of the dense route to λmin."""
+        """Memory of the dense route to λmin, for one sample."""
         return self._spectrum().extra_bytes(num_inputs, num_parameters)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:

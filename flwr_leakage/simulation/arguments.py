@@ -41,7 +41,7 @@ def check_node(key: str, node: Mapping[str, Any], given: Collection[str] = ()) -
     if not callable(target):
         raise ConfigError(f"{key}._target_ must be callable, got {node['_target_']}.")
     section = {name: value for name, value in node.items() if name not in HYDRA_KEYS}
-    # What Hydra is told to leave open, or to give by position, need not be there by name.
+    # A partial target may leave arguments open, and others may be given by position.
     complete = not node.get("_partial_") and not node.get("_args_")
     check_section(key, section, [target], given, complete=complete)
 
@@ -142,9 +142,10 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _fits(value: object, expected: Any) -> bool:
-    """Whether a plain value may be an instance of an annotation; where none can tell, it may.
+    """Whether a plain value may be an instance of an annotation.
 
-    The entries of a list or a mapping are checked one by one, by ``check_value``.
+    It may where the annotation cannot be checked at run time. The entries of a list or a mapping
+    are checked one by one, by ``check_value``.
     """
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):

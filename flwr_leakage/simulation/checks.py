@@ -123,7 +123,9 @@ def check_defense(experiment: Experiment) -> None:
 
 
 def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") -> None:
-    """Flower waits forever for nodes that do not exist, and trains to NaN with settings of none.
+    """Check the numbers of nodes that a strategy asks for, and that its settings are finite.
+
+    Flower waits forever for nodes that do not exist.
 
     Args:
         strategy: as built; the strategy that it wraps, if any, is checked too.

@@ -92,7 +92,7 @@ class Experiment:
     def truth(self, server_round: int, client_id: int, num_examples: int) -> Truth:
         """Re-derive from the seed what a client trained on, and how its defense encoded it.
 
-        Over several epochs, how it was encoded for the first one.
+        If there are several epochs, the encodings are those of the first.
         """
         used = self.schedule.num_samples_used(num_examples)
         private = self._batch(client_id, server_round, num_examples)[:used]

@@ -49,7 +49,7 @@ def instantiate_each(config: Mapping[str, Any], key: str, kind: type) -> dict[st
 
 
 def checked(key: str, function: Callable[P, T]) -> Callable[P, T]:
-    """``function``, with the config key before what it complains about."""
+    """``function``, with its errors turned into a ``ConfigError`` that names the config key."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:

@@ -24,7 +24,10 @@ def route_bytes(
     max_dense_inputs: int,
     memory_bytes: int,
 ) -> int:
-    """Memory that ``choose_smallest_eigenvalue`` takes for one map beside the operator, at most."""
+    """Most memory in bytes that ``choose_smallest_eigenvalue`` takes for one block.
+
+    What the operator itself holds is not counted.
+    """
     if num_inputs > max_dense_inputs:
         return 0
     for needed in (dense_bytes(num_inputs, num_outputs, dtype), gram_bytes(num_inputs)):
@@ -43,21 +46,24 @@ def choose_smallest_eigenvalue(
 ) -> Estimate:
     """λmin of AᵀA; ``method`` of the result says which route it took last.
 
-    By size, conditioning and memory: where the dense matrix fits and N products are no more
-    than Lanczos may take, the dense SVD at once. Else Lanczos; and for the blocks that it does
-    not resolve, the dense SVD if it fits, or the float64 Gram matrix, which needs N² numbers
-    only but resolves λmax/λmin to about 1e13 at a tolerance of 1 %, or nothing: the value is
-    then an upper bound, and not marked as converged.
+    The route depends on size, conditioning and memory:
+
+    - Where the dense matrix fits, and its N products are no more than Lanczos may take, it is the
+      dense SVD.
+    - Else it is Lanczos. For the blocks that Lanczos does not resolve, it is the dense SVD if that
+      fits, else the Gram matrix in float64 if that does. The Gram matrix needs N² numbers only,
+      and resolves λmax/λmin up to about 1e13 at a tolerance of 1 %.
+    - Where no route resolves λmin, the value is an upper bound, and not marked as converged.
 
     Args:
         operator: A, of S blocks.
-        generator: for Lanczos.
-        tolerance: relative.
-        max_steps: of Lanczos, of two products each.
+        generator: for the start of Lanczos.
+        tolerance: relative error of λmin.
+        max_steps: most steps of Lanczos, of two products each.
         max_dense_inputs: N above which no dense route is taken, however much memory there is.
-        memory_bytes: for a dense route of one block. All S blocks take it together, so the
-            caller passes as many as fit, see ``route_bytes``: the route of a block, and with it
-            its value, then does not depend on the others.
+        memory_bytes: for a dense route of one block. The dense routes of all S blocks run at once,
+            so the caller passes as many blocks as fit, see ``route_bytes``. The route of a block,
+            and with it its value, then does not depend on the other blocks.
     """
     small = operator.num_inputs <= max_dense_inputs
     one = dense_bytes(operator.num_inputs, operator.num_outputs, operator.dtype)

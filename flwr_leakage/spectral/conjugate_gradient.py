@@ -18,14 +18,14 @@ def conjugate_gradients(
     Args:
         product: v ↦ A v for flat v (D,), with A symmetric and positive definite.
         right: b (D,).
-        tolerance: it stops once √(rᵀ P r), with r the residual b − A x and P the preconditioner,
-            is at most this share of what it was for x = 0.
-        max_iterations: after so many it stops in any case, each one product.
+        tolerance: it stops once √(rᵀ P r) is at most this share of its value at x = 0, with the
+            residual r = b − A x and the preconditioner P.
+        max_iterations: most iterations, of one product each.
         precondition: v ↦ P v, an approximation of A⁻¹ v, symmetric and positive definite.
 
     Returns:
-        x (D,) and the number of iterations taken; as many as ``max_iterations`` tell that the
-        tolerance may not have been reached.
+        x (D,) and the number of iterations taken. If that is ``max_iterations``, the tolerance may
+        not have been reached.
 
     Example:
         >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])

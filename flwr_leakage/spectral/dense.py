@@ -11,20 +11,21 @@ _SAFETY = 10.0
 
 
 def dense_bytes(num_inputs: int, num_outputs: int, dtype: torch.dtype) -> int:
-    """Memory of ``dense_spectrum`` for one map, roughly: A, a float64 copy and its QR."""
+    """Bytes that ``dense_spectrum`` takes for one map, roughly: A, a float64 copy and its QR."""
     return num_outputs * num_inputs * (torch.finfo(dtype).bits // 8 + 16)
 
 
 def gram_bytes(num_inputs: int) -> int:
-    """Memory of ``gram_spectrum`` for one map, roughly: AᵀA and its eigendecomposition's."""
+    """Bytes that ``gram_spectrum`` takes for one map, roughly: AᵀA and its eigenvectors."""
     return 3 * 8 * num_inputs**2
 
 
 def dense_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:
     """Eigenvalues of AᵀA, descending, as squared singular values of A in float64.
 
-    A is formed from N products; its QR factorisation first, then the SVD of R. Unlike the
-    eigenvalues of AᵀA, these resolve λmin/λmax down to ε² of the products' precision.
+    A is formed from N products and factored as QR; the singular values are those of R. They
+    resolve λmin/λmax down to ε², with ε the precision of the products. The eigenvalues of a Gram
+    matrix would resolve it down to ε only.
     """
     spectra = []
     for matrix in operator.to_dense():
@@ -56,10 +57,10 @@ def estimate_of(
     operator: LinearOperator,
     squared: bool,
 ) -> Estimate:
-    """One eigenvalue of a dense spectrum, unresolved where rounding may have made it.
+    """One eigenvalue of a dense spectrum, not converged where it may be no more than rounding.
 
-    A singular value carries an absolute error of about ε σmax, an eigenvalue of a Gram matrix
-    one of about ε λmax, each times a safety factor of ten.
+    A singular value carries an absolute error of about ε σmax, an eigenvalue of a Gram matrix one
+    of about ε λmax. Both are multiplied by a safety factor of ten.
     """
     value = eigenvalues[:, index]
     top = eigenvalues[:, 0]

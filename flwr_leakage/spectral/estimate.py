@@ -12,12 +12,12 @@ from flwr_leakage.operators.lengths import row_norms
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number for each of S operators, and whether to believe it.
+    """One number for each of S blocks of an operator, and whether to believe it.
 
     Attributes:
-        value: (S,); where ``converged`` is false it is no estimate but at most a bound.
+        value: (S,); where ``converged`` is false it is no estimate, but a bound at best.
         converged: (S,) whether the value is within the tolerance asked for.
-        residual: (S,) the estimator's own relative error estimate.
+        residual: (S,) the estimator's own estimate of the relative error.
         products: ``matvec`` and ``rmatvec`` spent for each operator.
         method: what computed it.
     """
@@ -48,14 +48,15 @@ def orthogonalize(
 def keep_finished(finished: Bool[Tensor, " S"], kept: Tensor | None, current: Tensor) -> Tensor:
     """Take ``kept`` for the blocks that had finished before this step, ``current`` for others.
 
-    Blocks of a batch share their steps. With what a block had when it was done, its result does
-    not depend on how long the others take, so that a sample has one value in every batch.
+    Blocks of a batch share their steps. A block that is done keeps what it had then, so that its
+    result does not depend on how long the others take, and a sample has one value in every batch.
 
     Args:
-        finished: of each block.
-        kept: of the last step, (S, …), or ``None`` at the first; its last dimension may be
-            shorter than that of ``current``, as coefficients of a smaller Krylov space are.
-        current: of this step, (S, …).
+        finished: (S,) which blocks had finished.
+        kept: what this function returned at the last step, (S, …), or ``None`` at the first step.
+            Its last dimension may be shorter than that of ``current``, as coefficients of a smaller
+            Krylov space are.
+        current: the values of this step, (S, …).
     """
     if kept is None:
         return current
@@ -67,8 +68,8 @@ def keep_finished(finished: Bool[Tensor, " S"], kept: Tensor | None, current: Te
 def remaining_growth(history: list[Tensor]) -> Tensor:
     """Estimate how much a growing sequence still has to grow, relative to its last entry.
 
-    It is taken to be what the last quarter of the steps (three at least) brought: right for a
-    sequence whose error falls by a half in that many steps, and too large for a faster one.
+    The estimate is the growth over the last quarter of the steps (three at least). It is right for
+    a sequence whose error falls by a half in that many steps, and too large for a faster one.
 
     Example:
         >>> history = [torch.tensor(1 - 0.5**k, dtype=torch.float64) for k in range(20)]

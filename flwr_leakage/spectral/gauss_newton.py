@@ -1,9 +1,10 @@
 """Damped Gauss–Newton for least squares whose Jacobian is known by its products only.
 
-``min ‖r(x)‖²`` is solved by steps ``(JᵀJ + μ d̄ I) Δ = −Jᵀr``, with J the Jacobian of r at x, d̄
-the mean of JᵀJ's diagonal and the damping μ chosen by how well the step before did (Levenberg
-1944, Marquardt 1963). Each system is solved by conjugate gradients; their preconditioner is the
-Cholesky factor of an earlier step's matrix, for as long as that does.
+``min ‖r(x)‖²`` is solved by steps ``(JᵀJ + μ d̄ I) Δ = −Jᵀr``, with the Jacobian J of r at x and
+the mean d̄ of JᵀJ's diagonal. The damping μ falls after a step that did well and grows after one
+that did not (Levenberg 1944, Marquardt 1963). Each system is solved by conjugate gradients. Their
+preconditioner is the Cholesky factor of an earlier step's matrix, for as long as that is good
+enough.
 """
 
 from collections.abc import Callable
@@ -18,16 +19,16 @@ from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 
 @runtime_checkable
 class Linearised(Protocol):
-    """Residuals to first order about some inputs: r(x + Δ) ≈ r(x) + J Δ."""
+    """The derivative J of residuals at some inputs x: r(x + Δ) ≈ r(x) + J Δ."""
 
     def push(self, steps: Tensor) -> Tensor:
         """J Δ (B, R), for steps Δ (B, *shape)."""
 
     def pull_back(self) -> Callable[[Tensor], Tensor]:
-        """The product with the transpose: Jᵀ u (1, *shape), for u (1, R)."""
+        """The product with Jᵀ as a function: u (1, R) ↦ Jᵀ u (1, *shape)."""
 
     def normal_matrix(self) -> Tensor:
-        """JᵀJ (D, D), in the precision in which it is to be factored."""
+        """JᵀJ (D, D) for inputs of D entries, in the precision in which it is to be factored."""
 
 
 @runtime_checkable
@@ -38,7 +39,7 @@ class LeastSquares(Protocol):
         """‖r(x)‖²."""
 
     def linearise(self, inputs: Tensor) -> tuple[Tensor, Linearised]:
-        """r(x) (1, R), and the residuals to first order about x."""
+        """The residuals r(x) (1, R), and their derivative at x."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class Preconditioner:
 
     Attributes:
         matrix: JᵀJ.
-        shift: at least the one that was asked for, and enough for a factor to exist.
-        factor: lower triangular, in the matrix's precision.
+        shift: the shift; more than was asked for where the factor would not exist otherwise.
+        factor: the lower triangular factor, in the precision of the matrix.
         is_current: whether J was taken at the inputs of the step that is being solved for.
-        is_worn: whether conjugate gradients took long with it.
+        is_worn: whether conjugate gradients took long with it, so that the next step needs another.
     """
 
     matrix: Tensor
@@ -61,7 +62,7 @@ class Preconditioner:
 
     @classmethod
     def of(cls, matrix: Tensor, shift: float, is_current: bool = True) -> "Preconditioner":
-        """Factor a matrix JᵀJ, with ten times the shift where there is no factor."""
+        """Factor ``JᵀJ + shift d̄ I``; while that has no factor, the shift grows tenfold."""
         mean = max(float(matrix.diagonal().mean()), 1e-30)
         while True:
             shifted = matrix.clone()
@@ -72,22 +73,22 @@ class Preconditioner:
             shift *= 10
 
     def __call__(self, vector: Tensor) -> Tensor:
-        """Solve for one right-hand side."""
+        """Solve the factored system for one right-hand side (D,)."""
         solution = torch.cholesky_solve(vector[:, None].to(self.factor.dtype), self.factor)
         return solution[:, 0].to(vector.dtype)
 
 
 @dataclass(frozen=True)
 class Iterate:
-    """Where the iteration is.
+    """The state of the iteration between two steps.
 
     Attributes:
         inputs: x (1, *shape).
         damping: μ of the next step.
-        slow: steps in a row that brought little.
-        is_last: no further step is worth its while.
+        slow: how many steps in a row brought little.
+        is_last: whether the iteration is over: no further step would be worth its cost.
         has_moved: whether the last step found better inputs.
-        preconditioner: of the last step.
+        preconditioner: the preconditioner of the last step; ``None`` before the first.
     """
 
     inputs: Tensor
@@ -103,19 +104,20 @@ class GaussNewton:
     """The settings of damped Gauss–Newton; :meth:`step` takes one step.
 
     Attributes:
-        steps: at most, ≥ 0.
-        progress: the end is reached if two steps in a row do not lower the sum of squares to this
-            share, in (0, 1] …
-        solved: … or if it is at most this, ≥ 0.
-        rejections: trials of a step, with more and more damping, ≥ 1.
-        tolerance: relative residual to which a step's system is solved, in (0, 1). The steps'
-            linear model is less exact than that.
-        many_iterations: of conjugate gradients in one system: from there on the normal matrix is
-            computed anew for the next step, ≥ 1 …
-        most_iterations: … and from there on for this one. It costs about as much as 60 of them.
-        least_shift: of the preconditioner, as a share of d̄, > 0: single precision's rounding must
-            not make its matrix indefinite.
-        most_unknowns: inputs may have so many entries: the normal matrix has their square.
+        steps: most steps, ≥ 0.
+        progress: the iteration ends if two steps in a row do not lower the sum of squares to this
+            share, in (0, 1].
+        solved: it also ends once the sum of squares is at most this, ≥ 0.
+        rejections: how often a step is tried, with more and more damping, ≥ 1.
+        tolerance: relative residual to which a step's linear system is solved, in (0, 1). A lower
+            one would be wasted, as the linear model of a step is less exact than that.
+        many_iterations: if conjugate gradients take more iterations in a system, the normal matrix
+            is computed anew for the next step, ≥ 1.
+        most_iterations: most iterations, ≥ 1. If they take this many, the matrix is computed anew
+            for the same step. It costs about as much as 60 iterations.
+        least_shift: least shift of the preconditioner, as a share of d̄, > 0, so that the rounding
+            of single precision does not make its matrix indefinite.
+        most_unknowns: most entries that inputs may have, as the normal matrix has their square.
     """
 
     steps: int = 8
@@ -144,7 +146,7 @@ class GaussNewton:
             raise ValueError(f"least_shift must be above 0, got {self.least_shift}.")
 
     def iterates(self, problem: LeastSquares, start: Tensor) -> list[Tensor]:
-        """Successive inputs (1, *shape) from a start, each better than the one before."""
+        """The inputs (1, *shape) after each step, each better than the one before."""
         found = []
         iterate = Iterate(start)
         for _ in range(self.steps):
@@ -156,7 +158,7 @@ class GaussNewton:
         return found
 
     def step(self, problem: LeastSquares, at: Iterate) -> Iterate:
-        """One step of the iteration; the problem may be another one than in the step before."""
+        """Take one step; the problem may differ from that of the step before."""
         residual, system = problem.linearise(at.inputs)
         pull = system.pull_back()
         value, slope = float(residual.square().sum()), pull(residual)

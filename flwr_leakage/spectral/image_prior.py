@@ -11,16 +11,17 @@ from torch import Tensor
 from flwr_leakage.records import InputSpec
 
 OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
-"""Mean and two differences of red, green and blue, which natural images hardly correlate
+"""Mean and two differences of red, green and blue: in natural images these are nearly uncorrelated
 (Ruderman, Cronin and Chiao 1998)."""
 
 
 @dataclass(frozen=True)
 class ImagePrior:
-    """Inputs x = μ + L s of one shape with s ~ N(0, I).
+    """A normal distribution of inputs of one shape: x = μ + L s with s ~ N(0, I).
 
-    μ is grey; L takes cosine coefficients of the colours' mean and differences to normalised
-    inputs: ``L s = scale · coloursᵀ (rowsᵀ (deviations · s) columns)``. No image is used.
+    μ is grey. s are cosine coefficients of the mean and the differences of the colours, each in
+    units of its standard deviation. L turns them into normalised inputs:
+    ``L s = scale · coloursᵀ (rowsᵀ (deviations · s) columns)``. No image is used.
 
     Attributes:
         grey: μ, (1, C, H, W).
@@ -47,9 +48,9 @@ class ImagePrior:
 
         Args:
             spec: shape and normalisation of the inputs.
-            spread: standard deviation about grey, over images and places, of the channels' sum
-                over √C, in pixel values, > 0.
-            chroma: variance of each colour difference beside that of the mean, > 0.
+            spread: standard deviation of (sum of the C channels) / √C about grey, over images and
+                places, in pixel values, > 0.
+            chroma: variance of each colour difference relative to that of the mean, > 0.
         """
         if not (spread > 0 and chroma > 0):
             raise ValueError(f"spread and chroma must be above 0, got {spread} and {chroma}.")
@@ -75,20 +76,20 @@ class ImagePrior:
         )
 
     def single(self) -> "ImagePrior":
-        """The same in single precision."""
+        """The same prior in single precision."""
         return replace(self, **{name: value.float() for name, value in vars(self).items()})
 
     def fitted(self, inputs: Tensor, ring: float = 1.35, least: float = 1e-12) -> "ImagePrior":
         """The prior with the spectrum of one image, an empirical Bayes estimate.
 
-        The variances of each colour's coefficients are their mean squares in rings of
-        frequencies, and between these linear in log(1 + u² + v²) on a logarithmic scale.
+        The frequencies (u, v) are divided into rings. In a ring, the variance of a colour's
+        coefficients is their mean square. Between rings, its logarithm is interpolated linearly in
+        log(1 + u² + v²).
 
         Args:
             inputs: the image (1, C, H, W).
             ring: ratio of a ring's outer radius to its inner one, > 1.
-            least: mean square of coefficients that is added, so that a grey image has a spectrum,
-                too, > 0.
+            least: added to every mean square, so that a grey image has a spectrum, too, > 0.
         """
         energies = (self.deviations * self.coordinates(inputs)).square().flatten(1).numpy()
         _, height, width = inputs.shape[1:]
@@ -128,10 +129,11 @@ class ImagePrior:
 def cosine_transform(size: int) -> Tensor:
     """The matrix of the orthonormal discrete cosine transform (Ahmed, Natarajan and Rao 1974).
 
-    A matrix, as torch has no such transform; at images' sizes its product is as fast.
+    It is a matrix because torch has no such transform. At the sizes of images, the product with a
+    matrix is as fast.
 
     Returns:
-        (size, size) in double precision, a frequency a row.
+        (size, size) in double precision, with one frequency in each row.
 
     Example:
         >>> cosine_transform(2)

@@ -28,13 +28,15 @@ class Lanczos:
     """The Lanczos process of AᵀA: AᵀA V = V T + β v eᵀ, with V kept orthonormal.
 
     Lanczos 1950; full reorthogonalisation as in Parlett, The Symmetric Eigenvalue Problem,
-    section 13.7. ``step`` costs one Gram product. A block whose Krylov space is exhausted goes
-    on with zero vectors and rows of T that are uncoupled from the rest and repeat its first
-    entry, a Rayleigh quotient, which extends no end of the spectrum.
+    section 13.7. ``step`` costs one Gram product.
+
+    A block whose Krylov space is exhausted goes on with zero vectors. Its new rows of T are not
+    coupled to the others, and repeat T's first entry. That is a Rayleigh quotient, so that the
+    largest and the smallest eigenvalue of T stay as they are.
 
     Args:
         operator: A, of S blocks.
-        start: (S, N), not zero.
+        start: the first vector of each block, (S, N), not zero.
     """
 
     def __init__(self, operator: LinearOperator, start: Float[Tensor, "S N"]) -> None:
@@ -54,11 +56,11 @@ class Lanczos:
 
     @property
     def last_beta(self) -> Float[Tensor, " S"]:
-        """β_k, the coupling to what the Krylov space does not hold."""
+        """β_k, the coupling of the last vector to what lies outside of the Krylov space."""
         return self._betas[-1]
 
     def step(self) -> None:
-        """Extend T by one row; where the product exceeds a budget, nothing has changed."""
+        """Extend T by one row; a product that exceeds a budget raises and leaves all as it was."""
         image = self.operator.gram(self._next)
         if self._alphas:
             self.basis = torch.cat([self.basis, self._next[:, None]], dim=1)
@@ -76,7 +78,7 @@ class Lanczos:
         self._betas.append(torch.where(exhausted, 0.0, beta))
 
     def tridiagonal(self) -> Float[Tensor, "S k k"]:
-        """T."""
+        """T, of k rows and columns after k steps."""
         alphas = torch.stack(self._alphas, 1)
         result = torch.diag_embed(alphas)
         if self.num_steps > 1:
@@ -92,14 +94,14 @@ class Lanczos:
 
 @dataclass(frozen=True)
 class EigenPairs:
-    """An extreme eigenvalue of each operator with its vector (S, N)."""
+    """The largest or the smallest eigenvalue of each block, with its eigenvector (S, N)."""
 
     estimate: Estimate
     vectors: Float[Tensor, "S N"]
 
 
 def random_start(operator: LinearOperator, generator: Draws) -> Float[Tensor, "S N"]:
-    """A Gaussian vector for each block, of the same draw for each operator of equal shape."""
+    """A Gaussian vector for each block; operators of equal shape get the same draws."""
     draw = normal_rows((operator.num_blocks, operator.num_inputs), generator)
     return draw.to(dtype=operator.dtype, device=operator.device)
 
@@ -107,11 +109,14 @@ def random_start(operator: LinearOperator, generator: Draws) -> Float[Tensor, "S
 class LargestEigenvalue:
     """λmax of AᵀA, from below, by a Lanczos process that goes on where more is asked of it.
 
-    A block's answer is read at the first step at which min(r, r²/gap)/θ ≤ tolerance, with θ the
-    largest Ritz value, r its residual and gap the distance to the second one (Parlett, theorem
-    11.7.1): a bound of the error of *an* eigenvalue. So that a neighbour of λmax does not pass
-    for it while the start's small component along the true vector still grows, θ must not have
-    grown by more than the tolerance over the last quarter of the steps (three at least) either.
+    A block's answer is read at the first step that passes two tests. With θ the largest Ritz value,
+    r its residual and gap its distance to the second one:
+
+    - min(r, r²/gap)/θ ≤ tolerance (Parlett, theorem 11.7.1). This bounds the error of θ as *an*
+      eigenvalue, which need not be the largest.
+    - θ has not grown by more than the tolerance over the last quarter of the steps (three at
+      least). Else a neighbour of λmax could pass for it, while the start's small component along
+      the true eigenvector still grows.
 
     An answer depends on the operator, the start, the tolerance and the limit of steps only: not
     on what was asked before, nor on the other blocks. So one process serves several callers.
@@ -191,8 +196,8 @@ def largest_eigenvalue(
     Args:
         operator: A, of S blocks.
         start: not orthogonal to the eigenvector sought; ``random_start`` is generic.
-        tolerance: relative.
-        max_steps: Gram products at most.
+        tolerance: relative error of λmax.
+        max_steps: most Gram products.
     """
     return LargestEigenvalue(operator, start)(tolerance, max_steps)
 
@@ -205,17 +210,18 @@ def smallest_eigenvalue(
 ) -> EigenPairs:
     """λmin of AᵀA where Lanczos can resolve it, else an upper bound that says so.
 
-    The smallest Ritz value never lies below λmin. A small residual shows that it is near *an*
-    eigenvalue, not the smallest one; so it counts as resolved only if, besides, it has not
-    moved by more than the tolerance over the last third of at least ``SETTLING_STEPS`` steps
-    and λmax/λmin is below ``RESOLVABLE_CONDITION``, or if the Krylov space of the random start
-    is exhausted and λmin stands out from rounding.
+    The smallest Ritz value never lies below λmin. A small residual shows only that it is near *an*
+    eigenvalue. So it counts as resolved in two cases:
+
+    - The residual is small, λmax/λmin is below ``RESOLVABLE_CONDITION``, and the value has not
+      moved by more than the tolerance over the last third of at least ``SETTLING_STEPS`` steps.
+    - The Krylov space of the random start is exhausted, and λmin stands out from rounding.
 
     Args:
         operator: A, of S blocks.
-        generator: for the start.
-        tolerance: relative.
-        max_steps: Gram products at most.
+        generator: for the random start.
+        tolerance: relative error of λmin.
+        max_steps: most Gram products.
     """
     process = Lanczos(operator, random_start(operator, generator))
     first = operator.products

@@ -9,11 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LowRank:
-    """A positive semidefinite matrix A ≈ Uᵀ Λ U.
+    """An approximation A ≈ Uᵀ Λ U of a positive semidefinite matrix A (D, D).
 
     Attributes:
-        vectors: U (k, D), with orthonormal rows.
-        values: Λ's diagonal (k,), falling.
+        vectors: U (k, D), with orthonormal rows: approximate eigenvectors.
+        values: the diagonal of Λ (k,), descending: approximate eigenvalues.
     """
 
     vectors: Tensor
@@ -23,10 +23,11 @@ class LowRank:
     def from_columns(cls, columns: Tensor, chosen: Tensor) -> "LowRank":
         """The Nyström approximation (Williams and Seeger 2000) of A from k of its columns.
 
-        ``A ≈ Cᵀ (C restricted to the k columns)⁻¹ C``, with the k columns of A in the rows of C.
+        ``A ≈ Cᵀ K⁻¹ C``, where the rows of C are the k columns of A, and K are the k of C's own
+        columns with the same indices.
 
-        A small multiple of the identity is added and taken off again, so that rounding leaves
-        the matrix positive definite (Tropp et al. 2017, Algorithm 3).
+        A small multiple of the identity is added before and subtracted after, so that the matrix
+        stays positive definite under rounding (Tropp et al. 2017, Algorithm 3).
 
         Args:
             columns: C (k, D), columns of A or, as A is symmetric, rows.
@@ -49,9 +50,10 @@ class LowRank:
         return cls(vectors, values - shift)
 
     def preconditioner(self, shift: float) -> Callable[[Tensor], Tensor]:
-        """(A + shift I)⁻¹ up to a factor, with A's other eigenvalues taken for the least known.
+        """(A + shift I)⁻¹ up to a factor, as if A's unknown eigenvalues were the least known one.
 
-        ``I + Uᵀ ((λ_k + shift) / (Λ + shift) − 1) U`` (Frangella, Tropp and Udell 2023, eq. 1.3).
+        It is ``I + Uᵀ ((λ_k + shift) / (Λ + shift) − 1) U`` (Frangella, Tropp and Udell 2023, eq.
+        1.3), with the least known eigenvalue λ_k.
 
         Args:
             shift: > 0.

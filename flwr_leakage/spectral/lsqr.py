@@ -17,14 +17,14 @@ from flwr_leakage.spectral.estimate import (
 
 @dataclass(frozen=True)
 class DampedSolution:
-    """x = (AᵀA + εI)⁻¹Aᵀb for E dampings ε of each of S operators.
+    """x = (AᵀA + εI)⁻¹Aᵀb for E dampings ε of each of S blocks of an operator.
 
     Attributes:
-        solutions: (S, E, N).
-        norms: (S, E), ‖x‖, extrapolated to the limit of the steps.
+        solutions: x (S, E, N), as far as the steps taken lead.
+        norms: (S, E), ‖x‖ extrapolated to infinitely many steps.
         lower_bounds: (S, E), ‖x‖ of ``solutions``, which grows with the steps.
-        converged: (S, E).
-        residual: (S, E) estimated relative error of the lower bound.
+        converged: (S, E), whether the norm is within the tolerance.
+        residual: (S, E), estimated relative error of the lower bound.
         dampings: (S, E), ε as used.
         largest: (S,) λmax of AᵀA as the Krylov space sees it, from below.
         products: ``matvec`` and ``rmatvec`` spent for each operator.
@@ -55,17 +55,17 @@ def solve_damped(
     every ε from one SVD of B. Equal to conjugate gradients on (AᵀA + εI)x = Aᵀb in exact
     arithmetic, without squaring the condition number, and λmax ≈ σmax(B)² comes along.
 
-    It stops where the error bound ‖normal residual‖/(ε‖x‖) is within the tolerance, or where
-    the last quarter of the steps let ‖x‖, which never decreases, grow by less; and λmax, where
-    it is not given, likewise. A block's result is that of the step at which all of its dampings
-    have stopped, so that it does not depend on the other blocks.
+    A damping stops where the error bound ‖normal residual‖/(ε‖x‖) is within the tolerance, or where
+    ‖x‖, which never decreases, has grown by less than the tolerance over the last quarter of the
+    steps. The same holds of λmax where it is not given. A block's result is that of the step at
+    which all of its dampings have stopped, so that it does not depend on the other blocks.
 
     Args:
         operator: A, of S blocks.
         right_hand_side: b, (S, P).
         relative_dampings: ε/λmax, each > 0.
-        tolerance: relative, of ‖x‖; 0 takes all steps.
-        max_steps: of two products each.
+        tolerance: relative error of ‖x‖; 0 takes all steps.
+        max_steps: most steps, of two products each.
         largest: (S,) λmax where it is known.
     """
     if not relative_dampings or min(relative_dampings) <= 0:
@@ -151,7 +151,7 @@ def _extrapolated(
     dampings: Float[Tensor, "S E"],
     norms: Float[Tensor, "S E"],
 ) -> Float[Tensor, "S E"]:
-    """The norms' limit from those of two smaller Krylov spaces, or as they are after few steps."""
+    """The limit of the norms, from those in two smaller Krylov spaces; as is after few steps."""
     steps = bidiagonal.shape[2]
     lag = max(1, steps // 6)
     earlier = []
@@ -180,8 +180,8 @@ def _limit(last: Tensor, before: Tensor, first: Tensor) -> Tensor:
 
     With r = (last − before)/(before − first), the rest of a geometric series is
     (last − before) r/(1−r) (Aitken 1926). The norms of conjugate gradients' iterates grow in
-    nearly that way, or in steps; so that the last step of a staircase is not carried on for
-    ever, the rest is at most what the three entries grew by.
+    nearly that way, or like a staircase. So that the last stair is not carried on for ever, the
+    rest is at most what the three entries grew by.
     """
     growth, earlier = (last - before).clamp_min(0), (before - first).clamp_min(0)
     # r/(1−r), negative or infinite where the growth does not slow down.

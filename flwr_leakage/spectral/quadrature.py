@@ -18,11 +18,11 @@ SpectralFunction = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Trace:
-    """Σᵢf(λᵢ) with the spread over the probes.
+    """An estimate of Σᵢf(λᵢ), the mean over random probes.
 
     Attributes:
-        estimate: value and relative error (quadrature error plus standard error).
-        standard_error: (S,) of the mean over the probes, absolute; 0 for a single one.
+        estimate: its value, and its relative error (quadrature error plus standard error).
+        standard_error: (S,) absolute standard error of the mean; 0 for a single probe.
         largest: (S,) the largest Ritz value over the probes.
     """
 
@@ -48,11 +48,12 @@ def spectral_sum(
 
     Args:
         operator: A, of S blocks.
-        function: f of the eigenvalues and of λmax, so that a damping may be relative to it.
+        function: f of the eigenvalues, which is given λmax too, so that a damping may be relative
+            to it.
         generator: for the probes.
-        num_probes: z's.
-        max_steps: Gram products for each probe at most.
-        tolerance: relative; the value converged if quadrature and sampling error are below it.
+        num_probes: how many vectors z are drawn.
+        max_steps: most Gram products for each probe.
+        tolerance: the value has converged if its relative error is below this.
     """
     if num_probes < 1:
         raise ValueError(f"num_probes must be at least 1, got {num_probes}.")

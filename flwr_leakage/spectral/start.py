@@ -1,4 +1,4 @@
-"""Where a Krylov method starts that looks for the top of JJᵀ."""
+"""Starts for Krylov methods that look for the largest eigenvalue of JJᵀ."""
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ LAST_LAYER_STEPS = 20
 
 
 def gradient_start(operator: FunctionJacobian, generator: Draws) -> Float[Tensor, "S N"]:
-    """Jg, which leans to the top of JJᵀ, and a tenth of noise.
+    """Jg, which has a large component along the top eigenvectors of JJᵀ, and a tenth of noise.
 
     Args:
         operator: Jᵀ, whose value is g.
@@ -29,9 +29,9 @@ def last_layer_start(
     """The top eigenvector of the last layer's share of JJᵀ, and a tenth of noise.
 
     JJᵀ is a sum over the layers' parameters. The last layer's term needs no other layer's weight
-    gradient, and a product of it costs a third (LeNet) to a tenth (ResNet-18) of a whole one.
-    Where the largest eigenvalues stand close together, as on untrained ReLU networks, it takes
-    over most of the steps; where a few steps do anyway, it saves none.
+    gradient, and a product with it costs a third (LeNet) to a tenth (ResNet-18) of a whole one.
+    Where the largest eigenvalues lie close together, as on untrained ReLU networks, most steps are
+    then taken with the cheap product. Where few steps are enough anyway, it saves none.
 
     Args:
         operator: Jᵀ of the whole gradient.

@@ -53,9 +53,13 @@ def run_breaching(
             "metadata": metadata,
         }
         shared = {
-            "gradients": [-value for value in observation.update.delta.values()],
+            "gradients": list(observation.update.pseudo_gradient().values()),
             "buffers": None,
-            "metadata": {"num_data_points": 1, "labels": None, "local_hyperparams": None},
+            "metadata": {
+                "num_data_points": observation.update.num_examples,
+                "labels": None,
+                "local_hyperparams": None,
+            },
         }
         began = time.process_time()
         result, _ = attacker.reconstruct([payload], [shared], {}, dryrun=False)

@@ -19,8 +19,11 @@ from flwr_leakage.records import Reconstruction
 class Analytic(OneByOne):
     """``∂L/∂W = δ xᵀ`` and ``∂L/∂b = δ`` give x (Phong et al. 2017, section 3).
 
-    Takes an update of one sample in one plain step, and a model whose first layer is linear.
-    With a bias x is exact: the least squares ``(∂L/∂W)ᵀ δ / ‖δ‖²``.
+    δ is the error of the layer's outputs. Where ∂L/∂W and δ are exact, so is the least-squares
+    solution ``x = (∂L/∂W)ᵀ δ / ‖δ‖²``.
+
+    Takes an update of one sample in one plain step, and a model whose first layer is linear and
+    has a bias.
     """
 
     purpose: ClassVar[str] = "analytic"

@@ -1,9 +1,9 @@
 """Masks of a last convolution from its weight gradient, and the places of its patches.
 
-The weight gradient of one sample is a sum over positions p of an error times a mask times the
-patch that the convolution took in there: ``B A``, with the masks, times known errors, in the
-columns of B, and the patches in the rows of A. Its column space is known to rounding, and of
-all vectors in it the masks are told by being binary.
+The weight gradient of one sample is a sum over positions p. The summand of a position is an error
+times a mask times the patch that the convolution took in there. So the gradient is a product
+``B A``: the columns of B are the masks, times known errors, and the rows of A are the patches. Its
+column space is known to rounding. Among all vectors of that space, the masks are the binary ones.
 """
 
 import math
@@ -18,16 +18,18 @@ from torch.nn import functional as F
 def binary_columns(product: Tensor, count: int, tolerance: float = 0.05) -> Tensor:
     """The columns of a binary B (N, P) from ``B A`` (N, Q), in any order.
 
-    The column space is that of the P leading left singular vectors. A binary vector in it is told
-    by P of its entries; all 2^P choices of those are tried.
+    The P leading left singular vectors span the column space. P entries determine a vector of
+    that space, so all 2^P binary choices of these entries are tried. A choice is kept if the whole
+    vector is binary.
 
     Args:
-        product: ``B A``.
-        count: P ≤ 20.
-        tolerance: how far entries may be from 0 or 1.
+        product: ``B A`` (N, Q).
+        count: the number of columns P, at most 20.
+        tolerance: how far the entries of a vector may be from 0 or 1.
 
     Raises:
-        ValueError: the rank is not P, or there are not P such vectors.
+        ValueError: the rank of ``B A`` is below P, or the space does not hold exactly P binary
+            vectors besides zero.
 
     Example:
         >>> masks = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]).double()
@@ -59,24 +61,26 @@ def binary_columns(product: Tensor, count: int, tolerance: float = 0.05) -> Tens
 
 
 def disjoint_columns(basis: Tensor, scales: Tensor, count: int, tolerance: float = 1e-5) -> Tensor:
-    """The binary columns with one 1 a row that lie, times ``scales``, in a subspace.
+    """Binary columns that share no row, and that lie in a subspace once multiplied by ``scales``.
 
-    A mask that is 1 in one row of many is sparse, and few nonnegative vectors of a subspace are:
-    a linear program finds the one of least sum that is 1 in a given row (the nonnegative case of
-    Donoho and Tanner 2005, PNAS 102), for one row after another that no column found has.
+    Each row belongs to one of the columns, so that the columns are sparse. Few nonnegative vectors
+    of a subspace are. A linear program therefore finds a column by any of its rows: among the
+    nonnegative vectors that are 1 in that row, it is the one of least sum (Donoho and Tanner 2005,
+    PNAS 102, the nonnegative case). This is repeated for rows that no column found so far has.
 
     Args:
-        basis: (N, R) orthonormal columns.
-        scales: (N,) the columns sought are zero in rows whose scale is zero.
-        count: columns to find.
-        tolerance: of the subspace, in units of the scales' median. Rows whose scale is not far
-            above it take no part in the search, and join the column that suits them best.
+        basis: (N, R), orthonormal columns that span the subspace.
+        scales: (N,); a column is zero in rows whose scale is zero.
+        count: how many columns to find.
+        tolerance: how far a column may be from the subspace, in units of the scales' median. Rows
+            whose scale is not far above it take no part in the search, and join the column that
+            suits them best.
 
     Returns:
-        (N, count) in any order, one 1 in each row whose scale is not zero.
+        (N, count), the columns in any order. A row has one 1, or none where its scale is zero.
 
     Raises:
-        ValueError: they are not found.
+        ValueError: no row has a scale, or the columns are not found.
 
     Example:
         >>> columns = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1], [0, 1]]).double()
@@ -97,7 +101,7 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int, tolerance: float
         for row in size.where(remaining, -1.0).argsort(descending=True)[: int(remaining.sum())]:
             chosen = _sparsest(rows, size, used, remaining, int(row), tolerance)
             column = rows @ (inverse @ (chosen * size)[used])
-            # A vector that is binary only within the program's slack is not in the subspace.
+            # The program allows some slack: a vector may be binary and still not in the subspace.
             if chosen.any() and (column - chosen * size)[used].abs().max() <= tolerance:
                 break
         else:
@@ -113,7 +117,7 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int, tolerance: float
 def _sparsest(
     rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: int, tolerance: float
 ) -> Tensor:
-    """Which rows the nonnegative vector of least sum with a 1 in ``row`` has; none if it fails."""
+    """The rows of the nonnegative vector of least sum that is 1 in ``row``; none if it fails."""
     upper = size.where(remaining, 0.0) + tolerance
     lower = torch.full_like(size, -tolerance)
     lower[row] = size[row]
@@ -134,14 +138,16 @@ def _sparsest(
 def arrange(patches: Tensor) -> Tensor:
     """Put unordered 3×3 patches of one map in their places.
 
-    The right neighbour of a position is the one whose centre equals the patch's right entry,
-    and likewise below; the first has zeros above and on the left, from the padding.
+    Neighbouring patches overlap. The right neighbour of a patch is the one whose centre equals the
+    patch's right entry, and the neighbour below is found likewise. The patch at the upper left
+    corner has zeros above and on the left, from the padding.
 
     Args:
-        patches: (P, C, 3, 3) with padding 1 and stride 1, of a square map.
+        patches: (P, C, 3, 3), all patches that a convolution of padding 1 and stride 1 takes from
+            a square map, in any order.
 
     Returns:
-        (P,) the patches' numbers, row by row.
+        (P,) the patches' indices in the order of the map's positions, row by row.
 
     Raises:
         ValueError: P is no square number, or the neighbours contradict each other.

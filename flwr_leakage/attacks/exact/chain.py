@@ -16,13 +16,13 @@ from flwr_leakage.normalization import StatelessBatchNorm
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise function, as far as its output determines its input.
+    """An elementwise function φ, with what its output a = φ(z) tells about its input z.
 
     Attributes:
-        function: a = φ(z).
+        function: φ.
         slope: φ'(z) as a function of a.
-        inverse: z as a function of a, right where ``invertible`` says so.
-        invertible: where a determines z; elsewhere z ≤ 0 is all that a tells.
+        inverse: z as a function of a; valid where ``invertible`` is true.
+        invertible: where a determines z. Elsewhere, as for a ReLU's zeros, a tells only z ≤ 0.
         low: infimum of the outputs.
         high: supremum of the outputs.
     """
@@ -36,7 +36,7 @@ class Activation:
 
     @property
     def has_kink(self) -> bool:
-        """Whether it is a ReLU: outputs of zero tell a bound of z only."""
+        """Whether it is a ReLU, whose zero outputs give no more than the bound z ≤ 0."""
         return self.low == 0 and math.isinf(self.high)
 
 
@@ -45,11 +45,11 @@ def _everywhere(outputs: Tensor) -> Tensor:
 
 
 IDENTITY = Activation(lambda z: z, torch.ones_like, lambda a: a, _everywhere, -math.inf, math.inf)
-"""Of the last layer, whose outputs are the logits."""
+"""The activation of the last layer, whose outputs are the logits."""
 
 
 def activation_of(module: nn.Module) -> Activation | None:
-    """The activation that a module computes, or ``None`` if it is not known here."""
+    """The activation that a module computes, or ``None`` for a module of another kind."""
     if isinstance(module, nn.ReLU):
         return Activation(
             torch.relu, lambda a: (a > 0).to(a.dtype), lambda a: a, lambda a: a > 0, 0.0, math.inf
@@ -82,21 +82,21 @@ def activation_of(module: nn.Module) -> Activation | None:
 
 @dataclass(frozen=True)
 class Link:
-    """One layer of a chain: z = scale · (W ∗ a + b) + shift, then the activation.
+    """One layer of a chain: φ(z) with z = scale · (W ∗ a + b) + shift, for an input a.
 
     Attributes:
-        name: prefix of its parameters' names.
-        geometry: of a convolution; ``None`` for a linear layer.
-        input_shape: of one sample, without the batch.
-        output_shape: of one sample, without the batch.
+        name: the prefix of its parameters' names.
+        geometry: kernel, padding and stride of a convolution; ``None`` for a linear layer.
+        input_shape: shape of a for one sample, without the batch.
+        output_shape: shape of z for one sample, without the batch.
         weight: W.
-        bias: b, zero where the layer has none.
-        scale: per channel, of a BatchNorm with fixed statistics; one without.
-        shift: per channel; zero without.
+        bias: b; zero where the layer has none.
+        scale: one factor a channel, from a BatchNorm with fixed statistics; one without BatchNorm.
+        shift: one number a channel, likewise; zero without BatchNorm.
         activation: φ; the identity for the last layer.
-        weight_gradient: ∂L/∂W of the sample that is sought.
-        bias_gradient: ∂L/∂b of that sample, also where BatchNorm's bias stands for b; ``None``
-            where the layer has neither.
+        weight_gradient: ∂L/∂W, observed for the sample that is sought.
+        bias_gradient: ∂L/∂b of that sample. Where only BatchNorm has a bias, it is computed from
+            that one's gradient. ``None`` where neither has one.
     """
 
     name: str
@@ -113,12 +113,12 @@ class Link:
 
     @property
     def num_channels(self) -> int:
-        """Of the outputs."""
+        """Channels of the outputs; for a linear layer its units."""
         return len(self.scale)
 
     @property
     def gain(self) -> Tensor:
-        """Standard deviation of z where the input has one of 1, per channel: |scale| ‖W_o‖."""
+        """Standard deviation of z per channel o under inputs of unit variance: |scale_o| ‖W_o‖."""
         return self.scale.abs() * self.weight.flatten(1).norm(dim=1)
 
     def linear(self, inputs: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Link:
         return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
 
     def scaled(self, inputs: Tensor) -> Tensor:
-        """``scale · (W ∗ a)``: how preactivations change with a change of inputs."""
+        """``scale · (W ∗ a)``: the change of the preactivations that a change a of inputs makes."""
         outputs = self.linear(inputs)
         return per_channel(self.scale, outputs) * outputs
 
@@ -146,9 +146,11 @@ class Link:
         return self.activation.function(self.preactivation(inputs))
 
     def patches(self, inputs: Tensor) -> Tensor:
-        """What each output sees of an input (1, *input_shape): (K, P), K weights a channel.
+        """The entries of an input (1, *input_shape) that each output position sees.
 
-        ``∂L/∂W`` of a channel is the patches times its errors ``∂L/∂(W ∗ a)`` at P positions.
+        Returns:
+            (K, P): a channel's K weights meet these entries at P positions. Times the channel's
+            errors ``∂L/∂(W ∗ a)`` (P,) they give its ``∂L/∂W`` (K,).
         """
         if self.geometry is None:
             return inputs.reshape(-1, 1)
@@ -161,11 +163,12 @@ class Link:
         return pull(errors)[0]
 
     def equations(self, errors: Tensor, channels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What the weight gradient states about the input; see :func:`weight_equations`.
+        """The equations that the weight gradient states; see :func:`weight_equations`.
 
         Args:
             errors: ∂L/∂(W ∗ a), (1, *output_shape).
-            channels: of the outputs (C,) whose errors are exact; the others are left out.
+            channels: which output channels to use (C,), as a mask: those whose errors are exact.
+                All of them if ``None``.
         """
         gradient = self.weight_gradient
         if channels is not None:
@@ -173,17 +176,17 @@ class Link:
         return weight_equations(errors, gradient, self.input_shape, self.geometry)
 
     def single(self) -> "Link":
-        """The same with W and scale in single precision, for ``linear`` and ``scaled``."""
+        """The same layer with W and scale in single precision, as ``scaled`` needs them."""
         return replace(self, weight=self.weight.float(), scale=self.scale.float())
 
 
 def per_channel(values: Tensor, outputs: Tensor) -> Tensor:
-    """Values (C,) of channels in a shape that broadcasts to outputs (B, C, …)."""
+    """Reshape one value a channel (C,), so that it broadcasts over outputs (B, C, …)."""
     return values.reshape((-1,) + (1,) * (outputs.ndim - 2))
 
 
 def features_of(links: Iterable[Link], inputs: Tensor) -> Tensor:
-    """The outputs of a piece of a chain, of inputs (B, *shape) of its first layer."""
+    """The outputs of the last of some successive layers, for inputs (B, *shape) of the first."""
     for link in links:
         inputs = link.outputs(inputs)
     return inputs
@@ -192,7 +195,8 @@ def features_of(links: Iterable[Link], inputs: Tensor) -> Tensor:
 def trace_chain(problem: Problem) -> list[Link]:
     """Read a model as a chain of convolutions or linear layers with activations between.
 
-    BatchNorm with fixed statistics is folded; flattening is allowed anywhere.
+    BatchNorm with fixed statistics becomes ``scale`` and ``shift`` of the layer before it.
+    Flattening is allowed anywhere.
 
     Raises:
         ValueError: the model is no such chain (branches, pooling, another layer, BatchNorm with
@@ -210,7 +214,7 @@ def trace_chain(problem: Problem) -> list[Link]:
 
             handles.append(module.register_forward_hook(keep))
     like = next(iter(problem.params.values()))
-    # What flows through the layers tells their order; any values do that are all different.
+    # A layer follows another if it takes in what that one put out. Random values tell them apart.
     stream = torch.Generator().manual_seed(0)
     probe = torch.rand(1, *problem.spec.shape, dtype=like.dtype, generator=stream)
     try:
@@ -275,7 +279,7 @@ def _extend(
 def _link(
     name: str, module: nn.Conv2d | nn.Linear, inputs: Tensor, output: Tensor, problem: Problem
 ) -> Link:
-    """A layer as it stands alone, with the observed gradients of its parameters."""
+    """A layer without BatchNorm and activation, with the observed gradients of its parameters."""
     geometry = None
     if isinstance(module, nn.Conv2d):
         if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):

@@ -5,10 +5,12 @@ Here every step minimises, to first order,
 
     ‖r(x)‖² + α ‖s‖²,   x = μ + L s,
 
-with s standard normal under the prior (iteratively regularised Gauss–Newton, Bakushinskii 1992),
-and r has every ReLU averaged over Gaussian noise, whose width falls with α. While α is large only
-what most of the equations agree on is fitted, in images that are smooth; the noise gives units
-that are nearly active a slope.
+where r are the residuals of the equations, and s is standard normal under the prior (iteratively
+regularised Gauss–Newton, Bakushinskii 1992). In r every ReLU is averaged over Gaussian noise, the
+*blur*. The weight α falls from step to step, and the width of the noise falls with it.
+
+While α is large, the images stay smooth, and only what most of the equations agree on is fitted.
+The noise gives a slope to units that are nearly active.
 """
 
 import math
@@ -22,22 +24,22 @@ from flwr_leakage.attacks.exact.mask_equations import LinearisedMasks, MaskEquat
 
 @dataclass(frozen=True)
 class Fading:
-    """Weights of the prior in successive steps, and what goes with them.
+    """The weights α of the prior in successive steps, and the settings of these steps.
 
     Attributes:
-        first: weight α of the first step, > last.
-        last: steps have weights above this one, > 0.
-        factor: from one weight to the next, in (0, 1).
-        blur: standard deviation of the noise in the ReLUs' layers' inputs at the weight
-            ``widest_at``, ≥ 0; it goes with the fourth root of the weight.
-        iterations: of conjugate gradients in a step, at most, ≥ 1.
-        sharpens: whether the last steps have no blur.
-        enough: ‖r‖² at which to end, ≥ 0.
-        widest_at: weight at which the blur has its full width, > 0.
-        sharp: where it sharpens, ReLUs are exact once the weight is at most this multiple of the
-            last one, ≥ 0.
-        trials: of a step, each shorter than the one before, ≥ 1.
-        shortening: from one trial's length to the next, in (0, 1).
+        first: α of the first step, > last.
+        last: the fading ends once α is no longer above this, > 0.
+        factor: α is multiplied by this after each step, in (0, 1).
+        blur: standard deviation of the noise at α = ``widest_at``, ≥ 0. The noise is in the inputs
+            of the layers with ReLUs, and is proportional to the fourth root of α.
+        iterations: most iterations of conjugate gradients in a step, ≥ 1.
+        sharpens: whether the last steps go without a blur.
+        enough: the fading also ends once ‖r‖² is at most this, ≥ 0.
+        widest_at: the α at which the noise has the standard deviation ``blur``, > 0.
+        sharp: if ``sharpens``, the blur is zero once α is at most this multiple of ``last``, ≥ 0.
+        trials: how many lengths of a step are tried, ≥ 1. The first that lowers the objective is
+            taken; if none does, the input stays where it is.
+        shortening: each length is this fraction of the one before, in (0, 1).
     """
 
     first: float
@@ -71,7 +73,7 @@ class Fading:
             raise ValueError(f"widest_at must be above 0, got {self.widest_at}.")
 
     def blur_at(self, weight: float) -> float:
-        """Standard deviation of the noise at a weight of the prior."""
+        """Standard deviation of the noise at a weight α of the prior."""
         if self.sharpens and weight <= self.sharp * self.last:
             return 0.0
         return self.blur * (weight / self.widest_at) ** 0.25
@@ -84,7 +86,7 @@ class Faded:
     Attributes:
         inputs: x (1, C, H, W).
         value: ‖r‖² there, with the blur of the last step.
-        solver: as it is after the last step.
+        solver: the solver for the next step, which knows what this fading learned.
     """
 
     inputs: Tensor
@@ -93,13 +95,13 @@ class Faded:
 
 
 def fade(equations: MaskEquations, inputs: Tensor, fading: Fading, solver: FadingSolver) -> Faded:
-    """One step at every weight of a fading, from given inputs.
+    """Take one step at every weight of a fading.
 
     Args:
-        equations: r.
-        inputs: where to start (1, C, H, W).
-        fading: the weights.
-        solver: of the steps' systems; it has the prior.
+        equations: the equations with the residuals r.
+        inputs: where to start, (1, C, H, W).
+        fading: the weights and the settings of the steps.
+        solver: solves the linear systems of the steps, and holds the prior.
     """
     prior, single = solver.prior, equations.single()
     coordinates = prior.coordinates(inputs)

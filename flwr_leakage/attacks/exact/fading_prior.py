@@ -11,29 +11,31 @@ from flwr_leakage.attacks.exact.fading_stages import Stage
 class FadingPrior:
     """The settings of a fit through ReLUs with a prior of images that fades.
 
-    The stages are those of :class:`flwr_leakage.attacks.exact.fading_stages.Stage`. Deep fadings,
-    and the last one with a prior that is fitted to the best candidate, share ``last_weight``,
-    ``factor`` and ``iterations``; in their last steps ReLUs are exact.
+    The stages are those of :class:`flwr_leakage.attacks.exact.fading_stages.Stage`. Three fadings
+    are *deep*, that is, they lead to hardly any prior: the one from the best candidate, the one
+    from grey, and the last one, whose prior is fitted to the best candidate. They share
+    ``last_weight``, ``factor`` and ``iterations``, and their last steps go without a blur.
 
     Attributes:
-        rounds: candidates, at most, ≥ 1.
-        last_weight: of the prior in deep fadings, in (0, fitted_first).
-        factor: from one weight to the next in these, in (0, 1).
-        iterations: of conjugate gradients in each of their steps, ≥ 1.
-        near: a deep fading ends, and its candidate meets the equations, once ‖r‖², of the
-            equations in units, is at most this, ≥ 0 …
-        enough: … and the one with a fitted prior that then follows once it is at most this, ≥ 0.
-        rough: the first fading, with the masks that are proven at the start.
-        middle: with more of them.
-        longer: share to which the last weight of ``middle`` falls when no mask was proven, in
-            (0, 1].
-        deep_first: first weight of a deep fading from the best candidate, > last_weight.
-        deep_blur: its blur, and that of the fitted prior's, ≥ 0.
-        grey_first: first weight of a deep fading from grey, > last_weight.
-        grey_blur: its blur, ≥ 0: wider, so that it ends elsewhere than the one before.
-        fitted_first: first weight with the prior that is fitted to the best candidate; it starts
-            from there, so that there is less to fade.
-        solver: of the steps' linear systems.
+        rounds: most fadings, each of which yields a candidate, ≥ 1.
+        last_weight: last weight of the prior in deep fadings, in (0, fitted_first).
+        factor: from one weight to the next in deep fadings, in (0, 1).
+        iterations: most iterations of conjugate gradients in a step of deep fadings, ≥ 1.
+        near: a candidate meets the equations if ‖r‖² is at most this, ≥ 0, with each set of
+            equations in units of its right-hand side. The first two deep fadings end there.
+        enough: the deep fading with the fitted prior ends once ‖r‖² is at most this, ≥ 0.
+        rough: the first fading, with the masks that are proven without a candidate.
+        middle: the fadings that follow, with masks that candidates helped to prove.
+        longer: after a candidate that proved no mask, the last weight of ``middle`` is multiplied
+            by this, in (0, 1].
+        deep_first: first weight of the deep fading from the best candidate, > last_weight.
+        deep_blur: blur of that one, and of the one with the fitted prior, ≥ 0.
+        grey_first: first weight of the deep fading from grey, > last_weight.
+        grey_blur: blur of that one, ≥ 0. It is wider, so that the fading ends elsewhere than the
+            one before.
+        fitted_first: first weight of the deep fading with the fitted prior. It starts from the
+            best candidate, so that there is less to fade.
+        solver: how the linear systems of the steps are solved.
     """
 
     rounds: int = 12
@@ -63,7 +65,7 @@ class FadingPrior:
             raise ValueError(f"longer must lie in (0, 1], got {self.longer}.")
         if self.near < 0:
             raise ValueError(f"near must be at least 0, got {self.near}.")
-        # The deep fadings check what is theirs, here rather than in the middle of an attack.
+        # Each Fading checks its own values when it is made: here, not in the middle of an attack.
         self.fitted()
         for stage in (Stage.LONGER, Stage.DEEP, Stage.DEEP_FROM_GREY):
             self.of(stage)
@@ -87,11 +89,11 @@ class FadingPrior:
         raise ValueError(f"nothing fades in stage {stage}.")
 
     def fitted(self) -> Fading:
-        """The fading of a prior that is fitted to the best candidate."""
+        """The fading that follows with a prior fitted to the best candidate."""
         return self._deep(self.fitted_first, self.deep_blur, self.enough)
 
     def _deep(self, first: float, blur: float, enough: float) -> Fading:
-        """A fading to the last weight, or until ‖r‖² is enough."""
+        """A deep fading, which ends at ``last_weight`` or once ‖r‖² is at most ``enough``."""
         return Fading(
             first=first,
             last=self.last_weight,

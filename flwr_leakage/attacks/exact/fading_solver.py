@@ -15,16 +15,19 @@ from flwr_leakage.spectral.low_rank import LowRank
 
 @dataclass(frozen=True)
 class StepSettings:
-    """How the system of a step is solved.
+    """How the linear system of a step is solved.
+
+    The preconditioner is a low-rank approximation, made from some columns of the system's matrix.
+    A column costs as much as an iteration of conjugate gradients.
 
     Attributes:
-        tolerance: relative residual, in (0, 1).
-        rank: columns of the matrix that its largest eigenvalues are taken from, ≥ 1.
+        tolerance: relative residual at which conjugate gradients stop, in (0, 1).
+        rank: columns in a preconditioner, ≥ 1.
         block: columns that are computed at once, ≥ 1.
-        many_iterations: of conjugate gradients: from there on a preconditioner is worth its
-            columns, ≥ 1.
-        patience: iterations per column before another preconditioner replaces one, ≥ 0: a column
-            costs as much as an iteration.
+        many_iterations: a step of more iterations than this is slow, and a preconditioner is made
+            for the next one, ≥ 1.
+        patience: a preconditioner is kept for this many iterations per column at least, ≥ 0,
+            before a slow step may lead to another.
     """
 
     tolerance: float = 3e-2
@@ -45,19 +48,21 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class FadingSolver:
-    """Solves the systems of successive steps by conjugate gradients, in single precision.
+    """Solves the linear systems of successive steps by conjugate gradients, in single precision.
 
-    They see strong directions first, and those that the prior prefers, so that ending them early
-    regularises. Once they take long, the largest eigenvalues of a step's matrix are taken out of
-    this one's and the next ones' by a preconditioner, while that helps. So every step returns the
-    solver for the next one.
+    Conjugate gradients fit the strong directions first, and those that the prior prefers. So
+    ending them early regularises. Once a step takes long, the largest eigenvalues of the next
+    step's matrix are approximated. A preconditioner takes them out of that step's system and of
+    the following ones', whose matrices differ little. So every step returns the solver for the
+    next one.
 
     Attributes:
-        prior: of the inputs.
-        settings: of one system.
-        low_rank: the largest eigenvalues of an earlier step's matrix, if any are known.
-        spent: iterations since these were computed; ``None`` before.
-        is_slow: whether the last step took long enough for them to be computed anew.
+        prior: the prior of the inputs, x = μ + L s.
+        settings: how one system is solved.
+        low_rank: the largest eigenvalues of an earlier step's matrix; ``None`` before the first
+            slow step.
+        spent: iterations since ``low_rank`` was computed; ``None`` where there is none.
+        is_slow: whether the last step took so long that ``low_rank`` is to be computed anew.
     """
 
     prior: ImagePrior
@@ -72,10 +77,10 @@ class FadingSolver:
         """The step −(LᵀJᵀJL + αI)⁻¹ slope, and the solver for the next one.
 
         Args:
-            system: J, in single precision.
-            slope: (C, H, W).
-            weight: α.
-            iterations: of conjugate gradients, at most.
+            system: J, the derivative of the residuals by x, in single precision.
+            slope: half the objective's derivative by the coordinates s, (C, H, W).
+            weight: α of the prior.
+            iterations: most iterations of conjugate gradients.
         """
         settings, spent, low_rank = self.settings, self.spent, self.low_rank
         single = self.prior.single()
@@ -98,12 +103,12 @@ class FadingSolver:
 
 
 def approximate(system: LinearisedMasks, prior: ImagePrior, rank: int, block: int) -> LowRank:
-    """The largest eigenvalues of LᵀJᵀJL, from columns where the prior varies most.
+    """The largest eigenvalues of LᵀJᵀJL, from its columns for which the prior varies most.
 
     Args:
         system: J, in single precision.
-        prior: has L.
-        rank: the number of columns; fewer where there are no more.
+        prior: the prior with L.
+        rank: the number of columns, or all of them where the matrix has fewer.
         block: columns that are computed at once.
     """
     smoothest = prior.deviations.flatten().argsort(descending=True)[:rank]
@@ -120,6 +125,6 @@ def approximate(system: LinearisedMasks, prior: ImagePrior, rank: int, block: in
 def _normal_product(
     system: LinearisedMasks, prior: ImagePrior, batch: int
 ) -> Callable[[Tensor], Tensor]:
-    """LᵀJᵀJL, for batches (batch, C, H, W)."""
+    """The product with LᵀJᵀJL, for batches of vectors (batch, C, H, W)."""
     pull = system.pull_back(batch)
     return lambda steps: prior.pull(pull(system.push(prior.push(steps))))

@@ -5,31 +5,34 @@ from enum import Enum
 
 
 class Stage(Enum):
-    """What is done next. The values name the stages in an attack's ``stats``."""
+    """What a fit does next. The values name the stages in an attack's ``stats``.
+
+    Every fading starts from an input and ends at a *candidate*, which may help to prove masks.
+    """
 
     ROUGH = "rough fading"
-    """The first one, from grey, with the masks that were proven without a candidate."""
+    """The first fading: from grey, with the masks that were proven without a candidate."""
 
     MIDDLE = "fading"
-    """From the best candidate, after one that proved masks."""
+    """A fading from the best candidate, after a candidate that helped to prove masks."""
 
     LONGER = "longer fading"
-    """The same to a lower weight, after a candidate that proved no mask."""
+    """The same to a lower weight of the prior, after a candidate that proved no mask."""
 
     DEEP = "deep fading"
-    """From the best candidate to hardly any prior, with all masks proven or no more to come."""
+    """A fading from the best candidate to hardly any prior: no more masks can be proven."""
 
     DEEP_FROM_GREY = "deep fading from grey"
-    """The same from grey and with wider noise, where the former did not meet the equations."""
+    """A deep fading from grey with wider noise, after one that did not meet the equations."""
 
     MET = "equations met"
-    """The end: a deep fading met the equations. What is left is to refine it."""
+    """The end: the candidate of a deep fading meets the equations, and only has to be refined."""
 
     EXHAUSTED = "exhausted"
     """The end: no fading met the equations."""
 
     DOUBTFUL = "doubtful"
-    """The end: not one mask could be proven, so that the gradient is not exact."""
+    """The end: not one mask could be proven, which says that the gradient is not exact."""
 
     @property
     def is_deep(self) -> bool:
@@ -44,13 +47,13 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a stage.
+    """What came of the fading of a stage.
 
     Attributes:
-        met: its candidate meets the equations.
-        has_proven: its candidate helped to prove a mask.
-        is_settled: no more masks can be proven: all are, or nothing tells about them.
-        is_doubtful: masks could be proven, but none is.
+        met: whether its candidate meets the equations.
+        has_proven: whether its candidate helped to prove a mask.
+        is_settled: whether no more masks can be proven, as all are or nothing tells about them.
+        is_doubtful: whether there are gradients that could prove masks, but none is proven.
     """
 
     met: bool
@@ -60,7 +63,7 @@ class Outcome:
 
 
 def first_stage(is_settled: bool) -> Stage:
-    """Where a fit begins; ``is_settled`` as in :class:`Outcome`.
+    """Where a fit begins; see :class:`Outcome` for ``is_settled``.
 
     Example:
         >>> first_stage(is_settled=False)
@@ -70,11 +73,13 @@ def first_stage(is_settled: bool) -> Stage:
 
 
 def next_stage(stage: Stage, outcome: Outcome) -> Stage:
-    """The stage that follows one that is no end.
+    """The stage that follows another, given what came of that one.
 
-    A candidate that proved masks changed the equations, so the next one starts from it, deep once
-    no more can be proven. Two in a row that proved none lead to a deep fading, too; but not if no
-    mask at all is proven, as equations of an inexact gradient must not be met to the last digit.
+    - A candidate that proved masks has changed the equations, so that the next fading starts from
+      it. That one is deep if no more masks can be proven.
+    - Two candidates in a row that proved none also lead to a deep fading. But if not one mask is
+      proven, the gradient is inexact, and its equations must not be met to the last digit: the fit
+      ends.
 
     Raises:
         ValueError: the stage is an end.

@@ -1,4 +1,4 @@
-"""The features that several convolutions take in, solved from these convolutions' gradients."""
+"""The features that one or more convolutions take in, solved from the convolutions' gradients."""
 
 from collections.abc import Sequence
 
@@ -17,23 +17,24 @@ def solve_features(
     trims: int = 3,
     contradiction: float = 5.0,
 ) -> Tensor:
-    """The features (1, C, H, W) that several convolutions take in, from their weight gradients.
+    """The features (1, C, H, W) that one or more convolutions take in, from their weight gradients.
 
-    Least squares over the equations of all output channels. One whose error has a wrong entry,
-    as its ReLU's mask has, contradicts all others; it is left out and the rest is solved again.
+    This is a least-squares solution over the equations of all output channels. Where a ReLU's mask
+    has a wrong entry, so has the error of its channel, and the channel's equations contradict all
+    others. Such channels are left out, and the rest is solved again.
 
     Args:
         uses: the convolutions, at least one.
         errors: ∂L/∂outputs of each, (1, O, H', W').
         gradients: ∂L/∂W of each.
-        rank_tolerance: features are determined if the least singular value is above this share
-            of the largest.
-        trims: solutions; after each, channels that contradict it are left out.
-        contradiction: a channel contradicts a solution by a residual above this multiple of the
-            median one.
+        rank_tolerance: the equations determine the features if their least singular value is at
+            least this share of the largest.
+        trims: how often they are solved; after each solution, contradicting channels are left out.
+        contradiction: a channel contradicts a solution if its residual is above this multiple of
+            the median residual.
 
     Raises:
-        ValueError: the equations do not determine them.
+        ValueError: the equations do not determine the features.
     """
     channels, height, width = uses[0].input_shape
     matrices: list[Tensor] = []

@@ -13,13 +13,13 @@ from flwr_leakage.attacks.problem import Problem
 
 @dataclass(frozen=True)
 class Fit:
-    """Where a fit ended, and what it and those before it cost.
+    """Where a fit ended, with the cost of it and of the fits before it.
 
     Attributes:
         inputs: (1, C, H, W).
-        value: what was minimised, there.
-        iterations: of the optimizer.
-        evaluations: of the value and its gradient.
+        value: the minimised function at these inputs.
+        iterations: steps of the optimizer, summed over these fits.
+        evaluations: how often the function and its gradient were computed, likewise.
     """
 
     inputs: Tensor
@@ -31,14 +31,14 @@ class Fit:
 def fit_features(
     problem: Problem, features: Features, start: Fit, weight: float, optimizer: LBFGS
 ) -> Fit:
-    """Fit the input to features by their summed distances, see :func:`feature_distance`.
+    """Fit the input to known features, by the sum of their :func:`feature_distance`.
 
     Args:
-        problem: has the network.
-        features: those known.
+        problem: holds the network.
+        features: the known features.
         start: the fit to go on from.
-        weight: of the images' smoothed total variation.
-        optimizer: of all entries at once.
+        weight: weight of the input's smoothed total variation beside that sum, ≥ 0.
+        optimizer: minimises over all entries of the input at once.
     """
     shape, deepest = start.inputs.shape, max(features.outputs)
 
@@ -69,9 +69,10 @@ def fit_features(
 
 
 def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
-    """Squared distance from known ReLU outputs, as a share of theirs.
+    """Squared distance of preactivations from known ReLU outputs, divided by ``‖known‖²``.
 
-    Where the output is positive it tells the preactivation; elsewhere only that this is ≤ 0.
+    A positive output equals the preactivation. A zero output says only that the preactivation is
+    not positive, so that just the positive part counts there.
     """
     residual = torch.where(known > 0, preactivations - known, preactivations.clamp_min(0))
     return residual.square().sum() / known.square().sum()

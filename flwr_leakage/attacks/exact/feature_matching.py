@@ -1,11 +1,13 @@
 """Feature matching: recover a network's features layer by layer, then the input that has them.
 
-For one sample, a network that is a chain of convolutions or linear layers gives its features
-away from behind (:mod:`flwr_leakage.attacks.exact.walk_back`). Through invertible activations the
-weight gradients are solved for them, as far as these have one solution; the input is then fitted
-to the deepest features found. Of features that come from ReLUs it is enough to know where they are
-zero; :mod:`flwr_leakage.attacks.exact.masks` finds the masks and proves most of them, and
-:mod:`flwr_leakage.attacks.exact.relu_fit` seeks the input that meets what they tell.
+For one sample, a network that is a chain of convolutions or linear layers gives its features away
+layer by layer, from the last one on (:mod:`flwr_leakage.attacks.exact.walk_back`).
+
+- Through invertible activations the weight gradients are solved for the features, as long as there
+  is one solution. The input is then fitted to the deepest features found.
+- Of features that come from ReLUs it is enough to know where they are zero, the mask.
+  :mod:`flwr_leakage.attacks.exact.masks` finds the masks and proves most of them, and
+  :mod:`flwr_leakage.attacks.exact.relu_fit` seeks the input that meets what they tell.
 """
 
 import math
@@ -43,8 +45,8 @@ class Judged:
     """A candidate as the attacker sees it.
 
     Attributes:
-        stage: of the attack that found it.
-        inputs: (1, *shape), valid pixels.
+        stage: the stage of the attack that found it.
+        inputs: (1, *shape), clamped to valid pixels.
         distance: relative squared distance of its gradient from the observed one.
     """
 
@@ -55,27 +57,27 @@ class Judged:
 
 @dataclass(frozen=True)
 class FeatureMatching(OneByOne):
-    """Layer by layer from behind, then a fit of the input; one sample, one plain step.
+    """Solve one sample layer by layer, from the last layer on, then fit the input.
 
-    Every reconstruction is judged by the attacker's own objective, the relative squared distance
-    of the gradients: over the levels at which the walk back may stop, the ways to use masks that
-    are not proven, and the successive fits.
+    Takes an update of one sample in one plain step. Among the candidates that the successive fits
+    yield, the attacker's own objective chooses: the relative squared distance of the gradients.
 
     Attributes:
         rank_tolerance: singular values of a gradient's equations below this fraction of the
-            largest are left out, in [0, 1); where the equations are noisy they fade below it.
+            largest are left out, in [0, 1). Of the masked layer's own equations, which are noisy,
+            they are not left out but given less and less weight.
         rank_fraction: the walk ends at a layer whose gradient determines less than this share of
-            its input; solving it would cost much and rarely have one solution.
-        negligible: singular values below this share of the largest are left out of noisy
-            equations, too, in [0, 1).
-        layer_iterations: of the convex problem of a layer behind invertible activations.
-        solved: such a layer counts as found once its relative mean squared residual is at most
-            this.
+            its input. Solving it would cost much, and it would rarely have one solution.
+        negligible: of the masked layer's own equations, singular values below this share of the
+            largest are left out, in [0, 1).
+        layer_iterations: most iterations for the convex problem of a layer behind an invertible
+            activation, ≥ 1.
+        solved: such a layer counts as found if its relative mean squared residual is at most this.
         masks: how masks of ReLUs are sought and proven.
-        fit_iterations: of the input's fit to the features, where no ReLU is in the way.
-        fading: of the prior and the blur in the fit through ReLUs.
-        newton: damped Gauss–Newton without a prior after that.
-        initialisation: of the fit where no ReLU is in the way.
+        fit_iterations: most iterations of the fit of the input where no ReLU is in the way, ≥ 1.
+        fading: how the prior and the blur fade in the fit through ReLUs.
+        newton: the damped Gauss–Newton without a prior that follows that fit.
+        initialisation: where the fit starts if no ReLU is in the way.
     """
 
     purpose: ClassVar[str] = "feature matching"
@@ -151,10 +153,10 @@ class FeatureMatching(OneByOne):
     def _fit_levels(
         self, chain: Sequence[Link], levels: Sequence[Knowledge], start: Tensor
     ) -> list[Candidate]:
-        """Inputs that explain the deepest level, and then the last one that is sure.
+        """Inputs that explain the deepest level of the walk, and then the level before it.
 
-        A walk that went one layer too far has features that are roughly right and errors that
-        are not; the fit to them is then a start for the level before.
+        A walk may go one layer too far. The features found there are roughly right, but the errors
+        are not. The fit to them is then a good start for a fit to the level before.
         """
         position = len(chain) - 1 - len(levels)
         inputs = fit_level(chain[:position], levels[-1], start, self.fit_iterations)
@@ -166,13 +168,13 @@ class FeatureMatching(OneByOne):
 
 
 def fit_level(before: Sequence[Link], level: Knowledge, start: Tensor, iterations: int) -> Tensor:
-    """Fit the input to one layer's outputs and its weight's gradient, by L-BFGS.
+    """Fit the input to one layer's outputs and to its weight's gradient, by L-BFGS.
 
     Args:
-        before: the layers before that one.
-        level: what is known of it.
-        start: input (1, *shape).
-        iterations: at most.
+        before: the layers before that layer.
+        level: what is known of the layer.
+        start: the input to start from, (1, *shape).
+        iterations: most iterations of L-BFGS.
     """
     size = level.equations.values.square().sum().clamp_min(1e-30)
 

@@ -1,16 +1,20 @@
 """Feature recursion: read a ReLU network's features from its gradients, then fit the input.
 
 Networks whose channels grow as their maps shrink have far more equations than unknowns in all but
-the first layers, so that :func:`recover_features` gets far, through pooling, BatchNorm with given
-statistics and skip connections. After global average pooling the last mask is not known from the
-features, but all positions share one error; after max pooling over windows that do not overlap,
-flattened into the last layer, all positions of a window do
-(:mod:`flwr_leakage.attacks.exact.last_mask`). Pooling further in front ends the recursion: the
-pooled features are still determined, the maxima behind them are not.
+the first layers. So :func:`recover_features` gets far, through BatchNorm with given statistics and
+skip connections. The end of the network may pool, where the features do not tell the last mask:
 
-The input is at last fitted to the shallowest features found, a residual continuous in x: from
-grey; or, through pooling, from what a regression on synthetic images reads from the features,
-with a preference for smooth images that fades.
+- behind global average pooling, all positions share one error;
+- behind max pooling over windows that do not overlap, flattened into the last layer, all positions
+  of a window do.
+
+Either is enough to find the mask (:mod:`flwr_leakage.attacks.exact.last_mask`). Max pooling further
+in front ends the recursion: the pooled features are still determined, but not where in its window
+each maximum was.
+
+Finally the input is fitted to the shallowest features found, by a residual that is continuous in x.
+The fit starts from grey. Where those features are pooled it starts from what a regression on
+synthetic images reads from them, and prefers smooth images at first.
 """
 
 import time
@@ -38,13 +42,13 @@ from flwr_leakage.records import Batch, Reconstruction
 
 @dataclass(frozen=True)
 class Attempt:
-    """What was made of one target with one threshold of zero.
+    """The result of one target with one threshold below which features count as zero.
 
     Attributes:
         found: the reconstruction.
-        is_sure: only the truth has these features: they outnumber the pixels, and they are met.
-            Rounding on the client's side may still have chosen other maxima, so that the gradient
-            differs.
+        is_sure: whether the fit meets pooled features that outnumber the pixels: only the truth
+            does. Its gradient may differ from the observed one all the same, as rounding on the
+            client's side may have chosen other maxima.
     """
 
     found: Reconstruction
@@ -53,35 +57,35 @@ class Attempt:
 
 @dataclass(frozen=True)
 class FeatureRecursion(OneByOne):
-    """Reads features from behind as far as they are determined, and fits the input to them.
+    """Read features from the last ReLU on as far as they are determined, and fit the input to them.
 
-    For one sample and one plain gradient, ReLU networks whose last layer is linear with a bias,
-    on features that were averaged over few positions, or pooled to maxima and flattened;
-    BatchNorm by given statistics.
+    Takes one sample and one plain gradient of a ReLU network. Its last layer must be linear with a
+    bias, and take in features that were averaged over few positions, or pooled to maxima and
+    flattened. BatchNorm must use given statistics.
 
     Attributes:
-        rank_tolerance: equations whose singular values fall below this fraction of the largest
-            do not determine features.
-        trims: solutions of one layer's equations; after each, channels that contradict it are left
-            out.
-        contradiction: a channel contradicts a solution by a residual above this multiple of the
-            median one.
-        zeros: features below this fraction of their layer's largest are zeros. No one value suits
-            all networks, so that each is tried, until one reconstruction's gradient is within
-            ``solved`` of the observed one; else the one whose gradient is nearest is kept.
-        solved: relative squared distance of gradients.
+        rank_tolerance: equations do not determine features if their least singular value is below
+            this fraction of the largest.
+        trims: how often the equations of one layer are solved, ≥ 1. After each solution, channels
+            that contradict it are left out.
+        contradiction: a channel contradicts a solution if its residual is above this multiple of
+            the median residual, ≥ 1.
+        zeros: features below this fraction of their layer's largest count as zero. No one value
+            suits all networks, so they are tried in turn until one reconstruction's gradient is
+            within ``solved`` of the observed one. If none is, the nearest one is kept.
+        solved: relative squared distance at which gradients, or features, count as met.
         fitted: how many of the shallowest known layers the input is fitted to, ≥ 1.
-        iterations: of the fit.
-        initialisation: of the fit, where no pooling is in its way.
-        synthetic: images of noise from whose features a start is learned where pooling is; each
-            of ``zeros`` draws its own.
-        smoothing: weights of the total variation in the successive fits from there to the
-            shallowest layer known, before the last one without.
-        smoothed_iterations: of each of those.
-        rounds: of all those fits, each from where the last ended, until the features' relative
-            squared distance is within ``solved``.
-        shaking: standard deviation of the noise that a round adds to where the last ended, in
-            units of the model's input.
+        iterations: most iterations of the last fit, ≥ 1.
+        initialisation: where the fit starts if the shallowest features are not pooled.
+        synthetic: images of noise from which a start is learned if they are pooled, ≥ 1. Each of
+            ``zeros`` draws its own.
+        smoothing: weights of the total variation in successive fits to pooled features. One more
+            fit follows without it.
+        smoothed_iterations: most iterations of each of these fits, ≥ 1.
+        rounds: most rounds of these fits, ≥ 1. A round starts where the last one ended. They end
+            once the features' relative squared distance is within ``solved``.
+        shaking: standard deviation of the noise added to the start of each further round, in units
+            of the model's input.
     """
 
     purpose: ClassVar[str] = "feature recursion"
@@ -120,7 +124,7 @@ class FeatureRecursion(OneByOne):
         """Attack one problem.
 
         Raises:
-            ValueError: with no threshold could features be read.
+            ValueError: features could be read with none of the thresholds ``zeros``.
         """
         began = time.process_time()
         start = self.initialisation(problem.spec, 1, restart, generator).double()
@@ -145,12 +149,12 @@ class FeatureRecursion(OneByOne):
     def _attempt(
         self, problem: Problem, start: Tensor, zero: float, generator: torch.Generator
     ) -> Attempt:
-        """The input whose features are those recovered with one threshold of zero."""
+        """Recover the features with one threshold of ``zeros``, and the input that has them."""
         known = recover_features(problem, self.rank_tolerance, zero, self.trims, self.contradiction)
         fit = Fit(start, float("inf"))
         chosen = known.first(self.fitted)
         if known.is_pooled:
-            # Far from a solution rounding does not count, and single precision is twice as fast.
+            # Far from a solution rounding does no harm, and single precision is twice as fast.
             chosen = known.first(1)
             fit = self._search(problem.to(torch.float32), chosen.single(), generator)
             fit = replace(fit, inputs=fit.inputs.double())
@@ -172,7 +176,7 @@ class FeatureRecursion(OneByOne):
         return Attempt(found, known.is_pooled and outnumbered and fit.value <= self.solved)
 
     def _search(self, problem: Problem, known: Features, generator: torch.Generator) -> Fit:
-        """The input behind pooled features: read from them, then fitted in rounds."""
+        """The input behind pooled features: read from them by regression, then fitted in rounds."""
         number = known.shallowest
 
         def features(inputs: Tensor) -> Tensor:

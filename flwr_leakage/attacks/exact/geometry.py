@@ -1,4 +1,4 @@
-"""How the outputs of a convolution see its input."""
+"""Which entries of its input a convolution looks at."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,10 +13,10 @@ class Geometry(NamedTuple):
     """Where a two-dimensional convolution looks, each setting for rows and for columns.
 
     Attributes:
-        kernel_size: entries that one output sees.
-        dilation: step between these.
-        padding: zeros around the input.
-        stride: step from one output to the next.
+        kernel_size: how many entries one output sees.
+        dilation: distance between neighbouring ones of these.
+        padding: zeros added on each side of the input.
+        stride: how far the next output's entries are shifted.
     """
 
     kernel_size: Pair
@@ -32,15 +32,19 @@ class Geometry(NamedTuple):
         padding: int | Iterable[int],
         stride: int | Iterable[int],
     ) -> "Geometry":
-        """The same from numbers that stand for both rows and columns, or from pairs."""
+        """A geometry from pairs, or from numbers that hold for both rows and columns."""
         return cls(pair(kernel_size), pair(dilation), pair(padding), pair(stride))
 
     def patches(self, inputs: Tensor) -> Tensor:
-        """What each output sees of inputs (B, C, H, W): (B, C·K, P), of P outputs and K entries."""
+        """The entries of inputs (B, C, H, W) that each output sees.
+
+        Returns:
+            (B, C·K, P), with P positions of the outputs and K entries of the kernel.
+        """
         return F.unfold(inputs, *self)
 
 
 def pair(value: int | Iterable[int]) -> Pair:
-    """A setting for rows and columns."""
+    """A setting as (rows, columns), where one number holds for both."""
     height, width = (value, value) if isinstance(value, int) else value
     return int(height), int(width)

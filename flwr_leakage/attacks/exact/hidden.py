@@ -1,4 +1,4 @@
-"""ReLUs whose masks are sought, with what is known of them so far and what that tells."""
+"""The ReLUs of a layer while their masks are sought, and the equations of the proven ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +16,15 @@ from flwr_leakage.attacks.exact.weight_equations import Whitened
 
 @dataclass(frozen=True)
 class OwnEquations:
-    """How the weight gradient of the layer that has the masks is used.
+    """How equations are made of the weight gradient of the layer whose masks are sought.
 
-    Only the channels of proven masks state something, so that the equations are mostly fewer than
-    the unknowns.
+    Only channels with a proven mask give equations, so that these are mostly fewer than the
+    unknowns.
 
     Attributes:
-        negligible: singular values below this share of the largest are left out, in [0, 1) …
-        noise: … and equations fade where their singular value comes below this one, ≥ 0; see
-            :meth:`Whitened.faded`.
+        negligible: singular values below this share of the largest are left out, in [0, 1).
+        noise: equations whose singular value is below this share of the largest lose weight, ≥ 0;
+            see :meth:`Whitened.faded`.
     """
 
     negligible: float = 1e-6
@@ -35,8 +35,8 @@ class OwnEquations:
 
         Args:
             link: the layer.
-            errors: of its outputs where they are active (C, P).
-            masks: of these.
+            errors: ∂L/∂(W ∗ a) of its outputs (C, P), as if all ReLUs were active.
+            masks: the masks of its ReLUs.
         """
         if not masks.num_proven:
             return None
@@ -50,13 +50,13 @@ class Hidden:
     """The ReLUs of one layer, whose masks are sought.
 
     Attributes:
-        before: the layers before.
+        before: the layers before that layer.
         link: the layer.
         behind: what is known of the next layer.
-        evidence: about the masks; ``None`` where nothing tells about these.
-        masks: what is believed so far.
+        evidence: what gradients tell about the masks; ``None`` if they tell nothing.
+        masks: the masks as believed so far.
         search: how masks are sought.
-        own: how the layer's own weight gradient is used.
+        own: how equations are made of the layer's own weight gradient.
     """
 
     before: Sequence[Link]
@@ -97,7 +97,7 @@ class Hidden:
         search: MaskSearch,
         own: OwnEquations,
     ) -> "Hidden":
-        """The ReLUs of a layer of which nothing is proven, nor will be."""
+        """The ReLUs of a layer whose masks cannot be proven."""
         masks = Masks.unknown(link.num_channels, link.output_shape.numel() // link.num_channels)
         return cls(before, link, behind, None, masks, search, own)
 
@@ -118,23 +118,23 @@ class Hidden:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether masks could be proven, but none is."""
+        """Whether there is evidence that could prove masks, but none is proven."""
         return self.evidence is not None and not self.num_proven
 
     @cached_property
     def equations(self) -> MaskEquations:
-        """What the proven masks, and the layer behind them, tell about the input."""
+        """The equations that the proven masks, and the layer behind them, give for the input."""
         own = None
         if self.evidence is not None:
             own = self.own(self.link, self.evidence.errors, self.masks)
         return MaskEquations.of(self.before, self.link, self.masks, own, self.behind)
 
     def refine(self, inputs: Tensor) -> "Hidden":
-        """The same ReLUs with the masks that a candidate input (1, *shape) helps to prove."""
+        """The same ReLUs, with those masks proven that a candidate input (1, *shape) proves."""
         if self.evidence is None or self.is_proven:
             return self
         features = features_of(self.before, inputs)
         z = self.link.preactivation(features).reshape(self.masks.active.shape)
         masks = self.search.refine(self.evidence, self.masks, z, self.link.patches(features))
-        # What is believed of the other masks is in no equation: without a proof all is as it was.
+        # Only proven masks enter the equations: without a new proof, nothing has changed.
         return self if masks.num_proven == self.num_proven else replace(self, masks=masks)

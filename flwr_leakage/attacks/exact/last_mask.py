@@ -1,9 +1,9 @@
-"""The mask of a network's last ReLU, behind which features are pooled and reach the last layer.
+"""The mask of a network's last ReLU, where features are pooled before the last layer.
 
-The weight gradient of the last convolution, one of 3×3 with padding 1 and stride 1, is ``B A``: the
-masks, times known errors, in the columns of B, one for each position, and the patches that the
-convolution took in there in the rows of A. All that is left open is which columns they are, and
-which position each belongs to (:mod:`flwr_leakage.attacks.exact.binary_columns`).
+The last convolution must have a 3×3 kernel, padding 1 and stride 1. Its weight gradient is a
+product ``B A``. Each column of B is the mask of one position, times known errors; the same row of A
+is the patch that the convolution took in there. What has to be found is which vectors these columns
+are, and which position each belongs to (:mod:`flwr_leakage.attacks.exact.binary_columns`).
 """
 
 import torch
@@ -14,15 +14,16 @@ from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, d
 from flwr_leakage.attacks.exact.geometry import Geometry, Pair
 
 LAST_GEOMETRY = Geometry((3, 3), (1, 1), (1, 1), (1, 1))
-"""Of the convolution that tells the last mask: what patches are put in their places by."""
+"""Geometry of the last convolution: the overlap of its patches tells their places."""
 
 
 def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
     """The mask (1, N, H, W) of the last ReLU, before global average pooling of a square map.
 
     Args:
-        error: (1, N, H, W) of the last convolution's output, as if every ReLU were active.
-        gradient: (N, C, 3, 3) of its weight; its padding and stride are 1.
+        error: (1, N, H, W), the error of the last convolution's output as if every ReLU were
+            active.
+        gradient: (N, C, 3, 3), the gradient of its weight.
 
     Raises:
         ValueError: the errors differ between positions, or the masks are not found.
@@ -48,15 +49,17 @@ def maxima_mask(
     window: Pair,
     rank_tolerance: float = 1e-6,
 ) -> Tensor:
-    """The mask (1, N, H, W) of the last ReLU, before max pooling that is flattened.
+    """The mask (1, N, H, W) of the last ReLU, before max pooling whose output is flattened.
+
+    It is 1 where an entry is active and the maximum of its window.
 
     Args:
-        error: (1, N, H, W) of the last convolution's output, as if every entry were its window's
-            maximum.
-        gradient: (N, C, 3, 3) of its weight; its padding and stride are 1.
-        active: (N · windows,) where the pooled outputs are positive.
-        window: height and width; together the windows cover a square.
-        rank_tolerance: singular values below this share of the largest are zero.
+        error: (1, N, H, W), the error of the last convolution's output as if every entry were its
+            window's maximum.
+        gradient: (N, C, 3, 3), the gradient of its weight.
+        active: (N · windows,), where the pooled outputs are positive.
+        window: height and width of a window; together the windows cover a square.
+        rank_tolerance: singular values below this share of the largest count as zero.
 
     Raises:
         ValueError: the errors differ within windows, the pooled outputs are not those that the

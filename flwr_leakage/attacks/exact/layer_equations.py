@@ -1,4 +1,4 @@
-"""What a layer's outputs and its weight's gradient tell about its input: a convex problem."""
+"""The input of a layer from its outputs and from its weight's gradient: a convex problem."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,15 @@ from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What is known of the input a of one layer, ``outputs = φ(z(a))``, to be used in a fit.
+    """What is known of the input a of one layer, whose outputs are φ(z(a)).
 
     Attributes:
-        link: the layer that takes a.
-        outputs: the layer's known activations, (1, *output_shape).
+        link: the layer.
+        outputs: the layer's known outputs, (1, *output_shape).
         errors: ∂L/∂(W ∗ a), (1, *output_shape).
-        equations: those of its weight gradient.
-        trust: in the outputs, a factor of their residuals that has or broadcasts to their shape.
+        equations: the equations about a that its weight gradient states.
+        trust: factor of the residuals of the outputs, which broadcasts to their shape; 0 where an
+            output is not known.
     """
 
     link: Link
@@ -37,14 +38,14 @@ class Knowledge:
         rank_tolerance: float,
         trust: Tensor | float = 1.0,
     ) -> "Knowledge":
-        """From a layer's outputs and their errors ∂L/∂outputs, of as many entries each.
+        """What follows from a layer's outputs and the errors of these.
 
         Args:
-            link: the layer.
-            outputs: its activations.
-            output_errors: ∂L/∂outputs.
+            link: the layer, which holds its weight gradient.
+            outputs: its outputs, of any shape with the right number of entries.
+            output_errors: ∂L/∂outputs, likewise.
             rank_tolerance: see :meth:`Whitened.by_svd`.
-            trust: in the outputs, one or an entry for each.
+            trust: factor of the outputs' residuals, one for all or one for each.
         """
         shape = (1, *link.output_shape)
         outputs = outputs.reshape(shape)
@@ -61,7 +62,10 @@ class Knowledge:
         return self.link.pull_back(self.errors)
 
     def forward_residual(self, inputs: Tensor) -> Tensor:
-        """How far ``z(a)`` is from what the outputs tell, per entry, in units of typical a."""
+        """How far each entry of ``z(a)`` is from what the outputs tell, in the units of a.
+
+        Where an output tells only z ≤ 0, what counts is the positive part of ``z(a)``.
+        """
         link = self.link
         z = link.preactivation(inputs)
         known = link.activation.invertible(self.outputs)
@@ -71,7 +75,7 @@ class Knowledge:
         return self.trust * weight * residual / link.gain.mean().clamp_min(1e-30)
 
     def gradient_residual(self, inputs: Tensor) -> Tensor:
-        """How far a is from the weight gradient's equations, whitened (r, C)."""
+        """How far a is from meeting the r equations of the weight gradient, (r, C)."""
         return self.equations.residual(inputs)
 
 
@@ -80,18 +84,18 @@ def solve_layer(
 ) -> tuple[Tensor, float]:
     """Find the input a of a layer behind an invertible activation, a convex problem.
 
-    The gradient's equations ``M(δ) a = ∂L/∂W`` hold exactly, as a is sought in coordinates of
-    their null space; the forward equations ``z(a) = φ⁻¹(outputs)`` and the range [low, high] of a
-    are met in least squares.
+    The gradient's equations ``M(δ) a = ∂L/∂W`` hold exactly, as a is one solution of them plus a
+    vector of their null space, which is sought. The forward equations ``z(a) = φ⁻¹(outputs)`` and
+    the range [low, high] of a are met in least squares.
 
     Args:
-        knowledge: of the layer.
+        knowledge: what is known of the layer.
         low: least value that a can have, as an output of the layer before.
-        high: greatest one.
-        iterations: of L-BFGS.
+        high: greatest value that a can have.
+        iterations: most iterations of L-BFGS.
 
     Returns:
-        a (1, *input_shape) and the mean squared residual, relative to a's mean square.
+        a (1, *input_shape), and the mean squared residual divided by a's mean square.
     """
     equations = knowledge.equations
     null = equations.null_space()

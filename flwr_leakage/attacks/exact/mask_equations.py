@@ -1,16 +1,20 @@
 """What proven masks of a ReLU layer tell exactly about the input: a piecewise linear system.
 
-Let z(x) be the preactivations of a ReLU layer, h(x) the input of that layer, and let the masks
-m of some of its channels be proven. Then three sets of equations hold to rounding:
+Let z(x) be the preactivations of a ReLU layer, h(x) the input of that layer, and a its outputs.
+Let the masks m of some of its channels be proven. Then these equations hold to rounding:
 
-    M₁ h(x) = T₁              the weight gradient of the layer, of proven channels;
-    z(x) = a, z(x) ≤ 0        where the mask's values are determined, and where it is zero;
-    M₂ (m z(x)) = T₂          the weight gradient of the layer behind, with relu(z) for m z in
-                              channels that are not proven; and that layer's own outputs.
+    M₁ h(x) = T₁       from the weight gradient of the layer, its proven channels only;
+    z(x) = a           in proven channels, where a is positive and its value is determined;
+    z(x) ≥ 0           in proven channels, where a is positive and its value is not determined;
+    z(x) ≤ 0           in proven channels, where the mask is zero and this is determined;
+    M₂ (m z(x)) = T₂   from the weight gradient of the layer behind. In channels that are not
+                       proven, relu(z) stands for m z.
 
-As m is given, only the ReLUs before the layer are left in the way, and x is mostly overdetermined:
-close to the solution Newton's method for this system ends there in a few steps. Its residual is
-the attacker's to see, so it is known when the solution is exact. From far away
+The known outputs of the layer behind add equations of their own.
+
+As m is given, only the ReLUs before the layer are still unknown, and x is mostly overdetermined.
+Close to the solution, Newton's method arrives in a few steps. The attacker can see the residual,
+and so knows when the solution is exact. From far away,
 :mod:`flwr_leakage.attacks.exact.fading` comes close.
 """
 
@@ -30,13 +34,14 @@ from flwr_leakage.attacks.exact.weight_equations import Whitened, root_mean_squa
 
 @dataclass(frozen=True)
 class Gates:
-    """Which piece of the piecewise linear system an input is on.
+    """The piece of the piecewise linear system that an input is on.
 
     Attributes:
-        before: slopes of the activations of the layers before the masked one, of their shapes.
-        bound: 1 where a residual holds z to its target, (1, *shape) of the masked layer, else 0.
+        before: slopes of the activations of each layer before the masked one.
+        bound: 1 where z has a target value or violates its bound, so that there is a residual, else
+            0; of the shape of the masked layer's outputs.
         passes: slopes of the masked layer's ReLUs, of the same shape.
-        reached: the weight of each residual of the layer behind, (1, *shape) of that.
+        reached: weight of each residual of the layer behind, of the shape of its outputs.
     """
 
     before: tuple[Tensor, ...]
@@ -45,7 +50,7 @@ class Gates:
     reached: Tensor
 
     def single(self) -> "Gates":
-        """The same in single precision."""
+        """The same slopes and weights in single precision."""
         before = tuple(gate.float() for gate in self.before)
         return Gates(before, self.bound.float(), self.passes.float(), self.reached.float())
 
@@ -56,11 +61,11 @@ class MaskEquations:
 
     Attributes:
         before: the layers before the masked one.
-        link: the layer whose ReLUs have the masks.
-        masks: of that layer; the proven ones are used.
-        own: ``M₁ h = T₁``, in units; ``None`` if no mask is proven.
+        link: the masked layer, whose ReLUs have the masks.
+        masks: the masks of that layer, of which the proven ones are used.
+        own: ``M₁ h = T₁``, in these units; ``None`` if no mask is proven.
         behind: what is known of the layer behind: its gradient's equations and its outputs.
-        gradient: ``M₂ a = T₂``, in units, for the channels of a.
+        gradient: ``M₂ a = T₂``, in these units, arranged by the channels of a.
     """
 
     before: Sequence[Link]
@@ -79,17 +84,17 @@ class MaskEquations:
         own: Whitened | None,
         behind: Knowledge,
     ) -> "MaskEquations":
-        """Set equations in units."""
+        """Build the system from equations in any units; arguments as the attributes."""
         gradient = behind.equations.of_channels(len(masks.certain)).in_units()
         return cls(before, link, masks, None if own is None else own.in_units(), behind, gradient)
 
     def residual(self, inputs: Tensor, blur: float = 0.0) -> tuple[Tensor, Gates]:
-        """All residuals at inputs (1, *shape), (1, R), and where the piecewise linear map is.
+        """All residuals (1, R) at an input, and the piece of the system that it is on.
 
         Args:
-            inputs: x.
-            blur: standard deviation of noise in the input of each layer over which its ReLUs are
-                averaged; half of it for ReLUs whose masks are sought.
+            inputs: x, (1, *shape).
+            blur: ReLUs are averaged over noise in the input of their layer, of this standard
+                deviation; of half of it in the masked layer's channels that are not proven.
         """
         masks, shape = self.masks, (1, *self.link.output_shape)
         features, slopes = inputs, []
@@ -114,16 +119,16 @@ class MaskEquations:
         return self.collect(parts, gates, is_linear=False), gates
 
     def sum_of_squares(self, inputs: Tensor, blur: float = 0.0) -> float:
-        """‖r‖², see ``residual``."""
+        """‖r‖² of the residuals r at an input; see ``residual``."""
         return float(self.residual(inputs, blur)[0].square().sum())
 
     def linearise(self, inputs: Tensor, blur: float = 0.0) -> tuple[Tensor, "LinearisedMasks"]:
-        """The residuals at inputs, and these to first order."""
+        """The residuals at an input, and their linear approximation about it."""
         residual, gates = self.residual(inputs, blur)
         return residual, LinearisedMasks(self, gates, inputs.shape[1:])
 
     def single(self) -> "MaskEquations":
-        """The same in single precision, for ``LinearisedMasks``."""
+        """The same matrices in single precision, all that ``LinearisedMasks`` needs."""
         return replace(
             self,
             before=[link.single() for link in self.before],
@@ -134,12 +139,12 @@ class MaskEquations:
         )
 
     def collect(self, parts: "Parts", gates: Gates, is_linear: bool) -> Tensor:
-        """Residuals (B, R): from h; from a; from z less its target; and likewise one layer on.
+        """Residuals (B, R): of the equations about h and a, of z, and of the layer behind.
 
         Args:
-            parts: what they are made of.
-            gates: where the piecewise linear map is.
-            is_linear: whether the equations' right-hand sides are left out, for changes.
+            parts: the quantities that the residuals are made of.
+            gates: the piece of the system.
+            is_linear: whether the right-hand sides are left out, as for changes of the residuals.
         """
         results = []
         for equations, inputs in ((self.own, parts.features), (self.gradient, parts.outputs)):
@@ -156,17 +161,17 @@ class MaskEquations:
 
     @cached_property
     def _unit(self) -> float:
-        """Of the masked layer's known values."""
+        """Root mean square of the masked layer's known values: the unit of the residuals of z."""
         return float(root_mean_square(self.masks.features[self.masks.valued]))
 
     @cached_property
     def _known_behind(self) -> Tensor:
-        """Where the outputs of the layer behind tell its preactivations."""
+        """Where the outputs of the layer behind determine its preactivations."""
         return self.behind.link.activation.invertible(self.behind.outputs)
 
     @cached_property
     def _behind_target(self) -> Tensor:
-        """Preactivations where the outputs tell them, else the bound 0."""
+        """Preactivations of the layer behind where its outputs determine them, else the bound 0."""
         values = self.behind.link.activation.inverse(self.behind.outputs)
         return torch.where(self._known_behind, values, 0.0)
 
@@ -177,13 +182,15 @@ class MaskEquations:
 
 @dataclass(frozen=True)
 class Parts:
-    """What residuals are made of, at an input or for a change of it; each with a batch in front.
+    """The quantities that residuals are made of, at an input, or their changes with it.
+
+    Each has a batch dimension in front.
 
     Attributes:
         features: h, the input of the masked layer.
-        gaps: z less its target.
-        outputs: a, of the masked layer.
-        gaps_behind: preactivations of the layer behind less their target.
+        gaps: z minus its target.
+        outputs: a, the outputs of the masked layer.
+        gaps_behind: preactivations of the layer behind minus their target.
     """
 
     features: Tensor
@@ -194,12 +201,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class LinearisedMasks:
-    """The equations to first order about an input: J, by its products.
+    """The derivative J of the residuals at an input, known by its products with vectors.
 
     Attributes:
         equations: the system.
         gates: the piece of it that the input is on.
-        shape: of one input.
+        shape: the shape of one input.
     """
 
     equations: MaskEquations
@@ -207,7 +214,7 @@ class LinearisedMasks:
     shape: torch.Size
 
     def push(self, steps: Tensor) -> Tensor:
-        """J Δ: the change (B, R) of the residuals with steps Δ (B, *shape) of the inputs."""
+        """J Δ: the changes (B, R) of the residuals for steps Δ (B, *shape) of the input."""
         equations, gates = self.equations, self.gates
         for link, slope in zip(equations.before, gates.before, strict=True):
             steps = slope * link.scaled(steps)
@@ -217,13 +224,13 @@ class LinearisedMasks:
         return equations.collect(Parts(steps, z, outputs, behind), gates, is_linear=True)
 
     def pull_back(self, batch: int = 1) -> Callable[[Tensor], Tensor]:
-        """The product with the transpose, (batch, R) ↦ (batch, *shape)."""
+        """The product with Jᵀ as a function, (batch, R) ↦ (batch, *shape)."""
         zeros = torch.zeros(batch, *self.shape, dtype=self.gates.bound.dtype)
         pull = torch.func.vjp(self.push, zeros)[1]
         return lambda residual: pull(residual)[0]
 
     def normal_matrix(self, block: int = 128) -> Tensor:
-        """JᵀJ (D, D) in single precision; ``block`` columns are computed at once."""
+        """JᵀJ (D, D) for inputs of D entries, in single precision, ``block`` columns at a time."""
         single, size = self.single(), self.shape.numel()
         units = torch.eye(size, dtype=torch.float32).reshape(size, *self.shape)
         width = min(block, size)
@@ -235,20 +242,20 @@ class LinearisedMasks:
         return matrix
 
     def single(self) -> "LinearisedMasks":
-        """The same in single precision."""
+        """The same J in single precision."""
         return LinearisedMasks(self.equations.single(), self.gates.single(), self.shape)
 
 
 def rectify(link: Link, z: Tensor, blur: float) -> tuple[Tensor, Tensor]:
     """The activation of z and its slope; with a blur, those of a ReLU are means over noise.
 
-    E max(z + n, 0) = z Φ(z/σ) + σ φ(z/σ), with the slope Φ(z/σ), where n is normal with the
-    standard deviation σ that noise of standard deviation ``blur`` in the layer's input makes.
+    E max(z + n, 0) = z Φ(z/σ) + σ φ(z/σ), with the slope Φ(z/σ). Here n is normal noise in z. Its
+    standard deviation σ is what noise of standard deviation ``blur`` in the layer's input causes.
 
     Args:
         link: the layer.
         z: its preactivations (B, *output_shape).
-        blur: 0 for none; activations other than ReLU have none.
+        blur: ≥ 0; it changes ReLUs only.
     """
     if not blur or not link.activation.has_kink:
         outputs = link.activation.function(z)

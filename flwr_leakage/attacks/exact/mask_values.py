@@ -1,8 +1,8 @@
-"""The outputs of ReLUs whose mask is known, as exactly as the gradient of the layer behind tells.
+"""The outputs a of ReLUs whose mask is known, from the gradient of the layer behind.
 
-On the support of a mask the equations ``M a = T`` of that layer's weight gradient have fewer
-unknowns, mostly fewer than equations. Their least-squares solution then is exact up to the
-gradient's rounding, and says of each entry how exact.
+That layer's weight gradient gives equations ``M a = T``. With the mask known, only the active
+entries of a are unknown, and these are mostly fewer than the equations. The least-squares solution
+is then exact up to the gradient's rounding, and its variance tells how exact each entry is.
 """
 
 from dataclasses import dataclass, replace
@@ -20,10 +20,11 @@ class Masks:
     Attributes:
         features: a (C, P), zero where inactive.
         active: [a > 0] (C, P).
-        certain: (C,), whether the bias's gradient proves the mask of a channel.
-        determined: (C, P), entries that are known if their channel's mask is: the value of an
-            active one, and of an inactive one that it is inactive. Of other active ones the sign
-            is known, and of other inactive ones nothing: no equation sees their position.
+        certain: (C,), whether a channel's mask is proven.
+        determined: (C, P), which entries are known once their channel's mask is proven. An active
+            entry that is determined has a known value; one that is not has only a known sign. An
+            inactive entry that is determined is known to be inactive; of one that is not, nothing
+            is known, as no equation sees its position.
     """
 
     features: Tensor
@@ -33,7 +34,7 @@ class Masks:
 
     @classmethod
     def unknown(cls, channels: int, positions: int) -> "Masks":
-        """Masks of which nothing is known."""
+        """Masks, of P = ``positions`` entries a channel, of which nothing is known."""
         features = torch.zeros(channels, positions, dtype=torch.float64)
         nowhere = torch.zeros(channels, positions, dtype=torch.bool)
         return cls(features, nowhere, nowhere.any(dim=1), nowhere)
@@ -54,12 +55,12 @@ class MaskValues:
     """How values on proven masks are computed, and when they count as known.
 
     Attributes:
-        noise: relative error of the gradients, > 0; that of float32's rounding. Singular values
-            below this share of the largest are left out.
-        unseen: no equation sees a position whose column is below this share of the largest
-            singular value, ≥ 0.
-        precision: values are determined if their standard deviation is below this share of
-            typical ones, > 0.
+        noise: relative error of the gradients, > 0; the default is that of float32's rounding.
+            Singular values below this share of the largest are left out.
+        unseen: no equation sees a position if the length of its column of M is below this share of
+            the largest singular value, ≥ 0.
+        precision: a value is determined if its standard deviation is below this share of the root
+            mean square of the values, > 0.
     """
 
     noise: float = 2e-7
@@ -74,14 +75,14 @@ class MaskValues:
             raise ValueError(f"unseen must be at least 0, got {self.unseen}.")
 
     def settle(self, equations: Whitened, masks: Masks, channels: Tensor) -> Masks:
-        """The same masks, with the values of some channels from the equations on their support.
+        """The same masks, with the values of some channels solved from the equations.
 
         Values that the equations do not determine stay as they are.
 
         Args:
-            equations: of the layer behind, about a.
-            masks: what is believed.
-            channels: which of them to solve for (C,); their masks are taken for proven.
+            equations: the equations about a of the layer behind.
+            masks: the masks as believed so far.
+            channels: which channels to solve (C,), as a mask; their masks are taken for proven.
         """
         features, determined = masks.features.clone(), masks.determined.clone()
         seen = self.seen(equations)
@@ -96,7 +97,7 @@ class MaskValues:
         return replace(masks, features=features, determined=determined)
 
     def seen(self, equations: Whitened) -> Tensor:
-        """Positions (P,) that some equation sees."""
+        """Positions (P,) that occur in some equation with more than a negligible factor."""
         rows = equations.rows * equations.singular[:, None]
         return rows.norm(dim=0) > self.unseen * equations.singular[0]
 
@@ -107,12 +108,13 @@ class MaskValues:
         in which the equations leave it open.
 
         Args:
-            equations: of the layer behind, about a; solved with their singular values.
-            channel: of a.
-            support: its active entries (P,), S of them.
+            equations: the equations about a of the layer behind. They are weighted by their
+                singular values, so that all have the same noise.
+            channel: the number of the channel of a.
+            support: its active entries, S of them, as a mask (P,).
 
         Returns:
-            (S,) both.
+            The values (S,), and whether each is determined (S,).
         """
         raw = equations.rows * equations.singular[:, None]
         target = equations.values[:, channel] * equations.singular

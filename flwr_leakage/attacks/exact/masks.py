@@ -1,19 +1,22 @@
 """Where the ReLUs before a layer were active, with a proof for each channel that has one.
 
-The weight gradient of a layer is linear in its input a, and leaves it open in some directions. If
-a comes from ReLUs it is nonnegative and partly zero. Mostly it then is a vertex of the polytope of
-nonnegative solutions, often the one of least sum; or it is the solution nearest to a candidate.
-Whether that is right is told by the bias b of the layer ``W ∗ x + b`` that made a. With e the
-errors of that layer's outputs where they are active, known from the layers behind,
+The weight gradient of a layer gives linear equations for its input a, which leave a open in some
+directions. If a comes from ReLUs it is nonnegative and partly zero. It is then mostly a vertex of
+the polytope of the equations' nonnegative solutions, often the one of least sum. Or it is the
+solution nearest to a candidate. So there are guesses of a, and of its mask [a > 0].
+
+The bias b of the layer ``W ∗ x + b`` that made a tells whether a mask is right. Let e be the errors
+of that layer's outputs as if all were active, which are known from the layers behind. Then
 
     ∂L/∂b_o = Σ_p e_op [a_op > 0]
 
-is one equation for each channel o that the right mask meets to rounding, and a wrong one by
-accident only, as the entries of e are of all sizes. Where thousands of masks are tried, accidents
-happen; so a mask must also explain the layer's own weight gradient, which is linear in x, better
-than the candidate's mask does.
+is one equation for each channel o. The right mask meets it to rounding. A wrong one meets it by
+accident only, as the entries of e are of all sizes. Where thousands of masks are tried, such
+accidents happen. So a mask must also explain the layer's own weight gradient, which is linear in x,
+better than the candidate's mask does.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -34,10 +37,10 @@ class Evidence:
     """What gradients tell about the masks of one layer of ReLUs, of C channels with P entries.
 
     Attributes:
-        equations: those that the weight gradient of the layer behind states about a.
-        errors: of the outputs of the layer that made a, where active (C, P).
-        bias_gradient: ∂L/∂b (C,).
-        weight_gradient: ∂L/∂W (C, K), with K weights of a channel.
+        equations: the equations about a that the weight gradient of the layer behind states.
+        errors: e (C, P), the errors of the outputs of the layer that made a, as if all were active.
+        bias_gradient: ∂L/∂b (C,) of that layer.
+        weight_gradient: ∂L/∂W (C, K) of that layer, with K weights a channel.
     """
 
     equations: Whitened
@@ -46,7 +49,7 @@ class Evidence:
     weight_gradient: Tensor
 
     def channel(self, number: int, proof: float) -> "Channel":
-        """What they tell about one channel, with a proof's tolerance (see ``MaskSearch``)."""
+        """The part about one channel; ``proof`` is the tolerance of ``MaskSearch``."""
         errors = self.errors[number].numpy()
         return Channel(
             errors=errors,
@@ -58,13 +61,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Channel:
-    """The part of the evidence that is about one channel, of P entries.
+    """The part of the evidence that is about one channel o, of P entries.
 
     Attributes:
-        errors: (P,).
+        errors: e_o (P,).
         bias_gradient: ∂L/∂b_o.
-        weight_gradient: (K,).
-        slack: how far the sum of a proven mask's errors may be from the bias's gradient.
+        weight_gradient: ∂L/∂W_o (K,).
+        slack: how far the sum of the errors on a proven mask may be from the bias's gradient.
     """
 
     errors: Array
@@ -73,15 +76,17 @@ class Channel:
     slack: float
 
     def cut(self, order: Array, fewest: int, most: int) -> tuple[Array, bool]:
-        """The mask of the first entries in an order whose errors come nearest to the bias's.
+        """The mask of the first n entries in an order, with the n that suits the bias best.
+
+        It is the n for which the sum of the errors comes nearest to the bias's gradient.
 
         Args:
-            order: of entries, likely ones first (P,).
-            fewest: least number of active ones.
-            most: largest number.
+            order: indices of all entries, those that are likely active first (P,).
+            fewest: least n.
+            most: largest n.
 
         Returns:
-            The mask, and whether it is proven.
+            The mask (P,), and whether it is proven.
         """
         mask = np.zeros(len(self.errors), bool)
         sums = np.append(0.0, self.errors[order].cumsum())
@@ -91,14 +96,15 @@ class Channel:
         return mask, bool(gaps[best] <= self.slack)
 
     def flipped(self, margins: Array, flips: Sequence[Array], flippable: int) -> Iterator[Array]:
-        """Proven masks of positive margins with some of the smallest ones turned over.
+        """Proven masks that differ in some doubtful entries from the mask of positive margins.
 
-        Entries without an error stay as they are: neither gradient tells of them.
+        Doubtful are the entries whose margins are smallest in magnitude. They are ranked by it.
+        Entries of zero error stay as they are, as neither gradient depends on them.
 
         Args:
             margins: (P,), positive where an entry is taken for active.
-            flips: sets of ranks to turn over, see ``MaskSearch.flips``.
-            flippable: entries of the smallest margins that have a rank.
+            flips: sets of ranks whose entries are flipped together, see ``MaskSearch.flips``.
+            flippable: how many entries are doubtful.
         """
         mask = margins > 0
         gap = self.errors[mask].sum() - self.bias_gradient
@@ -114,20 +120,23 @@ class Channel:
                 yield turned
 
     def misfit(self, first: Array, patches: Array, worth: float) -> Callable[[Array], float]:
-        """How far masks are from explaining the weight gradient with a candidate input.
+        """A function that tells how badly a mask explains the weight gradient, for a candidate.
 
-        In units in which a mask that is worth its changes to the candidate's, ``first``, is no
-        further off than that one.
+        Its value is the logarithm of the distance of the two gradients, less that of ``worth`` for
+        every entry in which the mask differs from the candidate's own mask. So a mask is worth its
+        changes if its value is no larger than that of the candidate's mask.
 
         Args:
             first: the candidate's mask (P,).
-            patches: of the candidate's inputs to the layer (K, P).
+            patches: patches of the layer's input, for the candidate (K, P).
             worth: see ``MaskSearch``.
         """
 
         def misfit(mask: Array) -> float:
             distance = patches @ (self.errors * mask) - self.weight_gradient
-            return float(np.linalg.norm(distance)) * worth ** -int((mask != first).sum())
+            changes = int((mask != first).sum())
+            size = max(float(np.linalg.norm(distance)), 1e-300)  # whose logarithm is finite
+            return math.log(size) - changes * math.log(worth)
 
         return misfit
 
@@ -137,25 +146,28 @@ class MaskSearch:
     """How masks are sought, and when they count as proven.
 
     Attributes:
-        proof: a mask is proven once the sum of its errors misses the bias's gradient by at most
-            this share of Σ_p |e_op|, ≥ 0. Right masks miss by 1e-8 to 1e-7 with float32
-            gradients; of those within 2e-7 a few are wrong.
-        smallest: entries of the vertex of least sum may count as zero up to a threshold between
-            this share of their channel's largest …
-        largest: … and this one; 0 ≤ smallest ≤ largest < 1.
-        sum_weight: of the sum's row beside the orthonormal rows of the equations, > 0: so small
-            that it chooses among solutions only.
-        open_share: entries count as open from this share on that the equations leave
+        proof: a mask is proven if the sum of its errors misses the bias's gradient by at most this
+            share of Σ_p |e_op|, ≥ 0. Right masks miss by 1e-8 to 1e-7 with float32 gradients; of
+            those within 2e-7 a few are wrong.
+        smallest: entries of the vertex of least sum that are below this share of their channel's
+            largest are zero.
+        largest: entries above this share are active; 0 ≤ smallest ≤ largest < 1. Of those between
+            the two, the bias's gradient decides.
+        sum_weight: weight of the sum of a's entries beside the equations, whose rows have length
+            one, > 0. It is so small that the sum only decides among solutions of the equations.
+        open_share: an entry counts as open if the equations leave more than this share of it
             undetermined, in (0, 1].
-        doubtful: share of its channel's largest entry up to which an entry of a solution may be
-            zero, in [0, 1).
-        flippable: entries of a mask that are tried, ≥ 0 …
-        most_flips: … and how many of them at once, ≥ 0. With 24 and 3 about 7,000 masks are tried
-            for a channel; a wrong one passes the bias's gradient once in 1e5 times or so.
+        doubtful: an entry of a solution is doubtful up to this share of its channel's largest
+            entry, in [0, 1).
+        flippable: how many entries of a mask may be flipped, ≥ 0: the most doubtful ones.
+        most_flips: how many of them are flipped at once at most, ≥ 0. With 24 and 3 about 7,000
+            masks are tried for a channel; a wrong one passes the bias's gradient once in 1e5 times
+            or so.
         worth: share to which a mask must lower the misfit to the weights' gradient for every
             entry in which it differs from the candidate's, in (0, 1]. Right ones mostly lower it
             to a half or so; wrong ones, that differ in three entries or more, to 0.8 at best.
-        projections: of a candidate onto the equations' nonnegative solutions, ≥ 1.
+        projections: alternating projections of a candidate onto the equations' nonnegative
+            solutions, ≥ 1.
         values: how the values on proven masks are computed.
     """
 
@@ -191,7 +203,7 @@ class MaskSearch:
             raise ValueError(f"projections must be at least 1, got {self.projections}.")
 
     def begin(self, evidence: Evidence) -> Masks:
-        """Vertices of least sum, cut where the bias's gradient says."""
+        """Masks without a candidate: vertices of least sum, cut where the bias's gradient says."""
         equations = evidence.equations
         features = torch.zeros_like(evidence.errors)
         active = torch.zeros_like(evidence.errors, dtype=torch.bool)
@@ -212,19 +224,24 @@ class MaskSearch:
     def refine(
         self, evidence: Evidence, masks: Masks, preactivations: Tensor, patches: Tensor
     ) -> Masks:
-        """Try to prove more channels, with a candidate at hand.
+        """Try to prove the masks of more channels, with a candidate at hand.
 
-        The nonnegative solution of the equations that is nearest to the candidate's outputs is
-        ordered and cut; and masks are tried that differ in up to ``most_flips`` doubtful entries
-        from its mask, from the candidate's, and from the latter where the equations leave a mask
-        open. Of those that the bias's gradient proves, the one is taken that explains the
-        weights' gradient best, if the entries that differ from the candidate's mask are worth it.
+        For each channel these masks are tried:
+
+        - the nonnegative solution of the equations nearest to the candidate's outputs, its entries
+          put in order and cut where the bias's gradient says;
+        - masks that differ in up to ``most_flips`` doubtful entries from the mask of that solution,
+          from the candidate's mask, or from a mixture: the candidate's where the equations leave
+          an entry open, else the solution's.
+
+        Of those that the bias's gradient proves, the one is taken that explains the weights'
+        gradient best, if the entries that differ from the candidate's mask are worth it.
 
         Args:
             evidence: what the gradients tell.
-            masks: what is believed so far; what is proven stays.
-            preactivations: of the ReLUs (C, P), at the candidate.
-            patches: of the candidate's inputs to the layer (K, P), see ``Link.patches``.
+            masks: the masks as believed so far; proven ones stay.
+            preactivations: the inputs of the ReLUs (C, P), at the candidate.
+            patches: patches of the layer's input (K, P), at the candidate; see ``Link.patches``.
         """
         features, active, certain = (
             t.clone() for t in (masks.features, masks.active, masks.certain)
@@ -247,7 +264,7 @@ class MaskSearch:
         return self.values.settle(equations, found, certain & ~masks.certain)
 
     def flips(self) -> list[Array]:
-        """Ranks of entries that are flipped together, (⋅, n) for each number n of them."""
+        """All sets of ranks to flip together: for n = 0, 1, … an array with a set of n a row."""
         sets = [list(combinations(range(self.flippable), n)) for n in range(self.most_flips + 1)]
         return [np.array(each, dtype=int).reshape(len(each), n) for n, each in enumerate(sets)]
 
@@ -259,7 +276,7 @@ class MaskSearch:
         is_open: Array,
         flips: Sequence[Array],
     ) -> Iterator[Array]:
-        """Masks near a solution of the equations and near a candidate that the bias proves."""
+        """Masks that the bias proves, near a solution of the equations or near a candidate."""
         largest = max(float(solution.max()), float(z.max()), 1e-12)
         fewest = int((solution > self.largest * largest).sum())
         most = int((solution > -self.doubtful * largest).sum())
@@ -271,7 +288,7 @@ class MaskSearch:
             yield from channel.flipped(each, flips, self.flippable)
 
     def _open(self, equations: Whitened) -> Array:
-        """Entries (P,) of each channel's mask that the equations leave open."""
+        """Entries (P,) that the equations leave open; they are the same in each channel."""
         if equations.is_determined:
             return np.zeros(equations.num_positions, dtype=bool)
         return (equations.open_share() > self.open_share).numpy()
@@ -289,19 +306,20 @@ class MaskSearch:
 def nearest_solutions(
     equations: Whitened, channels: Tensor, outputs: Tensor, projections: int
 ) -> Tensor:
-    """Solutions of a layer's equations near given outputs and nearly nonnegative.
+    """Solutions of a layer's equations that are near given outputs, and nearly nonnegative.
 
-    By Dykstra's alternating projections (Boyle and Dykstra 1986) onto the equations' solutions
-    and onto the nonnegative ones; the last is onto the former.
+    Found by Dykstra's alternating projections (Boyle and Dykstra 1986) onto the solutions of the
+    equations and onto the nonnegative vectors. The last projection is onto the solutions, so that
+    the equations hold exactly and the signs nearly.
 
     Args:
-        equations: about a.
-        channels: numbers (N,) of those that are sought.
-        outputs: (N, P), near which the solutions are to be.
-        projections: onto each of the two.
+        equations: the equations about a.
+        channels: the numbers (N,) of the channels to solve.
+        outputs: (N, P), near which the solutions are sought.
+        projections: how often to project onto each of the two sets.
 
     Returns:
-        (N, P).
+        The solutions (N, P).
     """
     rows, values = equations.rows, equations.values[:, channels]
     point = outputs.T

@@ -1,12 +1,14 @@
 """Features of a ReLU network read from its gradients, from the last ReLU towards the input.
 
 Let a be the output of a ReLU that a convolution takes in, and δ the error of the convolution's
-output. Its weight gradient is linear in a (:mod:`flwr_leakage.attacks.exact.weight_equations`).
-With all later ReLUs' masks known, δ is exact: the errors travel back from the logits' error, which
-is the last bias's gradient. Where the equations determine a, its zeros are the mask of its ReLU,
-and the recursion goes one ReLU further. What it needs of the architecture is only which ReLU feeds
-which convolution: BatchNorm with given statistics and skip connections are walked by automatic
-differentiation.
+output. The convolution's weight gradient is linear in a
+(:mod:`flwr_leakage.attacks.exact.weight_equations`). With the masks of all later ReLUs known, δ is
+exact: it is propagated back from the error of the logits, which is the last bias's gradient. Where
+the equations determine a, its zeros are the mask of its ReLU, and the recursion goes one ReLU
+further.
+
+Of the architecture, the recursion only needs to know which ReLU feeds which convolution. BatchNorm
+with given statistics and skip connections are left to automatic differentiation.
 """
 
 from collections.abc import Mapping
@@ -26,11 +28,12 @@ from flwr_leakage.attacks.problem import Problem
 
 @dataclass(frozen=True)
 class Features:
-    """Outputs of ReLUs; their numbers are those of the ReLUs in the order of a forward pass.
+    """Outputs of ReLUs, which are numbered in the order of a forward pass.
 
     Attributes:
-        outputs: by number, (1, C, H, W); after max pooling where that follows the ReLU.
-        windows: (height, width) of max pooling right after a ReLU, by the ReLU's number.
+        outputs: the output (1, C, H, W) of a ReLU by its number. Where max pooling follows right
+            after the ReLU, it is the pooled output.
+        windows: (height, width) of the windows of such pooling, by the ReLU's number.
     """
 
     outputs: Mapping[int, Tensor]
@@ -43,27 +46,28 @@ class Features:
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the shallowest outputs are known after pooling only."""
+        """Whether the shallowest outputs are known only after pooling."""
         return self.shallowest in self.windows
 
     def first(self, count: int) -> "Features":
-        """The ``count`` shallowest ones."""
+        """The ``count`` shallowest of these features."""
         return Features(dict(sorted(self.outputs.items())[:count]), self.windows)
 
     def single(self) -> "Features":
-        """The same in single precision."""
+        """The same features in single precision."""
         return Features({k: v.float() for k, v in self.outputs.items()}, self.windows)
 
 
 @dataclass(frozen=True)
 class Backward:
-    """The network's errors, with given masks in place of its ReLUs.
+    """Errors of the network's layers, computed with given masks in place of its ReLUs.
 
     Attributes:
-        problem: has the network.
-        names: of its parameters, by identity.
+        problem: holds the network.
+        names: the names of its parameters, by the tensors' ``id``.
         logit_error: ∂L/∂logits (K,).
-        inputs: any input that requires its gradient, (1, C, H, W).
+        inputs: any input that requires its gradient, (1, C, H, W). With all ReLUs masked, errors
+            do not depend on it.
     """
 
     problem: Problem
@@ -90,9 +94,9 @@ def recover_features(
     """The outputs of ReLUs as far as the gradients determine them.
 
     Args:
-        problem: of one sample and one plain gradient.
+        problem: a problem of one sample and one plain gradient.
         rank_tolerance: see :func:`solve_features`.
-        zero: features below this fraction of their layer's largest are zeros.
+        zero: features below this fraction of their layer's largest count as zero.
         trims: see :func:`solve_features`.
         contradiction: see :func:`solve_features`.
 
@@ -131,7 +135,7 @@ def recover_features(
         except (ValueError, IndexError):
             break
         features[number] = torch.where(values > zero * values.max(), values, 0.0)
-        # What follows from the features found is more exact, near zero, than the equations.
+        # Near zero, later features computed from those found are more exact than the solved ones.
         forward = ReluWalk(names, outputs=features, pooled=windows)
         forward.run(problem, inputs)
         for later in range(number + 1, count):
@@ -157,11 +161,12 @@ def last_mask(
     """The mask of the last ReLU, from the gradient of the last 3×3 convolution.
 
     Args:
-        backward: the network's errors.
-        masks: of all ReLUs, of ones.
-        window: of max pooling behind the last ReLU; ``None`` where features are averaged.
-        pooled: what the last layer takes in (F,).
-        zero: those below this fraction of the largest are zeros.
+        backward: computes the network's errors.
+        masks: a mask of ones for each ReLU, by number.
+        window: window of the max pooling behind the last ReLU; ``None`` where features are
+            averaged.
+        pooled: the input of the last layer (F,).
+        zero: entries of it below this fraction of the largest count as zero.
 
     Raises:
         ValueError: the network has no such end, or the mask is not found.

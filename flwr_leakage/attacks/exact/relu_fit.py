@@ -1,11 +1,14 @@
 """The fit of an input through ReLUs: successive candidates, each of which may prove masks.
 
-When the weight gradients have too few equations left, or a mask is not proven, the input is sought
-that meets what was found: equations that are continuous in x, where the gradient itself jumps at
-every flip of a ReLU. Gauss–Newton would get stuck in the nearest local minimum, unless it starts
-with a prior of images and with blurred ReLUs that fade together
-(:mod:`flwr_leakage.attacks.exact.fading`). Its candidates help to prove further masks, whose
-equations (:mod:`flwr_leakage.attacks.exact.mask_equations`) bring the next candidate nearer.
+The walk through the layers ends where the weight gradients have too few equations left, or where a
+mask is not proven. From there on the input is sought that meets the equations found so far
+(:mod:`flwr_leakage.attacks.exact.mask_equations`). These are continuous in x, where the gradient
+itself jumps at every flip of a ReLU.
+
+Gauss–Newton would get stuck in the nearest local minimum. So it starts with a prior of images and
+with blurred ReLUs, which fade together (:mod:`flwr_leakage.attacks.exact.fading`). Where this ends
+is a candidate. A candidate helps to prove further masks, and their equations bring the next
+candidate nearer.
 """
 
 from collections.abc import Sequence
@@ -28,7 +31,7 @@ class Candidate:
     """An input that may be the one sought.
 
     Attributes:
-        stage: of the attack that found it.
+        stage: the stage of the attack that found it.
         inputs: (1, *shape).
     """
 
@@ -41,8 +44,9 @@ class ReluFit:
     """What a fit found.
 
     Attributes:
-        candidates: the one that meets the last equations best; or all, for the gradient to choose
-            from, if not one mask is proven and the equations do not hold exactly.
+        candidates: the one that meets the last equations best. If not one mask is proven, these
+            equations do not hold exactly, and all candidates are returned for the gradient to
+            choose from.
         hidden: the ReLUs, with all masks that were proven.
     """
 
@@ -55,15 +59,15 @@ def fit_through_relus(
 ) -> ReluFit:
     """Fit the input to what is known of ReLUs and of the layer behind them.
 
-    A candidate that meets the equations is the last of the fadings; it is refined with a prior
-    fitted to it, and by Gauss–Newton without one. The best candidate has the least ‖r‖² in the
-    last equations, which are continuous as the gradient is not.
+    Fadings follow one another until a candidate meets the equations. It is then refined, first
+    with a prior fitted to it, then by Gauss–Newton without a prior. The best candidate is the one
+    with the least ‖r‖² in the last equations, which are continuous where the gradient is not.
 
     Args:
         hidden: the ReLUs with the masks that are proven so far.
-        prior: of inputs.
-        fading: the stages' settings.
-        newton: settings of the last refinement, left out for inputs of more than
+        prior: the prior of the inputs.
+        fading: the settings of the fadings.
+        newton: the settings of Gauss–Newton, which is left out for inputs of more than
             ``newton.most_unknowns`` entries.
     """
     solver = FadingSolver(prior, fading.solver)
@@ -104,7 +108,7 @@ def best_of(candidates: Sequence[Candidate], equations: MaskEquations) -> Candid
 def _refit(
     equations: MaskEquations, inputs: Tensor, fading: FadingPrior, prior: ImagePrior
 ) -> Candidate:
-    """Fade the prior that has the spectrum of a candidate."""
+    """A fading from a candidate, with a prior that has the spectrum of this candidate."""
     solver = FadingSolver(prior.fitted(inputs), fading.solver)
     return Candidate("fitted prior", fade(equations, inputs, fading.fitted(), solver).inputs)
 

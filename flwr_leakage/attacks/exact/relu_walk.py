@@ -1,8 +1,11 @@
-"""One pass through a ReLU network that numbers its ReLUs and notes what convolutions take in.
+"""One forward pass through a ReLU network that numbers the ReLUs and puts known values in place.
 
-What is known is put in its place on the way: outputs of ReLUs as constants, masks as products.
-Max pooling over windows that do not overlap, right after a ReLU, is one step with it: its mask
-then tells where each window's maximum is, and the pooled values count as the ReLU's outputs.
+- A ReLU with known outputs returns these, as constants.
+- A ReLU with a known mask multiplies its input by the mask.
+- Max pooling over windows that do not overlap, right after a ReLU, counts as a part of the ReLU:
+  the mask is then 1 at each window's maximum only, and the outputs are the pooled values.
+- Every convolution is noted with the number of the ReLU whose output it takes in.
+
 Skip connections, BatchNorm with given statistics and all other pooling are left to automatic
 differentiation.
 """
@@ -25,14 +28,14 @@ _MAX_POOL = (F.max_pool2d, torch.max_pool2d)
 
 @dataclass(frozen=True)
 class Use:
-    """One convolution as a pass met it.
+    """One convolution as a forward pass met it.
 
     Attributes:
-        name: of its weight.
-        source: number of the ReLU whose output, pooled or not, it takes in, or −1.
-        input_shape: (C, H, W).
-        outputs: (1, N, H', W').
-        geometry: where it looks.
+        name: the name of its weight.
+        source: number of the ReLU whose output, pooled or not, it takes in; −1 for another input.
+        input_shape: (C, H, W) of its input.
+        outputs: its outputs (1, N, H', W').
+        geometry: its kernel size, padding and stride.
     """
 
     name: str
@@ -43,26 +46,26 @@ class Use:
 
 
 class _ReachedError(Exception):
-    """The last ReLU that is asked for has been passed."""
+    """The pass has come to the last ReLU that is asked for, and ends there."""
 
 
 class ReluWalk(TorchFunctionMode):
-    """Number the ReLUs, put what is known in their place, note who takes in whose output.
+    """The context of such a pass; :meth:`run` makes one. ReLUs are numbered in their order.
 
     Args:
-        names: of parameters, by identity.
-        masks: of ReLUs, by number: these become products with the mask.
-        outputs: of ReLUs, by number, pooled where they are pooled: these become constants.
-        last: the number of the ReLU at which to stop.
-        pooled: the windows of those ReLUs that are known to be pooled, by number.
+        names: names of the parameters, by the tensors' ``id``.
+        masks: known masks of ReLUs, by number.
+        outputs: known outputs of ReLUs, by number; pooled ones where a ReLU is pooled.
+        last: the number of the ReLU at which to stop; ``None`` for the whole network.
+        pooled: windows of the ReLUs that are known to be pooled, by number.
 
     Attributes:
-        preactivations: what the ReLUs took in, by number.
-        maxima: the largest of each window of those, by number, where a ReLU is pooled.
-        windows: (height, width) by number, where a ReLU is pooled.
-        sources: numbers of ReLUs by the identity of their output, pooled or not.
-        kept: these outputs, so that no other tensor gets the identity of one.
-        uses: the convolutions.
+        preactivations: the inputs of the ReLUs, by number.
+        maxima: where a ReLU is pooled, the largest preactivation of each window, by number.
+        windows: where a ReLU is pooled, its window (height, width), by number.
+        sources: numbers of the ReLUs by the ``id`` of their output, pooled or not.
+        kept: these outputs, so that no other tensor gets the ``id`` of one.
+        uses: the convolutions in their order.
     """
 
     def __init__(
@@ -95,11 +98,11 @@ class ReluWalk(TorchFunctionMode):
             return None
 
     def compared(self, number: int) -> Tensor:
-        """What tells a ReLU's known outputs: its preactivations, or their windows' maxima."""
+        """What known outputs of a ReLU are compared with: preactivations, or windows' maxima."""
         return self.maxima[number] if number in self.maxima else self.preactivations[number]
 
     def mask(self, number: int) -> Tensor:
-        """Where a ReLU is active, and is its window's maximum if it is pooled."""
+        """Where a ReLU is active; if it is pooled, where it is also its window's maximum."""
         inputs = self.preactivations[number]
         active = (inputs > 0).to(inputs.dtype)
         if number not in self.windows:
@@ -116,7 +119,7 @@ class ReluWalk(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Treat ReLU, max pooling and convolution, leave all else."""
+        """Handle ReLU, max pooling and convolution; call any other function as it is."""
         kwargs = kwargs or {}
         if function in RELUS:
             return self._activate(args[0] if args else kwargs["input"])

@@ -1,10 +1,10 @@
 """A first candidate read from known features by regression on images of noise.
 
-Through many ReLUs a fit of the input gets stuck unless it starts near. Features after pooling
-are local: a linear map of the 3×3 features around a position tells the block of pixels under it
-well enough. The attacker learns that map on images of its own, noise with the falling spectrum
-of natural images (Field 1987, amplitudes ~ 1/f), which it sends through the network; no data
-are needed.
+Through many ReLUs a fit of the input gets stuck unless it starts near the solution. Features after
+pooling are local: a linear map of the 3×3 features around a position predicts the block of pixels
+under it well enough to start from. The attacker learns that map on images of its own, which it
+sends through the network. They are noise with the falling spectrum of natural images (Field 1987,
+amplitudes ~ 1/f), so that no data are needed.
 """
 
 from collections.abc import Callable
@@ -23,15 +23,15 @@ def noise_images(
     power: float = 1.5,
     colour: float = 0.4,
 ) -> Tensor:
-    """Images of noise, of random contrast and mean.
+    """Images of noise with random contrast and mean.
 
     Args:
-        spec: has the shape.
-        count: of images.
-        generator: draws them.
-        power: of 1/f in the amplitudes.
-        colour: standard deviation of each channel's own noise, in that of the noise that all
-            channels share.
+        spec: holds the shape (C, H, W) of an image.
+        count: how many images to draw.
+        generator: for all draws.
+        power: amplitudes are proportional to f^−power at frequency f.
+        colour: standard deviation of each channel's own noise, relative to that of the noise that
+            all channels share.
 
     Returns:
         Pixels (count, C, H, W) in [0, 1].
@@ -60,15 +60,15 @@ def read_input(
     ridge: float = 1e-3,
     batch_size: int = 25,
 ) -> Tensor:
-    """The input (1, C, H, W), in model space, that a linear reading of its features suggests.
+    """The input (1, C, H, W), in model space, that ridge regression predicts from its features.
 
     Args:
-        features: of a batch of inputs: (B, N, H', W') with H' ≤ H, W' ≤ W.
-        known: (1, N, H', W') those of the input sought.
+        features: maps a batch of inputs to features (B, N, H', W'), with H' ≤ H and W' ≤ W.
+        known: the features (1, N, H', W') of the input sought.
         spec: the public facts about the data.
-        count: synthetic images, ≥ 1.
-        generator: draws them.
-        ridge: of the regression, as a share of the mean diagonal entry.
+        count: synthetic images to learn from, ≥ 1.
+        generator: draws these images.
+        ridge: weight of the penalty, as a share of the mean diagonal entry of the Gram matrix.
         batch_size: images that are sent through the network at once.
 
     Raises:
@@ -81,7 +81,7 @@ def read_input(
     block = (height // rows, width // columns)
     if 0 in block:
         raise ValueError(f"features at {rows}×{columns} positions of {height}×{width} pixels.")
-    # Patches reach beyond their block, so that they cover the pixels that no block does.
+    # Blocks may leave pixels out at the border. Patches reach beyond their block to cover them.
     margin = (block[0] - 1, block[1] - 1)
     patch = (block[0] + 2 * margin[0], block[1] + 2 * margin[1])
     canvas = (rows * block[0] + 2 * margin[0], columns * block[1] + 2 * margin[1])

@@ -1,11 +1,13 @@
 """The walk through a chain of layers from its logits towards its input.
 
-The last layer's gradient is ``e hᵀ``, with e the logit error, which is the bias's gradient; so its
-input h is known. From h follows where the last activation was active, so the error δ at the layer
-before is exact, and that layer's weight gradient is *linear* in its input a: ``M(δ) a = ∂L/∂W``.
-Through invertible activations a is the solution of a convex problem; where it has one solution,
-the next layer is treated likewise. Of a that comes from ReLUs it is enough to know where it is
-zero, as that is the next layer's error.
+The last layer's weight gradient is ``e hᵀ``, where the logit error e is the bias's gradient. So the
+layer's input h is known. From h follows the slope of the last activation, so that the error δ of
+the layer before is exact. That layer's weight gradient is then *linear* in its input a:
+``M(δ) a = ∂L/∂W``.
+
+Through invertible activations a is the solution of a convex problem. Where there is one solution,
+the walk goes on to the next layer in the same way. If a comes from ReLUs it is enough to know where
+it is zero, as that gives the next layer's error.
 """
 
 from collections.abc import Sequence
@@ -26,10 +28,10 @@ class Walk:
 
     Attributes:
         logit_error: ∂L/∂logits (K,).
-        levels: knowledge about the inputs of the layers, from the last but one towards the first.
-        residuals: of the convex problems on the way, see :func:`solve_layer`.
-        hidden: the ReLUs at which the walk ended or, if it went on, the last ones that it passed;
-            ``None`` if the way to the input is through invertible activations only.
+        levels: what is known of the input of each layer, from the last layer but one on.
+        residuals: residuals of the convex problems on the way, see :func:`solve_layer`.
+        hidden: the ReLUs at which the walk ended or, if it went on, the last ones that it passed.
+            ``None`` if the last activation that the walk came to is invertible.
     """
 
     logit_error: Tensor
@@ -51,16 +53,16 @@ def walk_back(
     """Walk from the logits of a chain as far towards its input as its gradients lead.
 
     Args:
-        chain: of at least two layers.
-        search: for masks of ReLUs.
-        own: how the gradient of a layer with proven masks is used.
+        chain: the layers, at least two.
+        search: how masks of ReLUs are sought.
+        own: how equations are made of the gradient of a layer with proven masks.
         rank_tolerance: singular values of a gradient's equations below this fraction of the
             largest are left out.
         rank_fraction: the walk ends at a layer whose gradient determines less than this share of
-            its input; solving it would cost much and rarely have one solution.
-        layer_iterations: of the convex problem of a layer behind invertible activations.
-        solved: such a layer counts as found once its relative mean squared residual is at most
-            this.
+            its input. Solving it would cost much, and it would rarely have one solution.
+        layer_iterations: most iterations for the convex problem of a layer behind an invertible
+            activation.
+        solved: such a layer counts as found if its relative mean squared residual is at most this.
 
     Raises:
         ValueError: the last layer has no bias.

@@ -1,11 +1,12 @@
 """The linear equations that a layer's weight gradient states about the layer's input.
 
-With δ the errors ∂L/∂(W ∗ a) of a layer's outputs and a its input, of one sample,
+For one sample, let a be a layer's input and δ the errors ∂L/∂(W ∗ a) of its outputs. Then
 
     ∂L/∂W[o, c, k] = Σ_p δ[o, p] a[c, p + k],
 
-over the outputs' positions p and the kernel's entries k (Zhu and Blaschko 2021, R-GAP, eq. 8). So
-where δ is known, a solves ``M(δ) a = ∂L/∂W``, with one matrix for all input channels c.
+with the sum over the outputs' positions p, for each entry k of the kernel (Zhu and Blaschko 2021,
+R-GAP, eq. 8). So where δ is known, a solves ``M(δ) a = ∂L/∂W``, with one matrix M for all input
+channels c.
 """
 
 from dataclasses import dataclass
@@ -28,9 +29,9 @@ def weight_equations(
         geometry: of the convolution; ``None`` for a linear layer, whose input has one position.
 
     Returns:
-        M (O, K, P), of K kernel entries and P input positions; and its right-hand sides
-        (O, K, C). With the first two dimensions made one they are the system's rows, and the
-        unknown a is (P, C).
+        M (O, K, P), for K kernel entries and P input positions, and the right-hand sides
+        (O, K, C). Their first two dimensions together count the equations. The unknown a is
+        (P, C).
 
     Example:
         >>> errors, inputs = torch.tensor([[2.0, -1.0]]), torch.tensor([[3.0, 5.0, 7.0]])
@@ -49,12 +50,15 @@ def weight_equations(
 
 @dataclass(frozen=True)
 class Whitened:
-    """The equations ``M a = T`` of a weight gradient, in M's right singular vectors.
+    """The equations ``M a = T`` of a weight gradient, written as ``V a = values``.
+
+    They come from the singular value decomposition ``M = U S V``, with the right singular vectors
+    in the rows of V. There are r equations for each of the C channels of a.
 
     Attributes:
         rows: V (r, P), orthonormal: the directions of a that the gradient determines.
-        values: S⁻¹ Uᵀ T (r, C): ``V a = values`` for a of shape (P, C).
-        singular: S (r,): noise of T is in the values as much larger as these are smaller.
+        values: S⁻¹ Uᵀ T (r, C), the coordinates of a (P, C) in these directions.
+        singular: S (r,). A noise in T appears in the values divided by these.
     """
 
     rows: Tensor
@@ -78,10 +82,10 @@ class Whitened:
 
     @classmethod
     def by_gram(cls, matrix: Tensor, right: Tensor, rank_tolerance: float) -> "Whitened":
-        """The same by the eigenvectors of M Mᵀ, in a third of the time if the rows are few.
+        """The same by the eigenvectors of M Mᵀ, in a third of the time if M has few rows.
 
-        The equations stay exact, as both sides are combined alike; but rows of singular values
-        below 1e-6 of the largest are not orthonormal to more than three digits or so.
+        The equations stay exact, as both sides are combined alike. But rows of V whose singular
+        value is below 1e-6 of the largest are orthonormal to three digits or so only.
         """
         matrix, right = matrix.flatten(0, 1), right.flatten(0, 1)
         squares, left = torch.linalg.eigh(matrix @ matrix.T)
@@ -92,28 +96,28 @@ class Whitened:
 
     @property
     def num_equations(self) -> int:
-        """r: directions of a channel that are determined."""
+        """r: how many directions of a channel are determined."""
         return self.rows.shape[0]
 
     @property
     def num_positions(self) -> int:
-        """P: unknowns of a channel."""
+        """P: how many unknowns a channel has."""
         return self.rows.shape[1]
 
     @property
     def is_determined(self) -> bool:
-        """Whether they have one solution, r = P."""
+        """Whether there is one solution: r = P."""
         return self.num_equations == self.num_positions
 
     def open_share(self) -> Tensor:
-        """Which share of each entry (P,) they leave open: the diagonal of I − VᵀV."""
+        """The share of each entry (P,) that the equations leave open: diagonal of I − VᵀV."""
         return 1 - self.rows.square().sum(dim=0)
 
     def of_channels(self, count: int) -> "Whitened":
-        """The same for a of ``count`` channels.
+        """The same equations for a as ``count`` channels.
 
-        A linear layer takes the C·P entries of a in for channels of one entry; where they come
-        from a convolution, its channels are meant.
+        A linear layer sees each entry of a as a channel of one position. Where a comes from a
+        convolution, this puts the entries back into the convolution's channels.
         """
         if self.values.shape[1] == count:
             return self
@@ -122,7 +126,10 @@ class Whitened:
         return Whitened(rows, entries.T, rows.diagonal())
 
     def faded(self, noise: float) -> "Whitened":
-        """Rows weighted by s / √(s² + ν²), with ν a share ``noise`` of the largest s."""
+        """Both sides times s / √(s² + ν²), with the singular value s and ν = ``noise`` · largest s.
+
+        So equations of small singular value, which are noisy, have little weight in least squares.
+        """
         weights = self.singular / (self.singular.square() + (noise * self.singular[0]) ** 2).sqrt()
         return Whitened(weights[:, None] * self.rows, weights[:, None] * self.values, self.singular)
 
@@ -132,21 +139,21 @@ class Whitened:
         return Whitened(self.rows / unit, self.values / unit, self.singular)
 
     def null_space(self) -> Tensor:
-        """N (P, P − r), orthonormal: the directions that they leave open."""
+        """The directions that the equations leave open, as orthonormal columns (P, P − r)."""
         return torch.linalg.svd(self.rows, full_matrices=True)[2][self.num_equations :].T
 
     def residual(self, inputs: Tensor) -> Tensor:
-        """How far inputs (1, *shape) are from meeting them, (r, C)."""
+        """How far inputs (1, *shape) are from meeting each equation, (r, C)."""
         return self.rows @ inputs.reshape(-1, self.num_positions).T - self.values
 
     def single(self) -> "Whitened":
-        """The same in single precision."""
+        """The same equations in single precision."""
         return Whitened(self.rows.float(), self.values.float(), self.singular.float())
 
 
 def root_mean_square(values: Tensor) -> Tensor:
-    """√ of the mean square of all entries, to divide by.
+    """Root of the mean square of all entries, in a form that is safe to divide by.
 
-    So it is at least 1e-30 where all entries are zero, and one where there are none.
+    It is never less than 1e-30, and one where there are no entries.
     """
     return values.square().mean().sqrt().clamp_min(1e-30) if values.numel() else values.new_ones(())

@@ -54,8 +54,8 @@ class Evaluator:
 
     Args:
         problems: one a target, alike in model, shapes, schedule and dtype.
-        targets: (R, B) or (R, B, K), of every row.
-        orders: (R, S) the samples in the sequence in which the steps use them, of every row.
+        targets: the targets of every row, (R, B) or (R, B, K).
+        orders: for every row the samples in the sequence in which the steps use them, (R, S).
         owner: (R,) which problem a row belongs to.
         candidates: how rows stand for batches.
         objective: distance of gradients.

@@ -6,12 +6,14 @@ of its input and δ_p the error of its output. Objectives that are functions of 
 
     ⟨g, g*⟩ = Σ_p ⟨δ_p, g* a_p⟩,    ‖g‖² = Σ_pq ⟨a_p, a_q⟩ ⟨δ_p, δ_q⟩.
 
-Where a layer has few positions, as all deep ones have, that spares the weight gradient, its
-derivative and their memory traffic: with F the cost of a forward pass an evaluation costs 6 F
-instead of 7 F and writes no array of the parameters' size. Where positions are many, the weight
-gradient is formed as usual. Besides, the network is passed once for all targets: what differs
-between them is only the products with each one's g*. On small networks, where starting an
-operation costs more than the operation, these are formed for all targets at once as well.
+Where a layer has few positions, as all deep ones have, this spares the weight gradient, its
+derivative and their memory traffic. With F the cost of a forward pass, an evaluation costs 6 F
+instead of 7 F, and writes no array of the parameters' size. Where positions are many, the weight
+gradient is formed as usual.
+
+Besides, one pass through the network serves all targets, as only the products with each target's g*
+differ. On small networks, where starting an operation costs more than the operation itself, these
+products are formed for all targets at once as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,12 +44,11 @@ class _Layer:
     """One use of a layer's parameters, as a pass through the network recorded it.
 
     Attributes:
-        names: of the weight and of the bias, which may be missing.
-        inputs: of all samples: (S, F), patches (S, P, F), images (S, C, H, W), or normalised
-            images.
-        outputs: of all samples, before anything else.
-        kind: which of the forms of inputs: ``patches`` (of linear layers, too), ``images``, or
-            ``normalised``.
+        names: the names of the weight and of the bias, either of which may be missing.
+        inputs: the inputs of all samples, in the form that ``kind`` names: (S, F) of a linear
+            layer, patches (S, P, F), images (S, C, H, W), or normalised images.
+        outputs: the outputs of all samples, before any activation.
+        kind: ``patches`` (linear layers included), ``images``, or ``normalised``.
         settings: stride, padding and dilation of a convolution of images.
     """
 
@@ -179,9 +180,9 @@ class GradientProducts:
         params: θ_t, the same for all targets.
         buffers: the statistics to normalise with, the same for all targets.
         observed: g* of every target.
-        together: all targets' weight gradients in one pass, every convolution's formed: faster
-            where each is small. Else one target after another, convolutions of few positions
-            without them.
+        together: form the weight gradients of all targets in one pass, which is faster where they
+            are small. Else targets are treated one after another, and convolutions of few positions
+            form no weight gradient.
     """
 
     def __init__(
@@ -212,8 +213,8 @@ class GradientProducts:
             chosen: indices (A,) of targets.
 
         Raises:
-            UnsupportedError: the model does something else with its parameters than convolve,
-                multiply or normalise by given statistics, each at one place.
+            UnsupportedError: a parameter is not used exactly once, in a convolution, a linear layer
+                or a normalisation by given statistics.
         """
         recorder = _Recorder(self.names, self.matrices, 0 if self.together else FEW_POSITIONS)
         with recorder:
@@ -281,7 +282,8 @@ class GradientProducts:
     def _observed(self, name: str, chosen: list[int]) -> Tensor:
         """g* (A, ...) of some targets for one parameter.
 
-        Kept until other targets are asked for, as all evaluations between ask for the same.
+        They are kept until other targets are asked for, as most successive evaluations ask for
+        the same ones.
         """
         if len(chosen) == 1:
             return self.observed[chosen[0]][name][None]
@@ -293,9 +295,9 @@ class GradientProducts:
         return stacked[name]
 
     def _laid_out(self, value: Tensor) -> Tensor:
-        """Images with channels last in memory where convolutions are direct.
+        """Images with channels last in memory, which is faster for plain convolutions.
 
-        Those of all targets in one pass, by groups, are faster with channels first.
+        Grouped convolutions, which treat all targets in one pass, are faster with channels first.
         """
         if value.ndim != 4 or self.together:
             return value

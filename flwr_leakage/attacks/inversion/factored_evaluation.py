@@ -23,7 +23,8 @@ class FactoredEvaluator:
         candidates: how rows stand for batches; labels are no variables.
         objective: a function of products of gradients.
         priors: penalties of the inputs.
-        together: whether weight gradients are those of all rows in one pass.
+        together: whether the weight gradients of all rows are formed in one pass; see
+            ``GradientProducts``.
 
     Raises:
         UnsupportedError: any of this does not hold.
@@ -90,8 +91,9 @@ class FactoredEvaluator:
 def supports(make: Callable[[], FactoredEvaluator], points: Tensor) -> bool:
     """Whether problem, objective and model can be evaluated by products.
 
-    One random row is tried, alone and among all, as many as ``points`` has: a model that mixes
-    samples, as normalisation by a batch's statistics does, would mix targets.
+    A random row is evaluated alone and together with others, as many as ``points`` has. If the
+    values differ, the model mixes samples, as normalisation by a batch's statistics does, and one
+    pass for all targets would mix the targets.
     """
     rows = torch.arange(len(points))
     points = torch.randn(points.shape, generator=torch.Generator().manual_seed(0)).to(points)

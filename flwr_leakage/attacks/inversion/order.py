@@ -77,21 +77,22 @@ def make_slots(problem: Problem, epochs: Literal["repeated", "reshuffled"]) -> S
 class OrderSearch:
     """Alternate between short fits and exchanging samples between steps, from several starts.
 
-    In a turn every exchange of two samples of one epoch between two steps is tried, and every
-    other label of every sample; the best one is made as long as it lowers the objective. Then the
-    samples are fitted a little. Every second start trusts the inferred labels in its first turn;
-    in the others they may change before anything is fitted. The start with the least objective
-    goes on to the optimizer's full fit.
+    A *move* exchanges two samples of one epoch between two steps, or gives a sample another label.
+    In a turn all moves are tried, and the best one is made, as long as it lowers the objective.
+    Then the samples are fitted a little. Every second start trusts the inferred labels in its first
+    turn; in the others they may change before anything is fitted. The start with the least
+    objective goes on to the optimizer's full fit.
 
     Attributes:
-        starts: that compete, ≥ 1.
-        turns: of each start, ≥ 0.
-        iterations: of the optimizer in a turn's fit, ≥ 1.
-        epochs: whether the client goes through its samples in one order in all epochs
-            (``repeated``), or in a new one each (``reshuffled``, as a shuffling loader does).
-        relabel: whether other labels are tried, too.
-        max_moves: moves tried at once, ≥ 1; drawn at random where there are more.
-        improvement: the least relative decrease that makes a move, in (0, 1).
+        starts: how many starts compete, ≥ 1.
+        turns: how many turns each start takes, ≥ 0.
+        iterations: most iterations of the optimizer in the fit of a turn, ≥ 1.
+        epochs: ``repeated`` if the client goes through its samples in one order in all epochs,
+            ``reshuffled`` if in a new one each, as with a shuffling loader.
+        relabel: whether moves may change labels.
+        max_moves: how many moves are tried at once at most, ≥ 1. Where there are more, they are
+            drawn at random.
+        improvement: a move is made only if it lowers the objective by this fraction, in (0, 1).
     """
 
     starts: int = 4

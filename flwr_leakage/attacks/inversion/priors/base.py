@@ -20,8 +20,8 @@ class PriorContext:
         params: θ_t.
         buffers: the statistics that the attacker normalises with, if in running mode.
         statistics: BatchNorm statistics that the threat model grants, or empty.
-        first_step: (b, C, H, W) the candidate's inputs of the first local step, to which those
-            statistics belong; all inputs if ``None``.
+        first_step: the candidate's inputs (b, C, H, W) of the first local step, with which
+            ``statistics`` are compared; all inputs if ``None``.
     """
 
     gradient_map: GradientMap

@@ -45,10 +45,10 @@ def statistics_distance(
 class BatchNormStatistics:
     """``weight ·`` distance of the candidate's BatchNorm statistics from those known.
 
-    Which ones are known is the threat model's matter (``exact``, ``derived`` or ``running``);
-    where it grants none there is no penalty: the statistics are then inferred with the images.
-    Statistics are compared at θ_t, for the samples of the first local step; ``derived`` ones of
-    several steps are a mean over the steps.
+    The threat model says which statistics are known (``exact``, ``derived`` or ``running``). Where
+    it grants none there is no penalty, and the statistics are inferred with the images. They are
+    compared at θ_t, for the samples of the first local step. ``derived`` statistics of several
+    steps are a mean over the steps.
 
     Attributes:
         weight: relative to the objective, ≥ 0.

@@ -41,9 +41,9 @@ class TotalVariation:
 
     Attributes:
         weight: relative to the objective, ≥ 0.
-        absolute: of |x| instead of x, for InstaHide's images, whose signs are flipped at random
-            (Huang et al. 2021's published code).
-        colour: of the differences of channels as well.
+        absolute: penalise |x| instead of x, for InstaHide's images, whose signs are flipped at
+            random (Huang et al. 2021's published code).
+        colour: penalise the differences of channels as well.
     """
 
     weight: float

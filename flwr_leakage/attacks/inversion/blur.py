@@ -1,0 +1,275 @@
+"""ReLUs and max pooling averaged over noise: smooth where the originals have kinks.
+
+A network's gradient jumps wherever a ReLU flips or a window's maximum moves to another position,
+and its Jacobian knows nothing of units that are off. Averaged over Gaussian noise n of standard
+deviation σ (Duchi, Bartlett and Wainwright 2012, randomized smoothing) a ReLU is
+
+    E max(0, z + σ n) = z Φ(z/σ) + σ φ(z/σ),
+
+with φ and Φ the normal density and distribution: convex, above max(0, z) by at most 0.4 σ, and of
+positive slope everywhere. The maximum of two is ``b + max(0, a − b)``, which is blurred likewise.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from flwr_leakage.attacks.relus import RELUS
+
+OUTSIDE = -1e4
+"""Value of padding around the windows of max pooling, in place of −∞, whose differences are NaN."""
+
+_RELUS = set(RELUS)
+_RELUS_IN_PLACE = {torch.relu_, Tensor.relu_}
+_LEAKY_RELUS = {F.leaky_relu}
+_CLAMPS = {torch.clamp, Tensor.clamp, torch.clamp_min, Tensor.clamp_min}
+_MAX_POOLS = {F.max_pool2d, torch.max_pool2d}
+_ADAPTIVE_MAX_POOLS = {F.adaptive_max_pool2d}
+
+
+def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
+    """``E max(0, z + σ n)`` over normal n, twice differentiable in z.
+
+    Args:
+        inputs: z, of any shape.
+        width: σ > 0, broadcast to z.
+
+    Example:
+        >>> blurred_relu(torch.tensor([0.0, 5.0]), torch.tensor(1.0))
+        tensor([0.3989, 5.0000])
+    """
+    outputs: Tensor = _Relu.apply(inputs, width)[0]
+    return outputs
+
+
+def blurred_maximum(left: Tensor, right: Tensor, width: Tensor) -> Tensor:
+    """``b + E max(0, a − b + σ n) − σ/√(2π)``, which leaves equal values as they are.
+
+    Args:
+        left: a.
+        right: b, of the same shape.
+        width: σ > 0, broadcast.
+    """
+    return right + blurred_relu(left - right, width) - width / math.sqrt(2 * math.pi)
+
+
+def windows_of(
+    inputs: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> list[Tensor]:
+    """One map (B, C, h, w) for each position of a pooling's window; arguments as ``max_pool2d``."""
+    kernel, step, pad, spread = (
+        _pair(value) for value in (kernel_size, stride or kernel_size, padding, dilation)
+    )
+    out, right = [], []
+    for axis in (0, 1):
+        size = inputs.shape[axis - 2] + 2 * pad[axis] - spread[axis] * (kernel[axis] - 1) - 1
+        count = (math.ceil if ceil_mode else math.floor)(size / step[axis]) + 1
+        # A window that starts in the padding on the right is left out.
+        if ceil_mode and (count - 1) * step[axis] >= inputs.shape[axis - 2] + pad[axis]:
+            count -= 1
+        needed = (count - 1) * step[axis] + spread[axis] * (kernel[axis] - 1) + 1
+        out.append(count)
+        right.append(max(0, needed - inputs.shape[axis - 2] - pad[axis]))
+    if any(pad) or any(right):
+        inputs = F.pad(inputs, (pad[1], right[1], pad[0], right[0]), value=OUTSIDE)
+    maps = []
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            top, left = i * spread[0], j * spread[1]
+            bottom, end = top + (out[0] - 1) * step[0] + 1, left + (out[1] - 1) * step[1] + 1
+            maps.append(inputs[..., top : bottom : step[0], left : end : step[1]])
+    return maps
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    return (pair[0], pair[-1])
+
+
+def _tournament(maps: list[Tensor], width: Tensor) -> Tensor:
+    """The blurred maximum of all maps, by pairs."""
+    while len(maps) > 1:
+        pairs = zip(maps[::2], maps[1::2], strict=False)
+        rest = maps[-1:] if len(maps) % 2 else []
+        maps = [blurred_maximum(a, b, width) for a, b in pairs] + rest
+    return maps[0]
+
+
+class Blurred(TorchFunctionMode):
+    """Within this context every ReLU and every max pooling over images is blurred.
+
+    They are caught as functions, however a model spells them: modules, functional calls, methods,
+    in place, ``clamp(min=0)``. Layers are told apart by the order of their calls in a forward
+    pass, and a replay of several steps passes them again and again.
+
+    Args:
+        deviations: of the inputs of each call of a forward pass, from :func:`measure`; each is
+            broadcast to that call's input.
+        amount: β, noise in units of these deviations; at 0 nothing is replaced.
+    """
+
+    def __init__(self, deviations: Sequence[Tensor], amount: float) -> None:
+        super().__init__()
+        self.widths = [amount * deviation for deviation in deviations] if amount > 0 else []
+        self.calls = 0
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Replace what has kinks, leave all else."""
+        kwargs = dict(kwargs or {})
+        if not self.widths or not has_kinks(function, args, kwargs):
+            return function(*args, **kwargs)
+        inputs = args[0] if args else kwargs.pop("input")
+        width = self.widths[self.calls % len(self.widths)].to(inputs.dtype)
+        self.calls += 1
+        if function in _MAX_POOLS:
+            kwargs.pop("return_indices", None)
+            return _tournament(windows_of(inputs, *args[1:], **kwargs), width)
+        if function in _ADAPTIVE_MAX_POOLS:
+            size = _window(inputs, args[1] if len(args) > 1 else kwargs["output_size"])
+            assert size is not None  # has_kinks
+            return _tournament(windows_of(inputs, size), width)
+        if function in _LEAKY_RELUS:
+            slope = args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01)
+            outputs = slope * inputs + (1 - slope) * blurred_relu(inputs, width)
+        else:
+            outputs = blurred_relu(inputs.clone(), width)
+        if function in _RELUS_IN_PLACE or _asks_in_place(function, args, kwargs):
+            return inputs.copy_(outputs)
+        return outputs
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes the spread of the inputs of every call that :class:`Blurred` would replace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deviations: list[Tensor] = []
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if has_kinks(function, args, kwargs):
+            inputs = args[0] if args else kwargs["input"]
+            self.deviations.append(_deviation(inputs.detach()))
+        return function(*args, **kwargs)
+
+
+def measure(forward: Callable[[], object]) -> list[Tensor]:
+    """Standard deviations of the inputs of every ReLU and max pooling in one forward pass.
+
+    Args:
+        forward: passes a batch of several inputs through a network.
+
+    Returns:
+        For each call, in their order, one number a channel (1, C, 1, …), over the batch and
+        positions; a plain number for inputs without positions.
+    """
+    with torch.no_grad(), _Recorder() as recorder:
+        forward()
+    return recorder.deviations
+
+
+def has_kinks(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is a ReLU or a max pooling that can be blurred."""
+    if function in _MAX_POOLS:
+        asks_indices = args[6] if len(args) > 6 else kwargs.get("return_indices", False)
+        return not asks_indices
+    if function in _ADAPTIVE_MAX_POOLS:
+        if kwargs.get("return_indices", False) or len(args) > 2:
+            return False
+        inputs = args[0] if args else kwargs["input"]
+        return _window(inputs, args[1] if len(args) > 1 else kwargs["output_size"]) is not None
+    if function in _CLAMPS:
+        lower = args[1] if len(args) > 1 else kwargs.get("min")
+        upper = args[2] if len(args) > 2 else kwargs.get("max")
+        return isinstance(lower, int | float) and lower == 0 and upper is None
+    return function in _RELUS or function in _RELUS_IN_PLACE or function in _LEAKY_RELUS
+
+
+def _asks_in_place(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> bool:
+    position = {F.relu: 1, F.leaky_relu: 2}.get(function)
+    if position is None:
+        return False
+    return bool(args[position] if len(args) > position else kwargs.get("inplace", False))
+
+
+def _window(inputs: Tensor, output_size: Any) -> tuple[int, int] | None:
+    """The windows of adaptive pooling, where they are all alike."""
+    wanted = (output_size, output_size) if isinstance(output_size, int) else output_size
+    sizes = [
+        (have, have if want is None else want)
+        for have, want in zip(inputs.shape[-2:], wanted, strict=True)
+    ]
+    if any(have % want for have, want in sizes):
+        return None
+    return (sizes[0][0] // sizes[0][1], sizes[1][0] // sizes[1][1])
+
+
+def _deviation(inputs: Tensor) -> Tensor:
+    if inputs.ndim <= 2:
+        return inputs.var(dim=0).mean().sqrt()
+    axes = [axis for axis in range(inputs.ndim) if axis != 1]
+    return inputs.std(dim=axes, keepdim=True)
+
+
+class _Relu(torch.autograd.Function):
+    """Value, Φ(z/σ) and φ(z/σ)/σ; by autograd alone a product with J would take twice the time."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(inputs: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scaled = inputs / width
+        slope = torch.special.ndtr(scaled)
+        density = torch.exp(-0.5 * scaled.square()) / math.sqrt(2 * math.pi)
+        return inputs * slope + width * density, slope, density / width
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(inputs[0], *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, errors: Tensor, *_: Tensor) -> tuple[Tensor, None]:
+        return _Sloped.apply(errors, *ctx.saved_tensors), None
+
+
+class _Sloped(torch.autograd.Function):
+    """``e · Φ(z/σ)``, whose derivative by z is ``e φ(z/σ)/σ``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(errors: Tensor, inputs: Tensor, slope: Tensor, curvature: Tensor) -> Tensor:
+        return errors * slope
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        errors, _, slope, curvature = inputs
+        ctx.save_for_backward(errors, slope, curvature)
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        errors, slope, curvature = ctx.saved_tensors
+        return outer * slope, outer * (errors * curvature), None, None

@@ -1,0 +1,399 @@
+"""Iteratively regularised Gauss–Newton on the gradient itself, through blurred networks.
+
+The update tells g* = g(x) + noise, with g the replay of local training. With a Gaussian prior of
+images, x = μ + L s and s ~ N(0, I), each step minimises to first order
+
+    Σ_i (g_i(x; β) − g*_i)² / v_i + ρ ‖s‖²
+
+(Bakushinskii 1992), where ReLUs and max pooling are averaged over noise of size β
+(:mod:`flwr_leakage.attacks.inversion.blur`) and v_i is the variance of an entry
+(:mod:`flwr_leakage.attacks.inversion.likelihood`). ρ falls from a tenth of the largest eigenvalue
+of LᵀJᵀWJL to 1, Bayes' weight, and β with a power of it: what most equations agree on is fitted
+first, in images that are smooth, and units that are off have a slope while it counts.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.base import failure
+from flwr_leakage.attacks.inversion.blur import Blurred, measure
+from flwr_leakage.attacks.inversion.label_moves import label_moves
+from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
+from flwr_leakage.attacks.inversion.linearization import Linearization
+from flwr_leakage.attacks.labels.assumed import answer, assume_targets
+from flwr_leakage.attacks.labels.automatic import AutomaticLabels
+from flwr_leakage.attacks.labels.base import LabelInference
+from flwr_leakage.attacks.labels.last_layer import find_last_layer
+from flwr_leakage.attacks.one_by_one import OneByOne
+from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.records import Batch, Reconstruction
+from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+DRAWS = 16
+"""Images of the prior that tell how far the inputs of ReLUs and pooling spread."""
+
+POWER_ITERATIONS = 6
+"""Products that estimate the largest eigenvalue; a tenth of it is needed to no better than 20 %."""
+
+SHORTENINGS = 6
+"""Trials of a step, each 0.4 times as long as the one before."""
+
+PRECISE = 1e-3
+"""Relative residual below which gradients are evaluated in double precision."""
+
+SHARP = 3e-3
+"""Blur below which there is none."""
+
+
+CONTENT = 0.03
+"""Labels are left as they are once the last bias's residual is below this share of a sample."""
+
+MARGIN = 0.01
+"""By so much an entry must other labels lower the energy of a short run to be taken."""
+
+
+AT_ONCE = 3
+"""Changes of labels that are compared before the best is taken: classes may be nearly tied."""
+
+
+@dataclass(frozen=True)
+class Annealing:
+    """How blur and prior fade in one run from grey.
+
+    Attributes:
+        blur: β at the start, in units of each layer's spread under the prior, ≥ 0.
+        exponent: β goes with this power of ρ, > 0.
+        factor: ρ of a step over that of the step before, in (0, 1).
+        model_error: κ in [0, 1], the share of the residual that counts as the model's own error.
+    """
+
+    blur: float = 2.0
+    exponent: float = 0.3
+    factor: float = 0.6
+    model_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.blur >= 0:
+            raise ValueError(f"blur must be ≥ 0, got {self.blur}.")
+        if not self.exponent > 0:
+            raise ValueError(f"exponent must be positive, got {self.exponent}.")
+        if not 0 < self.factor < 1:
+            raise ValueError(f"factor must lie in (0, 1), got {self.factor}.")
+        if not 0 <= self.model_error <= 1:
+            raise ValueError(f"model_error must lie in [0, 1], got {self.model_error}.")
+
+
+@dataclass(frozen=True)
+class GaussNewton(OneByOne):
+    """Find the samples of an update by Gauss–Newton with a prior and a blur that fade.
+
+    It takes any network, any batch whose labels are known or inferred, several local steps, sums
+    of clients and several rounds, noise, and pruning. All samples are solved jointly. Among the
+    runs the attacker's own evidence decides: misfit in units of noise plus prior.
+
+    Attributes:
+        annealings: one run from grey each, ≥ 1 of them.
+        noise_std: σ of independent noise on every entry of the pseudo-gradient, if the attacker
+            knows it; ``None`` estimates it from the last layer's gradient (see
+            :func:`flwr_leakage.attacks.inversion.likelihood.estimate_noise`).
+        steps: of a run, at most, ≥ 1.
+        products: with the Jacobian of one gradient, or its transpose, in a run, at most, about,
+            ≥ 1; one with that of n local steps counts n times. They take most of the time.
+        iterations: of conjugate gradients in a step, at most, ≥ 1.
+        tolerance: relative, of a step's linear system, in (0, 1).
+        label_trials: short runs under corrected labels (see
+            :func:`flwr_leakage.attacks.inversion.label_moves.label_moves`), at most, ≥ 0, where
+            labels of a batch in one plain step are inferred.
+        trial_steps: of a short run, ≥ 1.
+        solved_distance: no further run once the relative squared distance is at most this.
+        labels: how labels are inferred.
+    """
+
+    purpose: ClassVar[str] = "gauss newton"
+
+    annealings: Sequence[Annealing] = (Annealing(),)
+    noise_std: float | None = None
+    steps: int = 60
+    products: int = 2500
+    iterations: int = 60
+    tolerance: float = 0.1
+    label_trials: int = 9
+    trial_steps: int = 8
+    solved_distance: float = 1e-10
+    labels: LabelInference = field(default_factory=AutomaticLabels)
+
+    def __post_init__(self) -> None:
+        if not self.annealings:
+            raise ValueError("annealings must hold at least one run, got none.")
+        if self.label_trials < 0:
+            raise ValueError(f"label_trials must be at least 0, got {self.label_trials}.")
+        for name in ("steps", "products", "iterations", "trial_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.noise_std is not None and not 0 <= self.noise_std < math.inf:
+            raise ValueError(f"noise_std must be finite and ≥ 0, got {self.noise_std}.")
+        if not 0 < self.tolerance < 1:
+            raise ValueError(f"tolerance must lie in (0, 1), got {self.tolerance}.")
+
+    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
+        """Attack one problem.
+
+        Raises:
+            ValueError: labels can not be inferred for this model or update.
+        """
+        began = time.process_time()
+        assumed = assume_targets(problem, self.labels, generator)
+        noise = estimate_noise(problem) if self.noise_std is None else self.noise_std
+        likelihood = Likelihood.of([posed.gradient for posed in problem.rounds], noise)
+        model = _Model.of(problem, assumed.values, generator)
+        products = steps = chosen = moved = 0
+        if assumed.may_change and self.label_trials:
+            model, moved, products, steps = self._correct_labels(model, likelihood)
+        best: Candidate | None = None
+        for number, annealing in enumerate(self.annealings):
+            found = self._run(model, likelihood, annealing)
+            products, steps = products + found.products, steps + found.steps
+            if best is None or found.energy < best.energy:
+                best, chosen = found, number
+            if best.distance <= self.solved_distance:
+                break
+        assert best is not None
+        if not math.isfinite(best.distance):
+            return failure("the objective was never finite.")
+        return Reconstruction(
+            batch=answer(problem.spec.clamp(best.inputs), model.targets),
+            objective=best.distance,
+            stats={
+                "stage": f"run {chosen + 1} of {len(self.annealings)}, {best.stage}",
+                "misfit": best.misfit,
+                "energy": best.energy,
+                "noise_std": noise,
+                "prior_mean_square": best.prior_mean_square,
+                "labels_changed": moved,
+                "iterations": steps,
+                "products": products,
+                "cpu_seconds": time.process_time() - began,
+            },
+        )
+
+    def _correct_labels(
+        self, model: "_Model", likelihood: Likelihood
+    ) -> "tuple[_Model, int, int, int]":
+        """The model under better labels, how many changed, and products and steps spent on it."""
+        problem = model.problem
+        if problem.num_samples == 1 or not problem.is_single_gradient:
+            return model, 0, 0, 0
+        bias = find_last_layer(problem).bias
+        if bias is None:
+            return model, 0, 0, 0
+        short = replace(self, steps=self.trial_steps)
+        # The energy compares short runs only if what they have not fitted yet counts as error.
+        annealing = replace(self.annealings[0], model_error=1.0)
+        best = short._run(model, likelihood, annealing)
+        products, steps, moved, trials = best.products, best.steps, 0, 0
+        tried = {tuple(model.targets.tolist())}
+        while True:
+            batch = Batch(best.inputs, model.targets)
+            gradient = problem.gradient_map(problem.params, batch, problem.buffers)
+            residual = gradient[bias] - problem.gradient[bias]
+            if float(residual.abs().max()) * problem.num_samples < CONTENT:
+                break
+            moves = label_moves(model.targets, residual, AT_ONCE + len(tried))
+            moves = [targets for targets in moves if tuple(targets.tolist()) not in tried]
+            rivals = []
+            for targets in moves[: min(AT_ONCE, self.label_trials - trials)]:
+                tried.add(tuple(targets.tolist()))
+                trials += 1
+                other = replace(model, targets=targets)
+                found = short._run(other, likelihood, annealing)
+                products, steps = products + found.products, steps + found.steps
+                rivals.append((found.energy, other, found))
+            least = best.energy - MARGIN * len(likelihood.observed)
+            rivals = [rival for rival in rivals if rival[0] < least]
+            if not rivals:
+                break
+            _, model, best = min(rivals, key=lambda rival: rival[0])
+            moved += 1
+        return model, moved, products, steps
+
+    def _run(self, model: "_Model", likelihood: Likelihood, annealing: Annealing) -> "Candidate":
+        """From grey to the end of one annealing."""
+        prior = model.prior
+        coordinates = torch.zeros(model.shape)
+        products, passes, step, unit, stage = 0, 0, 0, 0.0, "ended by its steps"
+        weight = first = 0.0
+        precise = False
+        while step < self.steps:
+            blur = (
+                annealing.blur * (weight / first) ** annealing.exponent if step else annealing.blur
+            )
+            blur = blur if blur > SHARP else 0.0
+            inputs = model.inputs(coordinates)
+            here = Linearization(lambda x, b=blur: model.gradient(x, b), inputs)  # type: ignore[misc]
+            value = model.gradient(inputs, blur, precise=True) if precise else here.value
+            residual = likelihood.residual(value)
+            variances = likelihood.variances(residual, annealing.model_error)
+            if not step:
+                # In units of the update's own weighted size, so that float32 does not overflow.
+                unit = float((likelihood.observed.square() / variances).sum())
+            weights = 1 / (unit * variances)
+            system = _System(here, prior, weights.float())
+            if not step:
+                first = 0.1 * system.largest_eigenvalue(model.shape)
+                weight = max(first, 1 / unit)
+                first = weight
+            right = system.pull_back((weights * residual).float()) + weight * coordinates
+
+            def product(flat: Tensor, system: _System = system, weight: float = weight) -> Tensor:
+                return system(flat.reshape(model.shape)).flatten() + weight * flat
+
+            change, _ = conjugate_gradients(
+                product, -right.flatten(), self.tolerance, self.iterations
+            )
+
+            def objective(trial: Tensor, residual: Tensor, weights=weights, weight=weight) -> float:
+                misfit = float((weights * residual.square()).sum())
+                return misfit + weight * float(trial.double().square().sum())
+
+            start = objective(coordinates, residual)
+            length, accepted = 1.0, False
+            for _ in range(SHORTENINGS):
+                trial = coordinates + length * change.reshape(model.shape)
+                gradient = model.gradient(model.inputs(trial), blur, precise=precise)
+                if objective(trial, likelihood.residual(gradient)) < start:
+                    coordinates, accepted = trial, True
+                    break
+                length *= 0.4
+            products += here.products
+            passes += here.products * model.passes
+            step += 1
+            distance = likelihood.distance(residual)
+            precise = distance < PRECISE**2
+            at_end = weight * unit <= 1 and blur == 0
+            if at_end and not accepted:
+                stage = "converged"
+                break
+            if passes >= self.products:
+                stage = "ended by its products"
+                break
+            weight = max(weight * annealing.factor, 1 / unit)
+        inputs = model.inputs(coordinates).double()
+        residual = likelihood.residual(model.gradient(inputs, 0.0, precise=True))
+        prior_term = float(coordinates.double().square().sum())
+        return Candidate(
+            inputs=inputs,
+            energy=likelihood.energy(residual) + prior_term,
+            distance=likelihood.distance(residual),
+            misfit=likelihood.misfit(residual),
+            prior_mean_square=prior_term / coordinates.numel(),
+            steps=step,
+            products=products,
+            stage=stage,
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Where one run ended.
+
+    Attributes:
+        inputs: (B, C, H, W), in double precision, not clamped.
+        energy: −2 log posterior up to a constant: of the likelihood, plus ``‖s‖²``.
+        distance: relative squared distance of the gradients.
+        misfit: mean squared residual in units of noise.
+        prior_mean_square: of the coordinates s; 1 for a draw of the prior.
+        steps: taken.
+        products: with the Jacobian or its transpose.
+        stage: how it ended, in words.
+    """
+
+    inputs: Tensor
+    energy: float
+    distance: float
+    misfit: float
+    prior_mean_square: float
+    steps: int
+    products: int
+    stage: str
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The candidate's gradient as a function of its inputs and the blur, in both precisions."""
+
+    problem: Problem
+    single: Problem
+    targets: Tensor
+    prior: ImagePrior
+    deviations: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, problem: Problem, targets: Tensor, generator: torch.Generator) -> "_Model":
+        single, prior = problem.to(torch.float32), ImagePrior.of(problem.spec).single()
+        draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
+        images = problem.spec.clamp(prior.grey + prior.push(draws))
+        deviations = measure(
+            lambda: single.gradient_map.logits(single.params, images, single.buffers)
+        )
+        return cls(problem, single, targets, prior, deviations)
+
+    @property
+    def passes(self) -> int:
+        """Gradients in one replay."""
+        return sum(posed.schedule.num_steps for posed in self.problem.rounds)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.problem.num_samples, *self.problem.spec.shape)
+
+    def inputs(self, coordinates: Tensor) -> Tensor:
+        return self.prior.grey + self.prior.push(coordinates)
+
+    def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
+        """g(x; β) (P,), of all rounds one after another."""
+        dtype = torch.float64 if precise else torch.float32
+        targets = self.targets.to(dtype) if self.targets.is_floating_point() else self.targets
+        batch = Batch(inputs.to(dtype), targets)
+        found = []
+        for posed in (self.problem if precise else self.single).rounds:
+            with Blurred(self.deviations, blur):
+                gradient = simulate_gradient(
+                    posed.gradient_map,
+                    posed.params,
+                    posed.buffers,
+                    posed.schedule,
+                    batch,
+                    posed.members,
+                )
+            found += [gradient[name].reshape(-1) for name in posed.gradient]
+        return torch.cat(found)
+
+
+class _System:
+    """LᵀJᵀWJL, for one J, without forming it."""
+
+    def __init__(self, here: Linearization, prior: ImagePrior, weights: Tensor) -> None:
+        self.here, self.prior, self.weights = here, prior, weights
+
+    def __call__(self, direction: Tensor) -> Tensor:
+        """Its product with a direction (B, C, H, W)."""
+        image = self.here.push(self.prior.push(direction))
+        return self.pull_back(self.weights * image)
+
+    def pull_back(self, dual: Tensor) -> Tensor:
+        """LᵀJᵀ u."""
+        return self.prior.pull(self.here.pull(dual))
+
+    def largest_eigenvalue(self, shape: tuple[int, ...]) -> float:
+        """By the power method; the start is fixed, as any would do."""
+        vector = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        for _ in range(POWER_ITERATIONS):
+            vector = self(vector / vector.norm())
+        return float(vector.norm())

@@ -1,0 +1,173 @@
+"""How well a candidate's gradient explains an update that was noised, pruned, or neither.
+
+The attacker's residual is ``r = g(x) − g*``, entry by entry. An entry that came through has the
+noise's variance σ². An entry that is zero may have been pruned: it tells that ``|g| ≤ τ``, with τ
+the smallest magnitude that its tensor kept. Without pruning τ is next to zero, and so nothing
+changes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.labels.last_layer import find_last_layer
+from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.params import Params
+from flwr_leakage.records import Batch
+
+FLOOR = 1e-6
+"""Noise of an entry at least, in units of its tensor's root mean square: float32's rounding."""
+
+TINIEST = 1e-8
+"""… and in units of the largest root mean square of all tensors."""
+
+VANISHES = 1e-3
+"""The classes' sum of gradients counts as zero below this share of their magnitude."""
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """What is known of every entry of an update.
+
+    Attributes:
+        observed: g* (P,), all rounds and tensors one after another.
+        tensors: index of each entry's tensor (P,).
+        counts: entries of each tensor (T,).
+        noise: σ of each tensor's entries (T,), > 0.
+        bounds: τ of the entries that are zero, 0 of the others (P,).
+    """
+
+    observed: Tensor
+    tensors: Tensor
+    counts: Tensor
+    noise: Tensor
+    bounds: Tensor
+
+    @classmethod
+    def of(cls, gradients: "list[Params]", noise_std: float | None) -> "Likelihood":
+        """Read the bounds from the updates of all rounds.
+
+        Args:
+            gradients: pseudo-gradients in double precision.
+            noise_std: σ of all entries; ``None`` for no noise but float32's rounding.
+        """
+        pieces = [value.reshape(-1) for gradient in gradients for value in gradient.values()]
+        observed = torch.cat(pieces)
+        counts = torch.tensor([len(piece) for piece in pieces])
+        tensors = torch.arange(len(pieces)).repeat_interleave(counts)
+        sizes = torch.stack([piece.square().mean().sqrt() for piece in pieces])
+        noise = torch.maximum(FLOOR * sizes, TINIEST * sizes.max())
+        if noise_std is not None:
+            noise = noise.clamp_min(noise_std)
+        kept = [piece[piece != 0].abs() for piece in pieces]
+        # A tensor of which nothing is left was cut by a threshold of the whole update, which is
+        # not above what any other tensor kept.
+        smallest = min(float(piece.min()) for piece in kept if len(piece))
+        taus = torch.tensor([float(piece.min()) if len(piece) else smallest for piece in kept]).to(
+            observed
+        )
+        bounds = torch.where(observed == 0, taus[tensors], 0.0)
+        return cls(observed, tensors, counts.to(observed), noise, bounds)
+
+    def residual(self, gradient: Tensor) -> Tensor:
+        """``g − g*`` (P,)."""
+        return gradient.double() - self.observed
+
+    def excess(self, residual: Tensor) -> Tensor:
+        """How far entries are from what is possible: r, and ``max(0, |r| − τ)`` of the zeros."""
+        return torch.where(
+            self.bounds > 0, (residual.abs() - self.bounds).clamp_min(0), residual.abs()
+        )
+
+    def mean_squares(self, residual: Tensor) -> Tensor:
+        """Mean square of each tensor's excess (T,)."""
+        return self._means(self.excess(residual).square())
+
+    def variances(self, residual: Tensor, model_error: float) -> Tensor:
+        """Variance v of each entry (P,), by which its squared residual is divided.
+
+        ``σ² + κ max(0, mean r² − σ²)``: what the model itself gets wrong (its blur, its
+        linearisation) is read from the residual, tensor by tensor. That of an entry that may
+        have been pruned is at least τ²/3, the variance of a uniform law on [−τ, τ].
+
+        Args:
+            residual: r (P,).
+            model_error: κ in [0, 1].
+        """
+        noise = self.noise.square()
+        error = (self.mean_squares(residual) - noise).clamp_min(0)
+        each = (noise + model_error * error)[self.tensors]
+        return torch.maximum(each, self.bounds.square() / 3)
+
+    def misfit(self, residual: Tensor) -> float:
+        """Mean of ``(excess / σ)²`` over entries: about 1 at the truth, if σ is the noise's."""
+        mean = self.mean_squares(residual) / self.noise.square()
+        return float((mean * self.counts).sum() / self.counts.sum())
+
+    def energy(self, residual: Tensor) -> float:
+        """−2 log likelihood up to a constant, at each tensor's most likely variance ≥ σ².
+
+        ``Σ_t P_t (log v_t + m_t / v_t)`` with m_t the mean square of the excess, and v_t the
+        larger of m_t and σ_t². It ranks candidates whose misfit is far above the noise, too.
+        """
+        means = self.mean_squares(residual)
+        variances = torch.maximum(means, self.noise.square())
+        return float((self.counts * (variances.log() + means / variances)).sum())
+
+    def distance(self, residual: Tensor) -> float:
+        """``‖excess‖² / ‖g*‖²``."""
+        squares = self.excess(residual).square().sum() / self.observed.square().sum()
+        return float(squares)
+
+    def _means(self, values: Tensor) -> Tensor:
+        sums = torch.zeros_like(self.counts).index_add_(0, self.tensors, values)
+        return sums / self.counts
+
+
+def estimate_noise(problem: Problem) -> float | None:
+    """σ of independent noise of one size on all entries, from an equation that every batch obeys.
+
+    Softmax cross-entropy depends on differences of logits only, so the gradients of the last
+    layer's weight and bias sum to zero over classes, for any batch and any number of steps
+    without weight decay. With noise, ``Σ_k g_kf`` has the variance K σ² in each column f.
+
+    Returns:
+        σ̂, or ``None`` where the equation does not hold for this model and loss (tried on a grey
+        image) or entries of the layer were pruned.
+    """
+    try:
+        layer = find_last_layer(problem)
+    except ValueError:
+        return None
+    if problem.schedule.weight_decay:
+        return None
+    names = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+
+    def columns(gradient: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([gradient[name].reshape(len(gradient[name]), -1) for name in names], 1)
+
+    observed = columns(problem.gradient)
+    # Units that no sample activates leave whole columns of zeros; pruning leaves parts of them.
+    zeros = (observed == 0).sum(0)
+    if bool(((zeros > 0) & (zeros < len(observed))).any()):
+        return None
+    grey = problem.spec.normalize(
+        torch.full((problem.num_samples, *problem.spec.shape), 0.5, dtype=observed.dtype)
+    )
+    targets = torch.zeros(problem.num_samples, dtype=torch.int64)
+    own = columns(
+        simulate_gradient(
+            problem.gradient_map,
+            problem.params,
+            problem.buffers,
+            problem.schedule,
+            Batch(grey, targets),
+            problem.members,
+        )
+    )
+    if float(own.sum(0).norm()) > VANISHES * float(own.norm()):
+        return None
+    sums = observed[:, zeros < len(observed)].sum(0)
+    return float((sums.square().mean() / len(observed)).sqrt())

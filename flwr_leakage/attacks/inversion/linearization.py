@@ -1,0 +1,42 @@
+"""A function and its Jacobian at one point, by graphs that are kept for many products."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class Linearization:
+    """f(x) and products with J = ∂f/∂x (P, N) at x.
+
+    Both graphs are built once. ``Jᵀu`` is a backward pass of f. It is linear in u, so that ``Jv``
+    is a backward pass of ``u ↦ Jᵀu``, whatever u is.
+
+    Attributes:
+        value: f(x), (P,).
+        products: with J or its transpose, so far.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor], point: Tensor) -> None:
+        """Evaluate f, which returns a flat tensor, at a point of any shape."""
+        self._point = point.detach().requires_grad_()
+        with torch.enable_grad():
+            self._output = function(self._point)
+            self._dual = torch.zeros_like(self._output, requires_grad=True)
+            (self._pulled,) = torch.autograd.grad(
+                self._output, self._point, self._dual, create_graph=True
+            )
+        self.value = self._output.detach()
+        self.products = 0
+
+    def push(self, direction: Tensor) -> Tensor:
+        """J v (P,), for v of the point's shape."""
+        self.products += 1
+        (image,) = torch.autograd.grad(self._pulled, self._dual, direction, retain_graph=True)
+        return image
+
+    def pull(self, dual: Tensor) -> Tensor:
+        """Jᵀ u, of the point's shape, for u (P,)."""
+        self.products += 1
+        (image,) = torch.autograd.grad(self._output, self._point, dual, retain_graph=True)
+        return image
