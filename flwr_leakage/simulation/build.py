@@ -103,8 +103,6 @@ def _attack(config: Config, server: ServerSettings) -> Attack | None:
     if not config["attack"]:
         return None
     attack: Attack = instantiate(config, "attack", Attack)
-    if server.attack_workers == 1 and server.attack_folder is None:
-        return attack
     return checked("server", Parallel)(
         attack, server.attack_workers, server.attack_chunk, server.attack_folder
     )
