@@ -64,7 +64,7 @@ def check_kind(key: str, found: type, kind: type) -> None:
     if not issubclass(found, kind) or not _takes(found, called_with):
         called = f", called with ({', '.join(called_with)})" if called_with else ""
         raise ConfigError(
-            f"{key}._target_ must give a {kind.__name__}{called}, "
+            f"{key}._target_ must give {kind.__name__}{called}, "
             f"got {found.__module__}.{found.__qualname__}."
         )
 
@@ -80,9 +80,11 @@ def _takes(found: type, names: list[str]) -> bool:
     """Whether the instances of a class can be called with these arguments and no others."""
     if not names:
         return True
-    call = cast(Any, found).__call__
+    call = inspect.signature(cast(Any, found).__call__)
+    if any(p.kind is p.VAR_POSITIONAL for p in call.parameters.values()):
+        return True
     try:
-        inspect.signature(call).bind(None, **dict.fromkeys(names))
+        call.bind(None, **dict.fromkeys(names))
     except TypeError:
         return False
     return True

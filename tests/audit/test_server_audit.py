@@ -76,7 +76,7 @@ def _truth(server_round, client_id, num_examples):
 def _inspect(gradient_map, counts=(2, 2), notes=(), **settings):
     memory = _Memory()
     audit = ServerAudit(gradient_map, SPEC, SCHEDULE, memory, attack=memory, **settings)
-    audit.inspect(1, [_observe(gradient_map, i, count) for i, count in enumerate(counts)], notes)
+    audit.inspect(1, [_observe(gradient_map, i, count) for i, count in enumerate(counts)], [*notes])
     return memory
 
 

@@ -180,8 +180,8 @@ def test_an_empty_client_answers_with_an_error(tiny_data, monkeypatch):
     monkeypatch.setattr(
         building,
         "instantiate",
-        lambda config, key, **given: (
-            with_an_empty_part if key == "partition" else original(config, key, **given)
+        lambda config, key, kind, **given: (
+            with_an_empty_part if key == "partition" else original(config, key, kind, **given)
         ),
     )
     # A simulation refuses such a partition before it starts; real clients may still be empty.
