@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from audits import numbers, run, tiny_config, values
+from audits import numbers, tiny_config, values
+from audits import run as run_audit
 
 from flwr_leakage.simulation.build import build
 from flwr_leakage.tracking import read_run
@@ -129,8 +130,8 @@ def test_numbers_do_not_depend_on_how_the_attack_is_run(tiny_data):
     """
     chunks = ["num_rounds=1", "metric=pixel", "server.attack_chunk=2", "attack.batching=vmap"]
     folder = f"server.attack_folder={tiny_data / 'chunks'}"
-    alone = run(tiny_config(tiny_data, *chunks, name="alone"))
-    kept = run(tiny_config(tiny_data, *chunks, folder, name="kept"))
+    alone = run_audit(tiny_config(tiny_data, *chunks, name="alone"))
+    kept = run_audit(tiny_config(tiny_data, *chunks, folder, name="kept"))
     workers = build(tiny_config(tiny_data, *chunks, "server.attack_workers=2")).attack
     assert len(values(alone, "objective")) == 3
     assert numbers(alone) == numbers(kept)
