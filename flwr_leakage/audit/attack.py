@@ -31,6 +31,11 @@ def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = 
     error = ""
     try:
         answers = attack(job, progress)
+        if len(answers) != len(job.observations):
+            raise ValueError(
+                f"an attack must give one answer for each of {len(job.observations)} targets, got "
+                f"{len(answers)}."
+            )
     except Exception as raised:  # an attack that fails must not end the training
         error = f"{type(raised).__name__}: {raised}"
         answers = [failure(error) for _ in job.observations]
