@@ -26,6 +26,8 @@ class ClientNote:
         reproducible: whether the defense's draws came from a seed, as in a simulation. Whoever
             knows the seed can then subtract the noise.
         remark: what the client says of its settings, in words.
+        own_config: whether it runs by a config of its own, so that the server knows neither its
+            samples nor its draws.
     """
 
     client_id: int
@@ -34,6 +36,7 @@ class ClientNote:
     score_cpu_seconds: float = 0.0
     reproducible: bool = False
     remark: str = ""
+    own_config: bool = False
 
     def to_text(self) -> str:
         """The note as JSON."""
@@ -43,6 +46,7 @@ class ClientNote:
             "score-cpu-seconds": self.score_cpu_seconds,
             "reproducible": self.reproducible,
             "remark": self.remark,
+            "own-config": self.own_config,
             "measurements": [
                 {
                     "name": m.name,
@@ -78,6 +82,7 @@ class ClientNote:
                 score_cpu_seconds=_seconds(content["score-cpu-seconds"]),
                 reproducible=_flag(content["reproducible"]),
                 remark=_text(content["remark"], 500),
+                own_config=_flag(content["own-config"]),
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             reason = repr(error)[:200]

@@ -35,7 +35,8 @@ class ServerAudit:
         selection: whom to attack and when.
         evaluator: compares reconstructions with the truth, where there is one.
         truth: where the truth comes from; ``None`` outside of simulations, where labels and
-            BatchNorm statistics can not be granted either.
+            BatchNorm statistics can not be granted either. It is not asked about clients that
+            say they run by a config of their own.
         seed: of the attack's random draws.
         progress: what a person sees.
         num_rounds: for the progress only.
@@ -87,7 +88,8 @@ class ServerAudit:
             self._tell_of_settings(server_round, note)
         if self.attack is not None:
             targets = self._targets(server_round, observations)
-            cases = [case for target in targets if (case := self._grant(target))]
+            unknown = {note.client_id for note in notes if note.own_config}
+            cases = [case for target in targets if (case := self._grant(target, unknown))]
             for case, answer in self._answers(server_round, self.attack, cases):
                 self._record(case, answer)
         self._recorder.cost(server_round, "round_wall_seconds", self._elapsed())
@@ -112,6 +114,8 @@ class ServerAudit:
         if note.remark and self._remarks.get(note.client_id) != note.remark:
             self._remarks[note.client_id] = note.remark
             remark = f"client {note.client_id} says: {note.remark}"
+            if note.own_config:
+                remark += " Its samples are unknown here: nothing is measured against them."
             self._recorder.information(server_round, note.client_id, remark)
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
@@ -122,11 +126,18 @@ class ServerAudit:
             self.warn(server_round, -1, f"nothing was attacked: {error}")
             return []
 
-    def _grant(self, target: Target) -> Case | None:
-        """What the attack is given and measured against; ``None`` where a client claims wrongly."""
+    def _grant(self, target: Target, unknown: set[int]) -> Case | None:
+        """What the attack is given and measured against; ``None`` where there is no such thing.
+
+        Args:
+            target: what is attacked.
+            unknown: the clients whose samples nobody else can know.
+        """
         seen = target.observation
+        source = None if unknown & {client for client, _ in target.members} else self.truth
         try:
-            return grant(target, self.threat, self.gradient_map, self.truth)
+            check_grantable(self.threat, source)
+            return grant(target, self.threat, self.gradient_map, source)
         except ValueError as error:
             reason = f"client {seen.client_id} was not attacked, as there is no truth: {error}"
             self.warn(seen.server_round, seen.client_id, reason)

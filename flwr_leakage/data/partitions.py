@@ -1,10 +1,25 @@
 """Ways to divide the samples of a data set among clients."""
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+@runtime_checkable
+class Partition(Protocol):
+    """Divides the samples of a data set among clients."""
+
+    def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
+        """Return the sample indices of each client.
+
+        Args:
+            labels: (N,) int64, the class of each sample.
+            generator: of all random draws.
+        """
+        ...
 
 
 def _check_partitions(num_partitions: int, num_examples: int, min_samples: int) -> None:

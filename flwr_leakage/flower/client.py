@@ -61,6 +61,8 @@ class ClientAudit:
         max_samples: samples kept for the scores and the defense, ≥ 1: whole mini-batches, from
             the first one on, until there are so many. DP-SGD needs all that a round uses.
         remark: what the client tells of its settings, beside each update; nothing by default.
+        own_config: whether the client's samples and draws are its own, so that no server can
+            re-derive them from a seed; it tells the server so.
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
     """
 
@@ -74,6 +76,7 @@ class ClientAudit:
     max_samples: int = 1024
     num_threads: int | None = None
     remark: str = ""
+    own_config: bool = False
 
     def __post_init__(self) -> None:
         if self.max_samples < 1:
@@ -255,6 +258,7 @@ class LeakageMod:
             score_cpu_seconds=time.process_time() - start,
             reproducible=session.has_reproducible_draws(),
             remark=audit.remark,
+            own_config=audit.own_config,
         )
         _remember(context, session.server_round, note, audit.score_plan.keep_rounds)
         reply.content[RECORD_KEY] = pack_note(note, with_measurements=audit.score_plan.send)

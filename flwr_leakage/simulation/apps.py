@@ -31,20 +31,23 @@ from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.summary import describe, finish, headline
 
 ConfigOf = Callable[[Context], Config]
-"""Where an app finds its config: closed over, or composed from the context's run config."""
+"""Where the server finds its config: closed over, or composed from the context's run config."""
+
+ExperimentOf = Callable[[Context], Experiment]
+"""Where a client finds its experiment: that of the run, or on a real node its own."""
 
 
-def make_client_app(config_of: ConfigOf) -> ClientApp:
-    """The app that every client runs; the experiment is built once in each process."""
+def make_client_app(experiment_of: ExperimentOf) -> ClientApp:
+    """The app that every client runs; ``build`` makes the experiment once in each process."""
 
     def audit(context: Context) -> ClientAudit:
-        return build(config_of(context)).client_audit()
+        return experiment_of(context).client_audit()
 
     app = ClientApp()
 
     @app.train(mods=[LeakageMod(audit)])
     def train(message: Message, context: Context) -> Message:
-        experiment = build(config_of(context))
+        experiment = experiment_of(context)
         server_round = cast(int, message.content.config_records["config"]["server-round"])
         client_id = cast(int, context.node_config["partition-id"])
         batch = experiment.client_batch(client_id, server_round)

@@ -21,13 +21,16 @@ HYDRA_KEYS = ("_target_", "_args_", "_convert_", "_partial_", "_recursive_")
 """Keys of a node that Hydra's ``instantiate`` reads itself."""
 
 
-def check_node(key: str, node: Mapping[str, Any], given: Collection[str] = ()) -> None:
+def check_node(
+    key: str, node: Mapping[str, Any], given: Collection[str] = (), kind: type = object
+) -> None:
     """Check a section that names its ``_target_``, and all that is nested in it.
 
     Args:
         key: where the section stands in the config.
         node: the section.
         given: arguments that the caller adds.
+        kind: what the section stands for. What a function returns is known only when it is built.
 
     Raises:
         ConfigError: naming the key that is unknown, missing, or holds another type.
@@ -40,10 +43,51 @@ def check_node(key: str, node: Mapping[str, Any], given: Collection[str] = ()) -
         raise ConfigError(f"{key}._target_ cannot be imported: {error}") from error
     if not callable(target):
         raise ConfigError(f"{key}._target_ must be callable, got {node['_target_']}.")
+    if isinstance(target, type) and not node.get("_partial_"):
+        check_kind(key, target, kind)
     section = {name: value for name, value in node.items() if name not in HYDRA_KEYS}
     # A partial target may leave arguments open, and others may be given by position.
     complete = not node.get("_partial_") and not node.get("_args_")
     check_section(key, section, [target], given, complete=complete)
+
+
+def check_kind(key: str, found: type, kind: type) -> None:
+    """Check that the instances of a class are of a kind.
+
+    One that is defined by its call, such as ``Attack``, is called with the same arguments: any
+    two such protocols look alike to ``isinstance``.
+
+    Raises:
+        ConfigError: naming the key, the kind and the class.
+    """
+    called_with = _required(kind.__call__) if "__call__" in vars(kind) else []
+    if not issubclass(found, kind) or not _takes(found, called_with):
+        called = f", called with ({', '.join(called_with)})" if called_with else ""
+        raise ConfigError(
+            f"{key}._target_ must give {kind.__name__}{called}, "
+            f"got {found.__module__}.{found.__qualname__}."
+        )
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    """Names of a method's parameters without a default, but for ``self``."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    by_name = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return [p.name for p in by_name if p.default is p.empty]
+
+
+def _takes(found: type, names: list[str]) -> bool:
+    """Whether the instances of a class can be called with these arguments and no others."""
+    if not names:
+        return True
+    call = inspect.signature(cast(Any, found).__call__)
+    if any(p.kind is p.VAR_POSITIONAL for p in call.parameters.values()):
+        return True
+    try:
+        call.bind(None, **dict.fromkeys(names))
+    except TypeError:
+        return False
+    return True
 
 
 def check_section(

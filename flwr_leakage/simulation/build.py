@@ -8,41 +8,51 @@ from torch import nn
 import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.parallel import Parallel
+from flwr_leakage.audit import Selection
 from flwr_leakage.data import FederatedDataset
+from flwr_leakage.data.partitions import Partition
+from flwr_leakage.defenses.base import Defense
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.metrics import Evaluator
 from flwr_leakage.models import initialize
 from flwr_leakage.randomness import make_generator
-from flwr_leakage.records import InputSpec
+from flwr_leakage.records import InputSpec, ThreatModel
 from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.plan import ScorePlan
 from flwr_leakage.simulation.arguments import check_node
 from flwr_leakage.simulation.checks import check_experiment, check_settings
 from flwr_leakage.simulation.config import Config, ConfigError
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.nodes import checked, instantiate, instantiate_each
 from flwr_leakage.simulation.settings import ServerSettings, Settings, read_settings
+from flwr_leakage.tracking import Tracker
 
 
-def build(config: Config) -> Experiment:
+def build(config: Config, remark: str | None = None) -> Experiment:
     """Build an experiment and check it.
 
     Both apps ask for it at each call, in every process. The last two are kept, by the text of the
     whole config: the same config gives the same object, and nobody may change it.
 
+    Args:
+        config: the whole config.
+        remark: what a client on a real node tells of its own config; ``None`` in a simulation.
+
     Raises:
         ConfigError: naming the key that is wrong and why.
     """
-    return _build(json.dumps(config, sort_keys=True))
+    return _build(json.dumps(config, sort_keys=True), remark)
 
 
 @lru_cache(maxsize=2)
-def _build(text: str) -> Experiment:
+def _build(text: str, remark: str | None) -> Experiment:
     config: Config = json.loads(text)
     settings = read_settings(config)
     check_settings(settings)
     # Engine and tracker are built only when the run starts; errors in their config come now.
     check_node("engine", config["engine"], given=("server_app", "client_app", "num_clients"))
     if config["tracker"]:
-        check_node("tracker", config["tracker"])
+        check_node("tracker", config["tracker"], kind=Tracker)
     data = _data(config, settings)
     network = _network(config, data.spec, settings)
     experiment = Experiment(
@@ -54,21 +64,22 @@ def _build(text: str) -> Experiment:
             network, batch_norm=settings.model.batch_norm
         ),
         schedule=settings.schedule,
-        defense=instantiate(config, "defense"),
+        defense=instantiate(config, "defense", Defense),
         scores=instantiate_each(config, "score", Score),
-        score_plan=instantiate(config, "scoring"),
+        score_plan=instantiate(config, "scoring", ScorePlan),
         attack=_attack(config, settings.server),
-        threat=instantiate(config, "threat"),
-        selection=instantiate(config, "selection"),
-        evaluator=instantiate(config, "metric"),
+        threat=instantiate(config, "threat", ThreatModel),
+        selection=instantiate(config, "selection", Selection),
+        evaluator=instantiate(config, "metric", Evaluator),
+        remark=remark,
     )
     check_experiment(experiment)
     return experiment
 
 
 def _data(config: Config, settings: Settings) -> FederatedDataset:
-    train, test = instantiate(config, "dataset")
-    partition = instantiate(config, "partition")
+    train, test = instantiate(config, "dataset", tuple)
+    partition = instantiate(config, "partition", Partition)
     generator = make_generator(settings.seed, purpose="partition")
     parts = checked("partition", partition)(train.labels, generator)
     if len(parts) != settings.num_clients:
@@ -81,7 +92,7 @@ def _data(config: Config, settings: Settings) -> FederatedDataset:
 
 def _network(config: Config, spec: InputSpec, settings: Settings) -> nn.Module:
     network: nn.Module = instantiate(
-        config, "model.network", input_shape=spec.shape, num_classes=spec.num_classes
+        config, "model.network", nn.Module, input_shape=spec.shape, num_classes=spec.num_classes
     )
     generator = make_generator(settings.seed, purpose="initialization")
     checked("model.initialization", initialize)(network, settings.model.initialization, generator)
@@ -91,9 +102,7 @@ def _network(config: Config, spec: InputSpec, settings: Settings) -> nn.Module:
 def _attack(config: Config, server: ServerSettings) -> Attack | None:
     if not config["attack"]:
         return None
-    attack: Attack = instantiate(config, "attack")
-    if server.attack_workers == 1 and server.attack_folder is None:
-        return attack
+    attack: Attack = instantiate(config, "attack", Attack)
     return checked("server", Parallel)(
         attack, server.attack_workers, server.attack_chunk, server.attack_folder
     )

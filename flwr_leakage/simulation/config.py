@@ -36,8 +36,10 @@ def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
         choices: the chosen option of each config group; kept under ``choices``.
 
     Raises:
-        ConfigError: a key without a default was not given.
+        ConfigError: a key without a default was not given, or ``choices`` was.
     """
+    if "choices" in cfg:
+        raise ConfigError("there is no key 'choices' at the top level: groups are chosen by name.")
     missing = sorted(OmegaConf.missing_keys(cfg))
     if missing:
         raise ConfigError(f"{missing[0]} must be given: {missing[0]}=VALUE, got none.")

@@ -25,7 +25,13 @@ from flwr_leakage.tracking import CompositeTracker, JsonlTracker, Tracker
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that both apps share; a pure function of the config."""
+    """Everything that both apps share; a pure function of the config and the remark.
+
+    Attributes:
+        remark: ``None`` in a simulation, whose every draw comes from the seed. On a real node,
+            what the client tells the server of its own config: its draws then come from the
+            operating system's entropy.
+    """
 
     config: Config
     settings: Settings
@@ -40,6 +46,7 @@ class Experiment:
     threat: ThreatModel
     selection: Selection
     evaluator: Evaluator
+    remark: str | None = None
 
     @property
     def spec(self) -> InputSpec:
@@ -57,15 +64,15 @@ class Experiment:
     def client_audit(self) -> ClientAudit:
         """The settings of the clients' mod; on a real node, no draws come from the seed."""
         client = self.settings.client
-        node = self.config.get("node")
         return ClientAudit(
             gradient_map=self.gradient_map,
             spec=self.spec,
             schedule=self.schedule,
             defense=self.defense,
             scores=self.scores,
-            seed=self.settings.seed if node is None else None,
-            remark="" if node is None else node["remark"],
+            seed=self.settings.seed if self.remark is None else None,
+            remark=self.remark or "",
+            own_config=self.remark is not None,
             score_plan=self.score_plan,
             max_samples=client.max_samples,
             num_threads=client.num_threads,
@@ -92,7 +99,9 @@ class Experiment:
     def truth(self, server_round: int, client_id: int, num_examples: int) -> Truth:
         """Re-derive from the seed what a client trained on, and how its defense encoded it.
 
-        If there are several epochs, the encodings are those of the first.
+        It holds for the clients of a simulation: one on a real node has samples and draws of its
+        own, and says so beside its update (``ClientNote.own_config``). If there are several
+        epochs, the encodings are those of the first.
         """
         used = self.schedule.num_samples_used(num_examples)
         private = self._batch(client_id, server_round, num_examples)[:used]
@@ -120,7 +129,7 @@ class Experiment:
 
     def strategy(self) -> Strategy:
         """A fresh strategy of the config's."""
-        strategy: Strategy = instantiate(self.config, "strategy")
+        strategy: Strategy = instantiate(self.config, "strategy", Strategy)
         return strategy
 
     def tracker(self) -> Tracker:
@@ -128,4 +137,4 @@ class Experiment:
         folder = JsonlTracker(self.settings.run_dir)
         if not self.config["tracker"]:
             return folder
-        return CompositeTracker((folder, instantiate(self.config, "tracker")))
+        return CompositeTracker((folder, instantiate(self.config, "tracker", Tracker)))

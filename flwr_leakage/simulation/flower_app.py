@@ -2,13 +2,16 @@
 
 ``flwr run . --run-config 'hydra-overrides="defense=pruning num_rounds=3" run-dir="/abs/path"'``
 
-On a real node a client's own config decides what it does; see ``own_config``.
+On a real node a client's own config decides what it does; see ``own_config``. The server then
+knows neither its samples nor its draws, though its own config names a data set and a seed: what it
+recovers of such a client is measured against nothing, and the threat model cannot grant its labels
+or BatchNorm statistics (``threat.labels=known``, ``threat.batch_norm=exact``).
 """
 
 from rich.console import Console
 
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
-from flwr_leakage.simulation.own_config import config_of_client, config_of_run
+from flwr_leakage.simulation.own_config import config_of_run, experiment_of_client
 
-client_app = make_client_app(config_of_client)
+client_app = make_client_app(experiment_of_client)
 server_app = make_server_app(config_of_run, Console())

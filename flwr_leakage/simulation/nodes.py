@@ -7,19 +7,20 @@ import hydra
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
-from flwr_leakage.simulation.arguments import check_node, check_value
+from flwr_leakage.simulation.arguments import check_kind, check_node, check_value
 from flwr_leakage.simulation.config import ConfigError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def instantiate(config: Mapping[str, Any], key: str, **given: Any) -> Any:
+def instantiate(config: Mapping[str, Any], key: str, kind: type = object, **given: Any) -> Any:
     """Build what a section describes.
 
     Args:
         config: the whole config.
         key: of the section, by a path such as ``model.network``.
+        kind: what it must be an instance of.
         given: arguments of the target that the section does not hold.
 
     Raises:
@@ -30,8 +31,10 @@ def instantiate(config: Mapping[str, Any], key: str, **given: Any) -> Any:
         if part not in node:
             raise ConfigError(f"{key} must be given, got none.")
         node = node[part]
-    check_node(key, node, given)
-    return _instantiate(key, node, **given)
+    check_node(key, node, given, kind)
+    built = _instantiate(key, node, **given)
+    check_kind(key, type(built), kind)
+    return built
 
 
 def instantiate_each(config: Mapping[str, Any], key: str, kind: type) -> dict[str, Any]:
@@ -44,7 +47,11 @@ def instantiate_each(config: Mapping[str, Any], key: str, kind: type) -> dict[st
     if not section:
         return {}
     check_value(key, section, Mapping[str, kind])
+    for name, node in section.items():
+        check_node(f"{key}.{name}", node, kind=kind)
     built: dict[str, Any] = _instantiate(key, section)
+    for name, value in built.items():
+        check_kind(f"{key}.{name}", type(value), kind)
     return built
 
 

@@ -7,11 +7,12 @@ class and no path, but the local training only, which the server sets anyway: th
 and comes from its node config::
 
     flower-supernode ... --node-config 'partition-id=0 num-partitions=2
-        leakage-overrides="defense=pruning scoring.send=false"
+        leakage-overrides="defense=pruning score=default"
         leakage-allow="model client.learning_rate"'
 
 ``leakage-overrides`` are Hydra overrides of the packaged config, and stand above the run's;
-``leakage-allow`` replaces ``TAKEN``, and may be empty. A virtual node of Flower's simulation
+``leakage-allow`` replaces ``TAKEN``, and may be empty. Scores stay on the node, as they describe
+private data, unless its owner adds ``scoring.send=true``. A virtual node of Flower's simulation
 runtime has no owner but the person who runs the simulation: it follows the run config. On
 either, a run config can only name classes that the packaged config names.
 """
@@ -30,11 +31,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from flwr_leakage._conf import conf_dir
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError, compose
+from flwr_leakage.simulation.experiment import Experiment
 
 OVERRIDES_KEY = "leakage-overrides"
 ALLOW_KEY = "leakage-allow"
@@ -73,29 +74,28 @@ def config_of_run(context: Context) -> Config:
     return _composed(tuple(shlex.split(overrides)), _run_dir(context))
 
 
-def config_of_client(context: Context) -> Config:
-    """A client's config: of the run on a virtual node, its own on a real one.
+def experiment_of_client(context: Context) -> Experiment:
+    """A client's experiment: of the run on a virtual node, of its own config on a real one.
 
     Raises:
-        ConfigError: it cannot be used. The text is for the server, and names nothing of the
-            client's own config; the client's log does.
+        ConfigError: the config cannot be used. On a real node the text is for the server, and
+            names nothing of the client's own config; the client's log does.
     """
     own = {OVERRIDES_KEY, ALLOW_KEY} & set(context.node_config)
     if on_virtual_node() and not own:
-        return config_of_run(context)
+        return build(config_of_run(context))
     try:
-        config = _own_config(
+        config, remark = _own_config(
             str(context.run_config.get("hydra-overrides", "")),
             str(context.node_config.get(OVERRIDES_KEY, "")),
             str(context.node_config.get(ALLOW_KEY, " ".join(TAKEN))),
             context.node_config.get("num-partitions"),
             _run_dir(context),
         )
-        build(config)
-    except (ConfigError, HydraException, OmegaConfBaseException, ValueError) as error:
-        _LOG.error("flwr_leakage: this node's own config cannot be used: %s", error)
+        return build(config, remark)
+    except Exception as error:  # whatever it is, its text may name what is private
+        _LOG.exception("flwr_leakage: this node's own config cannot be used: %s", error)
         raise ConfigError("this node's config cannot be used; its own log says why.") from None
-    return config
 
 
 @lru_cache(maxsize=4)
@@ -108,15 +108,17 @@ def _composed(overrides: tuple[str, ...], run_dir: str) -> Config:
 @lru_cache(maxsize=4)
 def _own_config(
     of_run: str, of_node: str, allowed: str, num_partitions: object, run_dir: str
-) -> Config:
+) -> tuple[Config, str]:
+    """A client's own config, and what it tells the server of it."""
     taken, left_out = split_overrides(shlex.split(of_run), tuple(allowed.split()))
     partitions = [] if num_partitions is None else [f"num_clients={num_partitions}"]
-    config = compose([*taken, *partitions, *shlex.split(of_node)], run_dir)
+    overrides = ["scoring.send=false", *taken, *partitions, *shlex.split(of_node)]
+    config = compose(overrides, run_dir)
     remark = f"defense={config['choices'].get('defense', 'none')} of its own config"
     if left_out:
         remark += f"; not taken from the run's config: {', '.join(left_out)}"
         _LOG.warning("flwr_leakage: %s.", remark)
-    return {**config, "node": {"remark": f"{remark}."}}
+    return config, f"{remark}."
 
 
 def split_overrides(

@@ -31,7 +31,7 @@ def launch(config: Config) -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     build(config)
     engine = instantiate(config, "engine")
-    client_app = make_client_app(lambda _: config)
+    client_app = make_client_app(lambda _: build(config))
     server_app = make_server_app(lambda _: config, Console())
     engine(server_app, client_app, config["num_clients"])
     records = read_run(config["run_dir"]).records

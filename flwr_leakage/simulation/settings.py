@@ -124,7 +124,6 @@ def read_settings(config: Config) -> Settings:
     # Only the names of sections here: each is checked by what reads it.
     top = {name: {} if isinstance(value, Mapping) else value for name, value in config.items()}
     del top["choices"]  # which option of each group was chosen, kept by ``to_config``
-    top.pop("node", None)  # that of a client on a real node, kept by ``own_config``
     check_section("", top, [TopLevel, Sections])
     client, server = config["client"], config["server"]
     model = {name: value for name, value in config["model"].items() if name != "network"}

@@ -112,7 +112,7 @@ def round_block(model: str, defense: str) -> Block:
         "client.learning_rate=0.01",
     ]
     config = compose(overrides, "unused")
-    grid = InlineGrid(make_client_app(lambda _: config), 10)
+    grid = InlineGrid(make_client_app(lambda _: build(config)), 10)
     node = next(iter(grid.get_node_ids()))
 
     def run() -> float:

@@ -265,7 +265,7 @@ def run_rounds(overrides: Sequence[str], num_clients: int) -> Rounds:
         experiment = build(config)
         server = make_server_app(lambda _: config, Console(quiet=True))
         began = time.process_time()
-        run_inline(server, make_client_app(lambda _: config), num_clients)
+        run_inline(server, make_client_app(lambda _: build(config)), num_clients)
         seconds = time.process_time() - began
         return Rounds(experiment, read_run(Path(folder)).records, seconds)
 

@@ -12,7 +12,7 @@ from flwr_leakage.records import Measurement
 SCORE = Measurement(
     "lambda_max", (0.25, None), "1", "larger is safer", ("", "did not converge"), 12
 )
-NOTE = ClientNote(3, (SCORE,), 0.5, 1.5, reproducible=True, remark="own")
+NOTE = ClientNote(3, (SCORE,), 0.5, 1.5, reproducible=True, remark="own", own_config=True)
 CONTENT = json.loads(NOTE.to_text())
 
 MEASUREMENTS = st.builds(
@@ -28,7 +28,7 @@ MEASUREMENTS = st.builds(
 
 @given(st.integers(0, 10**6), st.lists(MEASUREMENTS, max_size=3))
 def test_what_is_sent_is_read(client_id, measurements):
-    note = ClientNote(client_id, tuple(measurements), 0.25, 2.0, True, "own")
+    note = ClientNote(client_id, tuple(measurements), 0.25, 2.0, True, "own", True)
     assert ClientNote.from_text(note.to_text()) == note
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from flwr_leakage.audit import ClientNote, ServerAudit, Truth
 from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.metrics import Evaluator
 from flwr_leakage.records import (
     Batch,
     InputSpec,
@@ -72,11 +73,25 @@ def _truth(server_round, client_id, num_examples):
     return Truth(_batch(client_id), Batch(_batch(client_id).inputs + 1, torch.tensor([1, 1])))
 
 
-def _inspect(gradient_map, counts=(2, 2), **settings):
+def _inspect(gradient_map, counts=(2, 2), notes=(), **settings):
     memory = _Memory()
     audit = ServerAudit(gradient_map, SPEC, SCHEDULE, memory, attack=memory, **settings)
-    audit.inspect(1, [_observe(gradient_map, i, count) for i, count in enumerate(counts)], [])
+    audit.inspect(1, [_observe(gradient_map, i, count) for i, count in enumerate(counts)], [*notes])
     return memory
+
+
+@pytest.mark.parametrize("view", ["single", "aggregate"])
+def test_who_runs_by_a_config_of_its_own_has_no_truth(view):
+    notes = [ClientNote(0), ClientNote(1, remark="own.", own_config=True)]
+    settings = {"notes": notes, "truth": _truth, "evaluator": Evaluator()}
+    memory = _inspect(GradientMap(_network()), threat=ThreatModel(view=view), **settings)
+    assert len(memory.observations) == (2 if view == "single" else 1)
+    measured = {record.client_id for record in memory.records if record.kind == "metric"}
+    assert measured == ({0} if view == "single" else set())
+    assert any("samples are unknown here" in event.message for event in memory.events)
+    known = ThreatModel(view=view, labels="known")
+    memory = _inspect(GradientMap(_network()), threat=known, **settings)
+    assert [o.client_id for o in memory.observations] == ([0] if view == "single" else [])
 
 
 @pytest.mark.parametrize("labels", ["known", "inferred"])

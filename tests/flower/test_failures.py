@@ -8,11 +8,12 @@ from flwr.app import Array, MetricRecord
 from flwr.clientapp import ClientApp
 
 from flwr_leakage.simulation.apps import make_client_app
+from flwr_leakage.simulation.build import build
 
 
 def _faulty_app(config, fault):
     """The audit's own client app, in which client 1 misbehaves."""
-    honest, app = make_client_app(lambda _: config), ClientApp()
+    honest, app = make_client_app(lambda _: build(config)), ClientApp()
 
     @app.train()
     def train(message, context):
@@ -179,8 +180,8 @@ def test_an_empty_client_answers_with_an_error(tiny_data, monkeypatch):
     monkeypatch.setattr(
         building,
         "instantiate",
-        lambda config, key, **given: (
-            with_an_empty_part if key == "partition" else original(config, key, **given)
+        lambda config, key, kind, **given: (
+            with_an_empty_part if key == "partition" else original(config, key, kind, **given)
         ),
     )
     # A simulation refuses such a partition before it starts; real clients may still be empty.

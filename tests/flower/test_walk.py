@@ -15,7 +15,7 @@ from flwr_leakage.simulation.config import compose
 
 def _train_once(config, client_id=0):
     experiment = build(config)
-    grid = InlineGrid(make_client_app(lambda _: config), config["num_clients"])
+    grid = InlineGrid(make_client_app(lambda _: build(config)), config["num_clients"])
     content = RecordDict(
         {
             "arrays": ArrayRecord(experiment.network.state_dict()),

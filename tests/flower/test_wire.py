@@ -10,7 +10,7 @@ from flwr_leakage.records import Measurement
 SCORE = Measurement(
     "lambda_max", (0.25, None), "1", "larger is safer", ("", "did not converge"), 12
 )
-NOTE = ClientNote(3, (SCORE,), 0.5, 1.5, reproducible=True, remark="own")
+NOTE = ClientNote(3, (SCORE,), 0.5, 1.5, reproducible=True, remark="own", own_config=True)
 
 
 def test_what_is_packed_is_unpacked():
@@ -20,7 +20,7 @@ def test_what_is_packed_is_unpacked():
 def test_scores_travel_only_when_asked_for():
     record = pack_note(NOTE, with_measurements=False)
     assert "lambda_max" not in str(dict(record))
-    assert unpack_note(record) == ClientNote(3, (), 0.5, 1.5, True, "own")
+    assert unpack_note(record) == ClientNote(3, (), 0.5, 1.5, True, "own", True)
 
 
 @pytest.mark.parametrize("record", [{}, {"note": 3}, {"note": b"{}"}, {"note": ["{}"]}])

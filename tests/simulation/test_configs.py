@@ -1,5 +1,9 @@
 """Every config composes and builds; a mistyped key or value is an error that names it."""
 
+import copy
+import functools
+import operator
+
 import pytest
 from audits import tiny_config
 from hydra import compose, initialize_config_dir
@@ -21,6 +25,13 @@ NEED_FILES = {
 }
 NEED_PUBLIC_DATA = {"instahide_inter"}
 BUILT = {"defense", "attack", "partition", "strategy", "metric", "engine"}
+
+
+@pytest.fixture(scope="module")
+def tiny_config_once(tmp_path_factory):
+    """A tiny config that is composed once; a test changes a copy of it."""
+    overrides = ["dataset=embedded_mnist", "score=gradient_norm"]
+    return tiny_config(tmp_path_factory.mktemp("config"), *overrides)
 
 
 def _options(group):
@@ -163,6 +174,9 @@ def test_a_wrong_value_of_another_option_names_its_key(tiny_data, overrides, sai
                 "client", "server", "engine",
             )
         ),
+        ("+node=5", "there is no key 'node' at the top level"),
+        ("+node.remark=hi", "there is no key 'node' at the top level"),
+        ("+choices.foo=1", "there is no key 'choices' at the top level"),
         ("+score.foo=1", "score.foo must be Score, got 1"),
         ("+tracker.foo=1", "tracker must be a section with a _target_"),
     ],
@@ -172,8 +186,52 @@ def test_a_key_that_nobody_reads_is_an_error_that_names_it(tiny_data, override, 
         build(tiny_config(tiny_data, override))
 
 
+LBFGS = "flwr_leakage.attacks.LBFGS"
+NONE = "flwr_leakage.defenses.NoDefense"
+IID = "flwr_leakage.data.IidPartition"
+
+
+@pytest.mark.parametrize(
+    ("key", "target", "expected"),
+    [
+        ("defense", LBFGS, "Defense, "),
+        ("score.gradient_norm", LBFGS, r"Score, called with \(client, seed\), "),
+        ("attack", NONE, r"Attack, called with \(job\), "),
+        ("attack", IID, r"Attack, called with \(job\), "),
+        ("strategy", LBFGS, "Strategy, "),
+        ("partition", LBFGS, r"Partition, called with \(labels, generator\), "),
+        ("metric", LBFGS, "Evaluator, "),
+        ("scoring", LBFGS, "ScorePlan, "),
+        ("threat", LBFGS, "ThreatModel, "),
+        ("selection", LBFGS, r"Selection, called with \(observations\), "),
+        ("tracker", LBFGS, "Tracker, "),
+        ("dataset", NONE, "tuple, "),
+        ("model.network", LBFGS, "Module, "),
+    ],
+)
+def test_a_target_of_another_kind_is_told_by_its_key(tiny_config_once, key, target, expected):
+    config = copy.deepcopy(tiny_config_once)
+    *path, last = key.split(".")
+    section = functools.reduce(operator.getitem, path, config)
+    section[last] = {"_target_": target}
+    got = target.rpartition(".")[2]
+    with pytest.raises(ConfigError, match=f"^{key}._target_ must give {expected}got .*{got}"):
+        build(config)
+
+
+def test_what_a_function_returns_is_of_the_kind_too(tiny_config_once):
+    config = {**tiny_config_once, "defense": {"_target_": "builtins.len", "_args_": [[1, 2]]}}
+    with pytest.raises(
+        ConfigError, match=r"^defense\._target_ must give Defense, got builtins\.int"
+    ):
+        build(config)
+
+
 def test_a_key_that_a_class_reads_may_be_added_to_its_section(tiny_data):
-    assert build(tiny_config(tiny_data, "+attack.relu_sharpness=3.0")).attack.relu_sharpness == 3
+    assert (
+        build(tiny_config(tiny_data, "+attack.relu_sharpness=3.0")).attack.attack.relu_sharpness
+        == 3
+    )
 
 
 def test_a_model_needs_no_more_than_its_network(tiny_data):

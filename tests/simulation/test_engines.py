@@ -6,11 +6,14 @@ import runpy
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from audits import numbers
+from audits import numbers, tiny_config, values
+from audits import run as run_audit
 
+from flwr_leakage.simulation.build import build
 from flwr_leakage.tracking import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -118,3 +121,18 @@ def test_both_engines_give_the_same_numbers(tiny_data, script):
         for name in ("ray", "inline")
     ]
     assert images[0] == images[1]
+
+
+def test_numbers_do_not_depend_on_how_the_attack_is_run(tiny_data):
+    """Three targets in chunks of two, here and with a folder.
+
+    That two processes give the same as one is tested in ``attacks/test_parallel.py``.
+    """
+    chunks = ["num_rounds=1", "metric=pixel", "server.attack_chunk=2", "attack.batching=vmap"]
+    folder = f"server.attack_folder={tiny_data / 'chunks'}"
+    alone = run_audit(tiny_config(tiny_data, *chunks, name="alone"))
+    kept = run_audit(tiny_config(tiny_data, *chunks, folder, name="kept"))
+    workers = build(tiny_config(tiny_data, *chunks, "server.attack_workers=2")).attack
+    assert len(values(alone, "objective")) == 3
+    assert numbers(alone) == numbers(kept)
+    assert replace(workers, workers=1) == build(tiny_config(tiny_data, *chunks)).attack

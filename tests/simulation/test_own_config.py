@@ -42,8 +42,45 @@ def test_a_run_that_sets_no_defense_trains_with_the_nodes_own_and_records_it(tin
     assert {event.client_id for event in told} == {0, 1}
     assert all("not taken from the run's config: " in event.message for event in told)
     assert all(" defense" in event.message for event in told)
-    # Pruned to a hundredth, the update does not give the image away.
-    assert max(values(run, "psnr").values()) < 40
+
+
+def test_nothing_is_measured_against_a_truth_that_the_server_cannot_know(tiny_data, tmp_path):
+    """MixUp draws from the node's entropy, and the samples are the node's own."""
+    mixup = "defense=mixup client.num_examples=4 client.batch_size=4"
+    run = _run(tiny_data, tmp_path / "run", mixup, {"leakage-overrides": mixup})
+    assert len(values(run, "objective")) == 2
+    assert not [record for record in run.records if record.kind == "metric"]
+    assert {image.role for image in run.images} <= {"reconstruction"}
+    told = [event.message for event in run.events if "samples are unknown here" in event.message]
+    assert len(told) == 2
+
+
+def test_the_server_cannot_grant_labels_that_it_cannot_know(tiny_data, tmp_path):
+    run = _run(tiny_data, tmp_path / "run", "threat.labels=known", {})
+    assert not values(run, "objective")
+    refused = [event for event in run.events if "was not attacked" in event.message]
+    assert {event.client_id for event in refused} == {0, 1}
+    assert all(
+        "labels='known'" in event.message and "and no truth" in event.message for event in refused
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "sent"),
+    [
+        ({}, False),
+        ({"leakage-overrides": "scoring.send=true"}, True),
+        ({"leakage-allow": "scoring.send"}, True),
+    ],
+)
+def test_a_real_node_keeps_its_scores_unless_its_owner_says_otherwise(
+    tiny_data, tmp_path, node, sent
+):
+    own = f"score=gradient_norm {node.get('leakage-overrides', '')}"
+    asked = "scoring.send=true selection.first=9"
+    run = _run(tiny_data, tmp_path / "run", asked, {**node, "leakage-overrides": own}, 1)
+    scores = [record for record in run.records if record.kind == "score"]
+    assert bool(scores) == sent
 
 
 def test_what_is_sent_is_pruned(tiny_data, tmp_path, monkeypatch):
@@ -172,7 +209,8 @@ def test_the_local_training_is_the_servers_unless_the_owner_says_otherwise(tiny_
             [*TINY, "dataset=npz dataset.name=tiny", f"dataset.root={tiny_data}"]
             + ([node["leakage-overrides"]] if "leakage-overrides" in node else [])
         )
-        return own_config.config_of_client(Context(1, 5, node, RecordDict(), run))
+        context = Context(1, 5, node, RecordDict(), run)
+        return own_config.experiment_of_client(context).config
 
     run = {"hydra-overrides": "client.num_steps=3 client.num_examples=2 num_clients=50 seed=4"}
     assert config(run)["client"]["num_steps"] == 3
@@ -191,21 +229,32 @@ def test_the_server_reads_nothing_of_a_clients_own_config_in_its_errors(tiny_dat
         caplog.at_level(logging.ERROR),
         pytest.raises(ConfigError, match="its own log says why") as caught,
     ):
-        own_config.config_of_client(Context(1, 5, node, RecordDict(), {}))
+        own_config.experiment_of_client(Context(1, 5, node, RecordDict(), {}))
     assert "77" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert "-77.5" in caplog.text
+
+
+def test_whatever_happens_the_server_reads_a_general_text_only(monkeypatch, caplog):
+    def fail(*arguments):
+        raise RuntimeError("/home/owner/private")
+
+    monkeypatch.setattr(own_config, "build", fail)
+    with pytest.raises(ConfigError, match="its own log says why") as caught:
+        own_config.experiment_of_client(Context(1, 5, {"partition-id": 0}, RecordDict(), {}))
+    assert "private" not in str(caught.value)
+    assert "/home/owner/private" in caplog.text
 
 
 def test_a_virtual_node_follows_the_run(monkeypatch):
     monkeypatch.setattr(own_config, "on_virtual_node", lambda: True)
     run = {"hydra-overrides": "defense=pruning seed=4"}
     node = {"partition-id": 0, "num-partitions": 2}
-    config = own_config.config_of_client(Context(1, 5, node, RecordDict(), run))
-    assert config["choices"]["defense"] == "pruning"
-    assert config["seed"] == 4
-    assert "node" not in config
-    json.dumps(config)
+    experiment = own_config.experiment_of_client(Context(1, 5, node, RecordDict(), run))
+    assert experiment.config["choices"]["defense"] == "pruning"
+    assert experiment.client_audit().seed == 4
+    assert not experiment.client_audit().own_config
+    json.dumps(experiment.config)
 
 
 def test_this_process_is_no_virtual_node():

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from flwr_leakage.flower import run_inline
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
+from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, compose
 from flwr_leakage.tracking import RunData, read_run
 
@@ -36,7 +37,7 @@ def run(config: Config, client_app: ClientApp | None = None) -> RunData:
     """Run an audit in process and read its folder."""
     run_inline(
         make_server_app(lambda _: config, Console(quiet=True)),
-        client_app or make_client_app(lambda _: config),
+        client_app or make_client_app(lambda _: build(config)),
         config["num_clients"],
     )
     return read_run(config["run_dir"])
