@@ -8,6 +8,7 @@ of this package by its name and all source files; a function that one of them ma
 bytecode and what it closes over. What cannot be seen into is an error, never a guess.
 """
 
+import builtins
 import dataclasses
 import dis
 import enum
@@ -364,7 +365,7 @@ def _globals_used(function: types.FunctionType, where: str) -> Iterator[tuple[st
     Of a module it is the attribute taken from it: ``F.relu`` is a function, not all of ``F``.
     """
     codes = [function.__code__]
-    known = {**function.__builtins__, **function.__globals__}
+    known = {**vars(builtins), **function.__globals__}
     while codes:
         code = codes.pop()
         codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
