@@ -20,7 +20,7 @@ class AttackProgress:
     Attributes:
         done: targets (observations) that are finished.
         total: all targets of this call.
-        iteration: of the targets that are being solved now.
+        iteration: how many iterations the targets being solved now have taken.
         iterations: the most iterations that they may take.
         objective: the attacker's own best objective, averaged over those targets.
     """

@@ -30,7 +30,7 @@ class OneByOne(ABC):
             try:
                 problem = pose(job.gradient_map, job.spec, observation, job.threat)
                 results.append(self.solve(problem.to(torch.float64), stream, job.restart(index)))
-            except (ValueError, RuntimeError) as error:
+            except (ValueError, RuntimeError, ArithmeticError) as error:
                 results.append(failure(error))
             if progress is not None:
                 objective = results[-1].objective

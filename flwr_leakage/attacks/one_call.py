@@ -266,7 +266,7 @@ def _check_targets(
 ) -> None:
     """One target a sample; those that no local step uses may be left out."""
     used = sum(schedule.num_samples_used(examples) for examples in members or (num_examples,))
-    # The mean of several clients' updates leaves no room for targets of samples not used.
+    # The clients' targets follow one another: an unused one would shift those of the next client.
     allowed = {used} if members else {used, num_examples}
     if count not in allowed:
         raise ValueError(

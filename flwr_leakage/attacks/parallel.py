@@ -120,7 +120,7 @@ class Parallel:
                     progress(AttackProgress(done, total, done, total, mean))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        # One that dies takes the pool with it: alone, each shows whether it was to blame.
+        # A worker that dies takes the pool with it. Run alone, each chunk shows if it was to blame.
         for index in broken:
             with _pool(1) as alone:
                 try:

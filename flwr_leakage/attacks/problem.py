@@ -25,7 +25,7 @@ class Problem:
         schedule: the client's local schedule.
         num_samples: samples that the schedule's steps touch; the others leave no trace.
         known_targets: the true targets, (B,) class indices or (B, K) probabilities, where the
-            threat model grants them, else ``None``; ``labels/assumed.py`` says how they are used.
+            threat model grants them, else ``None``; see ``attacks/labels/assumed.py``.
         statistics: BatchNorm statistics that the threat model grants for a prior, or empty.
         members: the number of examples of each client where the update is the mean of several
             clients', else empty. The samples are the clients', one client after another.

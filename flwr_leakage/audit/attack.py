@@ -13,9 +13,9 @@ class Attempt:
     """What an attack answered, and what it took.
 
     Attributes:
-        answers: one a target, in their order.
-        wall_seconds: of all targets together.
-        cpu_seconds: the same, of this process.
+        answers: one for each target, in their order.
+        wall_seconds: elapsed time for all targets together.
+        cpu_seconds: CPU time of this process for all targets together.
         error: why the attack failed as a whole, or empty.
     """
 
@@ -31,6 +31,11 @@ def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = 
     error = ""
     try:
         answers = attack(job, progress)
+        if len(answers) != len(job.observations):
+            raise ValueError(
+                f"an attack must give one answer for each of {len(job.observations)} targets, got "
+                f"{len(answers)}."
+            )
     except Exception as raised:  # an attack that fails must not end the training
         error = f"{type(raised).__name__}: {raised}"
         answers = [failure(error) for _ in job.observations]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
+from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 from torch import Tensor
 
@@ -53,14 +54,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     # At the upper end the first term of δ(ε), Φ(μ/2 − ε/μ), alone equals δ.
-    low, high = 0.0, mu * (mu / 2 - float(ndtri(delta)))
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if gaussian_delta(mu, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
+    highest = mu * (mu / 2 - float(ndtri(delta)))
+    found = brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, highest, xtol=1e-13 * highest)
+    return min(highest, float(found) * (1 + 1e-12))  # on the side that holds
 
 
 def guess_bound(mu: float, prior: float) -> float:

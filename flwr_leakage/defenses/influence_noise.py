@@ -16,7 +16,6 @@ from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
 
 Allotment = Literal["equal", "max_min"]
-_BISECTIONS = 60
 
 
 def allot_energy(
@@ -36,15 +35,7 @@ def allot_energy(
     count = len(spectra.exposures)
     if allotment == "equal" or energy == 0:
         return spectra.cutoffs_of_energy(torch.full_like(spectra.exposures, energy / count))
-    low, high = 0.0, spectra.prior_std
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        cutoffs = spectra.cutoffs_of_error(middle)
-        if float(spectra.trace(spectra.energies(cutoffs)).sum()) < energy:
-            low = middle
-        else:
-            high = middle
-    return spectra.cutoffs_of_error(low)
+    return spectra.cutoffs_of_error(spectra.error_of_energy(energy, spectra.prior_std))
 
 
 def influence_noise(

@@ -75,7 +75,7 @@ def draw_coefficients(
     """
     if k == 1:
         return torch.ones(num_samples, 1)
-    # Twice the rows at once, as mostly enough of them hold: a call costs more than its numbers.
+    # A call costs more than its numbers. So twice the rows are drawn at once: mostly enough hold.
     kept: list[Tensor] = []
     missing = num_samples
     for _ in range(_MAX_REDRAWS):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
+from scipy.optimize import brentq
 from torch import Tensor
 
 from flwr_leakage.defenses.base import LocalRound
@@ -138,6 +139,22 @@ class SampleSpectra:
         rest = (zeroth.gather(1, index) - goal).clamp_min(_TINY)
         cutoffs = (first.gather(1, index) / rest)[:, 0]
         return cutoffs if rmse > 0 else torch.zeros_like(cutoffs)
+
+    def energy_at(self, rmse: float) -> float:
+        """The total energy of all samples at which each has the predicted error ``rmse`` < τ."""
+        return float(self.trace(self.energies(self.cutoffs_of_error(rmse))).sum())
+
+    def error_of_energy(self, energy: float, highest: float) -> float:
+        """The predicted error that all samples share for a total energy, up to ``highest`` ≤ τ."""
+
+        def excess(rmse: float) -> float:
+            return self.energy_at(rmse) - energy
+
+        # At τ itself no energy suffices.
+        highest = min(highest, self.prior_std * (1 - 1e-12))
+        if excess(highest) <= 0:
+            return highest
+        return float(brentq(excess, 0.0, highest, xtol=1e-14 * highest, maxiter=1000))
 
     def draw_noise(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S P"]:
         """δ_i = A_i (√e / σ)(A_iᵀA_i) z_i, with the z_i of the Lanczos run: energy e on average."""

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
+from scipy.optimize import brentq
 from torch import Tensor
 
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
@@ -27,8 +28,6 @@ Mechanism = Literal["gaussian", "influence", "pruning"]
 
 PRUNE_RATIOS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 """The ratios among which the smallest sufficient one is searched."""
-
-_BISECTIONS = 60
 
 
 @dataclass(frozen=True)
@@ -155,15 +154,18 @@ class TargetRisk(Defense):
         def worst(noise_std: float) -> float:
             return float(spectra.error_under_isotropic_noise(noise_std).min())
 
-        met = worst(self.max_noise_std) >= self.target_rmse
-        low, high = math.log(self.max_noise_std * 1e-12), math.log(self.max_noise_std)
-        for _ in range(_BISECTIONS if met else 0):
-            middle = (low + high) / 2
-            if worst(math.exp(middle)) < self.target_rmse:
-                low = middle
-            else:
-                high = middle
-        std = math.exp(high)
+        weakest, met = self.max_noise_std * 1e-12, worst(self.max_noise_std) >= self.target_rmse
+        std = self.max_noise_std
+        if met and worst(weakest) < self.target_rmse:
+            level = brentq(
+                lambda log_std: worst(math.exp(log_std)) - self.target_rmse,
+                math.log(weakest),
+                math.log(std),
+                xtol=1e-12,
+            )
+            std = min(std, math.exp(level + 1e-11))  # on the side where the target is met
+        elif met:
+            std = weakest
         delta = add_gaussian_noise(update.delta, std * update.schedule.learning_rate, randomness)
         return RiskPlan(std, spectra.error_under_isotropic_noise(std), met, delta)
 
@@ -172,14 +174,9 @@ class TargetRisk(Defense):
         allowed = self.max_noise_std**2 * size
         goal = min(self.target_rmse, self.prior_std * (1 - 1e-6))
         cutoffs = spectra.cutoffs_of_error(goal)
-        energy = float(spectra.trace(spectra.energies(cutoffs)).sum())
+        energy = spectra.energy_at(goal)
         if energy > allowed:
-            low, high = 0.0, goal
-            for _ in range(_BISECTIONS):
-                middle = (low + high) / 2
-                cutoffs = spectra.cutoffs_of_error(middle)
-                energy = float(spectra.trace(spectra.energies(cutoffs)).sum())
-                low, high = (middle, high) if energy < allowed else (low, middle)
+            cutoffs = spectra.cutoffs_of_error(spectra.error_of_energy(allowed, goal))
             energy = allowed
         predicted = spectra.error_at(cutoffs)
         noise = influence_noise(spectra, cutoffs, energy)

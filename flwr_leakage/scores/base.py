@@ -61,10 +61,10 @@ class Column:
 class SampleScore(ABC):
     """A score that looks at every sample on its own: a subclass says what ``measure`` gives.
 
-    The samples come as many at a time as fit into memory. A sample without a finite gradient,
-    or that training never used, gets no number and the reason; so does a value that is not
-    finite. Products are counted. A sample's value does not depend on the samples beside it as
-    long as ``measure`` treats rows alike and draws from the generators of their own.
+    As many samples are treated at a time as fit into memory. A sample without a finite gradient, or
+    that training never used, gets no number but the reason; so does a value that is not finite.
+    Products are counted. A sample's value does not depend on the samples beside it, as long as
+    ``measure`` treats all rows alike and draws for each row from that row's generator.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class SampleScore(ABC):
     Attributes:
         point: ``defended``: the samples as they entered training; ``private``: those before the
             defense encoded them, see ``ClientSamples.problems``.
-        precision: of all computations.
-        memory_bytes: for the samples treated together.
+        precision: the floating-point type of all computations.
+        memory_bytes: how much memory the samples that are treated together may take.
     """
 
     point: Point = "defended"
@@ -152,11 +152,11 @@ def first_notes(*notes: Sequence[str]) -> list[str]:
 
 
 def numbers_of(estimate: Estimate, bound: str) -> tuple[Float[Tensor, " S"], list[str]]:
-    """Values and notes of an estimate: what did not converge is NaN, and a bound in the note.
+    """Values and notes of an estimate; a value that did not converge is NaN, with a bound as note.
 
     Args:
-        estimate: of S samples.
-        bound: what an unconverged value is, such as ``at least``.
+        estimate: one for each of S samples.
+        bound: how to read a value that did not converge, such as ``at least``.
     """
     notes = [
         "" if converged else f"unresolved: {bound} {value:.3g} ({estimate.method})"

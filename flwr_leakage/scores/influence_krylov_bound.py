@@ -36,7 +36,7 @@ class InfluenceKrylovBound(SampleScore):
       compare the samples of an undefended client.
 
     Attributes:
-        num_steps: k, of two products each.
+        num_steps: k, the steps of LSQR, of two products each.
     """
 
     num_steps: int = 8

@@ -23,12 +23,12 @@ class InfluenceLowerBound(SampleScore):
     """I_lb = ‖Jδ‖/λmax(JJᵀ) ≤ I²F (Zhang et al. 2023, equation 6), J ∈ R^{N×P}.
 
     A valid bound of the undamped I²F, but a loose one: on LeNet it lies 16–48 times below the
-    error that attacks reach, and within one noise level it may rank samples backwards. λmax
-    enters from above, that is, increased by its own error bound, so that it stays a bound.
+    error that attacks reach, and within one noise level it may rank samples backwards. λmax is
+    increased by its own error bound, so that an estimate from below does not spoil the bound.
 
     Attributes:
-        tolerance: of λmax.
-        max_steps: products of JJᵀ at most.
+        tolerance: relative error to which λmax is computed.
+        max_steps: most products of JJᵀ in the search for λmax.
     """
 
     tolerance: float = 1e-2

@@ -24,8 +24,8 @@ from flwr_leakage.spectral import solve_damped, spectral_sum
 class InversionInfluence(SampleScore):
     """I²F = ‖(JJᵀ + εI)⁻¹Jδ‖ (Zhang et al. 2023, equation 4), J = ∇ₓ∇_θL ∈ R^{N×P}.
 
-    To first order, what a perfect attacker's reconstruction is off by when the gradient is off
-    by δ. Three measurements for each damping, named by ε/λmax:
+    To first order, this is how far a perfect attacker's reconstruction is off when the gradient is
+    off by δ. There are three measurements for each damping, named by ε/λmax:
 
     - ``inversion_influence_…``: the norm, as in the paper's formula;
     - ``inversion_influence_rmse_…``: divided by √N, comparable with an RMSE;
@@ -33,18 +33,18 @@ class InversionInfluence(SampleScore):
       standard deviation 1 on every entry of the sample's gradient (so n-fold for n). It needs
       no δ, so it ranks the samples of an undefended client, too.
 
-    δ of a sample is its share of the update's, see ``SampleProblem``. By LSQR
-    with full reorthogonalisation and by stochastic Lanczos quadrature.
+    δ of a sample is its share of the update's, see ``SampleProblem``. The influence is computed by
+    LSQR with full reorthogonalisation, the expected one by stochastic Lanczos quadrature.
 
     Attributes:
         relative_dampings: ε/λmax, > 0. Only small ones are faithful: on an untrained LeNet, 1e-6
             ranks 32 digits under equal noise as an attack's error does (Spearman .88), 1e-3
             backwards (−.46).
-        tolerance: relative, of I²F.
-        max_steps: of LSQR and of a probe at most, of two products each.
-        expected: when to compute the expected influence: ``undefended`` is where δ = 0.
-        num_probes: for it; the sampling error with one probe is 5–10 %.
-        lambda_max_tolerance: of λmax, to which the damping is relative.
+        tolerance: relative error to which I²F is computed.
+        max_steps: most steps of LSQR, and of each probe, of two products each.
+        expected: when to compute the expected influence; ``undefended`` means where δ = 0.
+        num_probes: random probes for the expected influence; with one the sampling error is 5–10 %.
+        lambda_max_tolerance: relative error to which λmax, the unit of the damping, is computed.
         precision: see ``SampleScore``; ``float64`` for dampings below 1e-5.
     """
 

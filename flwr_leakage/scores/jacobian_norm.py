@@ -18,9 +18,9 @@ class JacobianNorm(SampleScore):
     the probes is in the note where it exceeds 10 %.
 
     Attributes:
-        num_probes: z's, one product each.
-        tolerance: of λmax.
-        max_steps: products of JJᵀ at most.
+        num_probes: how many z are drawn, of one product each.
+        tolerance: relative error to which λmax is computed.
+        max_steps: most products of JJᵀ in the search for λmax.
     """
 
     num_probes: int = 20

@@ -17,8 +17,8 @@ class LambdaMax(SampleScore):
     By Lanczos with full reorthogonalisation, about ten products of JJᵀ.
 
     Attributes:
-        tolerance: of the relative error bound; the error itself is usually much smaller.
-        max_steps: products of JJᵀ at most; without convergence there is no number.
+        tolerance: largest relative error bound; the error itself is usually much smaller.
+        max_steps: most products of JJᵀ; without convergence there is no number.
     """
 
     tolerance: float = 1e-2

@@ -32,10 +32,10 @@ class LAVP(SampleScore):
     neither resolves them there is no number but a bound in the note.
 
     Attributes:
-        quantities: which ones, in this order.
-        tolerance: of the maxima.
-        min_tolerance: of the minima.
-        max_steps: of a Lanczos run.
+        quantities: which of these to compute, in this order.
+        tolerance: relative error to which the maxima are computed.
+        min_tolerance: relative error to which the minima are computed.
+        max_steps: most steps of a Lanczos run.
         max_dense_inputs: N above which the dense route is not taken.
         precision: see ``SampleScore``; the minima need ``float64``.
     """

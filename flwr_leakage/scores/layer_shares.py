@@ -32,8 +32,8 @@ class LayerShares(SampleScore):
 
     Attributes:
         num_probes: random signs, one product each.
-        tolerance: of λmax.
-        max_steps: products of JJᵀ at most.
+        tolerance: relative error to which λmax is computed.
+        max_steps: most products of JJᵀ in the search for λmax.
     """
 
     num_probes: int = 20

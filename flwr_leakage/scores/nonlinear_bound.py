@@ -26,8 +26,8 @@ class NonlinearBound(SampleScore):
     Attributes:
         radius: ‖n‖ as an RMS per input, in the units of the inputs.
         num_draws: random points.
-        tolerance: of the spectral norms.
-        max_steps: of Lanczos.
+        tolerance: relative error to which spectral norms are computed.
+        max_steps: most steps of a Lanczos run.
     """
 
     radius: float = 1e-2

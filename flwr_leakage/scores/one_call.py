@@ -54,7 +54,7 @@ def score(
         batch_norm: ``batch`` for a client that trains in train mode, else ``running``.
         perturbation: δ, what a defense adds to the pseudo-gradient of the whole update, keyed as
             the model's parameters.
-        noise_std: of Gaussian noise added to every entry of the pseudo-gradient.
+        noise_std: standard deviation of Gaussian noise added to every entry of the pseudo-gradient.
         schedule: of the local training; one step over the whole batch if ``None``.
         budget: for all scores together.
         seed: of all random draws, ≥ 0.
@@ -89,7 +89,7 @@ def score(
     except (RuntimeError, IndexError):
         delta = {}
     if not (delta and all(bool(value.isfinite().all()) for value in delta.values())):
-        # What is wrong with the batch, a sample or the model is each score's to say.
+        # Each score itself says what is wrong with the batch, a sample or the model.
         delta = {name: torch.zeros_like(value) for name, value in params.items()}
     hidden = {name: torch.zeros_like(value) for name, value in params.items()}
     if perturbation is not None:

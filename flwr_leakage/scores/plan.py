@@ -57,8 +57,8 @@ class ScorePlan:
 
     Attributes:
         every: rounds from one scoring to the next, ≥ 1; the first round is scored.
-        max_samples: at most so many samples a round, or ``None`` for all that were kept.
-        which: of those, the ``first``, a ``random`` set, or those with the
+        max_samples: most samples that are scored in a round, or ``None`` for all that were kept.
+        which: which samples are scored: the ``first``, a ``random`` set, or those with the
             ``largest_gradient``, which fixed noise protects least.
         products: Jacobian products of one sample that a round may spend, or ``None``.
         seconds: CPU seconds that a round may spend, or ``None``.

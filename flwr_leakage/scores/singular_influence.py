@@ -18,9 +18,9 @@ class SingularInfluence(SampleScore):
 
     Attributes:
         smallest: whether to compute the last one, too, which is dear (see ``LAVP``).
-        tolerance: of λmax.
-        min_tolerance: of λmin.
-        max_steps: of a Lanczos run.
+        tolerance: relative error to which λmax is computed.
+        min_tolerance: relative error to which λmin is computed.
+        max_steps: most steps of a Lanczos run.
         max_dense_inputs: see ``LAVP``.
     """
 

@@ -14,14 +14,14 @@ class Summary:
     """Statistics over the samples that have a number.
 
     Attributes:
-        name: of the measurement.
-        count: samples with a number.
-        missing: samples without.
+        name: the measurement's name.
+        count: how many samples have a number.
+        missing: how many samples have none.
         worst: the value of the most exposed sample, in the sense of the direction; ``None``
             where there is no number or no direction.
         worst_sample: its index, or −1.
-        median: of the values.
-        quantiles: by level.
+        median: the median of the values.
+        quantiles: quantiles of the values, by level.
         spread: the ratio of the largest to the smallest absolute value; ``None`` if that is 0.
         by_class: the mean of every class that has a number: protection is not equal.
     """

@@ -39,7 +39,7 @@ def _build(text: str) -> Experiment:
     config: Config = json.loads(text)
     settings = read_settings(config)
     check_settings(settings)
-    # What is built when the run starts is checked before.
+    # Engine and tracker are built only when the run starts; errors in their config come now.
     check_node("engine", config["engine"], given=("server_app", "client_app", "num_clients"))
     if config["tracker"]:
         check_node("tracker", config["tracker"])

@@ -39,7 +39,7 @@ class ServerSettings:
         attack_folder: where finished chunks are kept, or ``None``.
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
         test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
-        wait_seconds: for a node for every client to connect, ≥ 0.
+        wait_seconds: how long to wait until there is a node for every client, ≥ 0.
     """
 
     attack_workers: int

@@ -25,6 +25,7 @@ from flwr_leakage.attacks.presets import load_preset, preset_names
 from flwr_leakage.defenses import Defense, GaussianNoise, GradientPruning
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ResNet8
+from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
 from flwr_leakage.simulation.overrides import check_overrides
 
@@ -176,7 +177,7 @@ def solves(attack, network, defense, spec):
     image = spec.normalize((across[:, None] * across.sqrt()).reshape(1, *spec.shape))
     gradient_map = GradientMap(network)
     seen = observe(gradient_map, Batch(image, torch.tensor([1])), LocalSchedule(0.1))
-    draws = torch.Generator().manual_seed(0)
+    draws = Reproducible.from_seed(0)
     seen = replace(seen, update=defense.on_update(seen.update, draws))
     (result,) = attack(AttackJob(gradient_map, spec, [seen], ThreatModel()))
     if result.batch is None or result.batch.targets.tolist() != [1]:
@@ -194,7 +195,7 @@ def test_every_preset_solves_a_small_case(name, spec):
     )
 
 
-def test_knowing_of_pruning_helps(spec):
-    make, defense = CASES["pruned"]
-    assert solves(shortened(load_preset("pruning_aware")), make(spec), defense, spec)
-    assert not solves(shortened(load_preset("idlg")), make(spec), GradientPruning(0.9), spec)
+@pytest.mark.parametrize(("name", "case"), [("pruning_aware", "pruned"), ("noise_aware", "noisy")])
+def test_a_preset_that_adapts_solves_what_it_adapts_to(name, case, spec):
+    make, defense = CASES[case]
+    assert solves(shortened(load_preset(name)), make(spec), defense, spec)

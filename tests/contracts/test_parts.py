@@ -8,6 +8,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from flwr_leakage.defenses.base import Defense
+from flwr_leakage.records import Measurement, Reconstruction
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,37 +30,38 @@ class Room:
     Attributes:
         package: whose modules define them.
         face: the package that exports them.
-        parameters: of their ``__call__``, which tell them from other classes; none for defenses.
+        returns: what their ``__call__`` is annotated to return; ``None`` where the package has no
+            other classes with a ``__call__``.
         docs: the page with their table.
         left_out: classes that are no parts of their own, with the reason.
     """
 
     package: str
     face: str
-    parameters: tuple[str, ...]
+    returns: Any
     docs: str
     left_out: tuple[str, ...] = ()
 
 
 ROOMS = {
-    "score": Room("flwr_leakage.scores", "flwr_leakage.scores", ("client", "seed"), "scores"),
-    "defense": Room("flwr_leakage.defenses", "flwr_leakage.defenses", (), "defenses"),
+    "score": Room("flwr_leakage.scores", "flwr_leakage.scores", list[Measurement], "scores"),
+    "defense": Room("flwr_leakage.defenses", "flwr_leakage.defenses", None, "defenses"),
     "objective": Room(
         "flwr_leakage.attacks.inversion.objectives",
         "flwr_leakage.attacks",
-        ("candidate", "observed"),
+        None,
         "attacks",
     ),
     "prior": Room(
         "flwr_leakage.attacks.inversion.priors",
         "flwr_leakage.attacks",
-        ("inputs", "context"),
+        None,
         "attacks",
     ),
     "attack": Room(
         "flwr_leakage.attacks",
         "flwr_leakage.attacks",
-        ("job", "progress"),
+        list[Reconstruction],
         "attacks",
         ("Parallel",),  # how an attack is run: server.attack_workers of the config
     ),
@@ -79,12 +82,12 @@ def is_part(room: Room, cls: type) -> bool:
     """Whether a class is one of a room's parts, not their base or protocol."""
     if cls.__name__.startswith("_") or cls.__name__ in room.left_out or inspect.isabstract(cls):
         return False
-    if not room.parameters:
+    if room is ROOMS["defense"]:
         return issubclass(cls, Defense) and cls is not Defense
     if getattr(cls, "_is_protocol", False) or "__call__" not in dir(cls):
         return False
-    call = inspect.signature(cls.__call__)
-    return tuple(call.parameters)[1:] == room.parameters
+    returned = typing.get_type_hints(inspect.unwrap(cls.__call__)).get("return")
+    return room.returns is None or returned == room.returns
 
 
 PARTS = [
@@ -109,14 +112,22 @@ def targets_in(node: Any) -> Iterator[str]:
 
 def class_of(target: str) -> type:
     module, _, name = target.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+    found = getattr(importlib.import_module(module), name, None)
+    return MissingName if found is None else found
+
+
+class MissingName:
+    """Stands for a ``_target_`` that is not exported, which a test of its own tells."""
+
+
+def own_targets(path: Path) -> list[str]:
+    """The classes of this package that a YAML file names."""
+    found = targets_in(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+    return [target for target in found if target.startswith("flwr_leakage.")]
 
 
 CONFIGURED = {
-    class_of(target)
-    for path in (ROOT / "conf").rglob("*.yaml")
-    for target in targets_in(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
-    if target.startswith("flwr_leakage.")
+    class_of(target) for path in (ROOT / "conf").rglob("*.yaml") for target in own_targets(path)
 }
 
 
@@ -138,7 +149,18 @@ def test_every_kind_of_part_is_found():
 
 @pytest.mark.parametrize(("room", "cls"), PARTS)
 def test_a_part_is_exported(room, cls):
-    assert cls.__name__ in importlib.import_module(room.face).__all__
+    exported = importlib.import_module(room.face).__all__
+    assert cls.__name__ in exported, f"{room.face} must import {cls.__name__}, and in its __all__"
+
+
+def test_every_target_of_the_configs_exists():
+    missing = [
+        f"{path.name}: {target}"
+        for path in (ROOT / "conf").rglob("*.yaml")
+        for target in own_targets(path)
+        if class_of(target) is MissingName
+    ]
+    assert not missing
 
 
 @pytest.mark.parametrize(("room", "cls"), PARTS)
@@ -146,21 +168,33 @@ def test_a_part_has_a_config(room, cls):
     assert cls in CONFIGURED, f"no file below conf/ has the _target_ {cls.__name__}"
 
 
-OPTIONS = [
-    pytest.param(path.stem, page, id=f"{group}={path.stem}")
-    for group, page in (("score", "scores"), ("defense", "defenses"), ("attack", "attacks"))
+OPTIONS = {
+    (group, path.stem): set(map(class_of, own_targets(path)))
+    for group in ("score", "defense", "attack")
     for path in sorted((ROOT / "conf" / group).glob("*.yaml"))
-    if path.stem not in ("none", "all", "default")
-]
+    if path.stem not in ("all", "default")
+}
+"""The classes in each option of a group, but for those that gather others."""
 
 
-@pytest.mark.parametrize(("option", "page"), OPTIONS)
-def test_an_option_stands_in_the_table_of_the_docs(option, page):
-    assert option in names_in_tables(page)
+@pytest.mark.parametrize(("group", "option"), [key for key in OPTIONS if key[1] != "none"])
+def test_an_option_stands_in_the_table_of_the_docs(group, option):
+    page = ROOMS[group].docs
+    rows = names_in_tables(page)
+    assert option in rows, f"docs/{page}.md must name `{option}` in a row of its table"
+
+
+@pytest.mark.parametrize(
+    ("room", "cls"), [p for p in PARTS if p.id.split()[0] in ("score", "defense", "attack")]
+)
+def test_a_part_can_be_chosen_by_name(room, cls):
+    chosen = [option for option, classes in OPTIONS.items() if cls in classes]
+    assert chosen, f"{cls.__name__} is in no option of a config group of its own"
 
 
 @pytest.mark.parametrize(
     ("room", "cls"), [p for p in PARTS if p.id.split()[0] in ("objective", "prior")]
 )
 def test_a_part_of_an_attack_stands_in_the_table_of_the_docs(room, cls):
-    assert cls.__name__ in names_in_tables(room.docs)
+    rows = names_in_tables(room.docs)
+    assert cls.__name__ in rows, f"docs/{room.docs}.md must name `{cls.__name__}` in its table"

@@ -1,5 +1,6 @@
 """The value of a sample does not depend on other scores, their order or other samples."""
 
+import functools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -62,14 +63,16 @@ CASES = {
     "undefended": setting(noise_std=0.0),
     "batch statistics": setting(batch_norm=True),
 }
-ALONE = {
-    case: {
+
+
+@functools.cache
+def alone(case):
+    """Each score of all samples, computed by itself."""
+    return {
         name: {m.name: m.values for m in result}
         for name, score in SCORES.items()
         for result in compute_scores({name: score}, *CASES[case], seed=7).values()
     }
-    for case in CASES
-}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -84,7 +87,7 @@ def test_a_value_depends_on_its_score_and_its_sample_only(case, order, samples):
     for name, result in found.items():
         assert not result.error
         for measured in result:
-            expected = ALONE[case][name][measured.name]
+            expected = alone(case)[name][measured.name]
             for index in range(4):
                 value = measured.values[index]
                 if index not in samples or expected[index] is None:

@@ -16,6 +16,7 @@ accidents happen. So a mask must also explain the layer's own weight gradient, w
 better than the candidate's mask does.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -121,9 +122,9 @@ class Channel:
     def misfit(self, first: Array, patches: Array, worth: float) -> Callable[[Array], float]:
         """A function that tells how badly a mask explains the weight gradient, for a candidate.
 
-        Its value is the distance of the two gradients, divided by ``worth`` once for every entry
-        in which the mask differs from the candidate's own mask. So a mask is worth its changes if
-        its value is no larger than that of the candidate's mask.
+        Its value is the logarithm of the distance of the two gradients, less that of ``worth`` for
+        every entry in which the mask differs from the candidate's own mask. So a mask is worth its
+        changes if its value is no larger than that of the candidate's mask.
 
         Args:
             first: the candidate's mask (P,).
@@ -133,7 +134,9 @@ class Channel:
 
         def misfit(mask: Array) -> float:
             distance = patches @ (self.errors * mask) - self.weight_gradient
-            return float(np.linalg.norm(distance)) * worth ** -int((mask != first).sum())
+            changes = int((mask != first).sum())
+            size = max(float(np.linalg.norm(distance)), 1e-300)  # whose logarithm is finite
+            return math.log(size) - changes * math.log(worth)
 
         return misfit
 

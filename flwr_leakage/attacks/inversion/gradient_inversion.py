@@ -53,12 +53,13 @@ class GradientInversion:
             the labels of every step, unless epochs are reshuffled.
         box: keep candidates within pixels [0, 1].
         dtype: precision of the computation.
-        relu_sharpness: β of ReLU's smoothed second derivative (``inversion/smoothing.py``), > 0;
-            ``None`` leaves it zero.
-        batching: ``vmap`` (all rows in one pass), ``loop`` (one by one), ``products`` (one pass
-            that yields products of gradients, ``inversion/factored.py``), or ``auto``: products
-            where the parts allow them, as no other way was found faster on a CPU, else whichever
-            of the first two a measurement of one evaluation at the start found faster.
+        relu_sharpness: β of ReLU's smoothed second derivative, > 0; ``None`` leaves it zero. See
+            ``attacks/inversion/smoothing.py``.
+        batching: how rows are evaluated. ``vmap``: all in one pass. ``loop``: one by one.
+            ``products``: one pass that yields products of gradients, see
+            ``attacks/inversion/factored.py``. ``auto``: products where the parts allow them, as no
+            other way was found faster on a CPU; else ``vmap`` or ``loop``, whichever is faster in
+            one evaluation at the start.
         max_rows: candidates solved together at most, ≥ 1; bounds memory. The restarts of one
             target stay together.
         large_network: parameters from which products of gradients spare arrays of that size
@@ -136,7 +137,7 @@ class GradientInversion:
         problem = pose(job.gradient_map, job.spec, observation, job.threat)
         problem = problem.to(getattr(torch, self.dtype))
         like = next(iter(problem.params.values()))
-        # Restarts share the labels: a mean over restarts is of samples of one label.
+        # Restarts share the labels: group consistency averages samples over the restarts.
         stream = job.generator(indices[0], "labels", same_for_restarts=True)
         assumed = assume_targets(problem, self.labels, stream)
         slots = make_slots(problem, self.order.epochs if self.order else "repeated")
@@ -281,7 +282,7 @@ class _Target:
     """A problem ready to be solved, with a start, targets and an order in each of its R rows.
 
     Attributes:
-        indices: of its restarts in the job.
+        indices: which observations of the job are its restarts.
         problem: what is solved.
         assumed: what the targets are taken for.
         slots: the places of the samples in the client's steps.

@@ -59,7 +59,7 @@ class LBFGS:
         project: Callable[[Tensor], Tensor] | None = None,
         report: Report | None = None,
     ) -> Minimum:
-        """Minimise R objectives from ``start`` (R, D); see ``optimizers/base.py``."""
+        """Minimise R objectives from ``start`` (R, D); see ``attacks/optimizers/base.py``."""
         num_rows = start.shape[0]
         all_rows = torch.arange(num_rows, device=start.device)
         values, gradients = evaluate(start, all_rows)

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from attacked import observe
@@ -10,7 +11,7 @@ from torch import nn
 from flwr_leakage.attacks import pose
 from flwr_leakage.attacks.exact.chain import trace_chain
 from flwr_leakage.attacks.exact.mask_values import Masks
-from flwr_leakage.attacks.exact.masks import Evidence, MaskSearch
+from flwr_leakage.attacks.exact.masks import Channel, Evidence, MaskSearch
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.gradient_map import GradientMap
@@ -174,3 +175,13 @@ def test_flips_are_all_sets_of_so_many_ranks():
     flips = MaskSearch(flippable=4, most_flips=2).flips()
     assert [each.shape for each in flips] == [(1, 0), (4, 1), (6, 2)]
     assert [each.shape for each in MaskSearch(flippable=1, most_flips=2).flips()][2] == (0, 2)
+
+
+def test_a_mask_that_differs_in_thousands_of_entries_is_only_a_bad_one():
+    count = 8000
+    channel = Channel(
+        errors=np.ones(count), bias_gradient=1.0, weight_gradient=np.ones(1), slack=1e-7
+    )
+    misfit = channel.misfit(np.zeros(count, bool), np.ones((1, count)), worth=0.1)
+    assert misfit(np.zeros(count, bool)) == 0.0
+    assert 18_000 < misfit(np.ones(count, bool)) < 19_000
