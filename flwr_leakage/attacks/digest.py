@@ -4,10 +4,11 @@ Two objects of one digest give the same results. So what decides a result is has
 tensors by their bytes; functions by their bytecode, constants, defaults, the values that they
 close over and the globals that they use; objects by their class' methods and by their attributes.
 Code of the standard library and of installed packages is represented by its name and version, that
-of this package by its name and all source files. What cannot be seen into is an error, never a
-guess.
+of this package by its name and all source files; a function that one of them made in a call, by its
+bytecode and what it closes over. What cannot be seen into is an error, never a guess.
 """
 
+import builtins
 import dataclasses
 import dis
 import enum
@@ -40,8 +41,15 @@ UNTOLD = {
 GENERATED = ("__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__")
 """Methods that ``dataclass`` writes from the fields, whose values are hashed themselves."""
 
+UNSEEN = ("globals", "locals", "vars", "eval", "exec", "__import__")
+"""Builtins that reach variables whose names stand nowhere in the code."""
+
 VERSIONED = ("torch", "torchvision", "numpy", "scipy")
 """Packages whose version tells their code wherever they are installed."""
+
+
+LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+"""Instructions that look a global up."""
 
 
 def digest(value: object, name: str = "value") -> str:
@@ -117,7 +125,7 @@ class _Walk:
             case Tensor():
                 return self._tensor(value, where)
             case np.ndarray() | np.generic():
-                return self._array(np.asarray(value), where)
+                return self._array(value, where)
             case type() | types.FunctionType() | types.BuiltinFunctionType():
                 return self._named(value, where)
             case types.CodeType():
@@ -125,24 +133,16 @@ class _Walk:
             case types.ModuleType():
                 return self._module(value, where)
             case enum.Enum():
-                return _join("member", self.of(type(value), where), value.name)
+                return self._parts("member", [type(value), value.name, value.value], where)
             case torch.dtype() | torch.device() | PurePath() | slice() | range():
                 return _join(type(value).__name__, repr(value))
             case types.GenericAlias() | types.UnionType():
-                return _join("type", repr(value))
+                origin = getattr(value, "__origin__", None)
+                return self._parts("type", [origin, *value.__args__], where)
             case logging.Logger():
                 return _join("logger", value.name)  # it writes lines, and changes no result
-            case Mapping():
-                items = [part for item in value.items() for part in item]
-                return self._parts("mapping", [type(value), *items], where)
-            case list() | tuple():
-                return self._parts("sequence", [type(value), *value], where)
-            case set() | frozenset():
-                # Their order differs from process to process.
-                entries = sorted(self.of(entry, f"an entry of {where}") for entry in value)
-                return _join("set", self.of(type(value), where), *entries)
-            case functools.partial():
-                return self._parts("partial", [value.func, value.args, value.keywords], where)
+            case Mapping() | list() | tuple() | set() | frozenset():
+                return self._container(value, where)
             case types.MethodType():
                 return self._parts("method", [value.__func__, value.__self__], where)
             case staticmethod() | classmethod():
@@ -155,6 +155,29 @@ class _Walk:
                 return _join("slot", value.__name__)
         return self._instance(value, where)
 
+    def _container(self, value: Any, where: str) -> bytes:
+        """Entries, and of all but Python's plain types whatever else an instance may hold."""
+        kind = type(value)
+        match value:
+            case dict():
+                # The base's own methods, as a subclass may show other entries; the keys once
+                # more, as an OrderedDict has an order of its own.
+                entries = [part for item in dict.items(value) for part in item]
+                entries += [] if kind is dict else [*value]
+            case Mapping():
+                entries = [part for item in value.items() for part in item]
+            case list() | tuple():
+                base: Any = list if isinstance(value, list) else tuple
+                entries = [*base.__iter__(value)]
+            case _:
+                # Their order differs from process to process.
+                base = set if isinstance(value, set) else frozenset
+                entries = sorted(self.of(e, f"an entry of {where}") for e in base.__iter__(value))
+        own = self._parts("container", [kind, *entries], where)
+        if kind in (dict, list, tuple, set, frozenset, types.MappingProxyType):
+            return own
+        return _join(own, self._named_parts(_attributes(value), where))
+
     def _parts(self, kind: str, parts: list[Any], where: str) -> bytes:
         return _join(kind, *(self.of(part, f"{where}[{i}]") for i, part in enumerate(parts)))
 
@@ -165,20 +188,30 @@ class _Walk:
     def _tensor(self, value: Tensor, where: str) -> bytes:
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise _refused(value, where, "only dense tensors with values are hashed")
+        hooks = list((value._backward_hooks or {}).values())
+        rest = [type(value), value.requires_grad, hooks]
+        more = _join(self._parts("rest", rest, where), self._named_parts(_attributes(value), where))
         flat = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
-        kind = (type(value).__name__, str(value.dtype), str(tuple(value.shape)))
-        return _join("tensor", *kind, flat.view(torch.uint8).numpy().data)
+        kind = (str(value.dtype), str(tuple(value.shape)))
+        return _join("tensor", *kind, more, flat.view(torch.uint8).numpy().data)
 
-    def _array(self, value: np.ndarray, where: str) -> bytes:
+    def _array(self, value: np.ndarray | np.generic, where: str) -> bytes:
         if value.dtype.hasobject:
             raise _refused(value, where, "it is an array of objects")
-        return _join("array", value.dtype.str, str(value.shape), value.tobytes())
+        more = (
+            self.of(type(value), where),
+            self._named_parts(_attributes(value), where),
+        )
+        data = np.asarray(value).tobytes()
+        return _join("array", repr(value.dtype), str(value.shape), *more, data)
 
     def _named(self, value: Any, where: str) -> bytes:
         """A class or function: by name where its code has a version, else by its code."""
         address = _address(value)
         version = _version(address[0]) if address else None
         if address and version:
+            if address[0] == "builtins" and address[1] in UNSEEN:
+                raise _refused(value, where, f"what {address[1]}() reaches cannot be seen")
             return _join("name", version, *address)
         if isinstance(value, type):
             return self._class(value, where)
@@ -202,11 +235,17 @@ class _Walk:
         return _join("class", name, bases, self._named_parts(told, where))
 
     def _function(self, value: types.FunctionType, where: str) -> bytes:
+        closure = self._named_parts(_closure(value), where)
+        home = str(value.__globals__.get("__name__", ""))
+        if version := _version(home):
+            # Of a package of that version: its globals are known, and may keep what it has seen.
+            made_of = [value.__code__, value.__defaults__, value.__kwdefaults__]
+            return _join("made by", version, home, self._parts("", made_of, where), closure)
         attributes = {k: v for k, v in vars(value).items() if k != "__wrapped__"}
         rest = [value.__code__, value.__defaults__, value.__kwdefaults__, attributes]
         return _join(
             self._parts("function", rest, where),
-            self._named_parts(_closure(value), where),
+            closure,
             self._named_parts(_globals_used(value, where), where),
         )
 
@@ -258,15 +297,38 @@ def _is_generated(method: Any) -> bool:
     return method is None or getattr(code, "co_filename", "<string>") == "<string>"
 
 
+def _attributes(value: object) -> Iterator[tuple[str, object]]:
+    """What an instance holds beside its entries: its ``__dict__``, slots and default factory."""
+    yield from sorted(getattr(value, "__dict__", {}).items())
+    for base in type(value).__mro__:
+        for name, entry in sorted(vars(base).items()):
+            slot = isinstance(entry, types.MemberDescriptorType)
+            if slot and hasattr(value, name) and base.__module__ != "builtins":
+                yield name, entry.__get__(value)
+
+
 def _address(value: Any) -> tuple[str, str] | None:
-    """Module and name under which an object is found, if it is this very object."""
+    """Module and name under which an object is found, if it is this very object.
+
+    Also where only a package above that module has it: the compiler of torch, once imported,
+    puts a wrapper of ``torch.random.manual_seed`` into ``torch`` that computes the same.
+    """
     module = getattr(value, "__module__", None)
+    if not module:
+        return None
+    if isinstance(value, types.FunctionType):
+        # A wrapper takes over the module's name, but not the module of its code.
+        home = str(value.__globals__.get("__name__", ""))
+        if home.partition(".")[0] != module.partition(".")[0]:
+            return None
+    parts = module.split(".")
     for name in (value.__qualname__, value.__name__):
-        found: Any = sys.modules.get(module) if module else None
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if module and found is value:
-            return module, name
+        for count in range(len(parts), 0, -1):
+            found: Any = sys.modules.get(".".join(parts[:count]))
+            for part in name.split("."):
+                found = getattr(found, part, None)
+            if found is value:
+                return module, name
     return None
 
 
@@ -303,6 +365,7 @@ def _globals_used(function: types.FunctionType, where: str) -> Iterator[tuple[st
     Of a module it is the attribute taken from it: ``F.relu`` is a function, not all of ``F``.
     """
     codes = [function.__code__]
+    known = {**vars(builtins), **function.__globals__}
     while codes:
         code = codes.pop()
         codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
@@ -314,11 +377,11 @@ def _globals_used(function: types.FunctionType, where: str) -> Iterator[tuple[st
                     f"{where} must import {name!r} at the top of its module to be told from others "
                     "by a digest, got an import inside the function."
                 )
-            if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
+            if instruction.opname not in LOADS:
                 continue
-            if name not in function.__globals__:
-                continue  # a builtin
-            value = function.__globals__[name]
+            if name not in known:
+                continue  # not defined yet
+            value = known[name]
             for later in instructions[index + 1 :]:
                 taken = later.opname in ("LOAD_ATTR", "LOAD_METHOD")
                 if not taken or not isinstance(value, types.ModuleType):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import overload
+from typing import TypeVar, overload
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -52,6 +52,10 @@ class ParameterChange:
 Gradients = Mapping[str, Tensor] | tuple[Tensor, ...]
 """By parameter name, or a tuple in the order of ``model.parameters()``."""
 
+OneKind = TypeVar("OneKind", bound=Gradients | ParameterChange)
+"""Of the updates in a list: a ``list`` of one kind is no ``list`` of several to a type checker, and
+a ``Sequence`` would take a tuple, which is one update."""
+
 
 @overload
 def attack(
@@ -93,9 +97,29 @@ def attack(
     folder: str | None = None,
     progress: ProgressCallback | None = None,
 ) -> list[Reconstruction]: ...
+@overload
 def attack(
     model: nn.Module,
-    update: Gradients | ParameterChange | list[Gradients | ParameterChange],
+    update: list[OneKind],
+    *,
+    spec: InputSpec,
+    preset: str | Attack = "strongest",
+    num_examples: int = 1,
+    schedule: LocalSchedule | None = None,
+    targets: Tensor | Sequence[Tensor] | None = None,
+    members: Sequence[int] = (),
+    same_samples: bool = False,
+    loss: Loss = F.cross_entropy,
+    batch_norm: BatchNormMode = "running",
+    batch_norm_knowledge: BatchNormKnowledge = "none",
+    seed: int = 0,
+    workers: int = 1,
+    folder: str | None = None,
+    progress: ProgressCallback | None = None,
+) -> list[Reconstruction]: ...
+def attack(
+    model: nn.Module,
+    update: Gradients | ParameterChange | list[Gradients | ParameterChange] | list[OneKind],
     *,
     spec: InputSpec,
     preset: str | Attack = "strongest",

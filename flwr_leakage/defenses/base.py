@@ -1,7 +1,6 @@
 """The interface of defenses: they change the samples to train on, the update, or both."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
@@ -74,13 +73,15 @@ class Defense:
 
     A defense overrides ``on_batch``, ``on_update`` or both. It holds its settings only and is
     frozen: all of its draws come from the randomness that it is given.
-
-    Attributes:
-        replaces_update: whether ``on_update`` recomputes the update from the data, and so drops
-            what earlier defenses of a chain did to it.
     """
 
-    replaces_update: ClassVar[bool] = False
+    @property
+    def replaces_update(self) -> bool:
+        """Whether ``on_update`` recomputes the update from the data.
+
+        It then drops what earlier defenses of a chain did to the update.
+        """
+        return False
 
     @property
     def encodes_batches(self) -> bool:

@@ -40,7 +40,7 @@ class Chain(Defense):
                 )
 
     @property
-    def replaces_update(self) -> bool:  # type: ignore[override]
+    def replaces_update(self) -> bool:
         """Whether one of the chain recomputes the update."""
         return any(defense.replaces_update for defense in self.defenses)
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -108,8 +107,6 @@ class DPSGD(Defense):
     noise_multiplier: float = 1.0
     delta: float | None = 1e-5
 
-    replaces_update: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         if not self.max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {self.max_norm}.")
@@ -124,6 +121,11 @@ class DPSGD(Defense):
             )
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"delta must lie in (0, 1) or be None, got {self.delta}.")
+
+    @property
+    def replaces_update(self) -> bool:
+        """Always: gradients of single samples cannot be clipped in an update."""
+        return True
 
     def epsilon(self, schedule: LocalSchedule, num_examples: int, num_rounds: int) -> float | None:
         """ε spent on a sample that takes part in ``num_rounds`` rounds, at ``delta``.

@@ -41,16 +41,20 @@ def initialize(model: nn.Module, scheme: Scheme, generator: torch.Generator) -> 
     if scheme not in _SCHEMES:
         raise ValueError(f"initialization must be one of {_SCHEMES}, got {scheme!r}.")
     _check_all_reached(model)
-    layers = [layer for layer in model.modules() if hasattr(layer, "reset_parameters")]
+    layers = [
+        (layer, reset)
+        for layer in model.modules()
+        if callable(reset := getattr(layer, "reset_parameters", None))
+    ]
     seed = int(torch.randint(2**62, (), generator=generator))
     # reset_parameters draws from torch's global generator, which is therefore seeded here.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for layer in layers:
-            layer.reset_parameters()  # type: ignore[operator]
+        for _, reset in layers:
+            reset()
     if scheme == "default":
         return model
-    for layer in layers:
+    for layer, _ in layers:
         own = _own_parameters(layer)
         if own and own["weight"].ndim > 1:
             _draw(own, scheme, generator)

@@ -3,6 +3,7 @@
 import functools
 import operator
 import types
+from collections import OrderedDict, UserDict, defaultdict
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,6 +57,66 @@ class Slotted:
 
     def __init__(self, value):
         self.value = value
+
+
+def marked(value, mark):
+    """An instance of a subclass of a container that shows its attribute in place of entries."""
+
+    class Marked(type(value)):
+        def __getitem__(self, key):
+            return self.mark
+
+    made = Marked(value)
+    made.mark = mark
+    return made
+
+
+class Factory(defaultdict):
+    """A subclass whose own way of being copied leaves attributes out."""
+
+    def __init__(self, mark):
+        super().__init__(int)
+        self.mark = mark
+
+
+class SlottedList(list):
+    __slots__ = ("__mark",)
+
+    def __init__(self, mark):
+        super().__init__([1.0])
+        self.__mark = mark
+
+
+class Secret(dict):
+    """A subclass that shows none of its entries."""
+
+    def items(self):
+        return []
+
+
+def with_attribute(value, mark):
+    value.mark = mark
+    return value
+
+
+def with_hook(factor):
+    value = torch.zeros(2, requires_grad=True)
+    value.register_hook(lambda gradient: factor * gradient)
+    return value
+
+
+class Doubled(functools.partial):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+def moved_to_end(key):
+    ordered = OrderedDict(a=1, b=2)
+    ordered.move_to_end(key)
+    return ordered
+
+
+RECORD = np.zeros(1, [("a", "f4"), ("b", "f4")])
 
 
 def network_class(factor):
@@ -112,6 +173,44 @@ DIFFERENT = {
     "getters": (operator.itemgetter(1), operator.itemgetter(2)),
     "functions in C": (torch.relu, torch.sigmoid),
     "methods in C": ([1].append, [2].append),
+    "attributes of a dict": (marked({"a": 1}, 2), marked({"a": 1}, 3)),
+    "attributes of a list": (marked([1], 2), marked([1], 3)),
+    "attributes of a tuple": (marked((1,), 2), marked((1,), 3)),
+    "attributes of a set": (marked({1}, 2), marked({1}, 3)),
+    "attributes of an ordered dict": (
+        with_attribute(OrderedDict(a=1), 2),
+        with_attribute(OrderedDict(a=1), 3),
+    ),
+    "attributes of a mapping": (with_attribute(UserDict(a=1), 2), with_attribute(UserDict(a=1), 3)),
+    "attributes of a defaultdict": (Factory(2), Factory(3)),
+    "slots of a list": (SlottedList(2), SlottedList(3)),
+    "default factories": (defaultdict(int), defaultdict(list)),
+    "entries that are not shown": (Secret(a=1), Secret(a=2)),
+    "order of an ordered dict": (moved_to_end("a"), moved_to_end("b")),
+    "attributes of a tensor": (
+        with_attribute(torch.zeros(2), 2),
+        with_attribute(torch.zeros(2), 3),
+    ),
+    "attributes of a parameter": (
+        with_attribute(nn.Parameter(torch.zeros(2)), 2),
+        with_attribute(nn.Parameter(torch.zeros(2)), 3),
+    ),
+    "hooks of a tensor": (with_hook(2.0), with_hook(3.0)),
+    "tensors that need gradients": (torch.zeros(2), torch.zeros(2, requires_grad=True)),
+    "masks of arrays": (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2], mask=[1, 0])),
+    "arrays that multiply otherwise": (np.eye(2), np.matrix(np.eye(2))),
+    "fields of arrays": (RECORD, RECORD.view([("a", "f4"), ("c", "f4")])),
+    "subclasses of partial": (functools.partial(scaled), Doubled(scaled)),
+    "attributes of a partial": (
+        with_attribute(functools.partial(scaled), 2),
+        with_attribute(functools.partial(scaled), 3),
+    ),
+    "types of types": (list[network_class(1)], list[network_class(2)]),
+    "what a library's function closes over": (
+        torch.func.vmap(scaled, in_dims=0),
+        torch.func.vmap(scaled, in_dims=1),
+    ),
+    "what a library's function wraps": (torch.no_grad()(scaled), torch.no_grad()(with_default)),
 }
 
 
@@ -122,6 +221,11 @@ def test_what_computes_something_else_has_another_digest(case):
 
 
 SAME = {
+    "subclasses of containers": lambda: (marked({"a": 1}, 2), Factory(2), SlottedList(2)),
+    "subclasses of sets": lambda: marked({"b", "a", "c"}, 2),
+    "tensors with attributes": lambda: with_attribute(torch.zeros(2), 2),
+    "functions made by a library": lambda: torch.func.vmap(scaled, in_dims=1),
+    "hooks": lambda: with_hook(2.0),
     "functions": lambda: closing_over(torch.arange(3.0)),
     "lambdas": lambda: lambda x: F.relu(x) * SCALE + HALF.value,
     "networks": tiny_network,
@@ -168,6 +272,26 @@ def importing(x):
     return attacked.observe(x)
 
 
+def by_globals(x):
+    return globals()["SCALE"] * x
+
+
+def by_evaluation(x):
+    return eval("SCALE") * x
+
+
+def by_execution(x):
+    exec("x = SCALE * x")
+    return x
+
+
+look = globals
+
+
+def by_another_name(x):
+    return (lambda: look()["SCALE"])() * x
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -176,6 +300,12 @@ def importing(x):
         (np.array([object()]), "array of objects"),
         (importing, "must import 'attacked' at the top of its module"),
         (memoryview(b"x"), "content cannot be seen"),
+        (by_globals, r"\.globals must be .* what globals\(\) reaches cannot be seen"),
+        (by_evaluation, r"what eval\(\) reaches"),
+        (by_execution, r"what exec\(\) reaches"),
+        (by_another_name, r"\.look must be .* what globals\(\) reaches"),
+        (lambda x: vars()["x"], r"what vars\(\) reaches"),
+        (lambda x: locals()["x"], r"what locals\(\) reaches"),
     ],
 )
 def test_what_cannot_be_seen_into_is_an_error_that_names_it(value, said):
@@ -228,6 +358,45 @@ def test_a_resumed_folder_never_gives_another_forwards_results(tmp_path):
     assert first != second
     again = kept(GradientMap(networks[0]), tmp_path)
     assert again == first
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_two_equal_calls_give_one_file(tmp_path, monkeypatch):
+    """The first attack imports torch's compiler, which wraps ``torch.manual_seed`` only in torch.
+
+    Both states are set here, as another test may have been the first.
+    """
+
+    def seeded(a, b):
+        torch.manual_seed(0)
+        return F.cross_entropy(a, b)
+
+    gradient_map = GradientMap(tiny_network(), seeded)
+    monkeypatch.setattr(torch, "manual_seed", torch.random.manual_seed)
+    first, seed = kept(gradient_map, tmp_path), digest(torch.manual_seed)
+    monkeypatch.setattr(torch, "manual_seed", torch._disable_dynamo(torch.random.manual_seed))
+    assert torch.manual_seed is not torch.random.manual_seed
+    assert (kept(gradient_map, tmp_path), digest(torch.manual_seed)) == (first, seed)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_wrapper_in_a_librarys_place_does_not_go_by_the_librarys_name(monkeypatch):
+    right = digest(F.relu)
+    monkeypatch.setattr(F, "relu", functools.wraps(F.relu)(lambda x: -x))
+    assert digest(F.relu) != right
+
+
+def test_a_resumed_folder_never_gives_the_results_of_a_network_with_other_scales(tmp_path):
+    class Scales(dict):
+        pass
+
+    def scaled_loss(factor):
+        scales = Scales()
+        scales.factor = factor
+        return lambda a, b: scales.factor * F.cross_entropy(a, b)
+
+    first, second = (kept(GradientMap(tiny_network(), scaled_loss(f)), tmp_path) for f in (1, 5))
+    assert first != second
     assert len(list(tmp_path.iterdir())) == 2
 
 

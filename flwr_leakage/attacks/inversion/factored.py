@@ -101,10 +101,9 @@ class _Recorder(TorchFunctionMode):
         kind: str,
         settings: tuple[Any, ...] = (),
     ) -> None:
-        names = tuple(
-            None if value is None else self.names.get(id(value)) for value in (weight, bias)
-        )
-        self.layers.append(_Layer(names, inputs, outputs, kind, settings))  # type: ignore[arg-type]
+        # No parameter has the id of ``None``.
+        names = (self.names.get(id(weight)), self.names.get(id(bias)))
+        self.layers.append(_Layer(names, inputs, outputs, kind, settings))
 
     def _convolve(
         self,

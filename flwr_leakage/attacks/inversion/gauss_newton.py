@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -236,7 +237,7 @@ class GaussNewton(OneByOne):
             )
             blur = blur if blur > SHARP else 0.0
             inputs = model.inputs(coordinates)
-            here = Linearization(lambda x, b=blur: model.gradient(x, b), inputs)  # type: ignore[misc]
+            here = Linearization(partial(model.gradient, blur=blur), inputs)
             value = model.gradient(inputs, blur, precise=True) if precise else here.value
             residual = likelihood.residual(value)
             variances = likelihood.variances(residual, annealing.model_error)
