@@ -12,7 +12,7 @@ simulate: $(INSTALLED)
 	$(BIN)/python simulations/run.py $(ARGS) engine=ray
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
