@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
-from torch.func import grad, jvp, vjp, vmap
+from torch import Tensor, zeros_like
+from torch.func import jvp, vjp, vmap
 
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.operators.base import LinearOperator
@@ -89,14 +89,22 @@ def sample_gradients(
         params: θ.
         batch: S samples.
         buffers: BatchNorm statistics for the map to use.
-        names: the parameters whose gradients are wanted; all of them by default.
+        names: the parameters whose gradients are wanted; all of them by default. Those that are
+            not trained have zeros.
     """
-    wanted = {name: value for name, value in params.items() if names is None or name in names}
+    chosen = {name: value for name, value in params.items() if names is None or name in names}
+    wanted = {name: value for name, value in chosen.items() if name in gradient_map.trained}
 
-    def loss(part: Params, x: Tensor, y: Tensor) -> Tensor:
-        return gradient_map.loss_value({**params, **part}, Batch(x[None], y[None]), buffers)
+    def gradient(x: Tensor, y: Tensor) -> Tensor:
+        sample = Batch(x[None], y[None])
+        found = gradient_map.gradient_of(wanted, params, sample, buffers)
+        # A parameter that is not trained leaves nothing in the update.
+        return ravel({k: found[k] if k in found else zeros_like(v) for k, v in chosen.items()})
 
-    return vmap(lambda x, y: ravel(grad(loss)(wanted, x, y)))(batch.inputs, batch.targets)
+    if gradient_map.one_by_one:
+        pairs = zip(batch.inputs, batch.targets, strict=True)
+        return torch.stack([gradient(x, y) for x, y in pairs])
+    return vmap(gradient)(batch.inputs, batch.targets)
 
 
 def last_layer(names: Iterable[str]) -> tuple[str, ...]:
@@ -135,7 +143,7 @@ class SampleJacobian(FunctionJacobian):
 
         super().__init__(function, batch.inputs.flatten(1), meter)
         self._function = function
-        self._last_layer = last_layer(params)
+        self._last_layer = last_layer(name for name in params if name in gradient_map.trained)
 
     def last_layer(self) -> FunctionJacobian:
         """The Jacobian of the last layer's gradient alone."""

@@ -1,0 +1,91 @@
+"""What a model returns, and how it is computed so that it can be differentiated twice."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flwr_leakage.params import Params
+
+
+def logits_of(output: object) -> Tensor:
+    """The logits in what a model returns: a tensor, or an object or mapping with ``logits``.
+
+    A sequence or a mapping that holds one tensor and nothing else stands for that tensor.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(output, Tensor):
+        return output
+    named = output.get("logits") if isinstance(output, Mapping) else None
+    named = getattr(output, "logits", None) if named is None else named
+    if isinstance(named, Tensor):
+        return named
+    parts: list[object] = []
+    if isinstance(output, Mapping):
+        parts = list(output.values())
+    elif isinstance(output, Sequence):
+        parts = list(output)
+    if len(parts) == 1 and isinstance(parts[0], Tensor):
+        return parts[0]
+    shown = [tuple(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
+    raise ValueError(
+        f"the model must return logits (B, K), or an output with 'logits', got a "
+        f"{type(output).__name__}{f' of {shown}' if shown else ''}; wrap it in a module that "
+        f"returns its logits."
+    )
+
+
+def is_recurrent(model: nn.Module) -> bool:
+    """Whether a model has a recurrent layer of PyTorch's own, which has fused kernels."""
+    return any(isinstance(layer, nn.RNNBase) for layer in model.modules())
+
+
+@contextmanager
+def plain_kernels(recurrent: bool) -> Iterator[None]:
+    """Compute attention and recurrent layers by kernels that have a second derivative.
+
+    Three kinds of fused kernels have none: those of ``scaled_dot_product_attention``, the fast path
+    of ``nn.MultiheadAttention`` in eval mode (which under ``torch.func`` even drops the gradient of
+    its own weights), and the recurrent layers of oneDNN and cuDNN.
+
+    Args:
+        recurrent: whether there are recurrent layers; others keep oneDNN and cuDNN, for speed.
+    """
+    mha, mkldnn, cudnn = torch.backends.mha, torch.backends.mkldnn, torch.backends.cudnn
+    fast = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    with ExitStack() as stack:
+        stack.callback(mha.set_fastpath_enabled, fast)
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if recurrent:
+            stack.callback(mkldnn.set_flags, mkldnn.set_flags(False)[0])
+            stack.enter_context(cudnn.flags(enabled=False))
+        yield
+
+
+def gradient_by_autograd(
+    function: Callable[[Mapping[str, Tensor]], Tensor],
+    point: Mapping[str, Tensor],
+    others: Sequence[Tensor],
+) -> Params:
+    """The gradient of a scalar by plain autograd, differentiable as far as its arguments are.
+
+    Args:
+        function: of tensors by name.
+        point: where, and with respect to what.
+        others: what the function depends on besides.
+    """
+    again = torch.is_grad_enabled() and any(t.requires_grad for t in [*point.values(), *others])
+    with torch.enable_grad():
+        leaves = {
+            name: value if value.requires_grad else value.detach().requires_grad_()
+            for name, value in point.items()
+        }
+        found = torch.autograd.grad(
+            function(leaves), list(leaves.values()), create_graph=again, materialize_grads=True
+        )
+    return dict(zip(leaves, found, strict=True))
