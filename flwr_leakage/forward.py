@@ -1,6 +1,6 @@
-"""What a model returns, and how it is computed so that it can be differentiated twice."""
+"""What of a model is trained, what it returns, and how it can be differentiated twice."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -8,6 +8,29 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flwr_leakage.params import Params
+
+
+def trained_names(model: nn.Module, trained: Iterable[nn.Parameter] | None) -> frozenset[str]:
+    """Names of those of the model's parameters that require a gradient and are listed.
+
+    A parameter that two layers share has the name that ``named_parameters`` gives it.
+
+    Raises:
+        ValueError: there is none, or one that is listed is none of the model's.
+    """
+    names = {id(value): name for name, value in model.named_parameters() if value.requires_grad}
+    if trained is not None:
+        listed = [id(value) for value in trained]
+        own = {id(value) for value in model.parameters()}
+        strange = sum(entry not in own for entry in listed)
+        if strange:
+            raise ValueError(
+                f"trained must hold parameters of this very model, got {strange} that are not."
+            )
+        names = {entry: names[entry] for entry in listed if entry in names}
+    if not names:
+        raise ValueError("a model must have a parameter that is trained, got none (requires_grad).")
+    return frozenset(names.values())
 
 
 def logits_of(output: object) -> Tensor:

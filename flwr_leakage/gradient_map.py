@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_leakage.forward import gradient_by_autograd, is_recurrent, logits_of, plain_kernels
+from flwr_leakage.forward import gradient_by_autograd, is_recurrent, logits_of, plain_kernels, trained_names
 from flwr_leakage.normalization import (
     BatchNormMode,
     StatelessBatchNorm,
@@ -53,7 +53,7 @@ class GradientMap:
         batch_norm: BatchNormMode = "running",
         trained: Iterable[nn.Parameter] | None = None,
     ) -> None:
-        self.trained = _trained_names(model, trained)
+        self.trained = trained_names(model, trained)
         self.model = without_side_effects(model, batch_norm).requires_grad_(False)
         self.loss = loss
         self.batch_norm: BatchNormMode = batch_norm
@@ -200,25 +200,6 @@ class GradientMap:
             name: value.to(inputs.dtype) if value.is_floating_point() else value
             for name, value in merged.items()
         }
-
-
-def _trained_names(
-    model: nn.Module, trained: Iterable[nn.Parameter] | None
-) -> frozenset[str]:
-    """The names of those of the model's parameters that require a gradient and are listed."""
-    names = {id(value): name for name, value in model.named_parameters() if value.requires_grad}
-    if trained is not None:
-        listed = [id(value) for value in trained]
-        own = {id(value) for value in model.parameters()}
-        strange = sum(entry not in own for entry in listed)
-        if strange:
-            raise ValueError(
-                f"trained must hold parameters of this very model, got {strange} that are not."
-            )
-        names = {entry: names[entry] for entry in listed if entry in names}
-    if not names:
-        raise ValueError("a model must have a parameter that is trained, got none (requires_grad).")
-    return frozenset(names.values())
 
 
 def _switch_mode(model: nn.Module, mode: BatchNormMode) -> nn.Module:

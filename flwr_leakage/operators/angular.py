@@ -1,6 +1,6 @@
 """The Jacobian of the gradient's direction: the curvature of a cosine attack."""
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
@@ -34,7 +34,14 @@ class AngularJacobian(LinearOperator):
         )
         self._jacobian = jacobian
         self._norms = norms
+        self._gradients = gradients
         self._directions = gradients / norms
+
+    def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
+        """See ``LinearOperator``."""
+        narrowed = AngularJacobian(self._jacobian.narrow(rows), self._gradients[rows])
+        narrowed.tally = self.tally
+        return narrowed
 
     def _project(self, vectors: Tensor) -> Tensor:
         along = (self._directions * vectors).sum(1, keepdim=True)

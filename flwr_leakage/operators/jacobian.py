@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, zeros_like
 from torch.func import jvp, vjp, vmap
 
@@ -30,6 +30,7 @@ class FunctionJacobian(LinearOperator):
         function: F: (S, N) → (S, P), row s of the result depending on row s alone.
         point: x, (S, N), floating.
         meter: see ``LinearOperator``.
+        plain: differentiate by plain autograd, for a function that ``torch.func`` cannot take.
 
     Raises:
         ValueError: the point is no (S, N) floating-point tensor.
@@ -37,7 +38,11 @@ class FunctionJacobian(LinearOperator):
     """
 
     def __init__(
-        self, function: Function, point: Float[Tensor, "S N"], meter: Meter | None = None
+        self,
+        function: Function,
+        point: Float[Tensor, "S N"],
+        meter: Meter | None = None,
+        plain: bool = False,
     ) -> None:
         if point.ndim != 2 or not point.is_floating_point():
             raise ValueError(
@@ -45,16 +50,15 @@ class FunctionJacobian(LinearOperator):
                 f"{point.dtype} of shape {tuple(point.shape)}."
             )
         point = point.detach()
-        self.value, pullback = _pullback(function, point)
+        pull = _autograd_pullback if plain else _pullback
+        self.value, pullback = pull(function, point)
         super().__init__(point.shape[0], point.shape[1], self.value.shape[1], point, meter)
         self.point = point
         self._pullback = pullback
         try:
-            _, self._pushforward = _pullback(pullback, torch.zeros_like(self.value))
+            _, self._pushforward = pull(pullback, torch.zeros_like(self.value))
         except RuntimeError as error:
-            try:
-                pullback(torch.zeros_like(self.value))
-            except RuntimeError:
+            if plain or not _runs(pullback, torch.zeros_like(self.value)):
                 raise RuntimeError(
                     f"the model's gradient cannot be differentiated in its inputs: {error}"
                 ) from error
@@ -72,6 +76,36 @@ def _pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
     """F(x), and u ↦ (∂F/∂x)ᵀu on a graph that is kept."""
     value, backward = vjp(function, point)[:2]
     return value, lambda vectors: backward(vectors)[0]
+
+
+def _runs(function: Function, argument: Tensor) -> bool:
+    """Whether a function has a value."""
+    try:
+        function(argument)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _autograd_pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
+    """As ``_pullback``, by plain autograd; where the value depends on nothing, zeros."""
+    with torch.enable_grad():
+        leaf = point.detach().requires_grad_()
+        value = function(leaf)
+
+    def pull(vectors: Tensor) -> Tensor:
+        if not value.requires_grad:
+            return torch.zeros_like(leaf)
+        return torch.autograd.grad(
+            value,
+            leaf,
+            vectors,
+            retain_graph=True,
+            create_graph=vectors.requires_grad,
+            materialize_grads=True,
+        )[0]
+
+    return value.detach(), pull
 
 
 def sample_gradients(
@@ -124,6 +158,7 @@ class SampleJacobian(FunctionJacobian):
         batch: S samples.
         buffers: BatchNorm statistics for the map to use.
         meter: see ``LinearOperator``.
+        names: the parameters whose gradients are differentiated; all of them by default.
     """
 
     def __init__(
@@ -133,22 +168,33 @@ class SampleJacobian(FunctionJacobian):
         batch: Batch,
         buffers: Mapping[str, Tensor] | None = None,
         meter: Meter | None = None,
+        names: Collection[str] | None = None,
     ) -> None:
         _require_floating(batch.inputs)
         theta: Params = dict(params)
 
-        def function(x: Tensor, names: Collection[str] | None = None) -> Tensor:
+        def function(x: Tensor) -> Tensor:
             samples = Batch(x.reshape(batch.inputs.shape), batch.targets)
             return sample_gradients(gradient_map, theta, samples, buffers, names)
 
-        super().__init__(function, batch.inputs.flatten(1), meter)
-        self._function = function
+        plain = bool(gradient_map.one_by_one)
+        super().__init__(function, batch.inputs.flatten(1), meter, plain)
         self._last_layer = last_layer(name for name in params if name in gradient_map.trained)
+        self._of = partial(SampleJacobian, gradient_map, theta, buffers=buffers, meter=self.meter)
+        self._batch = batch
+        self._names = names
 
-    def last_layer(self) -> FunctionJacobian:
+    def last_layer(self) -> "SampleJacobian":
         """The Jacobian of the last layer's gradient alone."""
-        function = partial(self._function, names=self._last_layer)
-        return FunctionJacobian(function, self.point, self.meter)
+        return self._of(self._batch, names=self._last_layer)
+
+    def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
+        """See ``LinearOperator``; the graphs of a half of the samples or fewer are built anew."""
+        if 2 * len(rows) > self.num_blocks:
+            return super().narrow(rows)
+        narrowed = self._of(self._batch[rows], names=self._names)
+        narrowed.tally = self.tally
+        return narrowed
 
 
 class BatchJacobian(FunctionJacobian):
@@ -168,7 +214,8 @@ class BatchJacobian(FunctionJacobian):
             inputs = x.reshape(batch.inputs.shape)
             return ravel(gradient_map(theta, Batch(inputs, batch.targets), buffers))[None]
 
-        super().__init__(function, batch.inputs.reshape(1, -1))
+        plain = bool(gradient_map.one_by_one)
+        super().__init__(function, batch.inputs.reshape(1, -1), plain=plain)
 
 
 class UpdateJacobian(FunctionJacobian):
@@ -194,7 +241,8 @@ class UpdateJacobian(FunctionJacobian):
             delta = local_update(gradient_map, theta, samples, schedule, buffers)
             return -ravel(delta)[None] / schedule.learning_rate
 
-        super().__init__(function, batch.inputs.reshape(1, -1))
+        plain = bool(gradient_map.one_by_one)
+        super().__init__(function, batch.inputs.reshape(1, -1), plain=plain)
 
 
 def _require_floating(inputs: Tensor) -> None:
