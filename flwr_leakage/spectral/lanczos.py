@@ -1,9 +1,10 @@
 """Lanczos with full reorthogonalisation, of S operators at once."""
 
+import copy
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
@@ -11,7 +12,6 @@ from flwr_leakage.operators.lengths import row_norms
 from flwr_leakage.randomness import Draws, normal_rows
 from flwr_leakage.spectral.estimate import (
     Estimate,
-    keep_finished,
     normalize_rows,
     orthogonalize,
     remaining_growth,
@@ -43,7 +43,6 @@ class Lanczos:
         self.operator = operator
         first, self.start_norm = normalize_rows(start)
         self.basis = first[:, None]
-        self.residual_vector = torch.zeros_like(first)
         self._alphas: list[Tensor] = []
         self._betas: list[Tensor] = []
         self._next = first
@@ -76,6 +75,20 @@ class Lanczos:
         self._next = torch.where(exhausted[:, None], 0.0, self._next)
         self._alphas.append(alpha)
         self._betas.append(torch.where(exhausted, 0.0, beta))
+
+    def narrow(self, rows: Int[Tensor, " R"]) -> "Lanczos":
+        """The process of some blocks, which goes on from here without the others.
+
+        Args:
+            rows: their indices, ascending.
+        """
+        other = copy.copy(self)
+        other.operator = self.operator.narrow(rows)
+        other.start_norm, other._scale = self.start_norm[rows], self._scale[rows]
+        other.basis, other._next = self.basis[rows], self._next[rows]
+        other._alphas = [alpha[rows] for alpha in self._alphas]
+        other._betas = [beta[rows] for beta in self._betas]
+        return other
 
     def tridiagonal(self) -> Float[Tensor, "S k k"]:
         """T, of k rows and columns after k steps."""
@@ -119,7 +132,9 @@ class LargestEigenvalue:
       the true eigenvector still grows.
 
     An answer depends on the operator, the start, the tolerance and the limit of steps only: not
-    on what was asked before, nor on the other blocks. So one process serves several callers.
+    on what was asked before, nor on the other blocks. So one process serves several callers. A
+    block that has its answer takes no part in the steps of the others: a batch takes as many
+    products as its blocks alone.
 
     Args:
         operator: A, of S blocks.
@@ -128,11 +143,8 @@ class LargestEigenvalue:
 
     def __init__(self, operator: LinearOperator, start: Float[Tensor, "S N"]) -> None:
         self.operator = operator
-        self._process = Lanczos(operator, start)
-        self._tops: list[Tensor] = []
-        self._residuals: list[Tensor] = []
-        self._growths: list[Tensor] = []
-        self._coefficients: list[Tensor] = []
+        blocks = torch.arange(operator.num_blocks, device=operator.device)
+        self._groups = [_Group(blocks, Lanczos(operator, start))]
 
     def __call__(self, tolerance: float, max_steps: int) -> EigenPairs:
         """λmax and its eigenvector to a relative tolerance, in ``max_steps`` Gram products at most.
@@ -143,33 +155,86 @@ class LargestEigenvalue:
         if max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}.")
         first = self.operator.products
-        count = self.operator.num_blocks
-        done = torch.zeros(count, dtype=torch.bool, device=self.operator.device)
-        last = torch.zeros(count, dtype=torch.long, device=self.operator.device)
-        for step in range(min(max_steps, self.operator.num_inputs)):
-            if step == len(self._tops):
-                self._extend()
-            last = torch.where(done, last, step)
-            within = self._residuals[step] <= tolerance
-            done |= within & (self._growths[step] <= tolerance)
-            if bool(done.all()):
-                break
-        blocks = torch.arange(count, device=last.device)
-        top, residual = (
-            torch.stack(history)[last, blocks] for history in (self._tops, self._residuals)
-        )
-        widest = int(last.max()) + 1
-        coefficients = top.new_zeros(count, widest)
-        for block, step in enumerate(last.tolist()):
-            coefficients[block, : step + 1] = self._coefficients[step][block]
-        vectors = torch.einsum(
-            "sk,skn->sn", coefficients.to(self.operator.dtype), self._process.basis[:, :widest]
+        for group in list(self._groups):
+            self._settle(group, tolerance, max_steps)
+        joined = torch.cat([group.blocks for group in self._groups]).argsort()
+        found = [group.answer(tolerance, max_steps) for group in self._groups]
+        top, done, residual, vectors = (
+            torch.cat(parts)[joined] for parts in zip(*found, strict=True)
         )
         spent = self.operator.products - first
         return EigenPairs(Estimate(top, done, residual, spent, "Lanczos"), vectors)
 
-    def _extend(self) -> None:
-        process = self._process
+    def _settle(self, group: "_Group", tolerance: float, max_steps: int) -> None:
+        """Take steps until each block of a group has its answer; those that have it leave."""
+        limit = min(max_steps, self.operator.num_inputs)
+        while group.num_steps < limit:
+            done = group.first_within(tolerance, group.num_steps) >= 0
+            if bool(done.all()):
+                return
+            if bool(done.any()):
+                place = self._groups.index(group)
+                parts = [group.narrow(rows.nonzero()[:, 0]) for rows in (done, ~done)]
+                self._groups[place : place + 1] = parts
+                group = parts[1]
+            group.extend()
+
+
+class _Group:
+    """Blocks that have taken the same steps, with the largest Ritz value at each of them.
+
+    Args:
+        blocks: their indices.
+        process: of these blocks.
+    """
+
+    def __init__(self, blocks: Int[Tensor, " G"], process: Lanczos) -> None:
+        self.blocks = blocks
+        self.process = process
+        self._tops: list[Tensor] = []
+        self._residuals: list[Tensor] = []
+        self._growths: list[Tensor] = []
+        self._coefficients: list[Tensor] = []
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._tops)
+
+    def narrow(self, rows: Int[Tensor, " R"]) -> "_Group":
+        """Some of the blocks, with what they have come to."""
+        other = _Group(self.blocks[rows], self.process.narrow(rows))
+        for name in ("_tops", "_residuals", "_growths", "_coefficients"):
+            setattr(other, name, [entry[rows] for entry in getattr(self, name)])
+        return other
+
+    def first_within(self, tolerance: float, num_steps: int) -> Int[Tensor, " G"]:
+        """The first of so many steps at which a block passes both tests, or −1."""
+        first = torch.full_like(self.blocks, -1)
+        for step in reversed(range(num_steps)):
+            within = (self._residuals[step] <= tolerance) & (self._growths[step] <= tolerance)
+            first = torch.where(within, step, first)
+        return first
+
+    def answer(self, tolerance: float, max_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """λmax, whether it is within the tolerance, its residual and its eigenvector."""
+        taken = min(max_steps, self.num_steps)
+        first = self.first_within(tolerance, taken)
+        last = torch.where(first >= 0, first, taken - 1)
+        rows = torch.arange(len(last), device=last.device)
+        top, residual = (
+            torch.stack(history)[last, rows] for history in (self._tops, self._residuals)
+        )
+        widest = int(last.max()) + 1
+        coefficients = top.new_zeros(len(last), widest)
+        for row, step in enumerate(last.tolist()):
+            coefficients[row, : step + 1] = self._coefficients[step][row]
+        basis = self.process.basis[:, :widest]
+        vectors = torch.einsum("sk,skn->sn", coefficients.to(basis.dtype), basis)
+        return top, first >= 0, residual, vectors
+
+    def extend(self) -> None:
+        """Take one step more; a product that exceeds a budget raises and leaves all as it was."""
+        process = self.process
         process.step()
         theta, vectors = process.ritz()
         top = theta[:, -1].clamp_min(0)
@@ -227,9 +292,9 @@ def smallest_eigenvalue(
     first = operator.products
     rounding = 10 * torch.finfo(operator.dtype).eps
     history: list[Tensor] = []
-    finished = torch.zeros(operator.num_blocks, dtype=torch.bool, device=operator.device)
-    value = error = weights = None
-    while True:
+    blocks = torch.arange(operator.num_blocks, device=operator.device)
+    found: list[tuple[Tensor, ...]] = []
+    while len(blocks):
         process.step()
         theta, vectors = process.ritz()
         lowest = theta[:, 0]
@@ -241,12 +306,18 @@ def smallest_eigenvalue(
         done &= theta[:, -1] <= RESOLVABLE_CONDITION * lowest
         done &= torch.tensor(process.num_steps > SETTLING_STEPS)
         done |= (process.last_beta == 0) & (rounding * theta[:, -1] <= tolerance * lowest)
-        value = keep_finished(finished, value, lowest.clamp_min(0))
-        error = keep_finished(finished, error, residual)
-        weights = keep_finished(finished, weights, vectors[:, :, 0])
-        finished = finished | done
-        if bool(finished.all()) or process.num_steps >= min(max_steps, operator.num_inputs):
-            break
+        last = process.num_steps >= min(max_steps, operator.num_inputs)
+        leaving = done | torch.tensor(last)
+        if bool(leaving.any()):
+            # A block that is done takes no part in the steps of the others.
+            weights = vectors[leaving, :, 0].to(operator.dtype)
+            pairs = torch.einsum("sk,skn->sn", weights, process.basis[leaving])
+            value = lowest[leaving].clamp_min(0)
+            found.append((blocks[leaving], value, done[leaving], residual[leaving], pairs))
+            rest = (~leaving).nonzero()[:, 0]
+            blocks, history = blocks[rest], [entry[rest] for entry in history]
+            process = process.narrow(rest) if len(rest) else process
+    order, *parts = (torch.cat(column) for column in zip(*found, strict=True))
+    value, finished, error, eigenvectors = (part[order.argsort()] for part in parts)
     estimate = Estimate(value, finished, error, operator.products - first, "Lanczos")
-    eigenvectors = torch.einsum("sk,skn->sn", weights.to(operator.dtype), process.basis)
     return EigenPairs(estimate, eigenvectors)
