@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_leakage.forward import gradient_by_autograd, is_recurrent, logits_of, plain_kernels, trained_names
+from flwr_leakage.forward import (
+    gradient_by_autograd,
+    is_recurrent,
+    logits_of,
+    plain_kernels,
+    trained_names,
+)
 from flwr_leakage.normalization import (
     BatchNormMode,
     StatelessBatchNorm,

@@ -1,7 +1,9 @@
 """What every operator is: S independent linear maps with exact products both ways."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -130,9 +132,7 @@ class _Rows(LinearOperator):
 
     def __init__(self, operator: LinearOperator, rows: Int[Tensor, " R"]) -> None:
         like = torch.empty(0, dtype=operator.dtype, device=operator.device)
-        super().__init__(
-            len(rows), operator.num_inputs, operator.num_outputs, like, operator.meter
-        )
+        super().__init__(len(rows), operator.num_inputs, operator.num_outputs, like, operator.meter)
         self.tally = operator.tally
         self._operator = operator
         self._rows = rows
@@ -150,3 +150,41 @@ class _Rows(LinearOperator):
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
         return self._operator.narrow(self._rows[rows])
+
+
+class DeferredRows(LinearOperator):
+    """Some rows of an operator as an operator of their own, built where a product is asked for.
+
+    Args:
+        whole: the operator; it is not kept.
+        build: an operator of some of its rows.
+        rows: their indices, ascending.
+    """
+
+    def __init__(
+        self,
+        whole: LinearOperator,
+        build: Callable[[Int[Tensor, " R"]], LinearOperator],
+        rows: Int[Tensor, " R"],
+    ) -> None:
+        like = torch.empty(0, dtype=whole.dtype, device=whole.device)
+        super().__init__(len(rows), whole.num_inputs, whole.num_outputs, like, whole.meter)
+        self.tally = whole.tally
+        self._build = build
+        self._rows = rows
+
+    @cached_property
+    def _operator(self) -> LinearOperator:
+        return self._build(self._rows)
+
+    def _matvec(self, vectors: Tensor) -> Tensor:
+        return self._operator._matvec(vectors)
+
+    def _rmatvec(self, vectors: Tensor) -> Tensor:
+        return self._operator._rmatvec(vectors)
+
+    def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
+        """See ``LinearOperator``; the rows of half of them or fewer are built anew."""
+        if 2 * len(rows) > self.num_blocks:
+            return super().narrow(rows)
+        return DeferredRows(self, self._build, self._rows[rows])

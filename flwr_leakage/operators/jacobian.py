@@ -15,7 +15,7 @@ from torch import Tensor, zeros_like
 from torch.func import jvp, vjp, vmap
 
 from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.operators.base import DeferredRows, LinearOperator
 from flwr_leakage.operators.budget import Meter
 from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch, LocalSchedule
@@ -192,9 +192,8 @@ class SampleJacobian(FunctionJacobian):
         """See ``LinearOperator``; the graphs of a half of the samples or fewer are built anew."""
         if 2 * len(rows) > self.num_blocks:
             return super().narrow(rows)
-        narrowed = self._of(self._batch[rows], names=self._names)
-        narrowed.tally = self.tally
-        return narrowed
+        batch, names, of = self._batch, self._names, self._of
+        return DeferredRows(self, lambda chosen: of(batch[chosen], names=names), rows)
 
 
 class BatchJacobian(FunctionJacobian):
