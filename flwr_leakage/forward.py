@@ -2,10 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
 
 from flwr_leakage.params import Params
 
@@ -62,32 +67,102 @@ def logits_of(output: object) -> Tensor:
     )
 
 
-def is_recurrent(model: nn.Module) -> bool:
-    """Whether a model has a recurrent layer of PyTorch's own, which has fused kernels."""
-    return any(isinstance(layer, nn.RNNBase) for layer in model.modules())
+@dataclass(frozen=True)
+class PlainKernels:
+    """Compute a model by kernels whose second derivatives exist and are right.
 
+    Fused kernels of PyTorch that have none: those of ``scaled_dot_product_attention``, the fast
+    path of ``nn.MultiheadAttention`` in eval mode (which under ``torch.func`` even drops the
+    gradient of its own weights), and the recurrent layers of oneDNN and cuDNN. Layer and instance
+    normalisation have wrong ones where ``torch.func.vmap`` is inside of the second derivative: the
+    saved mean and deviation count as constants there. These are written out.
 
-@contextmanager
-def plain_kernels(recurrent: bool) -> Iterator[None]:
-    """Compute attention and recurrent layers by kernels that have a second derivative.
-
-    Three kinds of fused kernels have none: those of ``scaled_dot_product_attention``, the fast path
-    of ``nn.MultiheadAttention`` in eval mode (which under ``torch.func`` even drops the gradient of
-    its own weights), and the recurrent layers of oneDNN and cuDNN.
-
-    Args:
-        recurrent: whether there are recurrent layers; others keep oneDNN and cuDNN, for speed.
+    Attributes:
+        recurrent: whether the model has recurrent layers; others keep oneDNN and cuDNN, for speed.
+        normalizes: whether it normalises over a layer or an instance.
     """
-    mha, mkldnn, cudnn = torch.backends.mha, torch.backends.mkldnn, torch.backends.cudnn
-    fast = mha.get_fastpath_enabled()
-    mha.set_fastpath_enabled(False)
-    with ExitStack() as stack:
-        stack.callback(mha.set_fastpath_enabled, fast)
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if recurrent:
-            stack.callback(mkldnn.set_flags, mkldnn.set_flags(False)[0])
-            stack.enter_context(cudnn.flags(enabled=False))
-        yield
+
+    recurrent: bool
+    normalizes: bool
+
+    @staticmethod
+    def of(model: nn.Module) -> "PlainKernels":
+        """Those that a model needs."""
+        layers = list(model.modules())
+        return PlainKernels(
+            any(isinstance(layer, nn.RNNBase) for layer in layers),
+            any(isinstance(layer, nn.LayerNorm | _InstanceNorm) for layer in layers),
+        )
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Use them inside of the ``with``."""
+        mha, mkldnn, cudnn = torch.backends.mha, torch.backends.mkldnn, torch.backends.cudnn
+        fast = mha.get_fastpath_enabled()
+        mha.set_fastpath_enabled(False)
+        with ExitStack() as stack:
+            stack.callback(mha.set_fastpath_enabled, fast)
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if self.recurrent:
+                stack.callback(mkldnn.set_flags, mkldnn.set_flags(False)[0])
+                stack.enter_context(cudnn.flags(enabled=False))
+            if self.normalizes:
+                stack.enter_context(_WrittenOut())
+            yield
+
+
+class _WrittenOut(TorchFunctionMode):
+    """Layer and instance normalisation in operations that are differentiated one by one."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if func is F.layer_norm:
+            return _layer_norm(*args, **given)
+        if func is F.instance_norm:
+            return _instance_norm(func, *args, **given)
+        return func(*args, **given)
+
+
+def _layer_norm(
+    inputs: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    normal = _normalized(inputs, list(range(-len(normalized_shape), 0)), eps)
+    normal = normal if weight is None else normal * weight
+    return normal if bias is None else normal + bias
+
+
+def _instance_norm(
+    func: Callable[..., Tensor],
+    inputs: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not use_input_stats:
+        return func(inputs, running_mean, running_var, weight, bias, False, momentum, eps)
+    normal = _normalized(inputs, list(range(2, inputs.ndim)), eps)
+    shape = (-1, *[1] * (inputs.ndim - 2))
+    normal = normal if weight is None else normal * weight.reshape(shape)
+    return normal if bias is None else normal + bias.reshape(shape)
+
+
+def _normalized(inputs: Tensor, dims: list[int], eps: float) -> Tensor:
+    centred = inputs - inputs.mean(dims, keepdim=True)
+    return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
 
 
 def gradient_by_autograd(

@@ -7,13 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_leakage.forward import (
-    gradient_by_autograd,
-    is_recurrent,
-    logits_of,
-    plain_kernels,
-    trained_names,
-)
+from flwr_leakage.forward import PlainKernels, gradient_by_autograd, logits_of, trained_names
 from flwr_leakage.normalization import (
     BatchNormMode,
     StatelessBatchNorm,
@@ -31,8 +25,7 @@ class GradientMap:
     """x ↦ ∇_θ L(x, y; θ) of a model and a loss, without side effects.
 
     A parameter that is not trained has the gradient 0, and local training leaves it as it is.
-    Attention and recurrent layers are computed by PyTorch's plain kernels, as the fused ones have
-    no second derivative.
+    Attention, recurrent and normalising layers are computed by plain kernels, see ``PlainKernels``.
 
     Args:
         model: any module; it is copied, with BatchNorm made free of side effects.
@@ -44,7 +37,7 @@ class GradientMap:
 
     Attributes:
         trained: names of the trained parameters.
-        recurrent: whether the model has recurrent layers.
+        kernels: by which the model is computed.
         one_by_one: why ``torch.func`` cannot take this model, so that plain autograd has to, one
             sample at a time; empty where it can. See ``differentiated_by_autograd``.
 
@@ -63,7 +56,7 @@ class GradientMap:
         self.model = without_side_effects(model, batch_norm).requires_grad_(False)
         self.loss = loss
         self.batch_norm: BatchNormMode = batch_norm
-        self.recurrent = is_recurrent(self.model)
+        self.kernels = PlainKernels.of(self.model)
         self.one_by_one = ""
 
     @property
@@ -122,7 +115,7 @@ class GradientMap:
             ValueError: the model returns neither one tensor nor something with ``logits``.
         """
         state = {**self._buffers_like(inputs, buffers), **params}
-        with plain_kernels(self.recurrent):
+        with self.kernels():
             return logits_of(torch.func.functional_call(self.model, state, (inputs,)))
 
     def loss_value(

@@ -1,16 +1,20 @@
 """What every score of a client's round is given: the round, and what scores share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import Meter
+from flwr_leakage.per_sample.loss_factors import loss_factors
 from flwr_leakage.per_sample.perturbation import Point, update_perturbation
 from flwr_leakage.per_sample.problem import SampleProblem
+from flwr_leakage.per_sample.route import differentiable
 from flwr_leakage.per_sample.samples import Samples, separate
+from flwr_leakage.per_sample.second_derivative import SecondDerivative, check_second_derivative
 from flwr_leakage.records import Batch, Exposure
 
 Precision = Literal["float32", "float64"]
@@ -25,7 +29,8 @@ class ClientSamples:
     """The samples of a client's round, and the problems that its scores share.
 
     A problem is kept for the next score that asks for the same samples at the same point and
-    precision. Everything in it depends on these and on the arguments here only.
+    precision, and so is the check of second derivatives. Everything in them depends on these and on
+    the arguments here only.
 
     Args:
         gradient_map: of the client's model and loss.
@@ -41,10 +46,14 @@ class ClientSamples:
         seed: int = 0,
         meter: Meter | None = None,
     ) -> None:
-        self.gradient_map = gradient_map
+        whole = exposure.whole
+        self.gradient_map = differentiable(
+            gradient_map, exposure.params, exposure.buffers, whole.defended
+        )
         self.exposure = exposure
         self.seed = seed
         self.meter = Meter() if meter is None else meter
+        self._second: SecondDerivative | None = None
         self._kept: dict[tuple[Point, Precision], SampleProblem] = {}
 
     def __len__(self) -> int:
@@ -83,7 +92,9 @@ class ClientSamples:
         delta = update_perturbation(self.gradient_map, self.exposure, point).to(dtype)
         for window in torch.arange(len(self)).split(size):
             indices = tuple(self.exposure.indices[place] for place in window.tolist())
-            problem = _problem(samples[window], indices, delta, self.seed, self.meter)
+            problem = _problem(
+                samples[window], indices, delta, self.seed, self.meter, self._derivable
+            )
             # Several windows mean that memory is short: each is dropped before the next.
             if len(window) == len(self):
                 self._kept[point, precision] = problem
@@ -97,14 +108,55 @@ class ClientSamples:
         else:
             shown, batch = exposure.private, whole.private
         _validate(self.gradient_map, exposure, shown)
-        weights = whole.sample_weights()
         params, buffers = exposure.params, exposure.buffers
+        weights = whole.sample_weights() * self._factors(batch)
         every = separate(self.gradient_map, params, buffers, batch, weights, dtype)
         return every[list(exposure.indices)]
 
+    def _factors(self, batch: Batch) -> Tensor:
+        """How the loss weighs each sample in its mini-batch, relative to the mean."""
+        exposure, loss = self.exposure, self.gradient_map.loss
+        if loss is F.cross_entropy:  # the mean, which needs no logits
+            return torch.ones(len(batch), dtype=torch.float64)
+        update = exposure.raw
+        windows = {(w.start, w.stop) for w in update.schedule.slices(update.num_examples)}
+        kept = [slice(*window) for window in sorted(windows) if window[0] < len(batch)]
+        logits = self.gradient_map.logits(exposure.params, batch.inputs, exposure.buffers)
+        return loss_factors(loss, logits, batch.targets, kept)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the caller should know of how this model was differentiated."""
+        slow = self.gradient_map.one_by_one or (self._second.one_by_one if self._second else "")
+        unchecked = self._second.unchecked if self._second else ""
+        notes = []
+        if slow:
+            notes.append(f"samples were differentiated one by one, which is slower: {slow}")
+        if unchecked:
+            notes.append(f"the second derivative of the model was not checked: {unchecked}")
+        return tuple(notes)
+
+    def _derivable(self) -> str:
+        """Why second derivatives are left to plain autograd, or nothing; looked at once.
+
+        Raises:
+            ValueError: they are wrong either way.
+        """
+        if self._second is None:
+            sample = self._samples("defended", torch.float64)[[0]]
+            self._second = check_second_derivative(sample, self.seed)
+        if self._second.fault:
+            raise ValueError(self._second.fault)
+        return self._second.one_by_one
+
 
 def _problem(
-    samples: Samples, indices: tuple[int, ...], delta: Tensor, seed: int, meter: Meter
+    samples: Samples,
+    indices: tuple[int, ...],
+    delta: Tensor,
+    seed: int,
+    meter: Meter,
+    derivable: Callable[[], str],
 ) -> SampleProblem:
     """The problem of some samples, with a reason for each that has none."""
     gradients = samples.gradients()
@@ -123,7 +175,7 @@ def _problem(
         for sound, uses in zip(finite.tolist(), used.tolist(), strict=True)
     )
     deltas = delta[None] / torch.where(used, samples.weights, 1.0).to(delta)[:, None]
-    return SampleProblem(samples, indices, gradients, deltas, notes, seed, meter)
+    return SampleProblem(samples, indices, gradients, deltas, notes, seed, meter, derivable)
 
 
 def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> None:

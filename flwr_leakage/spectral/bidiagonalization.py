@@ -41,6 +41,7 @@ class Bidiagonalization:
 
     @property
     def num_steps(self) -> int:
+        """Steps taken: the columns of B."""
         return len(self.diagonal)
 
     def step(self) -> None:
