@@ -4,7 +4,7 @@ from flwr_leakage.operators import Budget
 from flwr_leakage.per_sample import ClientSamples, SampleProblem
 from flwr_leakage.scores.base import Column, SampleScore, Score
 from flwr_leakage.scores.calibration import Calibration, fit_calibration
-from flwr_leakage.scores.compute import ScoreResult, compute_scores
+from flwr_leakage.scores.compute import compute_scores
 from flwr_leakage.scores.gradient_norm import GradientNorm
 from flwr_leakage.scores.influence_krylov_bound import InfluenceKrylovBound
 from flwr_leakage.scores.influence_lower_bound import InfluenceLowerBound
@@ -17,6 +17,7 @@ from flwr_leakage.scores.lipschitz import Lipschitz, lipschitz_constants
 from flwr_leakage.scores.nonlinear_bound import NonlinearBound
 from flwr_leakage.scores.one_call import default_scores, score
 from flwr_leakage.scores.plan import ScorePlan, select_samples
+from flwr_leakage.scores.result import ScoreResult, Scores
 from flwr_leakage.scores.singular_influence import SingularInfluence
 from flwr_leakage.scores.summary import Summary, summarize
 
@@ -40,6 +41,7 @@ __all__ = [
     "Score",
     "ScorePlan",
     "ScoreResult",
+    "Scores",
     "SingularInfluence",
     "Summary",
     "compute_scores",
