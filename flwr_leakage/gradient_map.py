@@ -103,6 +103,12 @@ class GradientMap:
         other.one_by_one = reason
         return other
 
+    def with_loss(self, loss: Loss) -> "GradientMap":
+        """Return the same map with another loss."""
+        other = copy.copy(self)
+        other.loss = loss
+        return other
+
     def logits(
         self,
         params: Mapping[str, Tensor],

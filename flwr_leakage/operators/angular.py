@@ -31,6 +31,7 @@ class AngularJacobian(LinearOperator):
             jacobian.num_outputs,
             like=gradients,
             meter=jacobian.meter,
+            rounding=jacobian.rounding,
         )
         self._jacobian = jacobian
         self._norms = norms

@@ -33,6 +33,8 @@ class LinearOperator(ABC):
         num_outputs: P.
         like: a tensor whose dtype and device the operator works in.
         meter: counts the products of all S maps, and stops them where a budget is spent.
+        rounding: (S,) the length of the error of a product, relative to the operator's norm, from
+            rounding; 16 units in the last place by default.
     """
 
     def __init__(
@@ -42,7 +44,12 @@ class LinearOperator(ABC):
         num_outputs: int,
         like: Tensor,
         meter: Meter | None = None,
+        rounding: Float[Tensor, " S"] | None = None,
     ) -> None:
+        if rounding is None:
+            unit = 16 * torch.finfo(like.dtype).eps
+            rounding = torch.full((num_blocks,), unit, dtype=torch.float64)
+        self.rounding = rounding
         self.num_blocks = num_blocks
         self.num_inputs = num_inputs
         self.num_outputs = num_outputs
@@ -132,7 +139,8 @@ class _Rows(LinearOperator):
 
     def __init__(self, operator: LinearOperator, rows: Int[Tensor, " R"]) -> None:
         like = torch.empty(0, dtype=operator.dtype, device=operator.device)
-        super().__init__(len(rows), operator.num_inputs, operator.num_outputs, like, operator.meter)
+        shape = len(rows), operator.num_inputs, operator.num_outputs
+        super().__init__(*shape, like, operator.meter, operator.rounding[rows])
         self.tally = operator.tally
         self._operator = operator
         self._rows = rows
@@ -168,7 +176,8 @@ class DeferredRows(LinearOperator):
         rows: Int[Tensor, " R"],
     ) -> None:
         like = torch.empty(0, dtype=whole.dtype, device=whole.device)
-        super().__init__(len(rows), whole.num_inputs, whole.num_outputs, like, whole.meter)
+        shape = len(rows), whole.num_inputs, whole.num_outputs
+        super().__init__(*shape, like, whole.meter, whole.rounding[rows])
         self.tally = whole.tally
         self._build = build
         self._rows = rows
@@ -187,4 +196,5 @@ class DeferredRows(LinearOperator):
         """See ``LinearOperator``; the rows of half of them or fewer are built anew."""
         if 2 * len(rows) > self.num_blocks:
             return super().narrow(rows)
-        return DeferredRows(self, self._build, self._rows[rows])
+        build, own = self._build, self._rows
+        return DeferredRows(self, lambda r: build(own[r]), rows)

@@ -30,6 +30,7 @@ class FunctionJacobian(LinearOperator):
         function: F: (S, N) → (S, P), row s of the result depending on row s alone.
         point: x, (S, N), floating.
         meter: see ``LinearOperator``.
+        rounding: see ``LinearOperator``.
         plain: differentiate by plain autograd, for a function that ``torch.func`` cannot take.
 
     Raises:
@@ -42,6 +43,7 @@ class FunctionJacobian(LinearOperator):
         function: Function,
         point: Float[Tensor, "S N"],
         meter: Meter | None = None,
+        rounding: Float[Tensor, " S"] | None = None,
         plain: bool = False,
     ) -> None:
         if point.ndim != 2 or not point.is_floating_point():
@@ -52,7 +54,8 @@ class FunctionJacobian(LinearOperator):
         point = point.detach()
         pull = _autograd_pullback if plain else _pullback
         self.value, pullback = pull(function, point)
-        super().__init__(point.shape[0], point.shape[1], self.value.shape[1], point, meter)
+        num_blocks, num_inputs = point.shape
+        super().__init__(num_blocks, num_inputs, self.value.shape[1], point, meter, rounding)
         self.point = point
         self._pullback = pullback
         try:
@@ -158,6 +161,7 @@ class SampleJacobian(FunctionJacobian):
         batch: S samples.
         buffers: BatchNorm statistics for the map to use.
         meter: see ``LinearOperator``.
+        rounding: see ``LinearOperator``.
         names: the parameters whose gradients are differentiated; all of them by default.
     """
 
@@ -168,6 +172,7 @@ class SampleJacobian(FunctionJacobian):
         batch: Batch,
         buffers: Mapping[str, Tensor] | None = None,
         meter: Meter | None = None,
+        rounding: Float[Tensor, " S"] | None = None,
         names: Collection[str] | None = None,
     ) -> None:
         _require_floating(batch.inputs)
@@ -178,7 +183,7 @@ class SampleJacobian(FunctionJacobian):
             return sample_gradients(gradient_map, theta, samples, buffers, names)
 
         plain = bool(gradient_map.one_by_one)
-        super().__init__(function, batch.inputs.flatten(1), meter, plain)
+        super().__init__(function, batch.inputs.flatten(1), meter, rounding, plain)
         self._last_layer = last_layer(name for name in params if name in gradient_map.trained)
         self._of = partial(SampleJacobian, gradient_map, theta, buffers=buffers, meter=self.meter)
         self._batch = batch
@@ -186,14 +191,14 @@ class SampleJacobian(FunctionJacobian):
 
     def last_layer(self) -> "SampleJacobian":
         """The Jacobian of the last layer's gradient alone."""
-        return self._of(self._batch, names=self._last_layer)
+        return self._of(self._batch, rounding=self.rounding, names=self._last_layer)
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
         """See ``LinearOperator``; the graphs of a half of the samples or fewer are built anew."""
         if 2 * len(rows) > self.num_blocks:
             return super().narrow(rows)
-        batch, names, of = self._batch, self._names, self._of
-        return DeferredRows(self, lambda chosen: of(batch[chosen], names=names), rows)
+        batch, rounding, names, of = self._batch, self.rounding, self._names, self._of
+        return DeferredRows(self, lambda r: of(batch[r], rounding=rounding[r], names=names), rows)
 
 
 class BatchJacobian(FunctionJacobian):

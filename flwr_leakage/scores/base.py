@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -110,11 +110,14 @@ class SampleScore(ABC):
         num_parameters = sum(value.numel() for value in client.exposure.params.values())
         extra = self.extra_bytes(num_inputs, num_parameters)
         windows = []
+        places: list[int] = []
         for problem in client.problems(self.point, self.precision, self.memory_bytes, extra):
             columns = self.measure(problem, problem.generators(seed))
             windows.append([_measured(column, problem) for column in columns])
+            places += problem.indices
         products = client.meter.products - before
-        joined = [_join(parts) for parts in zip(*windows, strict=True)]
+        order = [places.index(index) for index in client.exposure.indices]
+        joined = [_join(parts, order) for parts in zip(*windows, strict=True)]
         return [replace(m, products=0 if i else products) for i, m in enumerate(joined)]
 
 
@@ -158,17 +161,24 @@ def _measured(column: Column, problem: SampleProblem) -> Measurement:
     )
 
 
-def _join(parts: Sequence[Measurement]) -> Measurement:
-    """The same quantity of all samples, from those of each window."""
+def _join(parts: Sequence[Measurement], order: Sequence[int]) -> Measurement:
+    """The same quantity of all samples, from those of each window, put in order."""
     names = {part.name for part in parts}
     if len(names) > 1:
         raise ValueError(f"measure must give the same quantities of all samples, got {names}.")
-    notes = tuple(note for part in parts for note in part.notes)
-    values = tuple(value for part in parts for value in part.values)
-    errors = tuple(error for part in parts for error in part.errors)
-    states = tuple(state for part in parts for state in part.states)
-    notes = notes if any(notes) else ()
-    return replace(parts[0], values=values, notes=notes, errors=errors, states=states)
+
+    def joined(name: str) -> tuple[Any, ...]:
+        entries = [entry for part in parts for entry in getattr(part, name)]
+        return tuple(entries[place] for place in order) if entries else ()
+
+    notes = joined("notes")
+    return replace(
+        parts[0],
+        values=joined("values"),
+        notes=notes if any(notes) else (),
+        errors=joined("errors"),
+        states=joined("states"),
+    )
 
 
 def notes_where(condition: Bool[Tensor, " S"], text: str) -> list[str]:

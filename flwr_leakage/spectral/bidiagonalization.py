@@ -1,4 +1,4 @@
-"""Golub–Kahan bidiagonalisation with reorthogonalisation, of S operators at once."""
+"""Golub–Kahan bidiagonalisation from a vector of outputs, of S operators at once."""
 
 import copy
 
@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.spectral.bidiagonal import lower_bidiagonal
 from flwr_leakage.spectral.estimate import normalize_rows, orthogonalize
 
 
@@ -71,9 +72,4 @@ class Bidiagonalization:
 
     def matrix(self) -> Float[Tensor, "S k1 k"]:
         """B, of k columns after k steps, in float64."""
-        steps = self.num_steps
-        result = torch.zeros(self.diagonal[0].shape[0], steps + 1, steps, dtype=torch.float64)
-        index = torch.arange(steps)
-        result[:, index, index] = torch.stack(self.diagonal, 1).cpu()
-        result[:, index + 1, index] = torch.stack(self.below, 1).cpu()
-        return result
+        return lower_bidiagonal(self.diagonal, self.below)

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.spectral.bidiagonal import column_rules
 from flwr_leakage.spectral.bidiagonalization import Bidiagonalization
 from flwr_leakage.spectral.estimate import remaining_growth
 
@@ -21,7 +22,7 @@ class DampedSolution:
         norms: (S, E), ‖x‖ extrapolated to infinitely many steps.
         lower_bounds: (S, E), ‖x‖ of ``solutions``, which grows with the steps.
         converged: (S, E), whether the norm is within the tolerance.
-        residual: (S, E), estimated relative error of the lower bound.
+        residual: (S, E), how far above the lower bound the upper one lies, relative to it.
         dampings: (S, E), ε as used.
         largest: (S,) λmax of AᵀA as the Krylov space sees it, from below.
         products: ``matvec`` and ``rmatvec`` spent for each operator.
@@ -52,10 +53,11 @@ def solve_damped(
     every ε from one SVD of B. Equal to conjugate gradients on (AᵀA + εI)x = Aᵀb in exact
     arithmetic, without squaring the condition number, and λmax ≈ σmax(B)² comes along.
 
-    A damping stops where the error bound ‖normal residual‖/(ε‖x‖) is within the tolerance, or where
-    ‖x‖, which never decreases, has grown by less than the tolerance over the last quarter of the
-    steps. The same holds of λmax where it is not given. A block leaves at the step at which all of
-    its dampings have stopped: neither its result nor its products depend on the other blocks.
+    ‖x‖ never decreases, and Radau's quadrature with a node at 0 bounds it from above (Golub and
+    Meurant 1994, section 4). A damping stops where both agree to the tolerance, and where λmax, if
+    it is not given, has grown by less than the tolerance over the last quarter of the steps. A
+    block leaves at the step at which all of its dampings have stopped: neither its result nor its
+    products depend on the other blocks.
 
     Args:
         operator: A, of S blocks.
@@ -70,7 +72,7 @@ def solve_damped(
     first = operator.products
     process = Bidiagonalization(operator, right_hand_side)
     relative = torch.tensor(relative_dampings, dtype=torch.float64)
-    norms = _Norms(relative, None if largest is None else largest.double().cpu())
+    space = _Space(relative, None if largest is None else largest.double().cpu())
     limit = min(max_steps, operator.num_inputs)
     next_check = 1 if tolerance > 0 else limit
     found: list[tuple[Tensor, ...]] = []
@@ -81,18 +83,18 @@ def solve_damped(
         # The steps at which one looks must not depend on which blocks are here.
         if steps >= next_check:
             next_check = steps + max(1, steps // 10)
-            leaving = leaving | norms.solve(process).converged(tolerance).all(1)
+            leaving = leaving | space.solve(process).converged(tolerance).all(1)
         if bool(leaving.any()):
             # A block that is done takes no part in the steps of the others.
             rows, rest = (chosen.nonzero()[:, 0] for chosen in (leaving, ~leaving))
-            found.append(norms.take(rows).solve(process.take(rows)).result(tolerance))
-            process, norms = process.take(rest), norms.take(rest)
+            found.append(space.take(rows).solve(process.take(rows)).result(tolerance))
+            process, space = process.take(rest), space.take(rest)
     order, *parts = (torch.cat(column) for column in zip(*found, strict=True))
     return DampedSolution(*(part[order.argsort()] for part in parts), operator.products - first)
 
 
-class _Norms:
-    """‖x‖ and λmax at the steps so far.
+class _Space:
+    """The damped problem in the growing Krylov space, with λmax at the steps so far.
 
     Args:
         relative: ε/λmax.
@@ -102,14 +104,12 @@ class _Norms:
     def __init__(self, relative: Float[Tensor, " E"], largest: Float[Tensor, " S"] | None) -> None:
         self.relative = relative
         self.largest = largest
-        self.norms: list[Tensor] = []
         self.tops: list[Tensor] = []
 
-    def take(self, rows: Int[Tensor, " R"]) -> "_Norms":
+    def take(self, rows: Int[Tensor, " R"]) -> "_Space":
         """Those of some of the blocks."""
         other = copy.copy(self)
         other.largest = None if self.largest is None else self.largest[rows]
-        other.norms = [entry[rows] for entry in self.norms]
         other.tops = [entry[rows] for entry in self.tops]
         return other
 
@@ -121,16 +121,15 @@ class _Norms:
         dampings = self.relative * (top if self.largest is None else self.largest)[:, None]
         coordinates = _project(factors, process.scale, dampings)
         norms = torch.linalg.vector_norm(coordinates, dim=2)
-        normal = (process.alpha.double() * process.below[-1])[:, None]
-        normal = normal * coordinates[:, :, -1].abs()
-        bound = normal / (dampings * norms).clamp_min(torch.finfo(torch.float64).tiny)
-        self.norms += [norms] * (process.num_steps - len(self.norms))
+        upper = _upper_bounds(bidiagonal, process.alpha, process.scale, dampings)
         self.tops += [top] * (process.num_steps - len(self.tops))
-        error = torch.minimum(bound, remaining_growth(self.norms))
+        tiny = torch.finfo(torch.float64).tiny
+        error = ((upper - norms) / norms.clamp_min(tiny)).clamp_min(0)
+        error = torch.where(process.exhausted[:, None].cpu(), 0.0, error)
         if self.largest is None:
-            growth = torch.where(process.exhausted, 0.0, remaining_growth(self.tops))
+            growth = torch.where(process.exhausted.cpu(), 0.0, remaining_growth(self.tops))
             error = torch.maximum(error, growth[:, None])
-        return _Projected(process, bidiagonal, coordinates, norms, bound, error, dampings, top)
+        return _Projected(process, bidiagonal, coordinates, norms, error, dampings, top)
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,6 @@ class _Projected:
     bidiagonal: Float[Tensor, "S k1 k"]
     coordinates: Float[Tensor, "S E k"]
     norms: Float[Tensor, "S E"]
-    bound: Float[Tensor, "S E"]
     error: Float[Tensor, "S E"]
     dampings: Float[Tensor, "S E"]
     top: Float[Tensor, " S"]
@@ -159,13 +157,26 @@ class _Projected:
         return (
             process.blocks,
             solutions,
-            torch.minimum(limit, self.norms * (1 + self.bound)),
+            torch.minimum(limit, self.norms * (1 + self.error)),
             self.norms,
             self.converged(tolerance),
             self.error,
             self.dampings,
             self.top,
         )
+
+
+def _upper_bounds(
+    bidiagonal: Float[Tensor, "S k1 k"],
+    next_alpha: Float[Tensor, " S"],
+    scale: Float[Tensor, " S"],
+    dampings: Float[Tensor, "S E"],
+) -> Float[Tensor, "S E"]:
+    """Upper bounds of the norms: Radau's rule of ‖x‖² = ∫(λ + ε)⁻²dμ, with a node at 0."""
+    mass = (scale * bidiagonal[:, 0, 0])[:, None] ** 2
+    nodes, weights = column_rules(bidiagonal, next_alpha.cpu(), mass)[1]
+    shifted = nodes[:, None] + dampings[:, :, None]
+    return (weights[:, None] / shifted.clamp_min(1e-150) ** 2).sum(2).sqrt()
 
 
 def _extrapolated(
