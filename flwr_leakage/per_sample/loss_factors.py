@@ -36,8 +36,10 @@ def loss_factors(
         return factors
     for window in windows:
         z, y = logits[window], targets[window]
-        together = _slopes(loss, z, y).double().flatten(1)
-        alone = torch.cat([_slopes(loss, z[i : i + 1], y[i : i + 1]) for i in range(len(z))])
+        together = slope_by_autograd(loss, z, y).double().flatten(1)
+        alone = torch.cat(
+            [slope_by_autograd(loss, z[i : i + 1], y[i : i + 1]) for i in range(len(z))]
+        )
         alone = alone.double().flatten(1)
         size = alone.square().sum(1)
         ratio = (together * alone).sum(1) / torch.where(size > 0, size, 1.0)
@@ -55,7 +57,7 @@ def loss_factors(
     return factors
 
 
-def _slopes(loss: Loss, logits: Tensor, targets: Tensor) -> Tensor:
+def slope_by_autograd(loss: Loss, logits: Tensor, targets: Tensor) -> Tensor:
     """∂L/∂z."""
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
