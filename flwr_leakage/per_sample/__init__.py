@@ -3,6 +3,7 @@
 from flwr_leakage.per_sample.client import ClientSamples, Precision
 from flwr_leakage.per_sample.perturbation import Point, update_perturbation
 from flwr_leakage.per_sample.problem import SampleProblem
+from flwr_leakage.per_sample.route import differentiable
 from flwr_leakage.per_sample.samples import Samples, separate
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Precision",
     "SampleProblem",
     "Samples",
+    "differentiable",
     "separate",
     "update_perturbation",
 ]

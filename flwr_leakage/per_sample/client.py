@@ -59,6 +59,7 @@ class ClientSamples:
         self.seed = seed
         self.meter = Meter() if meter is None else meter
         self._second: SecondDerivative | None = None
+        self._weights: Tensor | None = None
         self._kept: dict[tuple[Point, Precision], tuple[SampleProblem, ...]] = {}
 
     def __len__(self) -> int:
@@ -135,6 +136,7 @@ class ClientSamples:
         _validate(self.gradient_map, exposure, shown)
         params, buffers = exposure.params, exposure.buffers
         weights = whole.sample_weights() * self._factors(batch)
+        self._weights = weights[list(exposure.indices)]
         every = separate(self.gradient_map, params, buffers, batch, weights, dtype)
         return every[list(exposure.indices)]
 
@@ -154,12 +156,31 @@ class ClientSamples:
         """What the caller should know of how this model was differentiated."""
         slow = self.gradient_map.one_by_one or (self._second.one_by_one if self._second else "")
         unchecked = self._second.unchecked if self._second else ""
-        notes = []
+        notes = [*self._scale()]
         if slow:
             notes.append(f"samples were differentiated one by one, which is slower: {slow}")
         if unchecked:
             notes.append(f"the second derivative of the model was not checked: {unchecked}")
         return tuple(notes)
+
+    def _scale(self) -> Iterator[str]:
+        """How a sample's own δ follows from the update's, where there is one."""
+        exposure = self.exposure
+        raw, released = exposure.raw.delta, exposure.released.delta
+        if self._weights is None or all(torch.equal(raw[name], released[name]) for name in raw):
+            return
+        known = self._weights[self._weights > 0]
+        if len(known):
+            least, most = f"{float(known.min()):.4g}", f"{float(known.max()):.4g}"
+            span = least if least == most else f"{least} … {most}"
+            factor = f"{float(1 / known.max()):.4g}"
+            yield (
+                f"a sample's own δ is δ/w with w its weight in the update, here {span}: what is "
+                f"hidden in the update counts {factor} times or more on a sample's own gradient"
+                if least != most
+                else f"a sample's own δ is δ/w with w = {span} its weight in the update: what is "
+                f"hidden in the update counts {factor} times on a sample's own gradient"
+            )
 
     def _derivable(self) -> str:
         """Why second derivatives are left to plain autograd, or nothing; looked at once.

@@ -15,7 +15,7 @@ from flwr_leakage.scores.lavp import LAVP
 from flwr_leakage.scores.layer_shares import LayerShares
 from flwr_leakage.scores.lipschitz import Lipschitz, lipschitz_constants
 from flwr_leakage.scores.nonlinear_bound import NonlinearBound
-from flwr_leakage.scores.one_call import default_scores, score
+from flwr_leakage.scores.one_call import ScoreWarning, default_scores, score
 from flwr_leakage.scores.plan import ScorePlan, select_samples
 from flwr_leakage.scores.result import ScoreResult, Scores
 from flwr_leakage.scores.singular_influence import SingularInfluence
@@ -41,6 +41,7 @@ __all__ = [
     "Score",
     "ScorePlan",
     "ScoreResult",
+    "ScoreWarning",
     "Scores",
     "SingularInfluence",
     "Summary",
