@@ -7,20 +7,23 @@ from flwr_leakage.spectral.lanczos import (
     EigenPairs,
     Lanczos,
     LargestEigenvalue,
+    TopPairs,
     largest_eigenvalue,
     random_start,
     smallest_eigenvalue,
 )
 from flwr_leakage.spectral.lsqr import DampedSolution, solve_damped
-from flwr_leakage.spectral.quadrature import Trace, spectral_sum
+from flwr_leakage.spectral.quadrature import CONFIDENCE, Trace, spectral_sum
 from flwr_leakage.spectral.start import gradient_start, last_layer_start
 
 __all__ = [
+    "CONFIDENCE",
     "DampedSolution",
     "EigenPairs",
     "Estimate",
     "Lanczos",
     "LargestEigenvalue",
+    "TopPairs",
     "Trace",
     "choose_smallest_eigenvalue",
     "dense_spectrum",

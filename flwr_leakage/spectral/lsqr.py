@@ -202,4 +202,3 @@ def _limit(last: Tensor, before: Tensor, first: Tensor) -> Tensor:
     rest = growth * growth / (earlier - growth)
     slowing = (earlier > growth) & (rest < earlier + growth)
     return last + torch.where(slowing, rest, earlier + growth)
-
