@@ -37,6 +37,8 @@ class AngularJacobian(LinearOperator):
         self._norms = norms
         self._gradients = gradients
         self._directions = gradients / norms
+        self.removed = row_norms(jacobian.rmatvec(self._directions)) / norms[:, 0]
+        """(S,) ‖Jĝ‖/‖g‖: the length of what the projection takes away."""
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
         """See ``LinearOperator``."""

@@ -12,8 +12,8 @@ from flwr_leakage.operators import FunctionJacobian, Meter, SampleJacobian
 from flwr_leakage.per_sample.samples import Samples
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.spectral import (
-    EigenPairs,
     LargestEigenvalue,
+    TopPairs,
     gradient_start,
     last_layer_start,
 )
@@ -75,7 +75,12 @@ class SampleProblem:
     @cached_property
     def operator(self) -> SampleJacobian:
         """Jᵀ of each sample."""
-        return self.differentiable.jacobian(self.meter)
+        return self.differentiable.jacobian(self.meter, self.rounding)
+
+    @cached_property
+    def rounding(self) -> Float[Tensor, " S"]:
+        """How far rounding takes g and products with J, relative to their size, in float64."""
+        return self.samples.rounding()[0]
 
     @cached_property
     def differentiable(self) -> Samples:
@@ -108,7 +113,7 @@ class SampleProblem:
         """
         return self._rough_start if tolerance > WELL_KNOWN else self._good_start
 
-    def largest(self, tolerance: float, max_steps: int) -> EigenPairs:
+    def largest(self, tolerance: float, max_steps: int) -> TopPairs:
         """λmax of JJᵀ and its eigenvector, by Lanczos from ``start``.
 
         A later question goes on where an earlier one stopped, and is answered as if it were the

@@ -21,7 +21,7 @@ from flwr_leakage.per_sample.cross_entropy import StableCrossEntropy, stable
 from flwr_leakage.per_sample.loss_factors import slope_by_autograd
 from flwr_leakage.records import Batch
 
-LOGIT_UNITS = 8
+LOGIT_UNITS = 4
 """Units in the last place of the largest logit by which rounding moves the logits, roughly."""
 
 
@@ -64,9 +64,11 @@ class Samples:
         """∇_θL of each sample, flat, of all parameters or of those in ``names``."""
         return sample_gradients(self.gradient_map, self.params, self.batch, self.buffers, names)
 
-    def jacobian(self, meter: Meter | None = None) -> SampleJacobian:
-        """Jᵀ = ∂ₓ∂_θL of each sample, not weighted."""
-        rounding = self.rounding()[0]
+    def jacobian(
+        self, meter: Meter | None = None, rounding: Float[Tensor, " S"] | None = None
+    ) -> SampleJacobian:
+        """Jᵀ = ∂ₓ∂_θL of each sample, not weighted; ``rounding`` where it is known already."""
+        rounding = self.rounding()[0] if rounding is None else rounding
         return SampleJacobian(
             self.gradient_map, self.params, self.batch, self.buffers, meter, rounding
         )

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
+from scipy.stats import t
 from torch import Tensor
 
 from flwr_leakage.per_sample import ClientSamples, Point, Precision, SampleProblem
 from flwr_leakage.per_sample.client import DEFAULT_MEMORY_BYTES
 from flwr_leakage.randomness import Draws
 from flwr_leakage.records import NUMBERS, Direction, Measurement, State
-from flwr_leakage.spectral import Estimate
+from flwr_leakage.spectral import CONFIDENCE, Estimate
 
 UNDEFENDED = "δ = 0: nothing was hidden, a perfect attacker recovers this sample exactly"
 FLAT = "J = 0: there is nothing to invert"
@@ -189,6 +190,29 @@ def notes_where(condition: Bool[Tensor, " S"], text: str) -> list[str]:
 def first_notes(*notes: Sequence[str]) -> list[str]:
     """For each sample, the first of its notes that is not empty."""
     return [next((note for note in own if note), "") for own in zip(*notes, strict=True)]
+
+
+def states_of(values: Float[Tensor, " S"], state: State) -> list[State]:
+    """The state of all samples but of those without a number, which are unresolved."""
+    return [state if number else "unresolved" for number in values.isfinite().tolist()]
+
+
+def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """Half the width of the bar of √v, from that of v; not to first order."""
+    root = values.sqrt()
+    return torch.maximum(
+        (values + errors).sqrt() - root, root - (values - errors).clamp_min(0).sqrt()
+    )
+
+
+def mean_with_error(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
+    """The mean of n draws, and half the width of its bar of 99 % by Student's t; NaN for n = 1."""
+    count = len(draws)
+    mean = draws.mean(0)
+    if count == 1:
+        return mean, torch.full_like(mean, torch.nan)
+    width = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) / count**0.5
+    return mean, width * draws.std(0)
 
 
 class Numbers(NamedTuple):

@@ -3,24 +3,21 @@
 from flwr_leakage.spectral.choose import choose_smallest_eigenvalue, route_bytes
 from flwr_leakage.spectral.dense import dense_spectrum, gram_spectrum
 from flwr_leakage.spectral.estimate import Estimate
-from flwr_leakage.spectral.lanczos import (
-    EigenPairs,
-    Lanczos,
-    LargestEigenvalue,
-    largest_eigenvalue,
-    random_start,
-    smallest_eigenvalue,
-)
+from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos, random_start
+from flwr_leakage.spectral.largest import LargestEigenvalue, TopPairs, largest_eigenvalue
 from flwr_leakage.spectral.lsqr import DampedSolution, solve_damped
-from flwr_leakage.spectral.quadrature import Trace, spectral_sum
+from flwr_leakage.spectral.quadrature import CONFIDENCE, Trace, spectral_sum
+from flwr_leakage.spectral.smallest import smallest_eigenvalue
 from flwr_leakage.spectral.start import gradient_start, last_layer_start
 
 __all__ = [
+    "CONFIDENCE",
     "DampedSolution",
     "EigenPairs",
     "Estimate",
     "Lanczos",
     "LargestEigenvalue",
+    "TopPairs",
     "Trace",
     "choose_smallest_eigenvalue",
     "dense_spectrum",

@@ -14,7 +14,7 @@ from flwr_leakage.spectral.dense import (
     gram_spectrum,
 )
 from flwr_leakage.spectral.estimate import Estimate
-from flwr_leakage.spectral.lanczos import smallest_eigenvalue
+from flwr_leakage.spectral.smallest import smallest_eigenvalue
 
 
 def route_bytes(

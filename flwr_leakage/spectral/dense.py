@@ -59,15 +59,14 @@ def estimate_of(
 ) -> Estimate:
     """One eigenvalue of a dense spectrum, not converged where it may be no more than rounding.
 
-    A singular value carries an absolute error of about ε σmax, an eigenvalue of a Gram matrix one
-    of about ε λmax. Both are multiplied by a safety factor of ten.
+    A singular value carries an absolute error of ρ σmax, with ρ the operator's rounding. An
+    eigenvalue of a Gram matrix has one of ten units in the last place of λmax besides.
     """
     value = eigenvalues[:, index]
     top = eigenvalues[:, 0]
-    ratio = top / value.clamp_min(torch.finfo(top.dtype).tiny)
-    epsilon = torch.finfo(operator.dtype).eps
-    relative = _SAFETY * epsilon * (ratio if squared else 2 * ratio.sqrt())
+    slip = _SAFETY * torch.finfo(torch.float64).eps * top if squared else 0.0
+    bound = (value.sqrt() + operator.rounding.to(top) * top.sqrt()) ** 2 + slip
+    relative = (bound - value) / value.clamp_min(torch.finfo(top.dtype).tiny)
     method = "dense Gram matrix in float64" if squared else "dense SVD in float64"
     resolved = (relative <= tolerance) & (value > 0)
-    bound = torch.maximum(value, _SAFETY * epsilon * top * (1 if squared else epsilon * _SAFETY))
     return Estimate(torch.where(resolved, value, bound), resolved, relative, products, method)
