@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import cast
 
 import torch
@@ -38,9 +38,12 @@ from flwr_leakage.randomness import (
     entropy_seed,
 )
 from flwr_leakage.records import Batch, Exposure, InputSpec, LocalSchedule, Measurement, Update
-from flwr_leakage.scores import compute_scores
+from flwr_leakage.scores import Account, score_round
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
+
+ACCOUNT_KEY = "flwr-leakage-account"
+"""The record of the client's own state that says what its scores may still spend."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +253,7 @@ class LeakageMod:
                 released.buffers,
             )
         start = time.process_time()
-        measurements = _score(session, exposure) if exposure else []
+        measurements = _score(session, exposure, context, train_seconds) if exposure else []
         note = ClientNote(
             client_id=session.client_id,
             measurements=tuple(measurements),
@@ -283,14 +286,23 @@ def _defend(
     return released, Exposure(params, buffers, private, defended, raw, released)
 
 
-def _score(session: _Session, exposure: Exposure) -> list[Measurement]:
-    audit, plan = session.audit, session.audit.score_plan
-    if not audit.scores or not plan.includes(session.server_round):
-        return []
-    seed = session.seed("score")
-    samples = plan.samples(audit.gradient_map, exposure, seed)
-    results = compute_scores(audit.scores, audit.gradient_map, exposure, seed, plan.budget, samples)
-    return [measured for result in results.values() for measured in result]
+def _score(
+    session: _Session, exposure: Exposure, context: Context, train_seconds: float
+) -> list[Measurement]:
+    audit, states = session.audit, context.state.config_records
+    kept = cast(dict[str, float], dict(states.get(ACCOUNT_KEY, ConfigRecord())))
+    measurements, account = score_round(
+        audit.scores,
+        audit.gradient_map,
+        exposure,
+        audit.score_plan,
+        Account(**kept),
+        server_round=session.server_round,
+        train_seconds=train_seconds,
+        seed=session.seed("score"),
+    )
+    context.state[ACCOUNT_KEY] = ConfigRecord(asdict(account))
+    return measurements
 
 
 @contextmanager

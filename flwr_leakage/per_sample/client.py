@@ -1,6 +1,6 @@
 """What every score of a client's round is given: the round, and what scores share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -46,9 +46,16 @@ class ClientSamples:
         self.seed = seed
         self.meter = Meter() if meter is None else meter
         self._kept: dict[tuple[Point, Precision], SampleProblem] = {}
+        self._separated: dict[tuple[Point, Precision], Samples] = {}
 
     def __len__(self) -> int:
         return len(self.exposure.indices)
+
+    def select(self, places: Sequence[int]) -> "ClientSamples":
+        """The samples at some places of this round, with its meter and its batch statistics."""
+        part = ClientSamples(self.gradient_map, self.exposure.select(places), self.seed, self.meter)
+        part._separated = self._separated
+        return part
 
     def problems(
         self,
@@ -68,10 +75,7 @@ class ClientSamples:
             memory_bytes: for the graphs of the samples treated together.
             extra_bytes: of them, what a sample needs beside its graphs.
         """
-        if point not in get_args(Point):
-            raise ValueError(f"point must be 'defended' or 'private', got {point!r}.")
-        if precision not in get_args(Precision):
-            raise ValueError(f"precision must be 'float32' or 'float64', got {precision!r}.")
+        _check_choices(point, precision)
         dtype = torch.float64 if precision == "float64" else torch.float32
         entries = sum(value.numel() for value in self.exposure.params.values())
         one = _GRAPH_COPIES * entries * torch.finfo(dtype).bits // 8 + extra_bytes
@@ -79,7 +83,7 @@ class ClientSamples:
         if len(self) <= size and (point, precision) in self._kept:
             yield self._kept[point, precision]
             return
-        samples = self._samples(point, dtype)
+        samples = self.samples(point, precision)
         delta = update_perturbation(self.gradient_map, self.exposure, point).to(dtype)
         for window in torch.arange(len(self)).split(size):
             indices = tuple(self.exposure.indices[place] for place in window.tolist())
@@ -89,18 +93,33 @@ class ClientSamples:
                 self._kept[point, precision] = problem
             yield problem
 
-    def _samples(self, point: Point, dtype: torch.dtype) -> Samples:
-        """Those to be scored, with the statistics of the whole round."""
+    def samples(self, point: Point = "defended", precision: Precision = "float32") -> Samples:
+        """Those to be scored, each on its own, with the statistics of the whole round.
+
+        The arguments are those of ``problems``.
+        """
+        _check_choices(point, precision)
         exposure, whole = self.exposure, self.exposure.whole
         if point == "defended":
             shown, batch = exposure.defended, whole.defended
         else:
             shown, batch = exposure.private, whole.private
         _validate(self.gradient_map, exposure, shown)
-        weights = whole.sample_weights()
-        params, buffers = exposure.params, exposure.buffers
-        every = separate(self.gradient_map, params, buffers, batch, weights, dtype)
-        return every[list(exposure.indices)]
+        if (point, precision) not in self._separated:
+            dtype = torch.float64 if precision == "float64" else torch.float32
+            weights = whole.sample_weights()
+            params, buffers = exposure.params, exposure.buffers
+            self._separated[point, precision] = separate(
+                self.gradient_map, params, buffers, batch, weights, dtype
+            )
+        return self._separated[point, precision][list(exposure.indices)]
+
+
+def _check_choices(point: Point, precision: Precision) -> None:
+    if point not in get_args(Point):
+        raise ValueError(f"point must be 'defended' or 'private', got {point!r}.")
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision must be 'float32' or 'float64', got {precision!r}.")
 
 
 def _problem(

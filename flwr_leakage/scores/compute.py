@@ -97,11 +97,20 @@ def compute_scores(
     starts = derive_seed(seed, purpose="shared by all scores")
     client = ClientSamples(gradient_map, shown, starts, Meter(budget))
     results = {}
-    for name, score in _named(scores).items():
-        result = _compute(name, score, client, derive_seed(seed, purpose=name))
+    for name, result in score_client(scores, client, seed).items():
         spread = tuple(_spread(measured, chosen, count) for measured in result)
         results[name] = replace(result, measurements=spread)
     return results
+
+
+def score_client(
+    scores: Mapping[str, Score] | Sequence[Score], client: ClientSamples, seed: int
+) -> dict[str, ScoreResult]:
+    """All scores of the samples of ``client``, which spends its meter; see ``compute_scores``."""
+    return {
+        name: _compute(name, score, client, derive_seed(seed, purpose=name))
+        for name, score in _named(scores).items()
+    }
 
 
 def _named(scores: Mapping[str, Score] | Sequence[Score]) -> dict[str, Score]:
