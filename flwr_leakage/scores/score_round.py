@@ -68,9 +68,10 @@ def score_round(
 
     Every round adds ``plan.relative_cost`` times its training's cost to the account. A scored round
     ranks all samples, then scores them in that order, in groups, as long as the account covers the
-    next group at the price of the last one. A round that cannot cover ``PATIENCE`` times the ranking
-    and one sample leaves its pay to a later one. The first scored round does not know the prices:
-    it scores one sample in advance, and the next rounds pay it back. So over any number of rounds
+    next group at the price of the last one and a ``MARGIN``. A round that cannot cover ``PATIENCE``
+    times the ranking and one sample leaves its pay to a later one. The first scored round does not
+    know the prices: it scores one sample in advance, and the next rounds pay it back. So over any
+    number of rounds
 
         cost(scores) ≤ relative_cost · cost(training) + cost(ranking and one sample),
 

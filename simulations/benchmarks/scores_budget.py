@@ -29,8 +29,8 @@ from simulations.benchmarks.scores_setup import load_cifar
 
 NETWORKS = ("LeNet", "ReLU ConvNet", "ResNet-8")
 COUNTS = (32, 200, 1000)
-PLANS = {"measured": ScorePlan(send=True), "counted": ScorePlan(product_price=30.0, send=True)}
-SEED, FIRST, ROUNDS, BATCH_SIZE = 100, 100, 60, 32
+PLANS = {"measured": ScorePlan(send=True), "counted": ScorePlan(product_price=20.0, send=True)}
+SEED, FIRST, ROUNDS, BATCH_SIZE = 100, 100, 40, 32
 DEAR = {"λmax": "lambda_max", "Krylov": "unit_noise_influence_bound_rmse"}
 """What is compared: a large λmax, a small bound of the I²F."""
 
