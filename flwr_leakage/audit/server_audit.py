@@ -62,6 +62,7 @@ class ServerAudit:
         self._recorder = Recorder(self.tracker, self.run)
         self._told_of_seeds = False
         self._remarks: dict[int, str] = {}
+        self._explained: dict[int, str] = {}
         self._round_start = time.monotonic()
 
     def begin_round(self, server_round: int) -> None:
@@ -99,7 +100,7 @@ class ServerAudit:
         )
 
     def _tell_of_settings(self, server_round: int, note: ClientNote) -> None:
-        """Say once that draws can be repeated, and what a client says of its own settings."""
+        """Say once that draws can be repeated, and what a client says of itself."""
         if note.reproducible and not self._told_of_seeds:
             self._told_of_seeds = True
             message = (
@@ -117,6 +118,10 @@ class ServerAudit:
             if note.own_config:
                 remark += " Its samples are unknown here: nothing is measured against them."
             self._recorder.information(server_round, note.client_id, remark)
+        if note.explained and self._explained.get(note.client_id) != note.explained:
+            self._explained[note.client_id] = note.explained
+            said = f"client {note.client_id} says: {note.explained}."
+            self._recorder.information(server_round, note.client_id, said)
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)

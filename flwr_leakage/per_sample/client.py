@@ -1,16 +1,17 @@
 """What every score of a client's round is given: the round, and what scores share."""
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import Meter
-from flwr_leakage.per_sample.loss_factors import loss_factors
-from flwr_leakage.per_sample.perturbation import Point, update_perturbation
+from flwr_leakage.per_sample.loss_factors import loss_weights
+from flwr_leakage.per_sample.perturbation import Point, scale_note, update_perturbation
 from flwr_leakage.per_sample.problem import SampleProblem
 from flwr_leakage.per_sample.route import differentiable
 from flwr_leakage.per_sample.samples import Samples, separate
@@ -58,12 +59,17 @@ class ClientSamples:
         self.exposure = exposure
         self.seed = seed
         self.meter = Meter() if meter is None else meter
-        self._second: SecondDerivative | None = None
-        self._weights: Tensor | None = None
         self._kept: dict[tuple[Point, Precision], tuple[SampleProblem, ...]] = {}
+        self._model = _Model()
 
     def __len__(self) -> int:
         return len(self.exposure.indices)
+
+    def select(self, places: Sequence[int]) -> "ClientSamples":
+        """The samples at some places of this round, with its meter and its batch statistics."""
+        part = copy.copy(self)  # the same model, and what is known of it
+        part.exposure, part._kept = self.exposure.select(places), {}
+        return part
 
     def problems(
         self,
@@ -87,10 +93,7 @@ class ClientSamples:
             memory_bytes: for the graphs of the samples treated together.
             extra_bytes: of them, what a sample needs beside its graphs.
         """
-        if point not in get_args(Point):
-            raise ValueError(f"point must be 'defended' or 'private', got {point!r}.")
-        if precision not in get_args(Precision):
-            raise ValueError(f"precision must be 'float32' or 'float64', got {precision!r}.")
+        _check_choices(point, precision)
         entries = sum(value.numel() for value in self.exposure.params.values())
         one = _GRAPH_COPIES * entries * (8 if precision == "float64" else 4) + extra_bytes
         size = max(1, memory_bytes // max(1, one))
@@ -100,7 +103,7 @@ class ClientSamples:
         delta = update_perturbation(self.gradient_map, self.exposure, point)
         kept = []
         for dtype, places in self._by_dtype(point, precision):
-            samples = self._samples(point, dtype)
+            samples = self._of_type(point, dtype)
             for window in places.split(size if dtype == _DTYPES[precision] else (size + 1) // 2):
                 indices = tuple(self.exposure.indices[place] for place in window.tolist())
                 own = samples[window]
@@ -120,67 +123,60 @@ class ClientSamples:
         if dtype == torch.float64:
             yield dtype, everyone
             return
-        relative, slopes = self._samples(point, dtype).rounding()
+        relative, slopes = self._of_type(point, dtype).rounding()
         lost = (relative > MOST_ROUNDING) | (slopes < LEAST_SLOPE)
         for kind, chosen in ((dtype, ~lost), (torch.float64, lost)):
             if bool(chosen.any()):
                 yield kind, everyone[chosen]
 
-    def _samples(self, point: Point, dtype: torch.dtype) -> Samples:
-        """Those to be scored, with the statistics of the whole round."""
+    def samples(self, point: Point = "defended", precision: Precision = "float32") -> Samples:
+        """Those to be scored, each on its own, with the statistics of the whole round.
+
+        The arguments are those of ``problems``.
+        """
+        _check_choices(point, precision)
+        return self._of_type(point, _DTYPES[precision])
+
+    def _of_type(self, point: Point, dtype: torch.dtype) -> Samples:
         exposure, whole = self.exposure, self.exposure.whole
         if point == "defended":
             shown, batch = exposure.defended, whole.defended
         else:
             shown, batch = exposure.private, whole.private
         _validate(self.gradient_map, exposure, shown)
-        params, buffers = exposure.params, exposure.buffers
-        weights = whole.sample_weights() * self._factors(batch)
-        self._weights = weights[list(exposure.indices)]
-        every = separate(self.gradient_map, params, buffers, batch, weights, dtype)
-        return every[list(exposure.indices)]
-
-    def _factors(self, batch: Batch) -> Tensor:
-        """How the loss weighs each sample in its mini-batch, relative to the mean."""
-        exposure, loss = self.exposure, self.gradient_map.loss
-        if loss is F.cross_entropy:  # the mean, which needs no logits
-            return torch.ones(len(batch), dtype=torch.float64)
-        update = exposure.raw
-        windows = {(w.start, w.stop) for w in update.schedule.slices(update.num_examples)}
-        kept = [slice(*window) for window in sorted(windows) if window[0] < len(batch)]
-        logits = self.gradient_map.logits(exposure.params, batch.inputs, exposure.buffers)
-        return loss_factors(loss, logits, batch.targets, kept)
+        separated = self._model.separated
+        if (point, dtype) not in separated:
+            weights = loss_weights(self.gradient_map, whole, batch)
+            params, buffers = exposure.params, exposure.buffers
+            separated[point, dtype] = separate(
+                self.gradient_map, params, buffers, batch, weights, dtype
+            )
+        return separated[point, dtype][list(exposure.indices)]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the caller should know of how this model was differentiated."""
-        slow = self.gradient_map.one_by_one or (self._second.one_by_one if self._second else "")
-        unchecked = self._second.unchecked if self._second else ""
-        notes = [*self._scale()]
+        """What the caller should know of how these samples were scored so far."""
+        model, notes = self._model, []
+        for (point, _), samples in model.separated.items():
+            note = scale_note(self.exposure, samples.weights) if point == "defended" else ""
+            notes += [note] if note and note not in notes else []
+        if self.gradient_map.uses_batch_statistics:
+            notes.append(
+                "BatchNorm in train mode: a sample is scored with the statistics of its whole "
+                "batch, which are held constant"
+            )
+        slow = self.gradient_map.one_by_one or (model.second.one_by_one if model.second else "")
         if slow:
             notes.append(f"samples were differentiated one by one, which is slower: {slow}")
-        if unchecked:
-            notes.append(f"the second derivative of the model was not checked: {unchecked}")
         return tuple(notes)
 
-    def _scale(self) -> Iterator[str]:
-        """How a sample's own δ follows from the update's, where there is one."""
-        exposure = self.exposure
-        raw, released = exposure.raw.delta, exposure.released.delta
-        if self._weights is None or all(torch.equal(raw[name], released[name]) for name in raw):
-            return
-        known = self._weights[self._weights > 0]
-        if len(known):
-            least, most = f"{float(known.min()):.4g}", f"{float(known.max()):.4g}"
-            span = least if least == most else f"{least} … {most}"
-            factor = f"{float(1 / known.max()):.4g}"
-            yield (
-                f"a sample's own δ is δ/w with w its weight in the update, here {span}: what is "
-                f"hidden in the update counts {factor} times or more on a sample's own gradient"
-                if least != most
-                else f"a sample's own δ is δ/w with w = {span} its weight in the update: what is "
-                f"hidden in the update counts {factor} times on a sample's own gradient"
-            )
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the numbers so far may be wrong."""
+        second = self._model.second
+        if second is None or not second.unchecked:
+            return ()
+        return (f"the second derivative of the model was not checked: {second.unchecked}",)
 
     def _derivable(self) -> str:
         """Why second derivatives are left to plain autograd, or nothing; looked at once.
@@ -188,12 +184,33 @@ class ClientSamples:
         Raises:
             ValueError: they are wrong either way.
         """
-        if self._second is None:
-            sample = self._samples("defended", torch.float64)[[0]]
-            self._second = check_second_derivative(sample, self.seed)
-        if self._second.fault:
-            raise ValueError(self._second.fault)
-        return self._second.one_by_one
+        if self._model.second is None:
+            every = self._of_type("defended", torch.float64)
+            finite = every.inputs.isfinite().all(1).nonzero()[:1, 0]
+            self._model.second = check_second_derivative(every[finite], self.seed)
+        if self._model.second.fault:
+            raise ValueError(self._model.second.fault)
+        return self._model.second.one_by_one
+
+
+@dataclass
+class _Model:
+    """What the samples of a round and the parts of it share.
+
+    Attributes:
+        separated: all samples of the round, by point and type.
+        second: what is known of the model's second derivatives, once it was looked at.
+    """
+
+    separated: dict[tuple[Point, torch.dtype], Samples] = field(default_factory=dict)
+    second: SecondDerivative | None = None
+
+
+def _check_choices(point: Point, precision: Precision) -> None:
+    if point not in get_args(Point):
+        raise ValueError(f"point must be 'defended' or 'private', got {point!r}.")
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision must be 'float32' or 'float64', got {precision!r}.")
 
 
 def _problem(

@@ -7,10 +7,36 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.gradient_map import Loss
+from flwr_leakage.gradient_map import GradientMap, Loss
+from flwr_leakage.records import Batch, Exposure
 
 SEPARABLE = 1e-3
 """Relative remainder above which a sample's gradient is not a multiple of that of it alone."""
+
+
+def loss_weights(
+    gradient_map: GradientMap, exposure: Exposure, batch: Batch
+) -> Float[Tensor, " B"]:
+    """wᵢ: the factor of each sample's own gradient in the round's pseudo-gradient.
+
+    That of the schedule, which is for the mean of a mini-batch, times ``loss_factors``.
+
+    Args:
+        gradient_map: of the client's model and loss.
+        exposure: the whole round.
+        batch: all of its samples.
+
+    Raises:
+        ValueError: see ``loss_factors``.
+    """
+    weights, loss = exposure.sample_weights(), gradient_map.loss
+    if loss is F.cross_entropy:  # the mean, which needs no logits
+        return weights
+    update = exposure.raw
+    windows = {(w.start, w.stop) for w in update.schedule.slices(update.num_examples)}
+    kept = [slice(*window) for window in sorted(windows) if window[0] < len(batch)]
+    logits = gradient_map.logits(exposure.params, batch.inputs, exposure.buffers)
+    return weights * loss_factors(loss, logits, batch.targets, kept)
 
 
 def loss_factors(
@@ -32,8 +58,6 @@ def loss_factors(
         ValueError: the loss couples the samples of a mini-batch, so that there is no such factor.
     """
     factors = torch.ones(len(logits), dtype=torch.float64)
-    if loss is F.cross_entropy:
-        return factors
     for window in windows:
         z, y = logits[window], targets[window]
         together = slope_by_autograd(loss, z, y).double().flatten(1)

@@ -8,6 +8,7 @@ from flwr_leakage.scores.compute import compute_scores
 from flwr_leakage.scores.gradient_norm import GradientNorm
 from flwr_leakage.scores.influence_krylov_bound import InfluenceKrylovBound
 from flwr_leakage.scores.influence_lower_bound import InfluenceLowerBound
+from flwr_leakage.scores.input_gradient_norm import InputGradientNorm
 from flwr_leakage.scores.inversion_influence import InversionInfluence
 from flwr_leakage.scores.jacobian_norm import JacobianNorm
 from flwr_leakage.scores.lambda_max import LambdaMax
@@ -18,11 +19,13 @@ from flwr_leakage.scores.nonlinear_bound import NonlinearBound
 from flwr_leakage.scores.one_call import ScoreWarning, default_scores, score
 from flwr_leakage.scores.plan import ScorePlan, select_samples
 from flwr_leakage.scores.result import ScoreResult, Scores
+from flwr_leakage.scores.score_round import Account, score_round
 from flwr_leakage.scores.singular_influence import SingularInfluence
 from flwr_leakage.scores.summary import Summary, summarize
 
 __all__ = [
     "LAVP",
+    "Account",
     "Budget",
     "Calibration",
     "ClientSamples",
@@ -30,6 +33,7 @@ __all__ = [
     "GradientNorm",
     "InfluenceKrylovBound",
     "InfluenceLowerBound",
+    "InputGradientNorm",
     "InversionInfluence",
     "JacobianNorm",
     "LambdaMax",
@@ -50,6 +54,7 @@ __all__ = [
     "fit_calibration",
     "lipschitz_constants",
     "score",
+    "score_round",
     "select_samples",
     "summarize",
 ]

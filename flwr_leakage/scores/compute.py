@@ -50,20 +50,31 @@ def compute_scores(
     shown = exposure if len(chosen) == count else exposure.select(chosen)
     starts = derive_seed(seed, purpose="shared by all scores")
     client = ClientSamples(gradient_map, shown, starts, Meter(budget))
+    found = score_client(scores, client, seed)
+    doubts = (*warnings, *client.doubts)
     results = {}
-    for name, score in _named(scores).items():
-        result = _compute(name, score, client, derive_seed(seed, purpose=name))
-        spread = tuple(_warned(_spread(measured, chosen, count), warnings) for measured in result)
+    for name, result in found.items():
+        spread = tuple(warned(_spread(measured, chosen, count), doubts) for measured in result)
         results[name] = replace(result, measurements=spread)
-    return Scores(results, (*warnings, *client.notes))
+    return Scores(results, (*doubts, *client.notes))
 
 
-def _warned(measured: Measurement, warnings: Sequence[str]) -> Measurement:
+def warned(measured: Measurement, warnings: Sequence[str]) -> Measurement:
     """The measurement with all warnings beside every sample's own note."""
     if not warnings:
         return measured
     own = measured.notes or ("",) * len(measured.values)
     return replace(measured, notes=tuple("; ".join(filter(None, (n, *warnings))) for n in own))
+
+
+def score_client(
+    scores: Mapping[str, Score] | Sequence[Score], client: ClientSamples, seed: int
+) -> dict[str, ScoreResult]:
+    """All scores of the samples of ``client``, which spends its meter; see ``compute_scores``."""
+    return {
+        name: _compute(name, score, client, derive_seed(seed, purpose=name))
+        for name, score in _named(scores).items()
+    }
 
 
 def _named(scores: Mapping[str, Score] | Sequence[Score]) -> dict[str, Score]:
