@@ -1,5 +1,7 @@
 """The Jacobian of the gradient's direction: the curvature of a cosine attack."""
 
+import copy
+
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -35,15 +37,17 @@ class AngularJacobian(LinearOperator):
         )
         self._jacobian = jacobian
         self._norms = norms
-        self._gradients = gradients
         self._directions = gradients / norms
         self.removed = row_norms(jacobian.rmatvec(self._directions)) / norms[:, 0]
         """(S,) ‖Jĝ‖/‖g‖: the length of what the projection takes away."""
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
         """See ``LinearOperator``."""
-        narrowed = AngularJacobian(self._jacobian.narrow(rows), self._gradients[rows])
-        narrowed.tally = self.tally
+        narrowed = copy.copy(self)
+        narrowed.num_blocks = len(rows)
+        narrowed._jacobian = self._jacobian.narrow(rows)
+        for name in ("rounding", "removed", "_norms", "_directions"):
+            setattr(narrowed, name, getattr(self, name)[rows])
         return narrowed
 
     def _project(self, vectors: Tensor) -> Tensor:

@@ -89,8 +89,11 @@ def solve_damped(
             rows, rest = (chosen.nonzero()[:, 0] for chosen in (leaving, ~leaving))
             found.append(space.take(rows).solve(process.take(rows)).result(tolerance))
             process, space = process.take(rest), space.take(rest)
-    order, *parts = (torch.cat(column) for column in zip(*found, strict=True))
-    return DampedSolution(*(part[order.argsort()] for part in parts), operator.products - first)
+    blocks, *parts = (torch.cat(column) for column in zip(*found, strict=True))
+    solutions, norms, *rest_of = (part[blocks.argsort()] for part in parts)
+    lower, converged, error, dampings, top = rest_of
+    spent = operator.products - first
+    return DampedSolution(solutions, norms, lower, converged, error, dampings, top, spent)
 
 
 class _Space:
