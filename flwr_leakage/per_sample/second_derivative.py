@@ -89,9 +89,9 @@ def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
     fault = (
         f"the model's second derivative is not that of its gradient: along a random direction, "
         f"the product with J is {min(distances):.2g} away from differences of the gradient "
-        f"(relative; {ALLOWED:g} is allowed). The backward of a custom autograd.Function that cannot be "
-        f"differentiated (once_differentiable, detach, NumPy) is the usual cause. Scores that need "
-        f"gradients only are not concerned"
+        f"(relative; {ALLOWED:g} is allowed). The backward of a custom autograd.Function that "
+        f"cannot be differentiated (once_differentiable, detach, NumPy) is the usual cause. Scores "
+        f"that need gradients only are not concerned"
     )
     return fault, ""
 
