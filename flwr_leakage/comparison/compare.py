@@ -217,7 +217,9 @@ def _setting(run: Outcome, key: str) -> str:
 
 
 def _text(value: Any) -> str:
-    return "–" if value is None else str(value)
+    if value is None:
+        return "–"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _natural(part: str) -> tuple[int, str]:
