@@ -23,13 +23,18 @@ class Trace:
     """An estimate of Σᵢf(λᵢ), the mean over random probes.
 
     Attributes:
-        estimate: its value; converged where the quadrature of every probe is. Its residual counts
-            the quadrature's error and, with a probability of 99 %, the sampling error.
+        estimate: its value, half-way between both rules where the quadrature of every probe has
+            converged, else the lower one. Its residual counts the quadrature's error and, with a
+            probability of 99 %, the sampling error.
+        lower: (S,) the mean of the lower rule.
+        upper: (S,) that of the upper rule.
         standard_error: (S,) absolute standard error of the mean.
         largest: (S,) the largest Ritz value over the probes.
     """
 
     estimate: Estimate
+    lower: Float[Tensor, " S"]
+    upper: Float[Tensor, " S"]
     standard_error: Float[Tensor, " S"]
     largest: Float[Tensor, " S"]
 
@@ -75,22 +80,24 @@ def spectral_sum(
         signs = sign_rows((operator.num_blocks, operator.num_inputs), generator)
         start = signs.to(dtype=operator.dtype, device=operator.device)
         probes.append(_probe(operator, start, function, max_steps, tolerance, order))
-    values, squares, errors, tops = (torch.stack(each) for each in zip(*probes, strict=True))
-    mean = values.mean(0)
+    lows, highs, squares, errors, tops = (torch.stack(each) for each in zip(*probes, strict=True))
+    lower, upper = lows.mean(0), highs.mean(0)
+    converged = errors.amax(0) <= tolerance
+    mean = torch.where(converged, (lower + upper) / 2, lower)
     variance = 2 * squares.mean(0) / num_probes
-    relative = errors.amax(0) + _sampling_error(mean, variance)
+    relative = errors.amax(0) + sampling_error(mean, variance)
     estimate = Estimate(
         mean,
-        errors.amax(0) <= tolerance,
+        converged,
         relative,
         operator.products - first,
         f"stochastic quadrature, {num_probes} probes",
     )
-    return Trace(estimate, variance.sqrt(), tops.amax(0))
+    return Trace(estimate, lower, upper, variance.sqrt(), tops.amax(0))
 
 
-def _sampling_error(mean: Tensor, variance: Tensor) -> Tensor:
-    """Half the width of the mean's bar, relative to it.
+def sampling_error(mean: Tensor, variance: Tensor) -> Tensor:
+    """Half the width of the bar of 99 % of a mean of zᵀFz, F ⪰ 0, relative to the mean.
 
     A mean of ν = 2·mean²/variance squares of normal variables has this mean and variance. The
     truth T then lies where mean/T is a usual value of χ²_ν/ν.
@@ -109,11 +116,11 @@ def _probe(
     max_steps: int,
     tolerance: float,
     order: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """zᵀf z, zᵀf²z, the relative error of the first, and λmax."""
+) -> tuple[Tensor, ...]:
+    """zᵀf z by the lower and the upper rule, zᵀf²z, the error of their mean, and λmax."""
     process = Bidiagonal(operator, start)
     finished = torch.zeros(operator.num_blocks, dtype=torch.bool)
-    kept: list[Tensor | None] = [None] * 4
+    kept: list[Tensor | None] = [None] * 5
     tops: list[Tensor] = []
     next_check = 1
     while True:
@@ -130,14 +137,14 @@ def _probe(
             images = torch.where(weights > 0, function(nodes, top), 0.0)
             ends.append((weights * images).sum(1))
             square = (weights * nodes**order * images**2).sum(1)
-        value, error = (ends[0] + ends[1]) / 2, (ends[1] - ends[0]).abs() / 2
+        lower, upper = torch.stack(ends).aminmax(dim=0)
+        value, error = (lower + upper) / 2, (upper - lower) / 2
         growth = torch.where(process.exhausted, 0.0, remaining_growth(tops))
         relative = error / value.abs().clamp_min(torch.finfo(value.dtype).tiny)
         relative = torch.where(value == 0, 0.0, torch.maximum(relative, growth))
         relative = relative.nan_to_num(torch.inf)
-        for place, current in enumerate((value, square, relative, top[:, 0])):
+        for place, current in enumerate((lower, upper, square, relative, top[:, 0])):
             kept[place] = keep_finished(finished, kept[place], current)
         finished = finished | (relative <= tolerance) | process.exhausted
         if bool(finished.all()) or last:
-            value, square, relative, largest = (each for each in kept if each is not None)
-            return value, square, relative, largest
+            return tuple(each for each in kept if each is not None)
