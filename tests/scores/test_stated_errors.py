@@ -190,16 +190,16 @@ def test_ordinary_values_have_narrow_bars_in_float32(build):
             assert error <= most * value, name
 
 
-@pytest.mark.parametrize("num_probes", [1, 4])
+@pytest.mark.parametrize("num_probes", [1, 3])
 def test_bars_of_random_estimates_hold_for_nearly_all_draws(num_probes):
-    """A bar of 99 % is missed by four of sixty draws or more in one case out of 250."""
+    """A bar of 99 % is missed by four of thirty draws or more in one case out of 4,000."""
     model, inputs, _ = ill_conditioned()
     gradient_map = GradientMap(model)
     exposure = make_exposure(gradient_map, Batch(inputs[:1], torch.tensor([0])))
     exact = exact_values(gradient_map, exposure)
     missed = dict.fromkeys(("jacobian_frobenius_norm", "expected_influence_rmse_1e-02"), 0)
     client = ClientSamples(gradient_map, exposure)
-    for seed in range(60):
+    for seed in range(30):
         found = InversionInfluence(
             (1e-2,), expected="always", num_probes=num_probes, max_dense_inputs=0
         )(client, seed)
