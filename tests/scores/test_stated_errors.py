@@ -209,3 +209,19 @@ def test_bars_of_random_estimates_hold_for_nearly_all_draws(num_probes):
                 truth = float(exact[measured.name][0])
                 missed[measured.name] += abs(measured.values[0] - truth) > measured.errors[0]
     assert max(missed.values()) < 4, missed
+
+
+@pytest.mark.parametrize("margin", [12.0, 30.0, 45.0])
+def test_a_loss_of_one_s_own_gets_float64_or_a_wider_bar(margin):
+    model, inputs = sequence(6, 30, nn.ReLU(), 4), blurred(2, 6)
+    with torch.no_grad():
+        model[-1].bias[1] += margin
+    batch = Batch(inputs, torch.tensor([1, 1]))
+    exact = exact_values(GradientMap(model), make_exposure(GradientMap(model), batch))
+    own = GradientMap(model, lambda logits, targets: nn.functional.cross_entropy(logits, targets))
+    exposure = make_exposure(own, batch)
+    found = compute_scores({"norm": GradientNorm(), "top": LambdaMax()}, own, exposure)
+    for name, result in (("gradient_norm", found["norm"]), ("lambda_max", found["top"])):
+        for value, error, truth in zip(result.values, result.errors, exact[name], strict=True):
+            assert value is not None and abs(value - float(truth)) <= error
+            assert margin > 15 or error <= 0.03 * value
