@@ -102,13 +102,18 @@ class ClientSamples:
             return
         delta = update_perturbation(self.gradient_map, self.exposure, point)
         kept = []
-        for dtype, places in self._by_dtype(point, precision):
-            samples = self._of_type(point, dtype)
+        for dtype, samples, places, rounding in self._by_dtype(point, precision):
             for window in places.split(size if dtype == _DTYPES[precision] else (size + 1) // 2):
                 indices = tuple(self.exposure.indices[place] for place in window.tolist())
-                own = samples[window]
-                change = delta.to(dtype)
-                problem = _problem(own, indices, change, self.seed, self.meter, self._derivable)
+                problem = _problem(
+                    samples[window],
+                    indices,
+                    delta.to(dtype),
+                    rounding[window],
+                    self.seed,
+                    self.meter,
+                    self._derivable,
+                )
                 # More samples than fit mean that memory is short: each window is dropped before
                 # the next.
                 kept += [problem] if len(self) <= size else []
@@ -116,18 +121,21 @@ class ClientSamples:
         if kept:
             self._kept[point, precision] = tuple(kept)
 
-    def _by_dtype(self, point: Point, precision: Precision) -> Iterator[tuple[torch.dtype, Tensor]]:
-        """The places of the samples that are to be done in each type."""
-        dtype = _DTYPES[precision]
-        everyone = torch.arange(len(self))
-        if dtype == torch.float64:
-            yield dtype, everyone
-            return
-        relative, slopes = self._of_type(point, dtype).rounding()
+    def _by_dtype(
+        self, point: Point, precision: Precision
+    ) -> Iterator[tuple[torch.dtype, Samples, Tensor, Tensor]]:
+        """All samples in each type, the places of those that are done in it, and the rounding."""
+        dtype, double = _DTYPES[precision], torch.float64
+        samples = self._of_type(point, dtype)
+        relative, slopes = samples.rounding()
         lost = (relative > MOST_ROUNDING) | (slopes < LEAST_SLOPE)
-        for kind, chosen in ((dtype, ~lost), (torch.float64, lost)):
-            if bool(chosen.any()):
-                yield kind, everyone[chosen]
+        lost &= torch.tensor(dtype != double)
+        everyone = torch.arange(len(self))
+        if not bool(lost.all()):
+            yield dtype, samples, everyone[~lost], relative
+        if bool(lost.any()):
+            samples = self._of_type(point, double)
+            yield double, samples, everyone[lost], samples.rounding()[0]
 
     def samples(self, point: Point = "defended", precision: Precision = "float32") -> Samples:
         """Those to be scored, each on its own, with the statistics of the whole round.
@@ -217,6 +225,7 @@ def _problem(
     samples: Samples,
     indices: tuple[int, ...],
     delta: Tensor,
+    rounding: Tensor,
     seed: int,
     meter: Meter,
     derivable: Callable[[], str],
@@ -238,7 +247,8 @@ def _problem(
         for sound, uses in zip(finite.tolist(), used.tolist(), strict=True)
     )
     deltas = delta[None] / torch.where(used, samples.weights, 1.0).to(delta)[:, None]
-    return SampleProblem(samples, indices, gradients, deltas, notes, seed, meter, derivable)
+    shared = rounding, seed, meter, derivable
+    return SampleProblem(samples, indices, gradients, deltas, notes, *shared)
 
 
 def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> None:

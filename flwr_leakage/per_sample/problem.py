@@ -40,6 +40,8 @@ class SampleProblem:
         gradients: g of each sample, (S, P).
         deltas: δᵢ of each sample, (S, P); all zero where nothing was done to the update.
         notes: one for each sample: why it has no number, or empty where it is sound.
+        rounding: how far it takes g and products with J, relative to their size, see
+            ``Samples.rounding``.
         seed: seed of the random starts of Krylov methods.
         meter: counts the products of all operators of the problem.
         derivable: says why second derivatives have to be taken by plain autograd, or nothing;
@@ -51,6 +53,7 @@ class SampleProblem:
     gradients: Float[Tensor, "S P"]
     deltas: Float[Tensor, "S P"]
     notes: tuple[str, ...]
+    rounding: Float[Tensor, " S"]
     seed: int
     meter: Meter
     derivable: Callable[[], str]
@@ -76,11 +79,6 @@ class SampleProblem:
     def operator(self) -> SampleJacobian:
         """Jᵀ of each sample."""
         return self.differentiable.jacobian(self.meter, self.rounding)
-
-    @cached_property
-    def rounding(self) -> Float[Tensor, " S"]:
-        """How far rounding takes g and products with J, relative to their size, in float64."""
-        return self.samples.rounding()[0]
 
     @cached_property
     def differentiable(self) -> Samples:

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
-from scipy.stats import t
+from scipy.stats import chi2, t
 from torch import Tensor
 
 from flwr_leakage.per_sample import ClientSamples, Point, Precision, SampleProblem
 from flwr_leakage.per_sample.client import DEFAULT_MEMORY_BYTES
 from flwr_leakage.randomness import Draws
 from flwr_leakage.records import NUMBERS, Direction, Measurement, State
-from flwr_leakage.spectral import CONFIDENCE, Estimate
+from flwr_leakage.spectral import CONFIDENCE, Estimate, sampling_error
 
 UNDEFENDED = "δ = 0: nothing was hidden, a perfect attacker recovers this sample exactly"
 FLAT = "J = 0: there is nothing to invert"
@@ -203,6 +203,18 @@ def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Floa
     return torch.maximum(
         (values + errors).sqrt() - root, root - (values - errors).clamp_min(0).sqrt()
     )
+
+
+def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
+    """The mean of n ≥ 2 squared lengths of random vectors, and half the width of its bar of 99 %.
+
+    Squares are skewed: few draws see too small a variance too often. So it is raised to what it
+    exceeds in 5 % of the cases, and the bar is that of a χ² variable, see ``sampling_error``.
+    """
+    count = len(draws)
+    mean = draws.mean(0)
+    raised = (count - 1) / float(chi2.ppf(0.05, count - 1))
+    return mean, mean * sampling_error(mean, raised * draws.var(0) / count)
 
 
 def mean_with_error(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flwr_leakage.operators import LinearOperator
 from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.randomness import Draws
 from flwr_leakage.records import State
@@ -89,7 +88,11 @@ class InversionInfluence(SampleScore):
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """Two or three quantities for each damping."""
         undefended = bool(problem.undefended.all())
+        wanted = self.expected == "always" or (self.expected == "undefended" and undefended)
         columns = []
+        spectrum = None
+        if wanted and problem.operator.num_inputs <= self.max_dense_inputs:
+            spectrum = dense_spectrum(problem.operator)
         influences = self._zeros(problem) if undefended else self._influences(problem)
         for damping, found in zip(self.relative_dampings, influences, strict=True):
             label, unit, root = f"{damping:.0e}", "model input", problem.inputs.shape[1] ** 0.5
@@ -105,8 +108,8 @@ class InversionInfluence(SampleScore):
                         found.states,
                     )
                 )
-            if self.expected == "always" or (self.expected == "undefended" and undefended):
-                columns.append(self._expected(problem, damping, label, draws))
+            if wanted:
+                columns.append(self._expected(problem, spectrum, damping, label, draws))
         return columns
 
     def _zeros(self, problem: SampleProblem) -> list[Numbers]:
@@ -126,8 +129,8 @@ class InversionInfluence(SampleScore):
         for place, damping in enumerate(dampings):
             lowest, value = solved.lower_bounds[:, place], solved.norms[:, place]
             widest = lowest * (1 + solved.residual[:, place])
-            # J's rounding, relative to σmax, moves (JJᵀ + εI)⁻¹J by up to this.
-            slips = value * problem.rounding / (2 * damping**0.5)
+            # J's rounding, relative to σmax, moves (JJᵀ + εI)⁻¹J by up to the second term.
+            slips = value * problem.rounding * (8 + 1 / (2 * damping**0.5))
             notes = first_notes(
                 notes_where(flat, "J = 0: the gradient does not depend on the input"),
                 notes_where(problem.undefended, UNDEFENDED),
@@ -147,9 +150,17 @@ class InversionInfluence(SampleScore):
             found.append(Numbers(torch.where(known, value, torch.nan), notes, errors, states))
         return found
 
-    def _expected(self, problem: SampleProblem, damping: float, label: str, draws: Draws) -> Column:
-        if problem.operator.num_inputs <= self.max_dense_inputs:
-            total, width, top = _dense_sum(problem.operator, damping)
+    def _expected(
+        self,
+        problem: SampleProblem,
+        spectrum: Float[Tensor, "S N"] | None,
+        damping: float,
+        label: str,
+        draws: Draws,
+    ) -> Column:
+        """The expected influence, from the dense spectrum where there is one."""
+        if spectrum is not None:
+            total, width, top = _dense_sum(spectrum, problem.rounding, damping)
             resolved, state = torch.ones_like(top, dtype=torch.bool), "exact"
         else:
             trace = spectral_sum(
@@ -182,13 +193,12 @@ class InversionInfluence(SampleScore):
 
 
 def _dense_sum(
-    operator: LinearOperator, damping: float
+    eigenvalues: Float[Tensor, "S N"], rounding: Float[Tensor, " S"], damping: float
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Σλᵢ/(λᵢ + ε)² from the dense J, by how much rounding may change it, and λmax."""
-    eigenvalues = dense_spectrum(operator)
+    """Σλᵢ/(λᵢ + ε)², by how much rounding may change it, and λmax."""
     top = eigenvalues[:, :1]
     shifted = eigenvalues + damping * top
     slopes = 2 * eigenvalues.sqrt() * (damping * top - eigenvalues).abs() / shifted**3
-    slip = operator.rounding[:, None] * top.sqrt()
+    slip = rounding[:, None] * top.sqrt()
     width = slopes * slip + (slip / shifted) ** 2
     return (eigenvalues / shifted**2).sum(1), width.sum(1), top[:, 0]

@@ -9,7 +9,7 @@ from flwr_leakage.randomness import Draws, sign_rows
 from flwr_leakage.scores.base import (
     Column,
     SampleScore,
-    mean_with_error,
+    mean_of_squares,
     numbers_of,
     root_error,
     states_of,
@@ -23,8 +23,8 @@ class JacobianNorm(SampleScore):
 
     How far the update moves with the input: a larger norm drowns noise of a fixed strength.
     The Lanczos vectors Q of λmax give their part of ‖J‖_F² exactly, ‖JᵀQ‖_F². Of the rest, it is
-    E‖Jᵀ(I − QQᵀ)z‖² over random signs z (Hutchinson 1990; Meyer et al. 2021). The error bar is
-    that of Student's t over the probes.
+    E‖Jᵀ(I − QQᵀ)z‖² over random signs z (Hutchinson 1990; Meyer et al. 2021). The error bar
+    follows from the spread of the probes.
 
     Attributes:
         num_probes: how many z are drawn, of one product each.
@@ -49,7 +49,7 @@ class JacobianNorm(SampleScore):
             signs = sign_rows(problem.inputs.shape, draws).to(problem.inputs)
             image = problem.operator.matvec(orthogonalize(signs, found.basis))
             squares.append((image.double() ** 2).sum(1))
-        mean, width = mean_with_error(torch.stack(squares))
+        mean, width = mean_of_squares(torch.stack(squares))
         total = found.trace + mean
         widths = width + 2 * problem.rounding * total
         frobenius, errors = total.sqrt(), root_error(total, widths)

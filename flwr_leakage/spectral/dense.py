@@ -70,3 +70,25 @@ def estimate_of(
     method = "dense Gram matrix in float64" if squared else "dense SVD in float64"
     resolved = (relative <= tolerance) & (value > 0)
     return Estimate(torch.where(resolved, value, bound), resolved, relative, products, method)
+
+
+def inverse_sum(operator: LinearOperator, tolerance: float = 1e-2) -> Estimate:
+    """Σ1/λᵢ of AᵀA from the dense matrix: the sum that the smallest eigenvalues decide.
+
+    Every singular value may be off by ρ σmax, with ρ the operator's rounding. Where that moves the
+    sum by more than the tolerance, it has not converged, and its value is a lower bound.
+
+    Args:
+        operator: A, of S blocks.
+        tolerance: relative error.
+    """
+    first = operator.products
+    singular = dense_spectrum(operator).sqrt()
+    slip = operator.rounding[:, None].to(singular) * singular[:, :1]
+    least, most = (singular + slip) ** -2, (singular - slip).clamp_min(0) ** -2
+    value = (singular**-2).sum(1)
+    error = ((most - least).sum(1) / value).nan_to_num(torch.inf)
+    resolved = error <= tolerance
+    spent = operator.products - first
+    known = torch.where(resolved, value, least.sum(1))
+    return Estimate(known, resolved, error, spent, "dense SVD in float64")

@@ -23,13 +23,18 @@ class Trace:
     """An estimate of Σᵢf(λᵢ), the mean over random probes.
 
     Attributes:
-        estimate: its value; converged where the quadrature of every probe is. Its residual counts
-            the quadrature's error and, with a probability of 99 %, the sampling error.
+        estimate: its value, half-way between both rules where the quadrature of every probe has
+            converged, else the lower one. Its residual counts the quadrature's error and, with a
+            probability of 99 %, the sampling error.
+        lower: (S,) the mean of the lower rule.
+        upper: (S,) that of the upper rule.
         standard_error: (S,) absolute standard error of the mean.
         largest: (S,) the largest Ritz value over the probes.
     """
 
     estimate: Estimate
+    lower: Float[Tensor, " S"]
+    upper: Float[Tensor, " S"]
     standard_error: Float[Tensor, " S"]
     largest: Float[Tensor, " S"]
 
@@ -75,22 +80,24 @@ def spectral_sum(
         signs = sign_rows((operator.num_blocks, operator.num_inputs), generator)
         start = signs.to(dtype=operator.dtype, device=operator.device)
         probes.append(_probe(operator, start, function, max_steps, tolerance, order))
-    values, squares, errors, tops = (torch.stack(each) for each in zip(*probes, strict=True))
-    mean = values.mean(0)
+    lows, highs, squares, errors, tops = (torch.stack(each) for each in zip(*probes, strict=True))
+    lower, upper = lows.mean(0), highs.mean(0)
+    converged = errors.amax(0) <= tolerance
+    mean = torch.where(converged, (lower + upper) / 2, lower)
     variance = 2 * squares.mean(0) / num_probes
-    relative = errors.amax(0) + _sampling_error(mean, variance)
+    relative = errors.amax(0) + sampling_error(mean, variance)
     estimate = Estimate(
         mean,
-        errors.amax(0) <= tolerance,
+        converged,
         relative,
         operator.products - first,
         f"stochastic quadrature, {num_probes} probes",
     )
-    return Trace(estimate, variance.sqrt(), tops.amax(0))
+    return Trace(estimate, lower, upper, variance.sqrt(), tops.amax(0))
 
 
-def _sampling_error(mean: Tensor, variance: Tensor) -> Tensor:
-    """Half the width of the mean's bar, relative to it.
+def sampling_error(mean: Tensor, variance: Tensor) -> Tensor:
+    """Half the width of the bar of 99 % of a mean of zᵀFz, F ⪰ 0, relative to the mean.
 
     A mean of ν = 2·mean²/variance squares of normal variables has this mean and variance. The
     truth T then lies where mean/T is a usual value of χ²_ν/ν.
@@ -109,8 +116,8 @@ def _probe(
     max_steps: int,
     tolerance: float,
     order: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """zᵀf z, zᵀf²z, the relative error of the first, and λmax."""
+) -> tuple[Tensor, ...]:
+    """zᵀf z by the lower and the upper rule, zᵀf²z, the error of their mean, and λmax."""
     process = Bidiagonal(operator, start)
     limit = min(max_steps, operator.num_inputs)
     blocks, next_check = torch.arange(operator.num_blocks), 1
@@ -123,7 +130,9 @@ def _probe(
         due = steps >= next_check or steps >= limit
         if not (due or bool(process.exhausted.any())):
             continue
-        value, square, error, top = _read(process, function, order)
+        lower, upper, square, top = _read(process, function, order)
+        value, error = (lower + upper) / 2, (upper - lower) / 2
+        error = error / value.abs().clamp_min(torch.finfo(value.dtype).tiny)
         growth = remaining_growth([*tops, *[top] * (steps - len(tops))])
         growth = torch.where(process.exhausted.cpu(), 0.0, growth)
         relative = torch.where(value == 0, 0.0, torch.maximum(error, growth)).nan_to_num(torch.inf)
@@ -134,20 +143,19 @@ def _probe(
             leaving = leaving | (relative <= tolerance)
         if bool(leaving.any()):
             # A block that is done takes no part in the steps of the others.
-            results = (blocks, value, square, relative, top)
+            results = (blocks, lower, upper, square, relative, top)
             found.append(tuple(each[leaving] for each in results))
             rest = (~leaving).nonzero()[:, 0]
             blocks, tops = blocks[rest], [entry[rest] for entry in tops]
             process = process.narrow(rest)
     order_of, *parts = (torch.cat(column) for column in zip(*found, strict=True))
-    value, square, relative, top = (part[order_of.argsort()] for part in parts)
-    return value, square, relative, top
+    return tuple(part[order_of.argsort()] for part in parts)
 
 
 def _read(
     process: Bidiagonal, function: SpectralFunction, order: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """zᵀf z and zᵀf²z as both rules have them, half of their relative distance, and λmax."""
+    """zᵀf z by the lower and the upper rule, zᵀf²z, and λmax."""
     rules = process.rules(order)
     top = rules[0][0][:, :1]
     ends = []
@@ -155,5 +163,5 @@ def _read(
         images = torch.where(weights > 0, function(nodes, top), 0.0)
         ends.append((weights * images).sum(1))
         square = (weights * nodes**order * images**2).sum(1)
-    value, error = (ends[0] + ends[1]) / 2, (ends[1] - ends[0]).abs() / 2
-    return value, square, error / value.abs().clamp_min(torch.finfo(value.dtype).tiny), top[:, 0]
+    lower, upper = torch.stack(ends).aminmax(dim=0)
+    return lower, upper, square, top[:, 0]
