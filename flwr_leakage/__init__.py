@@ -6,6 +6,7 @@ The place of the audit in a Flower app is in ``flwr_leakage.flower``.
 
 from flwr_leakage.attacks.one_call import ParameterChange, attack
 from flwr_leakage.attacks.presets import load_preset
+from flwr_leakage.audit.structure import structure
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.records import (
     Batch,
@@ -36,4 +37,5 @@ __all__ = [
     "load_preset",
     "local_update",
     "score",
+    "structure",
 ]

@@ -21,6 +21,7 @@ from flwr_leakage.scores.plan import ScorePlan, select_samples
 from flwr_leakage.scores.score_round import Account, score_round
 from flwr_leakage.scores.singular_influence import SingularInfluence
 from flwr_leakage.scores.summary import Summary, summarize
+from flwr_leakage.scores.unseen_directions import UnseenDirections
 
 __all__ = [
     "LAVP",
@@ -46,6 +47,7 @@ __all__ = [
     "ScoreResult",
     "SingularInfluence",
     "Summary",
+    "UnseenDirections",
     "compute_scores",
     "default_scores",
     "fit_calibration",

@@ -13,6 +13,7 @@ from flwr_leakage.spectral.lanczos import (
 )
 from flwr_leakage.spectral.lsqr import DampedSolution, solve_damped
 from flwr_leakage.spectral.quadrature import Trace, spectral_sum
+from flwr_leakage.spectral.rank import NumericalRank, numerical_rank, rows_needed
 from flwr_leakage.spectral.start import gradient_start, last_layer_start
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Estimate",
     "Lanczos",
     "LargestEigenvalue",
+    "NumericalRank",
     "Trace",
     "choose_smallest_eigenvalue",
     "dense_spectrum",
@@ -28,8 +30,10 @@ __all__ = [
     "gram_spectrum",
     "largest_eigenvalue",
     "last_layer_start",
+    "numerical_rank",
     "random_start",
     "route_bytes",
+    "rows_needed",
     "smallest_eigenvalue",
     "solve_damped",
     "spectral_sum",
