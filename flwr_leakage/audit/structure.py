@@ -11,7 +11,13 @@ from flwr_leakage.attacks import Analytic, ExactBatch, FeatureMatching, FeatureR
 from flwr_leakage.attacks.exact.applicability import ExactAttack
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
-from flwr_leakage.audit.structure_report import Directions, Opening, Structure, Verdict
+from flwr_leakage.audit.structure_report import (
+    RECOVERED_DB,
+    Directions,
+    Opening,
+    Structure,
+    Verdict,
+)
 from flwr_leakage.gradient_map import GradientMap, Loss, local_update
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.normalization import BatchNormMode
@@ -21,6 +27,9 @@ from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel, Update
 from flwr_leakage.spectral import numerical_rank, rows_needed
 from flwr_leakage.spectral.image_prior import ImagePrior
+
+FEW_ROWS = 64
+"""Rows that are drawn where all would be too many: they find a low rank, or bound it from below."""
 
 
 def exact_attacks() -> dict[str, ExactAttack]:

@@ -12,9 +12,6 @@ LINE = 100
 RECOVERED_DB = 40.0
 """Least PSNR of a synthetic image that counts as recovered."""
 
-FEW_ROWS = 64
-"""Rows that are drawn where all would be too many: they find a low rank, or bound it from below."""
-
 
 @dataclass(frozen=True)
 class Opening:
