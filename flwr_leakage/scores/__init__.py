@@ -22,6 +22,7 @@ from flwr_leakage.scores.result import ScoreResult, Scores
 from flwr_leakage.scores.score_round import Account, score_round
 from flwr_leakage.scores.singular_influence import SingularInfluence
 from flwr_leakage.scores.summary import Summary, summarize
+from flwr_leakage.scores.unseen_directions import UnseenDirections
 
 __all__ = [
     "LAVP",
@@ -49,6 +50,7 @@ __all__ = [
     "Scores",
     "SingularInfluence",
     "Summary",
+    "UnseenDirections",
     "compute_scores",
     "default_scores",
     "fit_calibration",
