@@ -62,7 +62,7 @@ def test_clamp_projects_onto_the_box_of_pixels():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mean": (0.1,)}, "each of 3 channels"),
+        ({"mean": (0.1, 0.1)}, "each of 3 channels"),
         ({"std": (0.5, 0.0, 1.0)}, "std must be positive"),
         ({"std": (0.5, math.nan, 1.0)}, "std must be positive"),
     ],
