@@ -17,19 +17,38 @@ class MalformedArraysError(ValueError):
 def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple[Params, Params]:
     """Split an ``ArrayRecord`` into the model's parameters and buffers, as copies.
 
-    Buffers are cast to the model's own dtype, as averaging turns integer counters into floats.
+    Buffers are cast to the model's own dtype, as averaging turns integer counters into floats. All
+    are put on the model's device.
 
     Raises:
         MalformedArraysError: naming the first entry that is missing, unknown, of another shape, not
             a number, or not finite.
     """
+    params, buffers, _ = read_reply(arrays, gradient_map)
+    return params, buffers
+
+
+def read_reply(
+    arrays: Mapping[str, Array], gradient_map: GradientMap
+) -> tuple[Params, Params, tuple[str, ...]]:
+    """As :func:`read_arrays`, with the names of the arrays that are narrower than the model's.
+
+    Narrow are floating-point arrays of fewer bits, and whole numbers where the model has fractions.
+
+    Raises:
+        MalformedArraysError: as there.
+    """
     params, buffers = gradient_map.params, gradient_map.buffers
     expected = {**params, **buffers}
     _check_names(arrays, expected)
-    state = {name: _read(name, arrays[name], like) for name, like in expected.items()}
+    raw = {name: _read(name, arrays[name], like) for name, like in expected.items()}
+    narrow = tuple(name for name, like in expected.items() if _is_narrow(raw[name], like))
+    # Where the model is: a client's training, and its update, may be on another device.
+    state = {name: raw[name].to(like.device, like.dtype) for name, like in expected.items()}
     return (
         {name: state[name] for name in params},
         {name: state[name] for name in buffers},
+        narrow,
     )
 
 
@@ -71,7 +90,15 @@ def _read(name: str, array: Array, like: Tensor) -> Tensor:
     count = int((~(torch.isfinite(value) & torch.isfinite(cast))).sum())
     if count:
         raise MalformedArraysError(f"{name!r} holds {count} entries that are NaN or infinite.")
-    return cast
+    return value
+
+
+def _is_narrow(value: Tensor, like: Tensor) -> bool:
+    if not like.is_floating_point():
+        return False
+    if not value.is_floating_point():
+        return True
+    return torch.finfo(value.dtype).bits < torch.finfo(like.dtype).bits
 
 
 def _check_shape(name: str, shape: Sequence[int], like: Tensor) -> None:

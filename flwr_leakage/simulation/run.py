@@ -1,7 +1,9 @@
 """The command: ``python -m flwr_leakage.simulation [group=option] [key=value] …``."""
 
 import logging
+import os
 import sys
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -9,11 +11,13 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from flwr_leakage._conf import conf_dir
+from flwr_leakage.flower.undisturbed import sigterm_unwinds
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError, to_config
 from flwr_leakage.simulation.nodes import instantiate
 from flwr_leakage.simulation.overrides import check_overrides
+from flwr_leakage.simulation.summary import close_broken_run
 from flwr_leakage.tracking import read_run
 
 
@@ -32,8 +36,18 @@ def launch(config: Config) -> None:
     build(config)
     engine = instantiate(config, "engine")
     client_app = make_client_app(lambda _: build(config))
-    server_app = make_server_app(lambda _: config, Console())
-    engine(server_app, client_app, config["num_clients"])
+    console = Console()
+    server_app = make_server_app(lambda _: config, console)
+    reason = "it was ended from outside"
+    with sigterm_unwinds():
+        try:
+            engine(server_app, client_app, config["num_clients"])
+            reason = "its server left it open"
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            close_broken_run(Path(config["run_dir"]), reason, console)
     records = read_run(config["run_dir"]).records
     if not any(record.name == "train_cpu_seconds" for record in records):
         sys.exit("error: no client returned a usable update in any round; the report says why.")
@@ -44,4 +58,5 @@ def main() -> None:
     problem = check_overrides(sys.argv[1:])
     if problem:
         sys.exit(f"error: {problem}")
+    os.umask(0o077)  # Hydra makes the run folder and its log, which may tell of private data
     _main()
