@@ -23,8 +23,8 @@ def count_examples(reply: Message, weighted_by_key: str) -> int:
     """The number of samples that a reply claims.
 
     Raises:
-        ValueError: there is none, or it is no number in [1, 2⁵³]; larger ones may overflow in a sum,
-            and the average of the models with it.
+        ValueError: there is none, or it is no number in [1, 2⁵³]; a sum of larger ones may
+            overflow, and the average of the models with it.
     """
     for metrics in reply.content.metric_records.values():
         count = metrics.get(weighted_by_key)

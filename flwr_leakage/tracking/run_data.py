@@ -105,7 +105,7 @@ def read_run(folder: str | Path) -> RunData:
         except (ValueError, KeyError, TypeError, ArithmeticError, OSError, RecursionError) as error:
             problems.append(
                 f"line {number} of {RECORDS_FILE} cannot be read ({type(error).__name__}: "
-                f"{error}) and is left out."
+                f"{plain_text(str(error), 300)}) and is left out."
             )
     metadata = _read_metadata(folder, problems)
     for problem in problems:
