@@ -2,8 +2,8 @@
 
 ``python -m simulations.benchmarks.scale --clients 10 100``: a null training (each client sends back
 what it was sent, plus noise) of LeNet on the in-process grid, without the audit and with one that
-attacks nobody, in processes of their own. Seconds are wall-clock, medians over the rounds; memory is
-the process's highest, after a tenth of the rounds and at the end.
+attacks nobody, in processes of their own. Seconds are wall-clock, medians over the rounds; memory
+is the process's highest, after a tenth of the rounds and at the end.
 """
 
 import json
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -54,7 +55,8 @@ def client_app(network: LeNet, audited: bool) -> ClientApp:
 def measure(num_clients: int, num_rounds: int, audited: bool) -> dict[str, float]:
     """Run once in this process."""
     network = LeNet((1, 28, 28), 10)
-    ends, memory = [time.perf_counter()], []
+    ends: list[float] = []
+    memory: list[float] = []
 
     def round_ended(server_round: int, arrays: ArrayRecord) -> None:
         ends.append(time.perf_counter())
@@ -70,7 +72,7 @@ def measure(num_clients: int, num_rounds: int, audited: bool) -> dict[str, float
         around.start(grid, first, num_rounds=num_rounds, evaluate_fn=round_ended)
         tracker.close()
         lines = (tracker.folder / "records.jsonl").read_bytes().count(b"\n")
-    seconds = [after - before for before, after in zip(ends[1:], ends[2:], strict=False)]
+    seconds = [after - before for before, after in pairwise(ends)]
     return {
         "round": statistics.median(seconds),
         "early": memory[max(1, num_rounds // 10)],

@@ -10,6 +10,7 @@ from flwr.app import Context, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flwr_leakage.defenses import DPSGD
 from flwr_leakage.flower import InlineGrid
 from flwr_leakage.flower.inline_grid import SERVER_NODE_ID
 from flwr_leakage.report.header import facts
@@ -66,7 +67,8 @@ def test_the_server_cannot_grant_labels_that_it_cannot_know(tiny_data, tmp_path)
     )
 
 
-def test_the_servers_defense_is_not_told_as_the_nodes(tiny_data, tmp_path):
+def test_the_servers_defense_is_not_told_as_the_nodes(tiny_data, tmp_path, monkeypatch):
+    monkeypatch.setattr(DPSGD, "epsilon", lambda self, *arguments: 3.0)
     asked = "defense=dp_sgd client.batch_size=1"
     run = _run(tiny_data, tmp_path / "run", asked, {"leakage-overrides": "defense=pruning"})
     assert run.metadata["defense"] == "of the nodes' own config; the run's names dp_sgd"
