@@ -86,8 +86,10 @@ def _read(name: str, array: Array, like: Tensor) -> Tensor:
     _check_shape(name, value.shape, like)  # the bytes may hold another shape than is declared
     if value.is_complex() or value.dtype == torch.bool:
         raise MalformedArraysError(f"{name!r} must hold real numbers, got {value.dtype}.")
-    cast = value.to(like.dtype)  # a large float64 is infinite in float32
-    count = int((~(torch.isfinite(value) & torch.isfinite(cast))).sum())
+    finite = torch.isfinite(value)
+    if value.dtype != like.dtype:
+        finite &= torch.isfinite(value.to(like.dtype))  # a large float64 is infinite in float32
+    count = finite.numel() - int(finite.sum())
     if count:
         raise MalformedArraysError(f"{name!r} holds {count} entries that are NaN or infinite.")
     return value

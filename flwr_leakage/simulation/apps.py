@@ -29,7 +29,6 @@ from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.summary import describe, describe_own_configs, finish, headline
-from flwr_leakage.tracking import GuardedTracker
 
 ConfigOf = Callable[[Context], Config]
 """Where the server finds its config: closed over, or composed from the context's run config."""
@@ -99,7 +98,7 @@ def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = F
         progress = ConsoleProgress(console)
         describe(config, experiment)
         progress.line(headline(config, experiment, own_configs))
-        tracker = GuardedTracker(experiment.tracker(), progress.line)
+        tracker = experiment.tracker(progress.line)
         audit = experiment.server_audit(tracker, Path(settings.run_dir).name, progress)
         for caveat in experiment.caveats():
             audit.warn(0, -1, caveat)

@@ -11,13 +11,12 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from flwr_leakage._conf import conf_dir
-from flwr_leakage.flower.undisturbed import sigterm_unwinds
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError, to_config
 from flwr_leakage.simulation.nodes import instantiate
 from flwr_leakage.simulation.overrides import check_overrides
-from flwr_leakage.simulation.summary import close_broken_run
+from flwr_leakage.simulation.watch import closed_afterwards
 from flwr_leakage.tracking import read_run
 
 
@@ -36,18 +35,9 @@ def launch(config: Config) -> None:
     build(config)
     engine = instantiate(config, "engine")
     client_app = make_client_app(lambda _: build(config))
-    console = Console()
-    server_app = make_server_app(lambda _: config, console)
-    reason = "it was ended from outside"
-    with sigterm_unwinds():
-        try:
-            engine(server_app, client_app, config["num_clients"])
-            reason = "its server left it open"
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            close_broken_run(Path(config["run_dir"]), reason, console)
+    server_app = make_server_app(lambda _: config, Console())
+    with closed_afterwards(Path(config["run_dir"])):
+        engine(server_app, client_app, config["num_clients"])
     records = read_run(config["run_dir"]).records
     if not any(record.name == "train_cpu_seconds" for record in records):
         sys.exit("error: no client returned a usable update in any round; the report says why.")

@@ -61,14 +61,16 @@ def describe_own_configs(config: Config, clients: Set[int]) -> None:
     write_private(path, json.dumps(metadata, indent=2).encode() + b"\n")
 
 
-def close_broken_run(run_dir: Path, reason: str, console: Console) -> None:
-    """Close the record of a run whose server could not, and write its report."""
+def close_broken_run(run_dir: Path, reason: str) -> None:
+    """Close the record of a run whose server could not, and write its report: see ``watch``."""
     if not (run_dir / RECORDS_FILE).exists() or read_run(run_dir).closed:
         return
-    tracker = GuardedTracker(JsonlTracker(run_dir, resume=True), console.print)
+    tracker = GuardedTracker(JsonlTracker(run_dir, resume=True), print)
     tracker.event(RunEvent(run_dir.name, 0, -1, "error", f"the run ended early: {reason}"))
     tracker.close()
-    finish(run_dir, console)
+    print(
+        f"The run was closed, as {reason}. Report: {write_report(run_dir, recovered_psnr=RECOVERED_DB)}"
+    )
 
 
 def finish(run_dir: Path, console: Console) -> None:

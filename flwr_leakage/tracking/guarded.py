@@ -50,7 +50,7 @@ class GuardedTracker:
         try:
             self.tracker.close()
         except Exception as error:
-            self.tell(f"The record could not be closed: {_named(error)}")
+            self.tell(f"{type(self.tracker).__name__} could not be closed: {_named(error)}")
 
     def _try(
         self, action: Callable[[], None], entry: LeakageRecord | RunEvent | None = None
@@ -61,16 +61,16 @@ class GuardedTracker:
             action()
         except Exception as error:
             if not self.lost:
-                self.tell(
-                    f"The training goes on, but its record cannot be written: {_named(error)}"
-                )
+                name = type(self.tracker).__name__
+                self.tell(f"The training goes on, but {name} cannot record it: {_named(error)}")
             self.lost += 1
         else:
             if self.lost:
                 self._say_what_was_lost()
 
     def _say_what_was_lost(self) -> None:
-        message = f"{self.lost} entries of the record were lost, as they could not be written."
+        name = type(self.tracker).__name__
+        message = f"{self.lost} entries were lost, as {name} could not record them."
         try:
             self.tracker.event(RunEvent(*self._last, -1, "error", message))
         except Exception:

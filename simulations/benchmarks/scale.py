@@ -2,8 +2,9 @@
 
 ``python -m simulations.benchmarks.scale --clients 10 100``: a null training (each client sends back
 what it was sent, plus noise) of LeNet on the in-process grid, without the audit and with one that
-attacks nobody, in processes of their own. Seconds are wall-clock, medians over the rounds; memory
-is the process's highest, after a tenth of the rounds and at the end.
+attacks nobody, in processes of their own. Times are CPU times of the one process, as
+the machine may be shared, medians over the rounds; memory is its highest, after a tenth of the
+rounds and at the end.
 """
 
 import json
@@ -59,7 +60,7 @@ def measure(num_clients: int, num_rounds: int, audited: bool) -> dict[str, float
     memory: list[float] = []
 
     def round_ended(server_round: int, arrays: ArrayRecord) -> None:
-        ends.append(time.perf_counter())
+        ends.append(time.process_time())
         memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
     with tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import stat
+import time
 
 import pytest
 from audits import run, tiny_config, values
@@ -17,6 +18,7 @@ from flwr_leakage.simulation import run as command
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.summary import close_broken_run
+from flwr_leakage.simulation.watch import closed_afterwards
 from flwr_leakage.tracking import JsonlTracker, read_run
 
 
@@ -45,13 +47,36 @@ def test_a_run_that_its_server_left_open_is_closed_from_outside(tmp_path):
     tracker = JsonlTracker(tmp_path)
     tracker.log(LeakageRecord("r", 1, 0, 0, "metric", "psnr", 20.0, "dB"))
     for _ in range(2):
-        close_broken_run(tmp_path, "it was ended from outside", Console(quiet=True))
+        close_broken_run(tmp_path, "it was ended from outside")
     data = read_run(tmp_path)
     assert data.closed
     assert [event.message for event in data.events] == [
         "the run ended early: it was ended from outside"
     ]
     assert (tmp_path / "report.html").exists()
+
+
+def test_whatever_ends_the_process_another_one_closes_its_run(tmp_path):
+    child = os.fork()
+    if child == 0:
+        with closed_afterwards(tmp_path):
+            JsonlTracker(tmp_path).log(LeakageRecord("r", 1, 0, 0, "metric", "psnr", 20.0, "dB"))
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    deadline = time.monotonic() + 200
+    while not (tmp_path / "report.html").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert (tmp_path / "report.html").exists()
+    data = read_run(tmp_path)
+    assert data.closed
+    assert data.events[0].message == "the run ended early: its process ended"
+
+
+def test_a_run_that_ends_in_order_is_left_alone(tmp_path):
+    JsonlTracker(tmp_path)
+    with closed_afterwards(tmp_path):
+        pass
+    assert not read_run(tmp_path).closed
 
 
 def test_a_full_disk_stops_the_record_and_not_the_training(tiny_data, monkeypatch):
@@ -77,8 +102,8 @@ def test_a_full_disk_stops_the_record_and_not_the_training(tiny_data, monkeypatc
     run_inline(make_server_app(lambda _: config, console), app, config["num_clients"])
     assert sorted(trained) == [0, 0, 1, 1, 2, 2]
     said = console.export_text()
-    assert said.count("The training goes on, but its record cannot be written: OSError") == 1
-    assert "entries of the record were lost" in said
+    assert said.count("The training goes on, but JsonlTracker cannot record it: OSError") == 1
+    assert "entries were lost" in said
     data = read_run(config["run_dir"])
     assert not data.closed
     assert not data.problems

@@ -32,7 +32,7 @@ def test_a_full_disk_is_told_once_and_the_rest_is_kept_when_there_is_room(tmp_pa
     run = read_run(tmp_path)
     assert len(run.records) == 2
     assert [event.message for event in run.events] == [
-        "4 entries of the record were lost, as they could not be written."
+        "4 entries were lost, as JsonlTracker could not record them."
     ]
     assert run.closed
 
