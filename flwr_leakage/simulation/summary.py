@@ -68,9 +68,8 @@ def close_broken_run(run_dir: Path, reason: str) -> None:
     tracker = GuardedTracker(JsonlTracker(run_dir, resume=True), print)
     tracker.event(RunEvent(run_dir.name, 0, -1, "error", f"the run ended early: {reason}"))
     tracker.close()
-    print(
-        f"The run was closed, as {reason}. Report: {write_report(run_dir, recovered_psnr=RECOVERED_DB)}"
-    )
+    report = write_report(run_dir, recovered_psnr=RECOVERED_DB)
+    print(f"The run was closed, as {reason}. Report: {report}")
 
 
 def finish(run_dir: Path, console: Console) -> None:

@@ -11,7 +11,7 @@ import sys
 if not sys.stdin.buffer.read():  # until the other end closes, in order or not
     from pathlib import Path
     from flwr_leakage.simulation.summary import close_broken_run
-    close_broken_run(Path(sys.argv[1]), "its process ended")
+    close_broken_run(Path(sys.argv[1]), "it was not ended in order")
 """
 
 
@@ -26,7 +26,9 @@ def closed_afterwards(run_dir: Path) -> Iterator[None]:
     # The pipe is not inherited by other children, so that it closes with this process.
     watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert watcher.stdin is not None
-    yield
-    watcher.stdin.write(b"done")
-    watcher.stdin.close()
+    try:
+        yield
+        watcher.stdin.write(b"done")
+    finally:
+        watcher.stdin.close()
     watcher.wait()

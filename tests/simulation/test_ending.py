@@ -69,7 +69,7 @@ def test_whatever_ends_the_process_another_one_closes_its_run(tmp_path):
     assert (tmp_path / "report.html").exists()
     data = read_run(tmp_path)
     assert data.closed
-    assert data.events[0].message == "the run ended early: its process ended"
+    assert data.events[0].message == "the run ended early: it was not ended in order"
 
 
 def test_a_run_that_ends_in_order_is_left_alone(tmp_path):
