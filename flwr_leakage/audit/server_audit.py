@@ -14,6 +14,7 @@ from flwr_leakage.audit.record import Recorder
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.targets import History, Target, find_targets
 from flwr_leakage.audit.truth import TruthSource
+from flwr_leakage.capture import differences
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Reconstruction, ThreatModel
@@ -62,6 +63,7 @@ class ServerAudit:
         self._recorder = Recorder(self.tracker, self.run)
         self._told_of_seeds = False
         self._remarks: dict[int, str] = {}
+        self._warned: set[tuple[int, str]] = set()
         self._round_start = time.monotonic()
 
     def begin_round(self, server_round: int) -> None:
@@ -86,6 +88,7 @@ class ServerAudit:
         for note in notes:
             self._recorder.note(server_round, note)
             self._tell_of_settings(server_round, note)
+            self._tell_of_training(server_round, note)
         if self.attack is not None:
             targets = self._targets(server_round, observations)
             unknown = {note.client_id for note in notes if note.own_config}
@@ -117,6 +120,28 @@ class ServerAudit:
             if note.own_config:
                 remark += " Its samples are unknown here: nothing is measured against them."
             self._recorder.information(server_round, note.client_id, remark)
+
+    def _tell_of_training(self, server_round: int, note: ClientNote) -> None:
+        """Say once of a client where it trains otherwise than is assumed, or not as captured."""
+        said = []
+        if note.training is not None:
+            schedule = self._schedule_of(note)
+            other = differences(note.training, schedule, self.spec, self.gradient_map.batch_norm)
+            if other:
+                said.append(
+                    f"it trained with {'; '.join(other)}. An attack that assumes otherwise fails, "
+                    f"and that is no evidence of safety"
+                )
+        if note.replay is not None and not note.replay.explains:
+            said.append(note.replay.sentence)
+        for sentence in said:
+            if (note.client_id, sentence) not in self._warned:
+                self._warned.add((note.client_id, sentence))
+                self.warn(server_round, note.client_id, f"client {note.client_id}: {sentence}.")
+
+    def _schedule_of(self, note: ClientNote) -> LocalSchedule:
+        """What is assumed of a client's local training."""
+        return self.schedule
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)
