@@ -17,6 +17,7 @@ from flwr_leakage.audit.truth import TruthSource
 from flwr_leakage.capture import differences
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
+from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Reconstruction, ThreatModel
 from flwr_leakage.tracking import Tracker
 
@@ -76,6 +77,12 @@ class ServerAudit:
         self._recorder.warning(server_round, client_id, message)
         self.progress.line(f"{self._round_name(server_round)} · {message.splitlines()[0][:200]}")
 
+    def warn_once(self, server_round: int, client_id: int, message: str) -> None:
+        """The same, in the first round of a client only."""
+        if (client_id, message) not in self._warned:
+            self._warned.add((client_id, message))
+            self.warn(server_round, client_id, message)
+
     def utility(self, server_round: int, name: str, value: float, unit: str = "1") -> None:
         """Record a quantity of the global model, such as its test accuracy."""
         self._recorder.utility(server_round, name, value, unit)
@@ -124,9 +131,9 @@ class ServerAudit:
     def _tell_of_training(self, server_round: int, note: ClientNote) -> None:
         """Say once of a client where it trains otherwise than is assumed, or not as captured."""
         said = []
-        if note.training is not None:
-            schedule = self._schedule_of(note)
-            other = differences(note.training, schedule, self.spec, self.gradient_map.batch_norm)
+        assumed = self._assumed_of(note)
+        if note.training is not None and assumed is not None:
+            other = differences(note.training, *assumed)
             if other:
                 said.append(
                     f"it trained with {'; '.join(other)}. An attack that assumes otherwise fails, "
@@ -135,13 +142,13 @@ class ServerAudit:
         if note.replay is not None and not note.replay.explains:
             said.append(note.replay.sentence)
         for sentence in said:
-            if (note.client_id, sentence) not in self._warned:
-                self._warned.add((note.client_id, sentence))
-                self.warn(server_round, note.client_id, f"client {note.client_id}: {sentence}.")
+            self.warn_once(server_round, note.client_id, f"client {note.client_id}: {sentence}.")
 
-    def _schedule_of(self, note: ClientNote) -> LocalSchedule:
-        """What is assumed of a client's local training."""
-        return self.schedule
+    def _assumed_of(
+        self, note: ClientNote
+    ) -> tuple[LocalSchedule, InputSpec, BatchNormMode] | None:
+        """What an attack on the client assumes; ``None`` where there is none to be had."""
+        return self.schedule, self.spec, self.gradient_map.batch_norm
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 
 from flwr_leakage.capture.tape import Autocast, Backward, Tape
-from flwr_leakage.capture.training import CapturedTraining, Root, Step
+from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Recorder:
             return
         if self._num_steps and any(p.requires_grad for p in module.parameters()):
             raise ValueError(f"{type(module).__name__} was first called after the first step")
-        self._roots[id(module)] = Root(module, copy.deepcopy(module, self._memo))
+        self._roots[id(module)] = Root(module, copy_root(module, self._memo))
 
     # --- the loss ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flwr_leakage.capture.names import NamedTensor
 from flwr_leakage.capture.tape import Backward, play
-from flwr_leakage.capture.training import CapturedTraining
+from flwr_leakage.capture.training import CapturedTraining, copy_root
 from flwr_leakage.params import Params
 
 
@@ -33,7 +33,11 @@ def replay(
             no captured module.
     """
     memo: dict[int, Any] = {}
-    modules = [copy.deepcopy(root.copy, memo) for root in training.roots]
+    modules = [copy_root(root.copy, memo) for root in training.roots]
+    for module in modules:
+        # Opacus wraps a model to take gradients by sample, which a replay does not need.
+        if callable(disable := getattr(module, "disable_hooks", None)):
+            disable()
     optimizer = copy.deepcopy(training.optimizer, memo)
     if optimizer is None:
         raise ValueError("no optimizer was captured")

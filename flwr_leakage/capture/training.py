@@ -1,5 +1,6 @@
 """What was captured of one training: its steps, its model and its optimizer."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,3 +68,13 @@ class CapturedTraining:
     def complete(self) -> bool:
         """Whether every step was kept."""
         return len(self.steps) == self.num_steps
+
+
+def copy_root(live: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Copy a module; parameters keep plain attributes, such as the counters of Opacus."""
+    copied = copy.deepcopy(live, memo)
+    for theirs, ours in zip(live.parameters(), copied.parameters(), strict=True):
+        for name, value in vars(theirs).items():
+            if value is None or isinstance(value, bool | int | float | str):
+                setattr(ours, name, value)
+    return copied

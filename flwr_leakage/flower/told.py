@@ -64,7 +64,7 @@ class ToldAudit(ServerAudit):
                 assumed[seen.client_id] = self._assume(facts.get(seen.client_id))
             except ValueError as error:
                 reason = f"client {seen.client_id} was not attacked: {error}."
-                self.warn(server_round, seen.client_id, reason)
+                self.warn_once(server_round, seen.client_id, reason)
         kinds = Counter((one.spec, one.batch_norm) for one in assumed.values())
         for (spec, mode), _ in kinds.most_common(1):
             self.spec = spec
@@ -76,7 +76,7 @@ class ToldAudit(ServerAudit):
                 continue
             if (one.spec, one.batch_norm) != (self.spec, self.gradient_map.batch_norm):
                 reason = f"client {seen.client_id} was not attacked: most have other inputs."
-                self.warn(server_round, seen.client_id, reason)
+                self.warn_once(server_round, seen.client_id, reason)
                 continue
             attacked.append(replace(seen, update=replace(seen.update, schedule=one.schedule)))
         super().inspect(server_round, attacked, notes)
@@ -97,14 +97,14 @@ class ToldAudit(ServerAudit):
             mode = "batch"
         return _Assumed(spec, schedule, mode)
 
-    def _schedule_of(self, note: ClientNote) -> LocalSchedule:
-        """That of the client, unless one is given."""
-        if self.given.schedule is not None or note.training is None:
-            return self.schedule
+    def _assumed_of(
+        self, note: ClientNote
+    ) -> tuple[LocalSchedule, InputSpec, BatchNormMode] | None:
         try:
-            return note.training.schedule()
+            one = self._assume(note.training)
         except ValueError:  # recorded by ``inspect``
-            return self.schedule
+            return None
+        return one.schedule, one.spec, one.batch_norm
 
 
 def _of(told: TrainingFacts | None) -> TrainingFacts:
