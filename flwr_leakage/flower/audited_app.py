@@ -1,4 +1,4 @@
-"""One line on the client: ``app = audit(app)`` around a ``ClientApp`` as its author wrote it."""
+"""One line on the client, ``app = audit(app)``, around a ``ClientApp`` as its author wrote it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ def audit(
     seed: int | None = None,
     truth: str | Path | None = None,
 ) -> ClientApp:
-    """Audit all training of a ``ClientApp``: ``app = audit(app)``, before or after it is filled.
+    """Look on whenever a ``ClientApp`` trains; it may be empty still, or have its functions.
 
     One training is captured by hooks, replayed from the parameters that were received, and
     compared with what is sent, after all mods. Messages that are not ``train`` pass untouched. The
@@ -47,7 +47,8 @@ def audit(
         spec: shapes and normalisation of the inputs; by default read off the samples.
         seed: of the defense's draws and the scores, for simulations only; see ``ClientAudit``.
         truth: in a simulation, a folder in which the captured samples are left for the
-            evaluator. Without one, they never leave this process.
+            evaluator; an absolute one where clients are processes of their own. Without one,
+            they never leave this process.
 
     Returns:
         An app to be used in the place of ``app``.
@@ -60,7 +61,7 @@ def audit(
         limits=limits or Limits(),
         spec=spec,
         seed=seed,
-        truth=None if truth is None else TruthFolder(Path(truth).absolute()),
+        truth=None if truth is None else TruthFolder(Path(truth)),
     )
     return AuditedApp(app, plan)
 

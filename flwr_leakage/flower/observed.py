@@ -50,7 +50,7 @@ def observe(
     """
     gradient_map = model if isinstance(model, GradientMap) else GradientMap(model)
     if truth is not None:
-        settings.setdefault("truth", TruthFolder(Path(truth).absolute()))
+        settings.setdefault("truth", TruthFolder(Path(truth)))
         settings.setdefault("evaluator", Evaluator())
     tracker = JsonlTracker(folder)
     audit = ToldAudit(

@@ -93,7 +93,11 @@ MISTAKES = [
 @pytest.mark.parametrize(("assumed", "settings", "words"), MISTAKES)
 def test_what_an_audit_assumes_wrongly_is_named(assumed, settings, words):
     training, _, count = captured(**settings)
-    assumed = {"schedule": LocalSchedule(0.1, 3, 4), "spec": SPEC, "batch_norm": "running"} | assumed
+    assumed = {
+        "schedule": LocalSchedule(0.1, 3, 4),
+        "spec": SPEC,
+        "batch_norm": "running",
+    } | assumed
     found = differences(facts_of(training, count), **assumed)
     assert words in "; ".join(found)
 

@@ -40,9 +40,7 @@ EXPLAINED = {
     "a proximal term": {
         "loss": lambda m, z, y: F.cross_entropy(z, y) + sum((p**2).sum() for p in m.parameters())
     },
-    "clipped gradients": {
-        "on_gradients": lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.01)
-    },
+    "clipped gradients": {"on_gradients": lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.01)},
 }
 
 

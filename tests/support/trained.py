@@ -57,7 +57,8 @@ class Loop:
         self.model.train()
         optimizer = self.optimizer(self.model.parameters())
         labels = torch.arange(len(self.images)) % 3
-        chunks = list(zip(self.images.split(self.batch_size), labels.split(self.batch_size)))
+        images, targets = self.images.split(self.batch_size), labels.split(self.batch_size)
+        chunks = list(zip(images, targets, strict=True))
         for _ in range(self.epochs):
             for start in range(0, len(chunks), self.accumulate):
                 part = chunks[start : start + self.accumulate]

@@ -14,8 +14,9 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train for two rounds."""
+    """Train for a few rounds."""
+    num_rounds = int(context.run_config.get("num-server-rounds", 2))
     torch.manual_seed(0)
     model = Net()
     strategy = observe(FedAvg(), model, "leakage", truth=TRUTH)  # was: strategy = FedAvg()
-    strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=2)
+    strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=num_rounds)
