@@ -82,6 +82,9 @@ def check_replay(
     parameters = [name for name, named in names.items() if named.is_parameter]
     if not parameters:
         return ReplayCheck(None, problem="the received arrays are none of a module that was called")
+    if not training.complete and (training.changed_at_end or training.changed_outside):
+        problem = "parameters were changed outside of the optimizer, and not all steps were kept"
+        return ReplayCheck(None, num_steps=training.num_steps, problem=problem)
     start = {name: received[name] for name in names}
     try:
         replayed = replay(training, names, start)

@@ -100,6 +100,12 @@ def test_noise_is_named_though_not_all_steps_were_kept():
     assert "noise" in found.sentence()
 
 
+def test_what_happened_beyond_the_kept_steps_is_not_taken_for_explained():
+    found = check(limits=Limits(max_samples=5), after=lambda m: nn.init.zeros_(m[-1].bias))
+    assert not found.explains
+    assert "outside of the optimizer" in found.sentence()
+
+
 def test_nothing_of_the_app_changes_by_a_replay():
     loop = Loop(model=network(batch_norm=True, dropout=0.5))
     received = {name: value.clone() for name, value in loop.model.state_dict().items()}

@@ -1,10 +1,10 @@
 """The worked example runs as it is."""
 
 from flwr.app import Context, RecordDict
-from simulations.examples.quickstart import client_app, server_app
 
 from flwr_leakage.flower import InlineGrid
 from flwr_leakage.tracking import read_run
+from simulations.examples.quickstart import client_app, server_app
 
 
 def test_the_quickstart_is_explained_and_its_digits_recovered(tmp_path, monkeypatch):
