@@ -1,5 +1,6 @@
 """One line on the server: ``strategy = observe(strategy, Net(), "leakage")``."""
 
+import warnings
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ def observe(
     attack: Attack | str | None = "idlg",
     spec: InputSpec | None = None,
     schedule: LocalSchedule | None = None,
+    max_samples: int | None = 64,
     truth: str | Path | None = None,
     weighted_by_key: str = "num-examples",
     **settings: Any,
@@ -44,6 +46,8 @@ def observe(
         attack: an attack, the name of a preset, or ``None``.
         spec: of the inputs; by default what the clients' captures tell.
         schedule: of local training; by default what each client's capture tells.
+        max_samples: most samples that a client's steps use, all steps together, for it to be
+            attacked; the others are recorded. ``None`` attacks all, which may take hours.
         truth: in a simulation, the folder that the clients' ``audit`` was given.
         weighted_by_key: the metric that holds the number of samples, as in the strategy.
         settings: of :class:`ServerAudit`: ``threat``, ``selection``, ``evaluator``, …
@@ -59,7 +63,12 @@ def observe(
         schedule or UNTOLD_SCHEDULE,
         tracker,
         attack=load_preset(attack) if isinstance(attack, str) else attack,
-        given=Given(spec, schedule, gradient_map.batch_norm if gradient_map is model else None),
+        given=Given(
+            spec,
+            schedule,
+            gradient_map.batch_norm if gradient_map is model else None,
+            max_samples,
+        ),
         **settings,
     )
     curious = HonestButCurious(_Original(strategy), audit, weighted_by_key)
@@ -70,7 +79,10 @@ def observe(
             return start(*args, **kwargs)
         finally:
             tracker.close()
-            write_report(folder)
+            try:
+                write_report(folder)
+            except Exception as error:  # the training is done, and its result must not be lost
+                warnings.warn(f"no report was written: {error}", stacklevel=2)
 
     for name in ("configure_train", "aggregate_train"):
         setattr(strategy, name, getattr(curious, name))

@@ -24,11 +24,13 @@ class Given:
         spec: of the inputs.
         schedule: of local training.
         batch_norm: the mode that the clients train in.
+        max_samples: most samples that a client's steps use for it to be attacked.
     """
 
     spec: InputSpec | None = None
     schedule: LocalSchedule | None = None
     batch_norm: BatchNormMode | None = None
+    max_samples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ class ToldAudit(ServerAudit):
         assumed: dict[int, _Assumed] = {}
         for seen in observations:
             try:
-                assumed[seen.client_id] = self._assume(facts.get(seen.client_id))
+                one = self._assume(facts.get(seen.client_id))
+                self._check_size(one.schedule)
+                assumed[seen.client_id] = one
             except ValueError as error:
                 reason = f"client {seen.client_id} was not attacked: {error}."
                 self.warn_once(server_round, seen.client_id, reason)
@@ -71,9 +75,9 @@ class ToldAudit(ServerAudit):
             self.gradient_map = self.gradient_map.with_batch_norm(mode)
         attacked = []
         for seen in observations:
-            one = assumed.get(seen.client_id)
-            if one is None:
+            if seen.client_id not in assumed:
                 continue
+            one = assumed[seen.client_id]
             if (one.spec, one.batch_norm) != (self.spec, self.gradient_map.batch_norm):
                 reason = f"client {seen.client_id} was not attacked: most have other inputs."
                 self.warn_once(server_round, seen.client_id, reason)
@@ -96,6 +100,20 @@ class ToldAudit(ServerAudit):
         if given.batch_norm is None and told is not None and told.batch_norm == "batch":
             mode = "batch"
         return _Assumed(spec, schedule, mode)
+
+    def _check_size(self, schedule: LocalSchedule) -> None:
+        """Refuse an attack that would take too long.
+
+        Raises:
+            ValueError: the steps use more than ``max_samples``.
+        """
+        limit = self.given.max_samples
+        used = schedule.num_steps * schedule.batch_size
+        if self.attack is not None and limit is not None and used > limit:
+            raise ValueError(
+                f"its {schedule.num_steps} steps of {schedule.batch_size} samples use more than "
+                f"max_samples={limit}"
+            )
 
     def _assumed_of(
         self, note: ClientNote

@@ -187,6 +187,13 @@ def test_in_a_simulation_the_samples_reach_the_evaluator(tmp_path):
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / "truth").iterdir()} == {0}
 
 
+def test_a_client_of_many_samples_is_recorded_and_not_attacked(tmp_path):
+    _, data, _ = run(tmp_path / "run", audit(client_app()), attack="analytic", max_samples=11)
+    assert not [r for r in data.records if r.kind == "attack"]
+    assert len(checks(data)) == 2
+    assert all("3 steps of 4 samples" in event.message for event in data.events)
+
+
 def test_elsewhere_no_sample_leaves_the_client(tmp_path):
     grid = InlineGrid(audit(client_app()), 1)
     (node,) = grid.get_node_ids()
