@@ -109,7 +109,7 @@ class Recorder:
         self._rng_state: Tensor | None = None
         self._memo: dict[int, Any] = {}
         self._roots: dict[int, Root] = {}
-        self._copied: list[Any] = []
+        self._trained: list[nn.Parameter] = []
         self._optimizer: Optimizer | None = None
         self._copied_optimizer: Optimizer | None = None
         self._pending: list[Backward] = []
@@ -155,7 +155,7 @@ class Recorder:
         if self._depth > 0 or not torch.is_grad_enabled() or len(rest) < 2:
             return
         kwargs, output = rest
-        leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+        leaves = _tensors(output)
         if not any(leaf.requires_grad for leaf in leaves):
             return
         if id(module) in self._roots:
@@ -174,6 +174,7 @@ class Recorder:
         if self._num_steps and any(p.requires_grad for p in module.parameters()):
             raise ValueError(f"{type(module).__name__} was first called after the first step")
         self._roots[id(module)] = Root(module, copy_root(module, self._memo))
+        self._trained += module.parameters()
 
     # --- the loss ------------------------------------------------------------------------------
 
@@ -199,7 +200,7 @@ class Recorder:
         before = torch.get_rng_state()
         result = function(*args, **kwargs)
         try:
-            leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+            leaves = _tensors(result)
             if any(leaf.requires_grad for leaf in leaves):
                 drew = not torch.equal(before, torch.get_rng_state())
                 self._tape.record(
@@ -225,7 +226,7 @@ class Recorder:
             self._tape_is_used = True
             self._gradients = {
                 id(p): (p.grad, p.grad._version)
-                for p in self._trained() if p.grad is not None
+                for p in self._trained if p.grad is not None
             }  # fmt: skip
 
     def _count(self, found: Backward) -> None:
@@ -266,7 +267,7 @@ class Recorder:
         if optimizer is not self._optimizer:
             return
         self._num_steps += 1
-        self._versions = {id(p): p._version for p in self._trained()}
+        self._versions = {id(p): p._version for p in self._trained}
         if not self._keeps:
             return
         self._steps.append(Step(tuple(self._pending), self._options, self._rescaled_to()))
@@ -275,24 +276,20 @@ class Recorder:
         if self._samples >= self._limits.max_samples or self._bytes >= self._limits.max_bytes:
             self._keeps = False
             self._tape = Tape()
-            self._after_kept = {id(p): p.detach().clone() for p in self._trained()}
+            self._after_kept = {id(p): p.detach().clone() for p in self._trained}
 
     @staticmethod
     def _has_closure(args: Any, kwargs: Any) -> bool:
         return kwargs.get("closure") is not None or any(callable(arg) for arg in args[1:])
 
-    def _trained(self) -> Iterator[nn.Parameter]:
-        for root in self._roots.values():
-            yield from root.live.parameters()
-
     def _check_versions(self) -> None:
         self._changed_outside |= any(
-            self._versions.get(id(p), p._version) != p._version for p in self._trained()
+            self._versions.get(id(p), p._version) != p._version for p in self._trained
         )
 
     def _rescaled_to(self) -> float | None:
         """The gradient's norm where it is not what ``backward`` left."""
-        now = {id(p): p.grad for p in self._trained() if p.grad is not None}
+        now = {id(p): p.grad for p in self._trained if p.grad is not None}
         same = now.keys() == self._gradients.keys() and all(
             gradient is self._gradients[key][0] and gradient._version == self._gradients[key][1]
             for key, gradient in now.items()
@@ -314,7 +311,7 @@ class Recorder:
     def training(self) -> CapturedTraining:
         """What was seen."""
         changed_at_end = bool(self._num_steps) and any(
-            self._versions.get(id(p), p._version) != p._version for p in self._trained()
+            self._versions.get(id(p), p._version) != p._version for p in self._trained
         )
         return CapturedTraining(
             roots=tuple(self._roots.values()),
@@ -341,10 +338,17 @@ class Recorder:
 
 
 def _batch_size(args: Any, kwargs: Any) -> int:
-    for leaf in pytree.tree_leaves((args, kwargs)):
-        if isinstance(leaf, Tensor) and leaf.ndim:
-            return int(leaf.shape[0])
+    for argument in (*args, kwargs):
+        for tensor in _tensors(argument):
+            if tensor.ndim:
+                return int(tensor.shape[0])
     return 1
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):  # the usual case, and walking a tree costs more than a layer
+        return [value]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _autocast(leaves: list[Tensor]) -> Autocast:

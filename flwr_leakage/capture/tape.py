@@ -130,7 +130,7 @@ class Tape:
         """
         arguments = pytree.tree_map(self._refer, (tuple(args), dict(kwargs)))
         number = len(self._entries)
-        leaves = pytree.tree_leaves(result)
+        leaves = [result] if isinstance(result, Tensor) else pytree.tree_leaves(result)
         shape = next(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
         self._entries.append(Entry(function, arguments, rng_state, autocast, shape))
         for leaf, tensor in enumerate(leaves):
