@@ -121,30 +121,33 @@ def _causes(
     if own:
         verb = "was" if len(own) == 1 else "were"
         yield f"{_some(own)} {verb} not the server's before training"
-    if training.changed_at_end:
-        yield "parameters were changed after the last step of the optimizer"
-    if training.changed_outside:
-        yield "parameters were changed between the steps by something else than the optimizer"
     parameters = [name for name, named in names.items() if named.is_parameter]
     if not all(_same(end[name], sent[name]) for name in parameters):
         trained = {name: _double(end[name]) - _double(received[name]) for name in parameters}
         released = {name: _double(sent[name]) - _double(received[name]) for name in parameters}
         yield _after_training(trained, released)
+    # From the client's own parameters: what is left is no matter of where it began.
+    again = replay(training, names, {})
+    last = {
+        name: _double(training.after_kept.get(id(names[name].live), end[name]))
+        for name in parameters
+    }
+    trained = {name: _double(again[name]) - _double(names[name].before) for name in parameters}
+    seen = {name: last[name] - _double(names[name].before) for name in parameters}
+    drift = _norm(seen[name] - trained[name] for name in parameters)
+    if _ratio(drift, _norm(trained.values())) <= TOLERANCE:
+        return
     rescaled = sum(step.rescaled_to is not None for step in training.steps)
-    if rescaled and not (training.complete and training.changed_at_end):
-        again = replay(training, names, {})
-        last = {
-            name: _double(training.after_kept.get(id(names[name].live), end[name]))
-            for name in parameters
-        }
-        drift = {name: last[name] - _double(again[name]) for name in parameters}
-        trained = {name: last[name] - _double(names[name].before) for name in parameters}
-        if _ratio(_norm(drift.values()), _norm(trained.values())) > TOLERANCE:
-            yield (
-                f"gradients were changed between backward and {rescaled} of "
-                f"{len(training.steps)} steps, and not by a common factor: noise, or clipping "
-                f"by sample (DP-SGD)"
-            )
+    if training.changed_at_end:
+        yield f"after the last step of the optimizer, {_after_training(trained, seen)}"
+    if training.changed_outside:
+        yield "parameters were changed between the steps by something else than the optimizer"
+    if rescaled and not training.changed_at_end:
+        yield (
+            f"gradients were changed between backward and {rescaled} of "
+            f"{len(training.steps)} steps, and not by a common factor: noise, or clipping "
+            f"by sample (DP-SGD)"
+        )
 
 
 def _after_training(trained: Params, released: Params) -> str:

@@ -91,7 +91,7 @@ def train_and_report(
     if len(message.content.array_records) != 1:
         return app(message, ctx)
     arrays = next(iter(message.content.array_records.values()))
-    with capture(plan.limits) as recorder:
+    with capture(_limits(plan, message)) as recorder:
         start = time.process_time()
         reply = app(message, ctx)
         train_seconds = time.process_time() - start
@@ -127,6 +127,18 @@ def train_and_report(
     _remember(ctx, server_round, note, plan.score_plan.keep_rounds)
     reply.content[RECORD_KEY] = pack_note(note, with_measurements=plan.score_plan.send)
     return reply
+
+
+def _limits(plan: CapturePlan, message: Message) -> Limits:
+    """What is kept: the first step alone, where nothing is done with the others."""
+    try:
+        server_round = _server_round(message)
+    except ValueError:  # the reply will be handed on as it is
+        return Limits(max_samples=1)
+    scores = plan.scores and plan.score_plan.includes(server_round)
+    if scores or plan.defends or plan.truth or plan.replays(server_round):
+        return plan.limits
+    return Limits(max_samples=1)
 
 
 @dataclass(frozen=True)

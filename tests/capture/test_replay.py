@@ -60,7 +60,10 @@ def test_a_training_is_explained(name):
     ("settings", "cause"),
     [
         ({"before": lambda m: nn.init.normal_(m[-1].weight)}, "6.weight was not the server's"),
-        ({"after": lambda m: nn.init.normal_(m[-1].weight)}, "changed after the last step"),
+        (
+            {"after": lambda m: nn.init.normal_(m[-1].weight)},
+            "after the last step of the optimizer",
+        ),
         ({"on_gradients": noise}, "not by a common factor: noise"),
         (
             {"sent": lambda s: {k: v + 0.1 * torch.randn_like(v) for k, v in s.items()}},
@@ -74,6 +77,15 @@ def test_what_the_training_does_not_explain_is_named(settings, cause):
     assert found.residual > 0.01
     assert cause in found.sentence()
     assert "no evidence of safety" in found.sentence()
+
+
+def test_a_parameter_that_was_written_to_and_not_changed_is_no_cause():
+    def touch(model):
+        with torch.no_grad():
+            model[-1].weight.mul_(1.0)
+
+    found = check(before=lambda m: nn.init.normal_(m[-1].weight), after=touch)
+    assert found.causes == ("6.weight was not the server's before training",)
 
 
 def test_an_update_that_was_clipped_after_training_is_named_with_its_factor():

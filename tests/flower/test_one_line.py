@@ -94,6 +94,12 @@ def test_a_training_is_explained_and_the_strategy_stays_what_it_was(tmp_path):
     assert (tmp_path / "run" / "report.html").exists()
 
 
+def test_replays_can_be_made_rarer(tmp_path):
+    _, data, _ = run(tmp_path / "run", audit(client_app(), replay_every=2), num_rounds=3)
+    assert [r.server_round for r in checks(data)] == [1, 1, 3, 3]
+    assert not data.events
+
+
 def test_the_line_may_stand_before_or_after_the_functions(tmp_path):
     _, before, _ = run(tmp_path / "a", client_app(around=audit))
     _, after, _ = run(tmp_path / "b", audit(client_app()))
