@@ -136,8 +136,8 @@ class ServerAudit:
             other = differences(note.training, *assumed)
             if other:
                 said.append(
-                    f"it trained with {'; '.join(other)}. An attack that assumes otherwise fails, "
-                    f"and that is no evidence of safety"
+                    f"it trained with {'; '.join(other)}. An attack that assumes otherwise may "
+                    f"fail, and that is no evidence of safety"
                 )
         if note.replay is not None and not note.replay.explains:
             said.append(note.replay.sentence)
