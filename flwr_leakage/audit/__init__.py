@@ -4,16 +4,22 @@ from flwr_leakage.audit.note import ClientNote, ReplayResult
 from flwr_leakage.audit.progress import ConsoleProgress, Progress, SilentProgress
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.server_audit import ServerAudit
+from flwr_leakage.audit.structure import structure
+from flwr_leakage.audit.structure_report import Directions, Opening, Structure
 from flwr_leakage.audit.truth import Truth, TruthSource
 
 __all__ = [
     "ClientNote",
     "ConsoleProgress",
+    "Directions",
+    "Opening",
     "Progress",
     "ReplayResult",
     "Selection",
     "ServerAudit",
     "SilentProgress",
+    "Structure",
     "Truth",
     "TruthSource",
+    "structure",
 ]

@@ -10,8 +10,10 @@ from typing import Any
 
 from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.records import Measurement
+from flwr_leakage.tracking.text import plain_text
 
 _MAX_CHARACTERS = 4_000_000
+_MAX_VALUES = 20_000  # a record each: 1,024 samples of every score there is fit in
 _DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
 
 
@@ -46,6 +48,8 @@ class ClientNote:
             samples nor its draws.
         training: how it trained, where that was captured.
         replay: whether the captured training explains the update.
+        explained: whether the model that is scored explains the update, in words; empty where
+            nobody looked.
     """
 
     client_id: int
@@ -57,6 +61,7 @@ class ClientNote:
     own_config: bool = False
     training: TrainingFacts | None = None
     replay: ReplayResult | None = None
+    explained: str = ""
 
     def to_text(self) -> str:
         """The note as JSON."""
@@ -69,6 +74,7 @@ class ClientNote:
             "own-config": self.own_config,
             "training": None if self.training is None else self.training.to_dict(),
             "replay": None if self.replay is None else asdict(self.replay),
+            "explained": self.explained,
             "measurements": [
                 {
                     "name": m.name,
@@ -77,6 +83,8 @@ class ClientNote:
                     "direction": m.direction,
                     "notes": list(m.notes),
                     "products": m.products,
+                    "errors": list(m.errors),
+                    "states": list(m.states),
                 }
                 for m in self.measurements
             ],
@@ -87,7 +95,8 @@ class ClientNote:
     def from_text(text: object) -> "ClientNote":
         """Read what a client sent, which need not be a text at all.
 
-        Names and units are cut at 100 characters, notes and the remark at 500.
+        Names and units are cut at 100 characters, notes and the remark at 500; what a terminal
+        would obey, or a page hide, is spelled out.
 
         Raises:
             ValueError: it is no note that ``to_text`` writes.
@@ -96,7 +105,11 @@ class ClientNote:
             raise ValueError("the client's note must be a text of at most 4 million characters.")
         try:
             content = json.loads(text)
-            measurements = tuple(_measurement(entry) for entry in content["measurements"])
+            entries = _list(content["measurements"])
+            count = sum(len(_list(entry["values"])) for entry in entries) + len(entries)
+            if count > _MAX_VALUES:
+                raise ValueError(f"expected at most {_MAX_VALUES:,} values, got {count:,}.")
+            measurements = tuple(_measurement(entry) for entry in entries)
             return ClientNote(
                 client_id=_count(content["client-id"]),
                 measurements=measurements,
@@ -107,6 +120,7 @@ class ClientNote:
                 own_config=_flag(content["own-config"]),
                 training=_training(content.get("training")),
                 replay=_replay(content.get("replay")),
+                explained=_text(content.get("explained", ""), 500),
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             reason = repr(error)[:200]
@@ -139,6 +153,9 @@ def _measurement(entry: dict[str, Any]) -> Measurement:
         direction=direction,
         notes=tuple(_text(note, 500) for note in _list(entry["notes"])),
         products=_count(entry["products"]),
+        errors=tuple(None if e is None else _number(e) for e in _list(entry.get("errors", []))),
+        # ``Measurement`` refuses a state that does not exist.
+        states=tuple(_list(entry.get("states", []))),
     )
 
 
@@ -151,8 +168,7 @@ def _list(value: object) -> list[Any]:
 def _text(value: object, max_characters: int) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected a text, got {value!r}.")
-    # JSON can carry lone surrogates, which no file can.
-    return value[:max_characters].encode("utf-8", "replace").decode()
+    return plain_text(value[:max_characters])
 
 
 def _number(value: object) -> float:

@@ -24,6 +24,7 @@ from flwr_leakage.flower.client import (
     ClientAudit,
     _client_id,
     _defend,
+    _Explained,
     _refuse,
     _remember,
     _score,
@@ -107,10 +108,11 @@ def train_and_report(
             answer.to_torch_state_dict(),
             _count(reply, recorder.training()),
         )
-        done = _work(plan, seen, server_round, client_id)
+        check = _check(plan, seen, server_round)
+        work = _Work(server_round, client_id, ctx, train_seconds, check)
+        done = _work(plan, seen, work)
     except Exception as error:  # the audit must not be what breaks a training
         return _refuse(message, str(error)) if plan.defends else reply
-    check = _check(plan, seen, server_round)
     if done.released is not None:
         reply.content[key] = _rewrite(answer, seen.received, done.released)
     note = ClientNote(
@@ -151,7 +153,24 @@ class _Done:
     left_truth: bool = False
 
 
-def _work(plan: CapturePlan, seen: _Round, server_round: int, client_id: int) -> _Done:
+@dataclass(frozen=True)
+class _Work:
+    """Whose round it is, and what it took."""
+
+    server_round: int
+    client_id: int
+    context: Context
+    train_seconds: float
+    check: ReplayResult | None
+
+    def explained(self) -> _Explained:
+        """The replay's result, for the scores' notes."""
+        if self.check is None:
+            return _Explained()
+        return _Explained(self.check.sentence, not self.check.explains)
+
+
+def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
     """Leave the truth where a simulation asks for it, defend, and score.
 
     Raises:
@@ -166,15 +185,15 @@ def _work(plan: CapturePlan, seen: _Round, server_round: int, client_id: int) ->
             raise
         return _Done(remark=f"Neither scores nor samples were read off the training: {error}.")
     if plan.truth is not None:
-        plan.truth.write(server_round, client_id, Truth(read.private, read.private))
-    session = _session(plan, read, server_round, client_id)
+        plan.truth.write(work.server_round, work.client_id, Truth(read.private, read.private))
+    session = _session(plan, read, work.server_round, work.client_id)
     sent = {name: seen.sent[name].to(value.dtype) for name, value in read.params.items()}
     answer = replace(read.raw, delta=subtract(sent, read.params))
     released, _ = _defend(session, read.params, read.buffers, answer)
     exposure = Exposure(read.params, read.buffers, read.private, read.private, read.raw, released)
     return _Done(
         released if plan.defends else None,
-        tuple(_score(session, exposure)),
+        tuple(_score(session, exposure, work.context, work.train_seconds, work.explained())),
         f"The update was defended by {type(plan.defense).__name__}." if plan.defends else "",
         plan.truth is not None,
     )

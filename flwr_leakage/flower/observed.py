@@ -1,16 +1,15 @@
 """One line on the server: ``strategy = observe(strategy, Net(), "leakage")``."""
 
-import warnings
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.flower.shared_truth import TruthFolder
-from flwr_leakage.flower.strategy import HonestButCurious
+from flwr_leakage.flower.strategy import BadReplies, HonestButCurious
 from flwr_leakage.flower.told import UNTOLD_SCHEDULE, UNTOLD_SPEC, Given, ToldAudit
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
@@ -18,11 +17,9 @@ from flwr_leakage.records import InputSpec, LocalSchedule
 from flwr_leakage.report import write_report
 from flwr_leakage.tracking import JsonlTracker
 
-S = TypeVar("S", bound=Strategy)
-
 
 def observe(
-    strategy: S,
+    strategy: Strategy,
     model: nn.Module | GradientMap,
     folder: str | Path,
     *,
@@ -31,13 +28,14 @@ def observe(
     schedule: LocalSchedule | None = None,
     max_samples: int | None = 64,
     truth: str | Path | None = None,
-    weighted_by_key: str = "num-examples",
+    weighted_by_key: str | None = None,
+    bad_replies: BadReplies = "pass",
+    reproducible: bool = False,
     **settings: Any,
-) -> S:
-    """Let a strategy be honest but curious; it is the same object, and runs its own ``start``.
+) -> "Observed":
+    """Let a strategy be honest but curious; it runs its own ``start``, and has its attributes.
 
-    Its ``configure_train`` and ``aggregate_train`` are looked at (by ``HonestButCurious``). When
-    its ``start`` ends, the records are closed and ``report.html`` is written.
+    When ``start`` ends, the records are closed and ``report.html`` is written.
 
     Args:
         strategy: of any class, with server-side differential privacy too: use it on the outermost.
@@ -49,7 +47,9 @@ def observe(
         max_samples: most samples that a client's steps use, all steps together, for it to be
             attacked; the others are recorded. ``None`` attacks all, which may take hours.
         truth: in a simulation, the folder that the clients' ``audit`` was given.
-        weighted_by_key: the metric that holds the number of samples, as in the strategy.
+        weighted_by_key: see :class:`HonestButCurious`; so are the next two.
+        bad_replies: ``pass`` or ``drop``.
+        reproducible: for simulations.
         settings: of :class:`ServerAudit`: ``threat``, ``selection``, ``evaluator``, …
     """
     gradient_map = model if isinstance(model, GradientMap) else GradientMap(model)
@@ -71,49 +71,25 @@ def observe(
         ),
         **settings,
     )
-    curious = HonestButCurious(_Original(strategy), audit, weighted_by_key)
-    start = strategy.start
+    observed = Observed(
+        strategy, audit, weighted_by_key, bad_replies=bad_replies, reproducible=reproducible
+    )
+    observed.folder = Path(folder)
+    return observed
 
-    def observed_start(*args: Any, **kwargs: Any) -> Any:
+
+class Observed(HonestButCurious):
+    """Ends the record of a run, and writes its report, where ``start`` ends."""
+
+    folder: Path
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        """Run the wrapped strategy's own ``start``, then close the record."""
         try:
-            return start(*args, **kwargs)
+            return super().start(*args, **kwargs)
         finally:
-            tracker.close()
-            try:
-                write_report(folder)
-            except Exception as error:  # the training is done, and its result must not be lost
-                warnings.warn(f"no report was written: {error}", stacklevel=2)
+            self._guarded(0, self._finish)
 
-    for name in ("configure_train", "aggregate_train"):
-        setattr(strategy, name, getattr(curious, name))
-    strategy.start = observed_start  # type: ignore[method-assign]
-    return strategy
-
-
-class _Original(Strategy):
-    """The methods of a strategy as they were before it was observed."""
-
-    def __init__(self, strategy: Strategy) -> None:
-        self._configure_train = strategy.configure_train
-        self._aggregate_train = strategy.aggregate_train
-        self._strategy = strategy
-
-    def configure_train(self, *args: Any, **kwargs: Any) -> Any:
-        """Delegate."""
-        return self._configure_train(*args, **kwargs)
-
-    def aggregate_train(self, *args: Any, **kwargs: Any) -> Any:
-        """Delegate."""
-        return self._aggregate_train(*args, **kwargs)
-
-    def configure_evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Delegate."""
-        return self._strategy.configure_evaluate(*args, **kwargs)
-
-    def aggregate_evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Delegate."""
-        return self._strategy.aggregate_evaluate(*args, **kwargs)
-
-    def summary(self) -> None:
-        """Delegate."""
-        self._strategy.summary()
+    def _finish(self) -> None:
+        self.audit.tracker.close()
+        write_report(self.folder)

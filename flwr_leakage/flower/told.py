@@ -1,6 +1,7 @@
 """A server's audit that takes from the clients' notes what its operator did not say."""
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 from flwr_leakage.audit.note import ClientNote
@@ -56,7 +57,12 @@ class ToldAudit(ServerAudit):
     given: Given = field(default_factory=Given)
 
     def inspect(
-        self, server_round: int, observations: list[Observation], notes: list[ClientNote]
+        self,
+        server_round: int,
+        observations: list[Observation],
+        notes: list[ClientNote],
+        unknown: Set[int] = frozenset(),
+        num_updates: int | None = None,
     ) -> None:
         """Complete the observations, then go on as always."""
         facts = {note.client_id: note.training for note in notes}
@@ -83,7 +89,7 @@ class ToldAudit(ServerAudit):
                 self.warn_once(server_round, seen.client_id, reason)
                 continue
             attacked.append(replace(seen, update=replace(seen.update, schedule=one.schedule)))
-        super().inspect(server_round, attacked, notes)
+        super().inspect(server_round, attacked, notes, unknown, num_updates)
 
     def _assume(self, told: TrainingFacts | None) -> _Assumed:
         """What a client told, and what was given in its place.
