@@ -16,7 +16,7 @@ from torch import Tensor
 from flwr_leakage.params import Params
 
 Direction = Literal["larger is safer", "smaller is safer", "larger leaks more", ""]
-RecordKind = Literal["score", "attack", "metric", "utility", "cost"]
+RecordKind = Literal["score", "attack", "metric", "utility", "cost", "check"]
 BatchNormKnowledge = Literal["none", "running", "derived", "exact"]
 State = Literal["exact", "within tolerance", "lower bound", "upper bound", "unresolved"]
 """How a value stands to the quantity that it is named after; see ``Measurement``."""

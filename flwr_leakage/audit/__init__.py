@@ -1,6 +1,6 @@
 """What a server does with what it observes: grant, attack, evaluate, record. No Flower here."""
 
-from flwr_leakage.audit.note import ClientNote
+from flwr_leakage.audit.note import ClientNote, ReplayResult
 from flwr_leakage.audit.progress import ConsoleProgress, Progress, SilentProgress
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.server_audit import ServerAudit
@@ -14,6 +14,7 @@ __all__ = [
     "Directions",
     "Opening",
     "Progress",
+    "ReplayResult",
     "Selection",
     "ServerAudit",
     "SilentProgress",

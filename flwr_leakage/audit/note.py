@@ -5,15 +5,31 @@ A client is free to write anything into its note: what is read here is checked, 
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.records import Measurement
 from flwr_leakage.tracking.text import plain_text
 
 _MAX_CHARACTERS = 4_000_000
 _MAX_VALUES = 20_000  # a record each: 1,024 samples of every score there is fit in
 _DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What came of replaying a client's captured training.
+
+    Attributes:
+        residual: of the update, relative; ``None`` where nothing was replayed.
+        explains: whether the captured training explains the update.
+        sentence: the result in words.
+    """
+
+    residual: float | None
+    explains: bool
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,8 @@ class ClientNote:
         remark: what the client says of its settings, in words.
         own_config: whether it runs by a config of its own, so that the server knows neither its
             samples nor its draws.
+        training: how it trained, where that was captured.
+        replay: whether the captured training explains the update.
         explained: whether the model that is scored explains the update, in words; empty where
             nobody looked.
     """
@@ -41,6 +59,8 @@ class ClientNote:
     reproducible: bool = False
     remark: str = ""
     own_config: bool = False
+    training: TrainingFacts | None = None
+    replay: ReplayResult | None = None
     explained: str = ""
 
     def to_text(self) -> str:
@@ -52,6 +72,8 @@ class ClientNote:
             "reproducible": self.reproducible,
             "remark": self.remark,
             "own-config": self.own_config,
+            "training": None if self.training is None else self.training.to_dict(),
+            "replay": None if self.replay is None else asdict(self.replay),
             "explained": self.explained,
             "measurements": [
                 {
@@ -96,11 +118,28 @@ class ClientNote:
                 reproducible=_flag(content["reproducible"]),
                 remark=_text(content["remark"], 500),
                 own_config=_flag(content["own-config"]),
+                training=_training(content.get("training")),
+                replay=_replay(content.get("replay")),
                 explained=_text(content.get("explained", ""), 500),
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             reason = repr(error)[:200]
             raise ValueError(f"the client's note cannot be read: {reason}.") from error
+
+
+def _training(entry: dict[str, Any] | None) -> TrainingFacts | None:
+    return None if entry is None else TrainingFacts.from_dict(entry)
+
+
+def _replay(entry: dict[str, Any] | None) -> ReplayResult | None:
+    if entry is None:
+        return None
+    residual = entry["residual"]
+    return ReplayResult(
+        residual=None if residual is None else _number(residual),
+        explains=_flag(entry["explains"]),
+        sentence=_text(entry["sentence"], 500),
+    )
 
 
 def _measurement(entry: dict[str, Any]) -> Measurement:

@@ -55,9 +55,14 @@ class Recorder:
         self._number(server_round, client_id, -1, "cost", name, seconds, "s")
 
     def note(self, server_round: int, note: ClientNote) -> None:
-        """What a client told of its round: scores and seconds."""
+        """What a client told of its round: scores, the replay of its training, and seconds."""
         for measurement in note.measurements:
             self._measurement(server_round, note.client_id, "score", measurement)
+        if note.replay is not None:
+            self._number(
+                server_round, note.client_id, -1, "check", "replay_residual",
+                note.replay.residual, "1", note=note.replay.sentence,
+            )  # fmt: skip
         self.cost(server_round, "train_cpu_seconds", note.train_cpu_seconds, note.client_id)
         self.cost(server_round, "score_cpu_seconds", note.score_cpu_seconds, note.client_id)
 

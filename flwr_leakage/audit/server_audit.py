@@ -15,8 +15,10 @@ from flwr_leakage.audit.record import Recorder
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.targets import History, Target, find_targets
 from flwr_leakage.audit.truth import TruthSource
+from flwr_leakage.capture import differences
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
+from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Reconstruction, ThreatModel
 from flwr_leakage.tracking import GuardedTracker, Tracker
 from flwr_leakage.tracking.text import plain_text
@@ -66,6 +68,7 @@ class ServerAudit:
         self._told_of_seeds = False
         self.own_config_clients: set[int] = set()
         self._remarks: dict[int, str] = {}
+        self._warned: set[tuple[int, str]] = set()
         self._explained: dict[int, str] = {}
         self._round_start = time.monotonic()
 
@@ -92,6 +95,12 @@ class ServerAudit:
         """Whether a client's update may be attacked in a round, so that it has to be kept."""
         return self.attack is not None and self.selection.includes(server_round, client_id)
 
+    def warn_once(self, server_round: int, client_id: int, message: str) -> None:
+        """The same, in the first round of a client only."""
+        if (client_id, message) not in self._warned:
+            self._warned.add((client_id, message))
+            self.warn(server_round, client_id, message)
+
     def utility(self, server_round: int, name: str, value: float, unit: str = "1") -> None:
         """Record a quantity of the global model, such as its test accuracy."""
         self._recorder.utility(server_round, name, value, unit)
@@ -117,6 +126,7 @@ class ServerAudit:
         for note in notes:
             self._recorder.note(server_round, note)
             self._tell_of_settings(server_round, note)
+            self._tell_of_training(server_round, note)
         if self.attack is not None:
             targets = self._targets(server_round, observations)
             unknown = unknown | {note.client_id for note in notes if note.own_config}
@@ -154,6 +164,28 @@ class ServerAudit:
             self._explained[note.client_id] = note.explained
             said = f"client {note.client_id} says: {note.explained}."
             self.inform(server_round, note.client_id, said)
+
+    def _tell_of_training(self, server_round: int, note: ClientNote) -> None:
+        """Say once of a client where it trains otherwise than is assumed, or not as captured."""
+        said = []
+        assumed = self._assumed_of(note)
+        if note.training is not None and assumed is not None:
+            other = differences(note.training, *assumed)
+            if other:
+                said.append(
+                    f"it trained with {'; '.join(other)}. An attack that assumes otherwise may "
+                    f"fail, and that is no evidence of safety"
+                )
+        if note.replay is not None and not note.replay.explains:
+            said.append(note.replay.sentence)
+        for sentence in said:
+            self.warn_once(server_round, note.client_id, f"client {note.client_id}: {sentence}.")
+
+    def _assumed_of(
+        self, note: ClientNote
+    ) -> tuple[LocalSchedule, InputSpec, BatchNormMode] | None:
+        """What an attack on the client assumes; ``None`` where there is none to be had."""
+        return self.schedule, self.spec, self.gradient_map.batch_norm
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)

@@ -1,10 +1,12 @@
 """The audit's place in Flower: client mod, server strategy, engines."""
 
 from flwr_leakage.audit import ConsoleProgress, Selection, ServerAudit, SilentProgress, Truth
+from flwr_leakage.flower.audited_app import audit
 from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
 from flwr_leakage.flower.dp_check import Finding, check_privacy
 from flwr_leakage.flower.inline_grid import InlineGrid
 from flwr_leakage.flower.launch import RayEngine, run_inline, run_ray
+from flwr_leakage.flower.observed import observe
 from flwr_leakage.flower.strategy import HonestButCurious
 from flwr_leakage.scores.plan import ScorePlan
 
@@ -21,8 +23,10 @@ __all__ = [
     "ServerAudit",
     "SilentProgress",
     "Truth",
+    "audit",
     "check_privacy",
     "encode",
+    "observe",
     "run_inline",
     "run_ray",
 ]

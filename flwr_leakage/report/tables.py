@@ -24,6 +24,7 @@ from flwr_leakage.report.index import (
     values,
     who,
 )
+from flwr_leakage.report.replays import has_replays, replay_of_client
 from flwr_leakage.report.verdict import failed_attacks
 
 
@@ -166,6 +167,7 @@ def clients_table(
     troubles_of = Counter(event.client_id for event in events if event.level != "info")
     clients = images_of.keys() | {client for client in troubles_of if client >= 0}
     clients |= {key[1] for name in scores for key in index.series("score", name)}
+    clients |= {key[1] for key in index.series("check", "replay_residual")}
 
     def worst_first(client_id: int) -> tuple[float, int]:
         return -max(psnr_of.get(client_id, []), default=-math.inf), client_id
@@ -173,7 +175,9 @@ def clients_table(
     columns = ["client"]
     if attacked:
         columns += ["rounds attacked", "images", "recovered", "PSNR median, dB", "PSNR highest"]
-    columns += [f"{label(name)} median" for name in scores] + ["errors, warnings"]
+    replays = has_replays(index)
+    columns += [f"{label(name)} median" for name in scores]
+    columns += [*(["replay of its training"] if replays else []), "errors, warnings"]
     rows = []
     for client_id in sorted(clients, key=worst_first)[:limit]:
         known = psnr_of.get(client_id, [])
@@ -184,6 +188,7 @@ def clients_table(
                     share(recovered, images_of[client_id]) if known else "–",
                     decibel(median(known)), decibel(max(known, default=None))]  # fmt: skip
         row += [number(median(scores_of[name].get(client_id, []))) for name in scores]
+        row += [replay_of_client(index, client_id)] if replays else []
         rows.append((*row, str(troubles_of[client_id]) if client_id >= 0 else "–"))
     left_out = len(clients) - len(rows)
     notes = (f"{count(left_out, 'further client')} left out.",) if left_out else ()

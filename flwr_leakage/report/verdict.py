@@ -6,6 +6,7 @@ from typing import Literal
 
 from flwr_leakage.records import RunEvent
 from flwr_leakage.report.index import Index, count, decibel, values
+from flwr_leakage.report.replays import replay_warning
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Verdict:
 
 def judge(index: Index, events: Sequence[RunEvent], recovered_psnr: float) -> Verdict:
     """Derive the verdict: an image is recovered if its PSNR is at least ``recovered_psnr`` dB."""
-    details = (*_failures(index, events), *_caveats(events))
+    details = (*replay_warning(index), *_failures(index, events), *_caveats(events))
     attacked = index.attacked()
     psnr = index.series("metric", "psnr")
     measured = values(psnr)

@@ -1,0 +1,189 @@
+"""Whether the captured training explains the update that is sent, and if not, why."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.capture.names import NamedTensor, name_tensors
+from flwr_leakage.capture.replay import replay
+from flwr_leakage.capture.training import CapturedTraining
+from flwr_leakage.params import Params
+
+TOLERANCE = 1e-3
+"""The largest relative residual of an update that counts as explained."""
+
+
+@dataclass(frozen=True)
+class ReplayCheck:
+    """What came of replaying a training.
+
+    Attributes:
+        residual: ‖sent − replayed‖ / ‖sent − received‖ over the parameters; ``None`` where there
+            was nothing to replay.
+        by_entry: the same for each parameter, by its own norm.
+        steps: how many were replayed.
+        num_steps: how many the training took.
+        causes: what explains a residual, in words.
+        problem: why there is no residual, in words.
+    """
+
+    residual: float | None
+    by_entry: Mapping[str, float] = field(default_factory=dict)
+    steps: int = 0
+    num_steps: int = 0
+    causes: tuple[str, ...] = ()
+    problem: str = ""
+
+    @property
+    def explains(self) -> bool:
+        """Whether the residual is at most ``TOLERANCE``."""
+        return self.residual is not None and self.residual <= TOLERANCE
+
+    def sentence(self) -> str:
+        """The result in words.
+
+        Example:
+            >>> ReplayCheck(4e-7, steps=3, num_steps=3).sentence()
+            'the captured training explains the update to 4e-07'
+        """
+        if self.residual is None:
+            return f"the training was not replayed: {self.problem}"
+        what = "the update"
+        if self.steps < self.num_steps:
+            what = f"its first {self.steps} of {self.num_steps} steps (the rest was not kept)"
+        if self.explains:
+            how_well = f"to {self.residual:.1g}" if self.residual else "exactly"
+            return f"the captured training explains {what} {how_well}"
+        worst = max(self.by_entry, key=lambda name: self.by_entry[name], default="")
+        why = "; ".join(self.causes) or f"the cause is not known, {worst} differs most"
+        return (
+            f"the captured training does not explain {what} ({self.residual:.2g}): {why}; "
+            f"results are no evidence of safety"
+        )
+
+
+def check_replay(
+    training: CapturedTraining, received: Mapping[str, Tensor], sent: Mapping[str, Tensor]
+) -> ReplayCheck:
+    """Replay a training from the received parameters, and compare with what is sent.
+
+    Args:
+        training: what was captured.
+        received: the arrays that the server sent.
+        sent: the arrays that the client sends.
+    """
+    if training.problem:
+        return ReplayCheck(None, problem=training.problem)
+    names = name_tensors(received, training.roots)
+    names = {name: named for name, named in names.items() if name in sent}
+    parameters = [name for name, named in names.items() if named.is_parameter]
+    if not parameters:
+        return ReplayCheck(None, problem="the received arrays are none of a module that was called")
+    if not training.complete and (training.changed_at_end or training.changed_outside):
+        problem = "parameters were changed outside of the optimizer, and not all steps were kept"
+        return ReplayCheck(None, num_steps=training.num_steps, problem=problem)
+    start = {name: received[name] for name in names}
+    try:
+        replayed = replay(training, names, start)
+    except (ValueError, RuntimeError) as error:
+        return ReplayCheck(None, num_steps=training.num_steps, problem=str(error))
+    end = {name: names[name].live.detach() for name in names}
+    target = dict(sent)
+    if not training.complete:
+        # What followed the kept steps is taken as it was seen.
+        for name in parameters:
+            kept = training.after_kept[id(names[name].live)]
+            target[name] = _double(sent[name]) - _double(end[name]) + _double(kept)
+    update = {name: _double(target[name]) - _double(received[name]) for name in parameters}
+    gap = {name: _double(target[name]) - _double(replayed[name]) for name in parameters}
+    by_entry = {name: _ratio(gap[name].norm(), update[name].norm()) for name in parameters}
+    residual = _ratio(_norm(gap.values()), _norm(update.values()))
+    causes: tuple[str, ...] = ()
+    if not residual <= TOLERANCE:
+        causes = tuple(_causes(training, names, received, sent, end))
+    missing = [name for name in received if name not in names and received[name].ndim]
+    if missing and causes:
+        causes = (*causes, f"{_some(missing)} in no module that was called")
+    return ReplayCheck(residual, by_entry, len(training.steps), training.num_steps, tuple(causes))
+
+
+def _causes(
+    training: CapturedTraining,
+    names: Mapping[str, NamedTensor],
+    received: Mapping[str, Tensor],
+    sent: Mapping[str, Tensor],
+    end: Mapping[str, Tensor],
+) -> Iterable[str]:
+    own = [name for name, named in names.items() if not _same(named.before, received[name])]
+    if own:
+        verb = "was" if len(own) == 1 else "were"
+        yield f"{_some(own)} {verb} not the server's before training"
+    parameters = [name for name, named in names.items() if named.is_parameter]
+    if not all(_same(end[name], sent[name]) for name in parameters):
+        trained = {name: _double(end[name]) - _double(received[name]) for name in parameters}
+        released = {name: _double(sent[name]) - _double(received[name]) for name in parameters}
+        yield _after_training(trained, released)
+    # From the client's own parameters: what is left is no matter of where it began.
+    again = replay(training, names, {})
+    last = {
+        name: _double(training.after_kept.get(id(names[name].live), end[name]))
+        for name in parameters
+    }
+    trained = {name: _double(again[name]) - _double(names[name].before) for name in parameters}
+    seen = {name: last[name] - _double(names[name].before) for name in parameters}
+    drift = _norm(seen[name] - trained[name] for name in parameters)
+    if _ratio(drift, _norm(trained.values())) <= TOLERANCE:
+        return
+    rescaled = sum(step.rescaled_to is not None for step in training.steps)
+    if training.changed_at_end:
+        yield f"after the last step of the optimizer, {_after_training(trained, seen)}"
+    if training.changed_outside:
+        yield "parameters were changed between the steps by something else than the optimizer"
+    if rescaled and not training.changed_at_end:
+        yield (
+            f"gradients were changed between backward and {rescaled} of "
+            f"{len(training.steps)} steps, and not by a common factor: noise, or clipping "
+            f"by sample (DP-SGD)"
+        )
+
+
+def _after_training(trained: Params, released: Params) -> str:
+    """What was done to the update after training: a factor, or something else."""
+    inner = sum(float((released[name] * trained[name]).sum()) for name in trained)
+    norm = _norm(trained.values())
+    factor = inner / norm**2 if norm else 0.0
+    rest = _norm(released[name] - factor * trained[name] for name in trained)
+    if rest <= TOLERANCE * _norm(released.values()):
+        return f"the update was scaled by {factor:.3g} after training (clipping)"
+    change = _norm(released[name] - trained[name] for name in trained)
+    return (
+        f"the update was changed by {_ratio(change, norm):.2g} of its norm after training "
+        f"(noise, clipping or a defense)"
+    )
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    return torch.equal(left.detach().cpu(), right.detach().cpu().to(left.dtype))
+
+
+def _double(value: Tensor) -> Tensor:
+    return value.detach().to("cpu", torch.float64)
+
+
+def _norm(values: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(value.double().square().sum()) for value in values))
+
+
+def _ratio(part: float | Tensor, whole: float | Tensor) -> float:
+    part, whole = float(part), float(whole)
+    if not part:
+        return 0.0
+    return part / whole if whole and math.isfinite(part) else 1.0
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,85 @@
+"""A captured round as the scores and defenses take it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flwr_leakage.capture.inputs import infer_spec
+from flwr_leakage.capture.names import NamedTensor, name_tensors
+from flwr_leakage.capture.samples import (
+    captured_batches,
+    captured_gradient_map,
+    captured_schedule,
+    private_samples,
+)
+from flwr_leakage.capture.training import CapturedTraining
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.params import Params
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
+
+
+@dataclass(frozen=True)
+class CapturedRound:
+    """What a ``ClientAudit`` would have been told by hand, and the round itself.
+
+    Attributes:
+        gradient_map: of the captured model and loss.
+        spec: given, or read off the samples.
+        schedule: of the captured steps.
+        private: the samples that left a trace, in the order of use.
+        params: θ_t, received.
+        buffers: received.
+        raw: the update at the end of training, before mods and defenses.
+    """
+
+    gradient_map: GradientMap
+    spec: InputSpec
+    schedule: LocalSchedule
+    private: Batch
+    params: Params
+    buffers: Params
+    raw: Update
+
+
+def read_round(
+    training: CapturedTraining,
+    received: Mapping[str, Tensor],
+    num_examples: int,
+    spec: InputSpec | None = None,
+) -> CapturedRound:
+    """Read a round off a captured training.
+
+    Args:
+        training: what was captured.
+        received: the arrays that the server sent.
+        num_examples: what the client says it used.
+        spec: of the inputs; ``None`` infers it.
+
+    Raises:
+        ValueError: the training has no such form, in words.
+    """
+    schedule = captured_schedule(training, num_examples)
+    call = captured_batches(training)[0]
+    names = name_tensors(received, training.roots)
+    missing = [name for name in received if name not in names]
+    if missing:
+        raise ValueError(f"{missing[0]} is in no module that was called")
+    gradient_map = captured_gradient_map(training, names, call)
+    if not call.num_outputs:
+        raise ValueError("the model does not return logits (B, K)")
+    start = {name: value.to(names[name].before.dtype) for name, value in received.items()}
+    params, buffers = _split(start, names)
+    end, end_buffers = _split({name: named.live.detach() for name, named in names.items()}, names)
+    delta = {name: end[name].cpu() - params[name] for name in params}
+    raw = Update(delta, {k: v.clone() for k, v in end_buffers.items()}, schedule, num_examples)
+    found = spec or infer_spec(call.batch, call.num_outputs)[0]
+    private = private_samples(training, num_examples)
+    return CapturedRound(gradient_map, found, schedule, private, params, buffers, raw)
+
+
+def _split(state: Mapping[str, Tensor], names: Mapping[str, NamedTensor]) -> tuple[Params, Params]:
+    return (
+        {name: value for name, value in state.items() if names[name].is_parameter},
+        {name: value for name, value in state.items() if not names[name].is_parameter},
+    )

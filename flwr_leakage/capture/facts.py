@@ -1,0 +1,240 @@
+"""What a client can tell of its training without telling of its samples."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flwr_leakage.capture.inputs import infer_spec
+from flwr_leakage.capture.samples import (
+    batch_norm_mode,
+    captured_batches,
+    captured_schedule,
+    drops_out,
+)
+from flwr_leakage.capture.training import CapturedTraining
+from flwr_leakage.normalization import BatchNormMode
+from flwr_leakage.records import InputSpec, LocalSchedule
+
+_CLOSE = 1e-6
+"""Settings that differ by less, relatively, are the same number."""
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """How a client trained.
+
+    Attributes:
+        optimizer: name of the class.
+        learning_rate: of the first step.
+        momentum: of SGD, or 0.
+        weight_decay: the optimizer's, or 0.
+        num_steps: of the optimizer.
+        batch_size: of the largest mini-batch.
+        batch_norm: the mode of the BatchNorm layers; empty where there are none.
+        randomness: whether the model drew random numbers, as dropout does.
+        precision: the type of mixed precision, or empty.
+        loss: ``cross_entropy``, or why it is none that is known here.
+        shape: (C, H, W) of an input, or empty.
+        num_classes: K, or 0.
+        mean: per channel, where it follows from 8-bit levels; else empty.
+        std: the same.
+        unscheduled: why no ``LocalSchedule`` says how it was trained, or empty.
+    """
+
+    optimizer: str
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    num_steps: int = 0
+    batch_size: int = 0
+    batch_norm: str = ""
+    randomness: bool = False
+    precision: str = ""
+    loss: str = ""
+    shape: tuple[int, ...] = ()
+    num_classes: int = 0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    unscheduled: str = ""
+
+    def schedule(self) -> LocalSchedule:
+        """The schedule, for attacks.
+
+        Raises:
+            ValueError: no schedule says how it was trained.
+        """
+        if self.unscheduled:
+            raise ValueError(self.unscheduled)
+        return LocalSchedule(
+            self.learning_rate,
+            self.num_steps,
+            self.batch_size,
+            self.momentum,
+            self.weight_decay,
+        )
+
+    def spec(self) -> InputSpec:
+        """The inputs, for attacks.
+
+        Raises:
+            ValueError: they are no images, or their normalisation is not known.
+        """
+        if len(self.shape) != 3 or not self.num_classes:
+            raise ValueError("the inputs are no images with a class each")
+        if not self.mean:
+            raise ValueError("the normalisation of the inputs does not follow from their levels")
+        channels, height, width = self.shape
+        return InputSpec((channels, height, width), self.num_classes, self.mean, self.std)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> "TrainingFacts":
+        """Read what a client sent; it is free to write anything.
+
+        Raises:
+            ValueError: it is not what ``to_dict`` returns.
+        """
+        return TrainingFacts(
+            optimizer=_text(content["optimizer"]),
+            learning_rate=_number(content["learning_rate"]),
+            momentum=_number(content["momentum"]),
+            weight_decay=_number(content["weight_decay"]),
+            num_steps=_count(content["num_steps"]),
+            batch_size=_count(content["batch_size"]),
+            batch_norm=_text(content["batch_norm"]),
+            randomness=bool(content["randomness"]),
+            precision=_text(content["precision"]),
+            loss=_text(content["loss"]),
+            shape=tuple(_count(size) for size in _few(content["shape"])),
+            num_classes=_count(content["num_classes"]),
+            mean=tuple(_number(value) for value in _few(content["mean"])),
+            std=tuple(_number(value) for value in _few(content["std"])),
+            unscheduled=_text(content["unscheduled"]),
+        )
+
+
+def facts_of(training: CapturedTraining, num_examples: int) -> TrainingFacts:
+    """What was captured, in numbers and words.
+
+    Raises:
+        ValueError: nothing was captured.
+    """
+    if training.problem or training.optimizer is None:
+        raise ValueError(training.problem or "no optimizer was captured")
+    options = training.steps[0].options[0]
+    layers = [m for root in training.roots for m in root.copy.modules()]
+    has_batch_norm = any(isinstance(layer, _BatchNorm) for layer in layers)
+    entries = training.steps[0].backwards[0].entries
+    dtypes = {str(e.autocast.dtype).removeprefix("torch.") for e in entries if e.autocast.enabled}
+    loss, spec, known = _inputs(training)
+    try:
+        captured_schedule(training, num_examples)
+        unscheduled = ""
+    except ValueError as error:
+        unscheduled = str(error)
+    return TrainingFacts(
+        optimizer=type(training.optimizer).__name__,
+        learning_rate=float(options["lr"]),
+        momentum=float(options.get("momentum", 0.0)),
+        weight_decay=float(options.get("weight_decay", 0.0)),
+        num_steps=training.num_steps,
+        batch_size=max(training.batch_sizes, default=0),
+        batch_norm=batch_norm_mode(training) if has_batch_norm else "",
+        randomness=drops_out(training),
+        precision=", ".join(sorted(dtypes)),
+        loss=loss,
+        shape=spec.shape if spec else (),
+        num_classes=spec.num_classes if spec else 0,
+        mean=spec.mean if spec and known else (),
+        std=spec.std if spec and known else (),
+        unscheduled=unscheduled,
+    )
+
+
+def _inputs(training: CapturedTraining) -> tuple[str, InputSpec | None, bool]:
+    try:
+        call = captured_batches(training)[0]
+        loss = "cross_entropy" if call.loss is F.cross_entropy else "a loss of the app's own"
+    except ValueError as error:
+        return str(error), None, False
+    try:
+        spec, known = infer_spec(call.batch, call.num_outputs)
+        return loss, spec, known
+    except ValueError:
+        return loss, None, False
+
+
+def differences(
+    facts: TrainingFacts,
+    schedule: LocalSchedule,
+    spec: InputSpec,
+    batch_norm: BatchNormMode,
+) -> tuple[str, ...]:
+    """Where an audit assumes another training than the client's, in words; empty where nowhere."""
+    found = []
+    if facts.optimizer != "SGD":
+        found.append(f"optimizer {facts.optimizer}, assumed SGD")
+    numbers = (
+        ("learning rate", facts.learning_rate, schedule.learning_rate),
+        ("momentum", facts.momentum, schedule.momentum),
+        ("weight decay", facts.weight_decay, schedule.weight_decay),
+        ("steps", facts.num_steps, schedule.num_steps),
+        ("batch size", facts.batch_size, schedule.batch_size),
+    )
+    for name, told, assumed in numbers:
+        if not math.isclose(told, assumed, rel_tol=_CLOSE):
+            found.append(f"{name} {told:g}, assumed {assumed:g}")
+    if facts.batch_norm and facts.batch_norm != batch_norm:
+        found.append(f"BatchNorm in mode {facts.batch_norm}, assumed {batch_norm}")
+    if facts.randomness:
+        found.append("dropout or another random layer, assumed none")
+    if facts.precision:
+        found.append(f"mixed precision ({facts.precision}), assumed none")
+    if facts.shape and facts.shape != spec.shape:
+        found.append(f"inputs of shape {facts.shape}, assumed {spec.shape}")
+    elif facts.mean and not (_near(facts.mean, spec.mean) and _near(facts.std, spec.std)):
+        found.append(
+            f"normalisation by mean {facts.mean} and std {facts.std}, assumed {spec.mean} and "
+            f"{spec.std}"
+        )
+    if facts.unscheduled and facts.optimizer == "SGD":
+        found.append(facts.unscheduled)
+    return tuple(found)
+
+
+def _near(told: Sequence[float], assumed: Sequence[float]) -> bool:
+    """Whether normalisations agree to half a level of 8 bits."""
+    return len(told) == len(assumed) and all(
+        abs(left - right) <= 0.5 / 255 for left, right in zip(told, assumed, strict=True)
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, got {type(value).__name__}.")
+    return value[:200].encode("utf-8", "replace").decode()
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
+        raise ValueError("expected a number below 1e12.")
+    return float(value)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise ValueError("expected an integer in [0, 2^31).")
+    return value
+
+
+def _few(value: object) -> list[Any]:
+    if not isinstance(value, list) or len(value) > 64:
+        raise ValueError("expected a list of at most 64 entries.")
+    return value

@@ -1,0 +1,72 @@
+"""Shape, classes and normalisation of captured samples, read off their values."""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.records import Batch, InputSpec
+
+_LEVELS = 255
+
+
+def infer_spec(batch: Batch, num_classes: int) -> tuple[InputSpec, bool]:
+    """Infer what is public about the data from a client's samples.
+
+    Images of 8 bits hold (k/255 − mean)/std with k = 0 … 255. So the distance between
+    neighbouring values is 1/(255·std) in each channel, and the smallest value is that of k = 0
+    where a black pixel occurs. Where the values lie on no such grid (interpolated, augmented),
+    the box that the samples span is taken for that of pixels.
+
+    Args:
+        batch: samples (B, C, H, W) in the model's input space.
+        num_classes: K.
+
+    Returns:
+        The spec, and whether the normalisation follows from the levels of 8 bits. If not, it is
+        that of these samples, and tells of them.
+
+    Raises:
+        ValueError: the samples are no images.
+    """
+    inputs = batch.inputs.detach().cpu()
+    if inputs.ndim != 4 or not inputs.is_floating_point():
+        raise ValueError(
+            f"expected images (B, C, H, W) of floats, got {tuple(inputs.shape)} of {inputs.dtype}"
+        )
+    mean, std, on_grid = [], [], True
+    for channel in inputs.double().transpose(0, 1).flatten(1):
+        low, high = float(channel.min()), float(channel.max())
+        gap = _gap(channel)
+        if gap is not None and (high - low) / gap <= _LEVELS + 0.5:
+            scale = 1 / (_LEVELS * gap)
+        else:
+            on_grid = False
+            scale = 1 / max(high - low, 1e-6)
+        std.append(_round(scale))
+        mean.append(_round(-low * scale))
+    shape = tuple(inputs.shape[1:])
+    spec = InputSpec((shape[0], shape[1], shape[2]), num_classes, tuple(mean), tuple(std))
+    return spec, on_grid
+
+
+def _gap(values: Tensor) -> float | None:
+    """The spacing of the grid that the values lie on; ``None`` where they lie on none."""
+    levels = torch.unique(values)
+    width = float(levels[-1] - levels[0])
+    apart = [b - a for a, b in pairwise(levels.tolist()) if b - a > 1e-5 * width]
+    if not width or not apart:
+        return None
+    gap = min(apart)
+    steps = (levels - levels[0]) / gap
+    for _ in range(3):  # float32 knows a neighbour's gap to 1e-4, and the width far better
+        whole = steps.round()
+        far = whole.argmax()
+        gap = float((levels[far] - levels[0]) / whole[far])
+        steps = (levels - levels[0]) / gap
+    return gap if bool(((steps - steps.round()).abs() < 0.02).all()) else None
+
+
+def _round(value: float) -> float:
+    """Four decimals, which is how normalisations are written."""
+    return float(f"{value:.4f}") + 0.0  # no −0

@@ -1,0 +1,77 @@
+"""Which tensor of the captured modules is which entry of the arrays that a server sends."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from flwr_leakage.capture.training import Root
+
+_WRAPPERS = ("", "_module.", "module.", "_orig_mod.")
+"""What Opacus, data parallelism and ``torch.compile`` put before a model's own names."""
+
+
+@dataclass(frozen=True)
+class NamedTensor:
+    """One entry of the arrays in the captured modules.
+
+    Attributes:
+        root: index of the module that it belongs to.
+        own_name: in that module's ``state_dict``.
+        live: the tensor that was trained.
+        before: its copy from before the first step.
+    """
+
+    root: int
+    own_name: str
+    live: Tensor
+    before: Tensor
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is a parameter, and no buffer."""
+        return isinstance(self.live, nn.Parameter)
+
+
+def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dict[str, NamedTensor]:
+    """Find the captured tensors of the received entries, by names and shapes.
+
+    The names of a module that was called are those received, those behind a wrapper's name, or
+    those of a part of the model that is called on its own (``encoder.``). Arrays named 0, 1, …
+    are taken in the order of the module's ``state_dict``.
+    """
+    found: dict[str, NamedTensor] = {}
+    for index, root in enumerate(roots):
+        live = root.live.state_dict(keep_vars=True)
+        before = root.copy.state_dict(keep_vars=True)
+        for own, name in _own_names(received, live, set(found)).items():
+            found[name] = NamedTensor(index, own, live[own], before[own])
+    return {name: found[name] for name in received if name in found}
+
+
+def _own_names(
+    received: Mapping[str, Tensor], live: Mapping[str, Tensor], taken: set[str]
+) -> dict[str, str]:
+    """From names in the module to received names."""
+    if received and all(name.isdigit() for name in received):
+        in_order = sorted(received, key=int)
+        shapes = [received[name].shape for name in in_order]
+        same = shapes == [value.shape for value in live.values()] and not taken
+        return dict(zip(live, in_order, strict=True)) if same else {}
+    best: dict[str, str] = {}
+    for wrapper in _WRAPPERS:
+        inner = {own: own.removeprefix(wrapper) for own in live if own.startswith(wrapper)}
+        if not inner:
+            continue
+        first = next(iter(inner.values()))
+        for start in (name.removesuffix(first) for name in received if name.endswith(first)):
+            matched = {
+                own: start + name
+                for own, name in inner.items()
+                if start + name in received
+                and start + name not in taken
+                and received[start + name].shape == live[own].shape
+            }
+            if len(matched) > len(best):
+                best = matched
+    return best

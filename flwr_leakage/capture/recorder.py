@@ -1,0 +1,355 @@
+"""Capture one training of unmodified code, by hooks that are removed whatever happens.
+
+The hooks only look. They see the calls of modules (``register_module_forward_hook``), the torch
+functions between a model's call and ``backward`` (a ``TorchFunctionMode`` that is active there
+only) and the optimizers' steps. Hooks of torch are global: those of other threads are passed by.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import _pytree as pytree
+
+from flwr_leakage.capture.tape import Autocast, Backward, Tape
+from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is kept of a training; the rest is counted.
+
+    Attributes:
+        max_samples: samples of the steps that are kept, ≥ 1.
+        max_bytes: of the tensors that those steps refer to, ≥ 1.
+    """
+
+    max_samples: int = 1024
+    max_bytes: int = 256 * 2**20
+
+    def __post_init__(self) -> None:
+        for name in ("max_samples", "max_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
+
+@contextmanager
+def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
+    """Watch what this thread trains until the block ends; then ask ``training()``."""
+    recorder = Recorder(limits or Limits())
+    handles = [
+        register_module_forward_pre_hook(recorder.before_forward),
+        register_module_forward_hook(recorder.after_forward, with_kwargs=True, always_call=True),
+        register_optimizer_step_pre_hook(recorder.before_step),
+        register_optimizer_step_post_hook(recorder.after_step),
+    ]
+    try:
+        yield recorder
+    finally:
+        for handle in handles:
+            handle.remove()
+        recorder.close()
+
+
+def _looking(method: Callable[..., None]) -> Callable[..., None]:
+    """A hook of this thread, whose failure ends the capture and never the training."""
+
+    @wraps(method)
+    def hook(self: "Recorder", *args: Any) -> None:
+        if threading.get_ident() != self._thread or self._in_backward:
+            return
+        try:
+            method(self, *args)
+        except Exception as error:
+            self.give_up(str(error) or type(error).__name__)
+
+    return hook
+
+
+class _Window(TorchFunctionMode):
+    """Hands every torch function to the recorder; it never changes a call."""
+
+    def __init__(self, recorder: "Recorder") -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._recorder.call(func, args, kwargs or {})
+
+
+class Recorder:
+    """Sees one training; see ``capture``."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._thread = threading.get_ident()
+        self._modes = len(_get_current_function_mode_stack())
+        self._window = _Window(self)
+        self._is_open = False
+        self._depth = 0
+        self._in_backward = False
+        self._tape = Tape()
+        self._tape_is_used = False
+        self._rng_state: Tensor | None = None
+        self._memo: dict[int, Any] = {}
+        self._roots: dict[int, Root] = {}
+        self._trained: list[nn.Parameter] = []
+        self._optimizer: Optimizer | None = None
+        self._copied_optimizer: Optimizer | None = None
+        self._pending: list[Backward] = []
+        self._gradients: dict[int, tuple[Tensor, int]] = {}
+        self._steps: list[Step] = []
+        self._options: tuple[dict[str, Any], ...] = ()
+        self._num_steps = 0
+        self._batch_sizes: list[int] = []
+        self._samples = 0
+        self._constants: dict[int, Tensor] = {}
+        self._bytes = 0
+        self._keeps = True
+        self._after_kept: dict[int, Tensor] = {}
+        self._versions: dict[int, int] = {}
+        self._changed_outside = False
+        self._problem = ""
+
+    def give_up(self, reason: str) -> None:
+        """Stop looking; the training goes on."""
+        if not self._problem:
+            self._problem = reason
+        self._keeps = False
+        self._tape = Tape()
+
+    # --- the model -----------------------------------------------------------------------------
+
+    @_looking
+    def before_forward(self, module: nn.Module, args: Any) -> None:
+        """The outermost call of a module begins."""
+        self._depth += 1
+        if self._depth > 1 or not torch.is_grad_enabled() or not self._keeps:
+            return
+        self._close_window()
+        if self._tape_is_used:
+            self._tape, self._tape_is_used = Tape(), False
+        self._copy_root(module)
+        self._rng_state = torch.get_rng_state()
+
+    @_looking
+    def after_forward(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        """The outermost call of a module ends; with (kwargs, output), or (output,) if it failed."""
+        self._depth -= 1
+        if self._depth > 0 or not torch.is_grad_enabled() or len(rest) < 2:
+            return
+        kwargs, output = rest
+        leaves = _tensors(output)
+        if not any(leaf.requires_grad for leaf in leaves):
+            return
+        if id(module) in self._roots:
+            self._batch_sizes.append(_batch_size(args, kwargs))
+        if not self._keeps:
+            return
+        before = self._rng_state
+        if before is not None and torch.equal(before, torch.get_rng_state()):
+            before = None
+        self._tape.record(module, args, kwargs, output, before, _autocast(leaves))
+        self._open_window()
+
+    def _copy_root(self, module: nn.Module) -> None:
+        if id(module) in self._roots or not module.state_dict():
+            return
+        if self._num_steps and any(p.requires_grad for p in module.parameters()):
+            raise ValueError(f"{type(module).__name__} was first called after the first step")
+        self._roots[id(module)] = Root(module, copy_root(module, self._memo))
+        self._trained += module.parameters()
+
+    # --- the loss ------------------------------------------------------------------------------
+
+    def _open_window(self) -> None:
+        if self._is_open:
+            return
+        if len(_get_current_function_mode_stack()) != self._modes:
+            raise ValueError("the model was called inside a torch function mode, such as a device")
+        self._window.__enter__()
+        self._is_open = True
+
+    def _close_window(self) -> None:
+        if self._is_open and _get_current_function_mode_stack()[-1] is self._window:
+            self._window.__exit__(None, None, None)
+            self._is_open = False
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a torch function, and record it where trained parameters enter its result."""
+        if self._depth or self._in_backward or not self._keeps or not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        if function is Tensor.backward:
+            return self._backward(function, args, kwargs)
+        before = torch.get_rng_state()
+        result = function(*args, **kwargs)
+        try:
+            leaves = _tensors(result)
+            if any(leaf.requires_grad for leaf in leaves):
+                drew = not torch.equal(before, torch.get_rng_state())
+                self._tape.record(
+                    function, args, kwargs, result, before if drew else None, _autocast(leaves)
+                )
+        except Exception as error:
+            self.give_up(str(error) or type(error).__name__)
+        return result
+
+    def _backward(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            gradient = args[1] if len(args) > 1 else kwargs.get("gradient")
+            found = self._tape.cut(args[0], gradient)
+            self._pending.append(found)
+            self._count(found)
+        except Exception as error:
+            self.give_up(str(error) or type(error).__name__)
+        self._in_backward = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._in_backward = False
+            self._tape_is_used = True
+            self._gradients = {
+                id(p): (p.grad, p.grad._version)
+                for p in self._trained if p.grad is not None
+            }  # fmt: skip
+
+    def _count(self, found: Backward) -> None:
+        for entry in found.entries:
+            for leaf in entry.inputs():
+                tensor = getattr(leaf, "tensor", None)
+                if isinstance(tensor, Tensor) and tensor.data_ptr() not in self._constants:
+                    self._constants[tensor.data_ptr()] = tensor
+                    self._bytes += tensor.nbytes
+
+    # --- the optimizer -------------------------------------------------------------------------
+
+    @_looking
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """A step begins; a closure that trains may run inside of it."""
+        self._close_window()
+        if not self._roots and not self._has_closure(args, kwargs):
+            return
+        if self._problem:
+            return
+        if isinstance(optimizer, LBFGS):
+            raise ValueError("LBFGS calls the loss several times in a step")
+        if self._optimizer is None:
+            self._optimizer = optimizer
+            self._copied_optimizer = copy.deepcopy(optimizer, self._memo)
+        elif optimizer is not self._optimizer:
+            raise ValueError("two optimizers take steps")
+        self._options = tuple(
+            {name: value for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        )
+        self._check_versions()
+
+    @_looking
+    def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """A step has ended."""
+        self._close_window()
+        if optimizer is not self._optimizer:
+            return
+        self._num_steps += 1
+        self._versions = {id(p): p._version for p in self._trained}
+        if not self._keeps:
+            return
+        self._steps.append(Step(tuple(self._pending), self._options, self._rescaled_to()))
+        self._pending, self._gradients = [], {}
+        self._samples = sum(self._batch_sizes)
+        if self._samples >= self._limits.max_samples or self._bytes >= self._limits.max_bytes:
+            self._keeps = False
+            self._tape = Tape()
+            self._after_kept = {id(p): p.detach().clone() for p in self._trained}
+
+    @staticmethod
+    def _has_closure(args: Any, kwargs: Any) -> bool:
+        return kwargs.get("closure") is not None or any(callable(arg) for arg in args[1:])
+
+    def _check_versions(self) -> None:
+        self._changed_outside |= any(
+            self._versions.get(id(p), p._version) != p._version for p in self._trained
+        )
+
+    def _rescaled_to(self) -> float | None:
+        """The gradient's norm where it is not what ``backward`` left."""
+        now = {id(p): p.grad for p in self._trained if p.grad is not None}
+        same = now.keys() == self._gradients.keys() and all(
+            gradient is self._gradients[key][0] and gradient._version == self._gradients[key][1]
+            for key, gradient in now.items()
+        )
+        if same:
+            return None
+        with torch.no_grad():
+            norms = [torch.linalg.vector_norm(gradient.detach()) for gradient in now.values()]
+            return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave nothing behind in torch."""
+        self._close_window()
+        if self._is_open:  # another mode lies above: this one lets everything pass from now on
+            self._keeps = False
+
+    def training(self) -> CapturedTraining:
+        """What was seen."""
+        changed_at_end = bool(self._num_steps) and any(
+            self._versions.get(id(p), p._version) != p._version for p in self._trained
+        )
+        return CapturedTraining(
+            roots=tuple(self._roots.values()),
+            optimizer=self._copied_optimizer,
+            copies=self._memo,
+            steps=tuple(self._steps),
+            num_steps=self._num_steps,
+            batch_sizes=tuple(self._batch_sizes),
+            after_kept=self._after_kept,
+            changed_outside=self._changed_outside,
+            changed_at_end=changed_at_end,
+            problem=self._problem or self._missing(),
+        )
+
+    def _missing(self) -> str:
+        if not self._num_steps:
+            return (
+                "no step of a torch.optim.Optimizer was seen in this thread: train with one, or "
+                "pass the mini-batches through encode() and use a ClientAudit"
+            )
+        if not self._steps or not self._steps[0].backwards:
+            return "no loss.backward() was seen after a call of a torch.nn.Module"
+        return ""
+
+
+def _batch_size(args: Any, kwargs: Any) -> int:
+    for argument in (*args, kwargs):
+        for tensor in _tensors(argument):
+            if tensor.ndim:
+                return int(tensor.shape[0])
+    return 1
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):  # the usual case, and walking a tree costs more than a layer
+        return [value]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _autocast(leaves: list[Tensor]) -> Autocast:
+    return Autocast.now(leaves[0].device.type)

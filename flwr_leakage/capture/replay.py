@@ -1,0 +1,88 @@
+"""Train again as was captured, from other parameters."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flwr_leakage.capture.names import NamedTensor
+from flwr_leakage.capture.tape import Backward, play
+from flwr_leakage.capture.training import CapturedTraining, copy_root
+from flwr_leakage.params import Params
+
+
+def replay(
+    training: CapturedTraining, names: Mapping[str, NamedTensor], start: Mapping[str, Tensor]
+) -> Params:
+    """The entries ``names`` after the captured steps, begun from ``start``.
+
+    The copied modules and the copied optimizer, of whatever class, take the captured steps on
+    the captured batches: with their learning rates, their order, their dropout masks (by the
+    generator's state) and their mixed precision. Gradients that were rescaled before a step are
+    scaled to the norm that they had then. The live modules are not touched.
+
+    Args:
+        training: what was captured.
+        names: the entries, as ``name_tensors`` finds them.
+        start: values to begin with; those of the copies where a name is missing.
+
+    Raises:
+        ValueError: a tensor was changed after it was used, or the loss has a parameter that is in
+            no captured module.
+    """
+    memo: dict[int, Any] = {}
+    modules = [copy_root(root.copy, memo) for root in training.roots]
+    for module in modules:
+        # Opacus wraps a model to take gradients by sample, which a replay does not need.
+        if callable(disable := getattr(module, "disable_hooks", None)):
+            disable()
+    optimizer = copy.deepcopy(training.optimizer, memo)
+    if optimizer is None:
+        raise ValueError("no optimizer was captured")
+    translated: dict[int, Any] = {
+        id(root.live): module for root, module in zip(training.roots, modules, strict=True)
+    }
+    for root, module in zip(training.roots, modules, strict=True):
+        pairs = zip(root.live.parameters(), module.parameters(), strict=True)
+        translated.update((id(live), ours) for live, ours in pairs)
+
+    def translate(thing: Any) -> Any:
+        if isinstance(thing, Tensor) and id(thing) not in translated:
+            raise ValueError("the loss has a parameter that is in no module that was called")
+        return translated.get(id(thing), thing)
+
+    states = [module.state_dict(keep_vars=True) for module in modules]
+    ours = {name: states[named.root][named.own_name] for name, named in names.items()}
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with torch.no_grad():
+            for name, value in start.items():
+                if name in ours:
+                    ours[name].copy_(value)
+        for step in training.steps:
+            for group, options in zip(optimizer.param_groups, step.options, strict=True):
+                group.update(options)
+            optimizer.zero_grad()
+            for backward in step.backwards:
+                _backward(backward, translate)
+            if step.rescaled_to is not None:
+                _rescale([p for module in modules for p in module.parameters()], step.rescaled_to)
+            optimizer.step()
+    return {name: value.detach() for name, value in ours.items()}
+
+
+def _backward(backward: Backward, translate: Any) -> None:
+    results = play(backward.entries, translate)
+    loss = results[backward.loss.entry][backward.loss.leaf]
+    loss.backward(None if backward.gradient is None else backward.gradient.get())
+
+
+def _rescale(parameters: list[nn.Parameter], norm: float) -> None:
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    with torch.no_grad():
+        own = torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
+        )
+        for gradient in gradients:
+            gradient.mul_(norm / own)

@@ -1,0 +1,237 @@
+"""From a captured training to what the scores and attacks speak of: samples, loss, schedule."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import SGD
+
+from flwr_leakage.capture.names import NamedTensor
+from flwr_leakage.capture.tape import Autocast, Backward, Constant, Entry, Value, play
+from flwr_leakage.capture.training import CapturedTraining
+from flwr_leakage.gradient_map import GradientMap, Loss
+from flwr_leakage.normalization import BatchNormMode
+from flwr_leakage.records import Batch, LocalSchedule
+
+
+@dataclass(frozen=True)
+class TapedLoss:
+    """The captured way from logits to the loss, on other logits and targets."""
+
+    entries: tuple[Entry, ...]
+    loss: Value
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss, a scalar."""
+        given = {Value(0, 0): logits, Value(1, 0): targets}
+        value: Tensor = play(self.entries, lambda thing: thing, given)[self.loss.entry][
+            self.loss.leaf
+        ]
+        return value
+
+
+@dataclass(frozen=True)
+class LossCall:
+    """One call of the model and of a loss of its output.
+
+    Attributes:
+        root: index of the module that was called.
+        batch: its input and the targets.
+        num_outputs: K, where the model returns (B, K); 0 otherwise.
+        loss: (logits, targets) ↦ scalar.
+    """
+
+    root: int
+    batch: Batch
+    num_outputs: int
+    loss: Loss
+
+
+def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
+    """Read one ``loss(model(inputs), targets)``.
+
+    Raises:
+        ValueError: the loss has another form, in words.
+    """
+    roots = {id(root.live): index for index, root in enumerate(training.roots)}
+    trained = {id(p) for root in training.roots for p in root.live.parameters()}
+    calls = [
+        (number, entry)
+        for number, entry in enumerate(backward.entries)
+        if id(entry.function) in roots
+        and any(id(p) in trained and p.requires_grad for p in _parameters(entry))
+    ]
+    if len(calls) != 1:
+        raise ValueError(f"a loss needs {len(calls)} calls of modules, expected one of a model")
+    number, call = calls[0]
+    tensors = [leaf.tensor for leaf in call.inputs() if isinstance(leaf, Constant)]
+    if len(tensors) != 1 or number != 0:
+        raise ValueError(f"the model was called with {len(tensors)} tensors, expected one input")
+    tail = backward.entries[1:]
+    if not tail:
+        raise ValueError("the model computes its loss itself")
+    leaves = [leaf for entry in tail for leaf in entry.inputs()]
+    if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+        raise ValueError("the loss has a term in the parameters, such as FedProx's")
+    outputs = {leaf for leaf in leaves if isinstance(leaf, Value) and leaf.entry == 0}
+    if len(outputs) != 1:
+        raise ValueError("the loss uses several outputs of the model")
+    (inputs,) = tensors
+    found = {
+        id(leaf.tensor): leaf
+        for leaf in leaves
+        if isinstance(leaf, Constant) and leaf.tensor.shape[:1] == inputs.shape[:1]
+    }
+    if len(found) != 1:
+        raise ValueError(f"the loss uses {len(found)} tensors of the batch's size as targets")
+    (targets,) = found.values()
+    batch = Batch(inputs, targets.get())
+    num_outputs = call.shape[1] if len(call.shape) == 2 else 0
+    loss = _plain(tail) or _taped(tail, outputs.pop(), targets, backward.loss)
+    return LossCall(roots[id(call.function)], batch, num_outputs, loss)
+
+
+def _parameters(entry: Entry) -> list[nn.Parameter]:
+    return list(entry.function.parameters()) if isinstance(entry.function, nn.Module) else []
+
+
+def _plain(tail: tuple[Entry, ...]) -> Loss | None:
+    """The mean cross-entropy under its own name, where it is that."""
+    if len(tail) != 1:
+        return None
+    function, (args, kwargs) = tail[0].function, tail[0].arguments
+    if function is F.cross_entropy and len(args) + len(kwargs) == 2:
+        return F.cross_entropy
+    if type(function) is nn.CrossEntropyLoss:
+        usual = (function.weight, function.reduction, function.label_smoothing)
+        if usual == (None, "mean", 0.0) and function.ignore_index == -100:
+            return F.cross_entropy
+    return None
+
+
+def _taped(tail: tuple[Entry, ...], output: Value, targets: Constant, loss: Value) -> TapedLoss:
+    nothing = Entry(_never, ((), {}), None, Autocast("cpu", False, torch.bfloat16))
+
+    def renumber(leaf: object) -> object:
+        if leaf == output:
+            return Value(0, 0)
+        if isinstance(leaf, Value):
+            return Value(leaf.entry + 1, leaf.leaf)
+        if isinstance(leaf, Constant) and leaf.tensor is targets.tensor:
+            return Value(1, 0)
+        return leaf
+
+    moved = tuple(entry.map(renumber) for entry in tail)
+    return TapedLoss((nothing, nothing, *moved), Value(loss.entry + 1, loss.leaf))
+
+
+def _never() -> None:
+    raise ValueError("this entry's result is given")
+
+
+def captured_batches(training: CapturedTraining) -> list[LossCall]:
+    """Every kept mini-batch, in the order of use.
+
+    Raises:
+        ValueError: nothing was captured, or a loss is none of a model's output and targets.
+    """
+    if training.problem:
+        raise ValueError(training.problem)
+    return [read_loss_call(training, b) for step in training.steps for b in step.backwards]
+
+
+def batch_norm_mode(training: CapturedTraining) -> BatchNormMode:
+    """``batch`` where a BatchNorm layer trained in train mode."""
+    layers = (m for root in training.roots for m in root.copy.modules())
+    trains = any(isinstance(m, _BatchNorm) and m.training for m in layers)
+    return "batch" if trains else "running"
+
+
+def drops_out(training: CapturedTraining) -> bool:
+    """Whether a call drew random numbers, as dropout does."""
+    return any(
+        entry.rng_state is not None
+        for step in training.steps
+        for backward in step.backwards
+        for entry in backward.entries
+    )
+
+
+def captured_gradient_map(
+    training: CapturedTraining, names: Mapping[str, NamedTensor], call: LossCall
+) -> GradientMap:
+    """The gradient map of the captured model and loss, named as the received arrays.
+
+    Raises:
+        ValueError: the model's arrays are not all of those received.
+    """
+    model = training.roots[call.root].copy
+    own = {named.own_name: name for name, named in names.items() if named.root == call.root}
+    for wrapper in ("_module", "module", "_orig_mod"):
+        inner = getattr(model, wrapper, None)
+        if isinstance(inner, nn.Module) and len(inner.state_dict()) == len(model.state_dict()):
+            model, own = inner, {k.removeprefix(f"{wrapper}."): v for k, v in own.items()}
+    if {own.get(name) for name in model.state_dict()} != set(names) or any(
+        own[name] != name for name in model.state_dict()
+    ):
+        raise ValueError("the model that was called is not named as the arrays that were received")
+    return GradientMap(model, call.loss, batch_norm_mode(training))
+
+
+def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSchedule:
+    """The schedule of the captured training.
+
+    Raises:
+        ValueError: a ``LocalSchedule`` cannot say how it was trained.
+    """
+    if training.problem:
+        raise ValueError(training.problem)
+    optimizer = training.optimizer
+    if not isinstance(optimizer, SGD):
+        raise ValueError(f"the optimizer is {type(optimizer).__name__}, and no SGD")
+    options = [group for step in training.steps for group in step.options]
+    first = options[0]
+    if any({**group, "initial_lr": 0} != {**first, "initial_lr": 0} for group in options):
+        raise ValueError("the learning rate or another setting differs between steps or groups")
+    for name in ("nesterov", "maximize", "dampening"):
+        if first[name]:
+            raise ValueError(f"SGD with {name} is not replayed by attacks")
+    if any(len(step.backwards) != 1 for step in training.steps):
+        raise ValueError("gradients were accumulated over several mini-batches")
+    if any(step.rescaled_to is not None for step in training.steps):
+        raise ValueError("gradients were changed between backward and a step (clipping or noise)")
+    schedule = LocalSchedule(
+        learning_rate=float(first["lr"]),
+        num_steps=training.num_steps,
+        batch_size=max(training.batch_sizes),
+        momentum=float(first["momentum"]),
+        weight_decay=float(first["weight_decay"]),
+    )
+    expected = [window.stop - window.start for window in schedule.slices(num_examples)]
+    if expected != list(training.batch_sizes):
+        raise ValueError(
+            f"mini-batches of {list(training.batch_sizes)[:5]} … samples are not those of "
+            f"{num_examples} samples in order"
+        )
+    return schedule
+
+
+def private_samples(training: CapturedTraining, num_examples: int) -> Batch:
+    """The samples that left a trace, each once: those of the first epoch, in the order of use.
+
+    Raises:
+        ValueError: a later epoch took them in another order, which no schedule says.
+    """
+    joined = Batch.concatenate([call.batch for call in captured_batches(training)])
+    count = min(num_examples, sum(training.batch_sizes))
+    if len(joined) < count and not training.complete:
+        return joined
+    first, later = joined[:count], joined[count:]
+    for start in range(0, len(later), count):
+        part = later[start : start + count]
+        if not torch.equal(part.inputs, first.inputs[: len(part)]):
+            raise ValueError("a later epoch took the samples in another order, or changed them")
+    return first

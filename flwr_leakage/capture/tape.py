@@ -1,0 +1,236 @@
+"""A tape of what happens between a model's call and ``backward``, that can be played again.
+
+Entries are calls of modules and of torch functions whose results depend on trained parameters.
+Everything else (the samples, the targets, a server's parameters in a proximal term) is a constant.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+class ChangedConstantError(ValueError):
+    """A tensor that the tape refers to was changed in place after it was used."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """The place of a result on the tape: a leaf of what an entry returned."""
+
+    entry: int
+    leaf: int
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor that no trained parameter enters, and its version when it was used."""
+
+    tensor: Tensor = field(repr=False)
+    version: int
+
+    def get(self) -> Tensor:
+        """The tensor, if it is still what was used.
+
+        Raises:
+            ChangedConstantError: it was changed in place.
+        """
+        if self.tensor._version != self.version:
+            raise ChangedConstantError(
+                "a tensor of the training was changed in place after it was used"
+            )
+        return self.tensor
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """The mixed precision that a call ran under."""
+
+    device: str
+    enabled: bool
+    dtype: torch.dtype
+
+    @staticmethod
+    def now(device: str) -> "Autocast":
+        """That of this moment."""
+        return Autocast(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One call.
+
+    Attributes:
+        function: a module or a torch function.
+        arguments: (args, kwargs), with a ``Value``, a ``Constant`` or the live parameter in the
+            place of each tensor.
+        rng_state: of the CPU's generator before the call, where the call drew from it.
+        autocast: the mixed precision it ran under.
+        shape: of the first tensor that it returned.
+    """
+
+    function: Callable[..., Any]
+    arguments: Any
+    rng_state: Tensor | None
+    autocast: Autocast
+    shape: tuple[int, ...] = ()
+
+    def inputs(self) -> list[Any]:
+        """The arguments' leaves."""
+        return pytree.tree_leaves(self.arguments)
+
+    def map(self, change: Callable[[Any], Any]) -> "Entry":
+        """The same call, with other leaves."""
+        arguments = pytree.tree_map(change, self.arguments)
+        return replace(self, arguments=arguments)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """One call of ``backward``, with all that leads to it.
+
+    Attributes:
+        entries: in the order of calling; those only that the loss depends on.
+        loss: what ``backward`` was called on.
+        gradient: the argument of ``backward``, mostly ``None``.
+        loss_value: of the loss.
+    """
+
+    entries: tuple[Entry, ...]
+    loss: Value
+    gradient: Constant | None
+    loss_value: float
+
+
+class Tape:
+    """Collects entries as they happen; the results are kept so that their ids stay theirs."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._place: dict[int, Value] = {}
+        self._alive: list[Tensor] = []
+
+    def record(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        rng_state: Tensor | None,
+        autocast: Autocast,
+    ) -> None:
+        """Add a call whose result depends on trained parameters.
+
+        Raises:
+            ValueError: it uses something that does so too, and that is not on the tape.
+        """
+        arguments = pytree.tree_map(self._refer, (tuple(args), dict(kwargs)))
+        number = len(self._entries)
+        leaves = [result] if isinstance(result, Tensor) else pytree.tree_leaves(result)
+        shape = next(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
+        self._entries.append(Entry(function, arguments, rng_state, autocast, shape))
+        for leaf, tensor in enumerate(leaves):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                self._place[id(tensor)] = Value(number, leaf)
+                self._alive.append(tensor)
+
+    def cut(self, loss: Tensor, gradient: Tensor | None) -> Backward:
+        """What leads to ``loss``.
+
+        Raises:
+            ValueError: the loss is not on the tape.
+        """
+        place = self._place.get(id(loss))
+        if place is None:
+            raise ValueError("backward was called on a loss that no model's output leads to")
+        needed, waiting = set(), [place.entry]
+        while waiting:
+            number = waiting.pop()
+            if number not in needed:
+                needed.add(number)
+                found = self._entries[number].inputs()
+                waiting += [value.entry for value in found if isinstance(value, Value)]
+        kept = sorted(needed)
+        renumbered = {number: position for position, number in enumerate(kept)}
+
+        def renumber(leaf: Any) -> Any:
+            return Value(renumbered[leaf.entry], leaf.leaf) if isinstance(leaf, Value) else leaf
+
+        entries = tuple(self._entries[number].map(renumber) for number in kept)
+        value = float(loss.detach().double().sum())
+        given = None if gradient is None else _constant(gradient)
+        return Backward(entries, renumber(place), given, value)
+
+    def _refer(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        place = self._place.get(id(leaf))
+        if place is not None:
+            return place
+        if leaf.requires_grad and leaf.grad_fn is not None:
+            raise ValueError("a part of the loss was computed before the model was called")
+        return leaf if leaf.requires_grad else _constant(leaf)
+
+
+def _constant(tensor: Tensor) -> Constant:
+    detached = tensor.detach()
+    return Constant(detached, detached._version)
+
+
+def play(
+    entries: tuple[Entry, ...],
+    translate: Callable[[Any], Any],
+    given: Mapping[Value, Tensor] | None = None,
+) -> list[list[Any]]:
+    """Call the entries again, on other parameters.
+
+    Args:
+        entries: of a ``Backward``, or the end of one.
+        translate: from live modules and parameters to those to be used.
+        given: results of entries that are not called, by their place.
+
+    Returns:
+        The leaves of every entry's result.
+    """
+    results: list[list[Any]] = []
+    known = dict(given or {})
+    skipped = {value.entry for value in known}
+
+    def resolve(leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return known[leaf] if leaf in known else results[leaf.entry][leaf.leaf]
+        if isinstance(leaf, Constant):
+            return leaf.get()
+        return translate(leaf) if isinstance(leaf, Tensor) else leaf
+
+    for number, entry in enumerate(entries):
+        if number in skipped:
+            results.append([])
+            continue
+        args, kwargs = pytree.tree_map(resolve, entry.arguments)
+        with _drawing_from(entry.rng_state), _under(entry.autocast):
+            results.append(pytree.tree_leaves(translate(entry.function)(*args, **kwargs)))
+    return results
+
+
+@contextmanager
+def _drawing_from(rng_state: Tensor | None) -> Iterator[None]:
+    if rng_state is None:
+        yield
+        return
+    before = torch.get_rng_state()
+    torch.set_rng_state(rng_state)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+def _under(autocast: Autocast) -> Any:
+    if not autocast.enabled:
+        return nullcontext()
+    return torch.autocast(autocast.device, dtype=autocast.dtype)

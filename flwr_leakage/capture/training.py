@@ -1,0 +1,80 @@
+"""What was captured of one training: its steps, its model and its optimizer."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from flwr_leakage.capture.tape import Backward
+
+
+@dataclass(frozen=True)
+class Root:
+    """A module that the training called, with its copy from before the first step."""
+
+    live: nn.Module
+    copy: nn.Module
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the optimizer.
+
+    Attributes:
+        backwards: what was accumulated for it; several with gradient accumulation.
+        options: of each parameter group: learning rate, momentum, …
+        rescaled_to: the norm of the gradient at the step, where something changed the gradient
+            between ``backward`` and the step (clipping, unscaling, noise); ``None`` otherwise.
+    """
+
+    backwards: tuple[Backward, ...]
+    options: tuple[Mapping[str, Any], ...]
+    rescaled_to: float | None = None
+
+
+@dataclass(frozen=True)
+class CapturedTraining:
+    """One training, as it was seen from outside.
+
+    Attributes:
+        roots: the modules with parameters or buffers that were called, in the order of calling.
+        optimizer: a copy from before the first step, whose parameters are those of the copies.
+        copies: from ids of live parameters, modules and buffers to their copies.
+        steps: those that were kept, from the first on.
+        num_steps: all steps.
+        batch_sizes: samples of each call of the model that a gradient was taken of.
+        after_kept: the parameters after the last kept step by the live parameter's id, where not
+            all steps were kept.
+        changed_outside: whether parameters changed between the optimizer's steps.
+        changed_at_end: whether parameters changed after the last step.
+        problem: why the training was not captured, in words; empty where it was.
+    """
+
+    roots: tuple[Root, ...]
+    optimizer: Optimizer | None
+    copies: Mapping[int, Any] = field(repr=False)
+    steps: tuple[Step, ...] = field(repr=False)
+    num_steps: int
+    batch_sizes: tuple[int, ...]
+    after_kept: Mapping[int, Tensor] = field(repr=False)
+    changed_outside: bool
+    changed_at_end: bool
+    problem: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every step was kept."""
+        return len(self.steps) == self.num_steps
+
+
+def copy_root(live: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Copy a module; parameters keep plain attributes, such as the counters of Opacus."""
+    copied = copy.deepcopy(live, memo)
+    for theirs, ours in zip(live.parameters(), copied.parameters(), strict=True):
+        for name, value in vars(theirs).items():
+            if value is None or isinstance(value, bool | int | float | str):
+                setattr(ours, name, value)
+    return copied

@@ -1,0 +1,97 @@
+"""One line on the client, ``app = audit(app)``, around a ``ClientApp`` as its author wrote it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from flwr_leakage.capture import Limits
+from flwr_leakage.defenses.base import Defense
+from flwr_leakage.flower.captured_client import CapturePlan, train_and_report
+from flwr_leakage.flower.shared_truth import TruthFolder
+from flwr_leakage.records import InputSpec
+from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.plan import ScorePlan
+
+
+def audit(
+    app: ClientApp,
+    *,
+    scores: Mapping[str, Score] | None = None,
+    defense: Defense | None = None,
+    score_plan: ScorePlan | None = None,
+    replay_every: int | None = 1,
+    limits: Limits | None = None,
+    spec: InputSpec | None = None,
+    seed: int | None = None,
+    truth: str | Path | None = None,
+) -> ClientApp:
+    """Look on whenever a ``ClientApp`` trains; it may be empty still, or have its functions.
+
+    One training is captured by hooks, replayed from the parameters that were received, and
+    compared with what is sent, after all mods. Messages that are not ``train`` pass untouched. The
+    result, and how the client trains (optimizer, learning rate, shapes: no samples), travel in a
+    record beside the update. Without a defense, nothing that fails here changes the reply.
+
+    Args:
+        app: the app, with its mods.
+        scores: risk scores by name; none by default. They need ``loss(model(images), labels)``.
+        defense: of the update; the identity by default. What a defense of the inputs needs is
+            ``encode``, see ``LeakageMod``. Where it cannot be applied the client sends an error.
+        score_plan: when to score, which samples, at what cost, and what to keep and send.
+        replay_every: rounds from one replay to the next; ``None`` replays none. A replay costs
+            as much CPU time as training on the samples that are kept.
+        limits: how many samples and bytes are kept; the rest is counted.
+        spec: shapes and normalisation of the inputs; by default read off the samples.
+        seed: of the defense's draws and the scores, for simulations only; see ``ClientAudit``.
+        truth: in a simulation, a folder in which the captured samples are left for the
+            evaluator; an absolute one where clients are processes of their own. Without one,
+            they never leave this process.
+
+    Returns:
+        An app to be used in the place of ``app``.
+    """
+    plan = CapturePlan(
+        scores=scores or {},
+        defense=defense or Defense(),
+        score_plan=score_plan or ScorePlan(),
+        replay_every=replay_every,
+        limits=limits or Limits(),
+        spec=spec,
+        seed=seed,
+        truth=None if truth is None else TruthFolder(Path(truth)),
+    )
+    return AuditedApp(app, plan)
+
+
+class AuditedApp(ClientApp):
+    """Calls another ``ClientApp``, and looks on while that one trains."""
+
+    def __init__(self, app: ClientApp, plan: CapturePlan) -> None:
+        super().__init__()
+        self._app = app
+        self._plan = plan
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Hand the message on; a training is captured."""
+        if message.metadata.message_type.split(".")[0] != "train":
+            return self._app(message, context)
+        return train_and_report(self._plan, self._app, message, context)
+
+    def train(self, action: str = "default", **settings: Any) -> Any:
+        """Register a function with the app."""
+        return self._app.train(action, **settings)
+
+    def evaluate(self, action: str = "default", **settings: Any) -> Any:
+        """Register a function with the app."""
+        return self._app.evaluate(action, **settings)
+
+    def query(self, action: str = "default", **settings: Any) -> Any:
+        """Register a function with the app."""
+        return self._app.query(action, **settings)
+
+    def lifespan(self) -> Callable[[Callable[[Context], Iterator[None]]], Any]:
+        """Register a function with the app."""
+        return self._app.lifespan()

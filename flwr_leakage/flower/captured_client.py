@@ -1,0 +1,244 @@
+"""One training of a client, captured; what is done with it, and what is told of it."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from flwr.app import ArrayRecord, Context, Message
+from torch import Tensor
+
+from flwr_leakage.audit import ClientNote, ReplayResult, Truth
+from flwr_leakage.capture import (
+    CapturedTraining,
+    Limits,
+    ReplayCheck,
+    TrainingFacts,
+    capture,
+    check_replay,
+    facts_of,
+)
+from flwr_leakage.capture.exposure import CapturedRound, read_round
+from flwr_leakage.defenses.base import Defense
+from flwr_leakage.flower.arrays import write_arrays
+from flwr_leakage.flower.client import (
+    ClientAudit,
+    _client_id,
+    _defend,
+    _Explained,
+    _refuse,
+    _remember,
+    _score,
+    _server_round,
+    _Session,
+)
+from flwr_leakage.flower.shared_truth import TruthFolder
+from flwr_leakage.flower.wire import RECORD_KEY, pack_note
+from flwr_leakage.params import Params, subtract
+from flwr_leakage.records import Exposure, InputSpec, Measurement, Update
+from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.plan import ScorePlan
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """What is done with each training that is captured; see ``audit``."""
+
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    defense: Defense = field(default_factory=Defense)
+    score_plan: ScorePlan = field(default_factory=ScorePlan)
+    replay_every: int | None = 1
+    limits: Limits = field(default_factory=Limits)
+    spec: InputSpec | None = None
+    seed: int | None = None
+    truth: TruthFolder | None = None
+
+    def __post_init__(self) -> None:
+        if self.replay_every is not None and self.replay_every < 1:
+            raise ValueError(f"replay_every must be None or ≥ 1, got {self.replay_every}.")
+        if self.defense.encodes_batches:
+            raise ValueError(
+                f"{type(self.defense).__name__} changes the samples before training, which a "
+                f"capture cannot: use LeakageMod with a ClientAudit, and encode() in the loop."
+            )
+
+    @property
+    def defends(self) -> bool:
+        """Whether the defense changes updates."""
+        return type(self.defense).on_update is not Defense.on_update
+
+    def replays(self, server_round: int) -> bool:
+        """Whether the training of a round, counted from 1, is replayed."""
+        return self.replay_every is not None and (server_round - 1) % self.replay_every == 0
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One captured training and the arrays around it."""
+
+    training: CapturedTraining
+    received: Mapping[str, Tensor]
+    sent: Mapping[str, Tensor]
+    num_examples: int
+
+
+def train_and_report(
+    plan: CapturePlan, app: Callable[[Message, Context], Message], message: Message, ctx: Context
+) -> Message:
+    """Call the app, and put the record of what was captured beside its update.
+
+    A reply without exactly one ``ArrayRecord`` (an error, a stage of secure aggregation) is
+    handed on as it is.
+    """
+    if len(message.content.array_records) != 1:
+        return app(message, ctx)
+    arrays = next(iter(message.content.array_records.values()))
+    with capture(_limits(plan, message)) as recorder:
+        start = time.process_time()
+        reply = app(message, ctx)
+        train_seconds = time.process_time() - start
+    if reply.has_error() or len(reply.content.array_records) != 1:
+        return reply
+    start = time.process_time()
+    try:
+        server_round, client_id = _server_round(message), _client_id(ctx)
+        key, answer = next(iter(reply.content.array_records.items()))
+        seen = _Round(
+            recorder.training(),
+            arrays.to_torch_state_dict(),
+            answer.to_torch_state_dict(),
+            _count(reply, recorder.training()),
+        )
+        check = _check(plan, seen, server_round)
+        work = _Work(server_round, client_id, ctx, train_seconds, check)
+        done = _work(plan, seen, work)
+    except Exception as error:  # the audit must not be what breaks a training
+        return _refuse(message, str(error)) if plan.defends else reply
+    if done.released is not None:
+        reply.content[key] = _rewrite(answer, seen.received, done.released)
+    note = ClientNote(
+        client_id=client_id,
+        measurements=done.measurements,
+        train_cpu_seconds=train_seconds,
+        score_cpu_seconds=time.process_time() - start,
+        reproducible=plan.defends and plan.seed is not None,
+        remark=done.remark,
+        own_config=not done.left_truth,
+        training=_facts(seen),
+        replay=check,
+    )
+    _remember(ctx, server_round, note, plan.score_plan.keep_rounds)
+    reply.content[RECORD_KEY] = pack_note(note, with_measurements=plan.score_plan.send)
+    return reply
+
+
+def _limits(plan: CapturePlan, message: Message) -> Limits:
+    """What is kept: the first step alone, where nothing is done with the others."""
+    try:
+        server_round = _server_round(message)
+    except ValueError:  # the reply will be handed on as it is
+        return Limits(max_samples=1)
+    scores = plan.scores and plan.score_plan.includes(server_round)
+    if scores or plan.defends or plan.truth or plan.replays(server_round):
+        return plan.limits
+    return Limits(max_samples=1)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The update as it was defended, or ``None``; the scores; what is to be said of both."""
+
+    released: Update | None = None
+    measurements: tuple[Measurement, ...] = ()
+    remark: str = ""
+    left_truth: bool = False
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Whose round it is, and what it took."""
+
+    server_round: int
+    client_id: int
+    context: Context
+    train_seconds: float
+    check: ReplayResult | None
+
+    def explained(self) -> _Explained:
+        """The replay's result, for the scores' notes."""
+        if self.check is None:
+            return _Explained()
+        return _Explained(self.check.sentence, not self.check.explains)
+
+
+def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
+    """Leave the truth where a simulation asks for it, defend, and score.
+
+    Raises:
+        ValueError: the update should be defended, and cannot.
+    """
+    if not (plan.defends or plan.scores or plan.truth):
+        return _Done()
+    try:
+        read = read_round(seen.training, seen.received, seen.num_examples, plan.spec)
+    except ValueError as error:
+        if plan.defends:
+            raise
+        return _Done(remark=f"Neither scores nor samples were read off the training: {error}.")
+    if plan.truth is not None:
+        plan.truth.write(work.server_round, work.client_id, Truth(read.private, read.private))
+    session = _session(plan, read, work.server_round, work.client_id)
+    sent = {name: seen.sent[name].to(value.dtype) for name, value in read.params.items()}
+    answer = replace(read.raw, delta=subtract(sent, read.params))
+    released, _ = _defend(session, read.params, read.buffers, answer)
+    exposure = Exposure(read.params, read.buffers, read.private, read.private, read.raw, released)
+    return _Done(
+        released if plan.defends else None,
+        tuple(_score(session, exposure, work.context, work.train_seconds, work.explained())),
+        f"The update was defended by {type(plan.defense).__name__}." if plan.defends else "",
+        plan.truth is not None,
+    )
+
+
+def _session(plan: CapturePlan, read: CapturedRound, server_round: int, client_id: int) -> _Session:
+    audit = ClientAudit(
+        read.gradient_map,
+        read.spec,
+        read.schedule,
+        defense=plan.defense,
+        scores=plan.scores,
+        seed=plan.seed,
+        score_plan=plan.score_plan,
+    )
+    session = _Session(audit, server_round, client_id)
+    session.private = session.defended = [read.private]
+    return session
+
+
+def _check(plan: CapturePlan, seen: _Round, server_round: int) -> ReplayResult | None:
+    if not plan.replays(server_round):
+        return None
+    try:
+        check = check_replay(seen.training, seen.received, seen.sent)
+    except Exception as error:
+        check = ReplayCheck(None, problem=str(error) or type(error).__name__)
+    return ReplayResult(check.residual, check.explains, check.sentence())
+
+
+def _facts(seen: _Round) -> TrainingFacts | None:
+    try:
+        return facts_of(seen.training, seen.num_examples)
+    except Exception:  # nothing was captured: the replay's sentence says why
+        return None
+
+
+def _rewrite(answer: ArrayRecord, received: Mapping[str, Tensor], released: Update) -> ArrayRecord:
+    params: Params = {name: received[name] + value for name, value in released.delta.items()}
+    return write_arrays(answer, params, released.buffers)
+
+
+def _count(reply: Message, training: CapturedTraining) -> int:
+    """The number of samples that the client says it used, or else those that it was seen to."""
+    for metrics in reply.content.metric_records.values():
+        if isinstance(count := metrics.get("num-examples"), int | float):
+            return int(count)
+    return max(1, sum(training.batch_sizes))

@@ -1,0 +1,95 @@
+"""One line on the server: ``strategy = observe(strategy, Net(), "leakage")``."""
+
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
+
+from flwr_leakage.attacks.base import Attack
+from flwr_leakage.attacks.presets import load_preset
+from flwr_leakage.flower.shared_truth import TruthFolder
+from flwr_leakage.flower.strategy import BadReplies, HonestButCurious
+from flwr_leakage.flower.told import UNTOLD_SCHEDULE, UNTOLD_SPEC, Given, ToldAudit
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.metrics import Evaluator
+from flwr_leakage.records import InputSpec, LocalSchedule
+from flwr_leakage.report import write_report
+from flwr_leakage.tracking import JsonlTracker
+
+
+def observe(
+    strategy: Strategy,
+    model: nn.Module | GradientMap,
+    folder: str | Path,
+    *,
+    attack: Attack | str | None = "idlg",
+    spec: InputSpec | None = None,
+    schedule: LocalSchedule | None = None,
+    max_samples: int | None = 64,
+    truth: str | Path | None = None,
+    weighted_by_key: str | None = None,
+    bad_replies: BadReplies = "pass",
+    reproducible: bool = False,
+    **settings: Any,
+) -> "Observed":
+    """Let a strategy be honest but curious; it runs its own ``start``, and has its attributes.
+
+    When ``start`` ends, the records are closed and ``report.html`` is written.
+
+    Args:
+        strategy: of any class, with server-side differential privacy too: use it on the outermost.
+        model: the model that is trained, with the mean cross-entropy; or its gradient map.
+        folder: of the run, with the records and the report.
+        attack: an attack, the name of a preset, or ``None``.
+        spec: of the inputs; by default what the clients' captures tell.
+        schedule: of local training; by default what each client's capture tells.
+        max_samples: most samples that a client's steps use, all steps together, for it to be
+            attacked; the others are recorded. ``None`` attacks all, which may take hours.
+        truth: in a simulation, the folder that the clients' ``audit`` was given.
+        weighted_by_key: see :class:`HonestButCurious`; so are the next two.
+        bad_replies: ``pass`` or ``drop``.
+        reproducible: for simulations.
+        settings: of :class:`ServerAudit`: ``threat``, ``selection``, ``evaluator``, …
+    """
+    gradient_map = model if isinstance(model, GradientMap) else GradientMap(model)
+    if truth is not None:
+        settings.setdefault("truth", TruthFolder(Path(truth)))
+        settings.setdefault("evaluator", Evaluator())
+    tracker = JsonlTracker(folder)
+    audit = ToldAudit(
+        gradient_map,
+        spec or UNTOLD_SPEC,
+        schedule or UNTOLD_SCHEDULE,
+        tracker,
+        attack=load_preset(attack) if isinstance(attack, str) else attack,
+        given=Given(
+            spec,
+            schedule,
+            gradient_map.batch_norm if gradient_map is model else None,
+            max_samples,
+        ),
+        **settings,
+    )
+    observed = Observed(
+        strategy, audit, weighted_by_key, bad_replies=bad_replies, reproducible=reproducible
+    )
+    observed.folder = Path(folder)
+    return observed
+
+
+class Observed(HonestButCurious):
+    """Ends the record of a run, and writes its report, where ``start`` ends."""
+
+    folder: Path
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        """Run the wrapped strategy's own ``start``, then close the record."""
+        try:
+            return super().start(*args, **kwargs)
+        finally:
+            self._guarded(0, self._finish)
+
+    def _finish(self) -> None:
+        self.audit.tracker.close()
+        write_report(self.folder)

@@ -1,0 +1,49 @@
+"""In a simulation, captured samples on their way to the evaluator: through a folder.
+
+Clients and server of a simulation share a file system. The samples travel in no message: a
+client on a real node that names a folder writes to its own disk, and nobody else reads it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from flwr_leakage.audit import Truth
+from flwr_leakage.records import Batch
+
+
+@dataclass(frozen=True)
+class TruthFolder:
+    """The samples of each client in the latest round; a ``TruthSource`` for the server.
+
+    Attributes:
+        path: of the folder, which is made where there is none.
+    """
+
+    path: Path
+
+    def write(self, server_round: int, client_id: int, truth: Truth) -> None:
+        """Keep what a client trained on, for its owner's eyes only."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in self.path.glob(f"round-*-client-{client_id}.pt"):
+            old.unlink()
+        path = self._file(server_round, client_id)
+        path.touch(mode=0o600)
+        batches = (truth.private, truth.defended)
+        torch.save([(b.inputs.cpu().clone(), b.targets.cpu().clone()) for b in batches], path)
+
+    def __call__(self, server_round: int, client_id: int, num_examples: int) -> Truth:
+        """Look up what a client trained on.
+
+        Raises:
+            ValueError: the client wrote nothing in this round.
+        """
+        path = self._file(server_round, client_id)
+        if not path.exists():
+            raise ValueError(f"client {client_id} left no samples of round {server_round}.")
+        private, defended = torch.load(path, weights_only=True)
+        return Truth(Batch(*private), Batch(*defended))
+
+    def _file(self, server_round: int, client_id: int) -> Path:
+        return self.path / f"round-{server_round}-client-{client_id}.pt"

@@ -1,0 +1,137 @@
+"""A server's audit that takes from the clients' notes what its operator did not say."""
+
+from collections import Counter
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+
+from flwr_leakage.audit.note import ClientNote
+from flwr_leakage.audit.server_audit import ServerAudit
+from flwr_leakage.capture import TrainingFacts
+from flwr_leakage.normalization import BatchNormMode
+from flwr_leakage.records import InputSpec, LocalSchedule, Observation
+
+UNTOLD_SPEC = InputSpec((1, 1, 1), 1)
+"""In the place of inputs that no client has told of yet; nothing is attacked before."""
+
+UNTOLD_SCHEDULE = LocalSchedule(1.0)
+"""In the place of a schedule that each client tells."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the operator of the server said; ``None`` is taken from what clients tell.
+
+    Attributes:
+        spec: of the inputs.
+        schedule: of local training.
+        batch_norm: the mode that the clients train in.
+        max_samples: most samples that a client's steps use for it to be attacked.
+    """
+
+    spec: InputSpec | None = None
+    schedule: LocalSchedule | None = None
+    batch_norm: BatchNormMode | None = None
+    max_samples: int | None = None
+
+
+@dataclass(frozen=True)
+class _Assumed:
+    """What an attack on one client assumes."""
+
+    spec: InputSpec
+    schedule: LocalSchedule
+    batch_norm: BatchNormMode
+
+
+@dataclass
+class ToldAudit(ServerAudit):
+    """Completes each observation by what its client told of its training.
+
+    Clients may differ in their schedules. Where they differ in the inputs or the BatchNorm mode,
+    those that are like most are attacked, and the others are recorded.
+
+    Attributes:
+        given: what is not taken from the clients.
+    """
+
+    given: Given = field(default_factory=Given)
+
+    def inspect(
+        self,
+        server_round: int,
+        observations: list[Observation],
+        notes: list[ClientNote],
+        unknown: Set[int] = frozenset(),
+        num_updates: int | None = None,
+    ) -> None:
+        """Complete the observations, then go on as always."""
+        facts = {note.client_id: note.training for note in notes}
+        assumed: dict[int, _Assumed] = {}
+        for seen in observations:
+            try:
+                one = self._assume(facts.get(seen.client_id))
+                self._check_size(one.schedule)
+                assumed[seen.client_id] = one
+            except ValueError as error:
+                reason = f"client {seen.client_id} was not attacked: {error}."
+                self.warn_once(server_round, seen.client_id, reason)
+        kinds = Counter((one.spec, one.batch_norm) for one in assumed.values())
+        for (spec, mode), _ in kinds.most_common(1):
+            self.spec = spec
+            self.gradient_map = self.gradient_map.with_batch_norm(mode)
+        attacked = []
+        for seen in observations:
+            if seen.client_id not in assumed:
+                continue
+            one = assumed[seen.client_id]
+            if (one.spec, one.batch_norm) != (self.spec, self.gradient_map.batch_norm):
+                reason = f"client {seen.client_id} was not attacked: most have other inputs."
+                self.warn_once(server_round, seen.client_id, reason)
+                continue
+            attacked.append(replace(seen, update=replace(seen.update, schedule=one.schedule)))
+        super().inspect(server_round, attacked, notes, unknown, num_updates)
+
+    def _assume(self, told: TrainingFacts | None) -> _Assumed:
+        """What a client told, and what was given in its place.
+
+        Raises:
+            ValueError: something is neither given nor told.
+        """
+        given = self.given
+        if told is None and (given.spec is None or given.schedule is None):
+            raise ValueError("it told nothing of its training; give observe a spec and a schedule")
+        spec = given.spec or _of(told).spec()
+        schedule = given.schedule or _of(told).schedule()
+        mode = given.batch_norm or "running"
+        if given.batch_norm is None and told is not None and told.batch_norm == "batch":
+            mode = "batch"
+        return _Assumed(spec, schedule, mode)
+
+    def _check_size(self, schedule: LocalSchedule) -> None:
+        """Refuse an attack that would take too long.
+
+        Raises:
+            ValueError: the steps use more than ``max_samples``.
+        """
+        limit = self.given.max_samples
+        used = schedule.num_steps * schedule.batch_size
+        if self.attack is not None and limit is not None and used > limit:
+            raise ValueError(
+                f"its {schedule.num_steps} steps of {schedule.batch_size} samples use more than "
+                f"max_samples={limit}"
+            )
+
+    def _assumed_of(
+        self, note: ClientNote
+    ) -> tuple[LocalSchedule, InputSpec, BatchNormMode] | None:
+        try:
+            one = self._assume(note.training)
+        except ValueError:  # recorded by ``inspect``
+            return None
+        return one.schedule, one.spec, one.batch_norm
+
+
+def _of(told: TrainingFacts | None) -> TrainingFacts:
+    if told is None:
+        raise ValueError("it told nothing of its training")
+    return told

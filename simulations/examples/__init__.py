@@ -1,0 +1,1 @@
+"""Flower apps as one writes them, with the audit's line on each side."""

@@ -1,0 +1,1 @@
+"""A Flower app that trains a small network on digits."""

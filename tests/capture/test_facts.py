@@ -1,0 +1,144 @@
+"""What a captured training tells, and where an audit assumes something else."""
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional as F
+from trained import Loop, network, pixels, sgd
+
+from flwr_leakage.capture import Limits, TrainingFacts, capture, differences, facts_of
+from flwr_leakage.capture.exposure import read_round
+from flwr_leakage.capture.inputs import infer_spec
+from flwr_leakage.gradient_map import local_update
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule
+
+SPEC = InputSpec((1, 6, 6), 3, (0.5,), (0.5,))
+
+
+def captured(num_examples=12, **settings):
+    loop = Loop(**settings)
+    received = {name: value.clone() for name, value in loop.model.state_dict().items()}
+    with capture() as recorder:
+        loop.run()
+    return recorder.training(), received, num_examples
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [
+        ((0.5,), (0.5,)),
+        ((0.0,), (1.0,)),
+        ((0.1307,), (0.3081,)),
+        ((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)),
+        ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ],
+)
+def test_the_normalisation_is_read_off_8_bit_images(mean, std):
+    spec = InputSpec((len(mean), 6, 6), 3, mean, std)
+    images = pixels(6 * len(mean)).reshape(6, len(mean), 6, 6)
+    found, known = infer_spec(Batch(spec.normalize(images), torch.zeros(6)), 3)
+    assert known
+    assert found.mean == pytest.approx(mean, abs=1e-4)
+    assert found.std == pytest.approx(std, abs=1e-4)
+
+
+def test_a_normalisation_that_cannot_be_known_is_not_told():
+    training, _, _ = captured(images=torch.rand(12, 1, 6, 6))
+    facts = facts_of(training, 12)
+    assert facts.shape == (1, 6, 6)
+    assert facts.mean == ()
+    with pytest.raises(ValueError, match="normalisation"):
+        facts.spec()
+
+
+def test_facts_travel_as_text():
+    training, _, count = captured(model=network(batch_norm=True, dropout=0.1))
+    facts = facts_of(training, count)
+    assert TrainingFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
+    assert facts.batch_norm == "batch"
+    assert facts.randomness
+    assert facts.spec() == SPEC
+
+
+def test_facts_of_a_hostile_client_are_refused():
+    training, _, count = captured()
+    content = facts_of(training, count).to_dict()
+    for name, value in [("learning_rate", "0.1"), ("num_steps", -1), ("shape", [1] * 1000)]:
+        with pytest.raises(ValueError):
+            TrainingFacts.from_dict({**content, name: value})
+
+
+def test_a_client_that_does_what_is_assumed_differs_nowhere():
+    training, _, count = captured()
+    facts = facts_of(training, count)
+    assert differences(facts, LocalSchedule(0.1, 3, 4), SPEC, "running") == ()
+    assert facts.schedule() == LocalSchedule(0.1, 3, 4)
+
+
+MISTAKES = [
+    ({"schedule": LocalSchedule(0.01, 3, 4)}, {}, "learning rate 0.1, assumed 0.01"),
+    ({"schedule": LocalSchedule(0.1, 1, 4)}, {}, "steps 3, assumed 1"),
+    ({"schedule": LocalSchedule(0.1, 10, 4)}, {}, "steps 3, assumed 10"),
+    ({}, {"optimizer": lambda p: sgd(p, momentum=0.9)}, "momentum 0.9, assumed 0"),
+    ({}, {"model": network(batch_norm=True)}, "BatchNorm in mode batch, assumed running"),
+    ({"spec": InputSpec((1, 6, 6), 3)}, {}, "normalisation by mean (0.5,) and std (0.5,)"),
+    ({}, {"optimizer": lambda p: torch.optim.Adam(p, lr=0.1)}, "optimizer Adam, assumed SGD"),
+    ({}, {"model": network(dropout=0.5)}, "dropout"),
+    ({}, {"precision": torch.bfloat16}, "mixed precision (bfloat16)"),
+    ({}, {"accumulate": 3}, "accumulated"),
+]
+
+
+@pytest.mark.parametrize(("assumed", "settings", "words"), MISTAKES)
+def test_what_an_audit_assumes_wrongly_is_named(assumed, settings, words):
+    training, _, count = captured(**settings)
+    assumed = {
+        "schedule": LocalSchedule(0.1, 3, 4),
+        "spec": SPEC,
+        "batch_norm": "running",
+    } | assumed
+    found = differences(facts_of(training, count), **assumed)
+    assert words in "; ".join(found)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_a_round_that_is_read_off_a_training_explains_its_update(batch_norm):
+    training, received, count = captured(
+        model=network(batch_norm=batch_norm), optimizer=lambda p: sgd(p, momentum=0.9), epochs=2
+    )
+    read = read_round(training, received, count)
+    assert read.spec == SPEC
+    assert len(read.private) == 12
+    delta = local_update(read.gradient_map, read.params, read.private, read.schedule, read.buffers)
+    for name, value in read.raw.delta.items():
+        torch.testing.assert_close(delta[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_of_the_apps_own_is_replayed_from_its_tape():
+    def loss(model, logits, labels):
+        return F.nll_loss(F.log_softmax(logits, 1), labels, reduction="sum") / 4
+
+    training, received, count = captured(loss=loss)
+    read = read_round(training, received, count)
+    delta = local_update(read.gradient_map, read.params, read.private, read.schedule)
+    for name, value in read.raw.delta.items():
+        torch.testing.assert_close(delta[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_later_epoch_in_another_order_is_refused():
+    images = (pixels() - 0.5) / 0.5
+    with capture() as recorder:
+        model = network()
+        optimizer = sgd(model.parameters())
+        for order in (torch.arange(12), torch.arange(11, -1, -1)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[order]), order % 3).backward()
+            optimizer.step()
+    with pytest.raises(ValueError, match="another order"):
+        read_round(recorder.training(), dict(network().state_dict()), 12)
+
+
+def test_limits_are_checked():
+    with pytest.raises(ValueError, match="max_samples"):
+        Limits(max_samples=0)

@@ -1,0 +1,150 @@
+"""Capturing changes nothing, leaves nothing behind, and says what it could not see."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from trained import Loop, network, pixels, sgd
+
+from flwr_leakage.capture import capture
+
+
+def hooks():
+    return (
+        len(modules._global_forward_hooks),
+        len(modules._global_forward_pre_hooks),
+        len(optimizers._global_optimizer_pre_hooks),
+        len(optimizers._global_optimizer_post_hooks),
+        len(_get_current_function_mode_stack()),
+    )
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_a_training_is_the_same_to_the_last_bit(closure):
+    settings = {"closure": closure, "epochs": 2, "optimizer": lambda p: sgd(p, momentum=0.9)}
+    plain = Loop(model=network(batch_norm=True, dropout=0.5), **settings).run().state_dict()
+    state = torch.get_rng_state()
+    with capture():
+        seen = Loop(model=network(batch_norm=True, dropout=0.5), **settings).run().state_dict()
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(plain[name], seen[name]) for name in plain)
+
+
+def test_no_hook_is_left_after_an_error():
+    before = hooks()
+    with pytest.raises(ZeroDivisionError), capture():
+        F.cross_entropy(network()(pixels()), torch.zeros(12, dtype=torch.int64))
+        raise ZeroDivisionError
+    assert hooks() == before
+
+
+def test_a_failed_forward_does_not_end_the_capture():
+    model = network()
+    with capture() as recorder:
+        with pytest.raises(RuntimeError):
+            model(torch.zeros(1, 2, 3, 3))
+        Loop(model=model).run()
+    assert recorder.training().num_steps == 3
+    assert not recorder.training().problem
+
+
+def test_a_failure_of_the_capture_is_no_failure_of_the_training(monkeypatch):
+    def fail(*args):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("flwr_leakage.capture.recorder.copy_root", fail)
+    plain = Loop().run().state_dict()
+    with capture() as recorder:
+        seen = Loop().run().state_dict()
+    assert recorder.training().problem == "out of luck"
+    assert all(torch.equal(plain[name], seen[name]) for name in plain)
+
+
+def test_another_thread_is_not_captured():
+    other = threading.Thread(target=Loop().run)
+    with capture() as recorder:
+        other.start()
+        other.join()
+    assert recorder.training().num_steps == 0
+
+
+def test_two_threads_are_captured_each_on_its_own():
+    found = {}
+
+    def train(batch_size):
+        with capture() as recorder:
+            Loop(batch_size=batch_size).run()
+        found[batch_size] = recorder.training()
+
+    threads = [threading.Thread(target=train, args=(size,)) for size in (3, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {size: training.num_steps for size, training in found.items()} == {3: 4, 6: 2}
+    assert not any(training.problem for training in found.values())
+
+
+def test_evaluation_is_not_taken_for_training():
+    model = network()
+    with capture() as recorder:
+        with torch.no_grad():
+            model(pixels(5))
+        Loop(model=model).run()
+        with torch.no_grad():
+            model(pixels(5))
+    assert recorder.training().batch_sizes == (4, 4, 4)
+
+
+def test_a_mode_of_the_users_own_stays_where_it_was():
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    before = _get_current_function_mode_stack()
+    with capture() as recorder, Mode():
+        Loop().run()
+        assert len(_get_current_function_mode_stack()) == len(before) + 1
+    assert _get_current_function_mode_stack() == before
+    assert "torch function mode" in recorder.training().problem
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (lambda model: None, "no step of a torch.optim.Optimizer"),
+        (
+            lambda model: Loop(
+                model=model, closure=True, optimizer=lambda p: torch.optim.LBFGS(p)
+            ).run(),
+            "LBFGS",
+        ),
+    ],
+)
+def test_what_cannot_be_captured_is_said(train, words):
+    with capture() as recorder:
+        train(network())
+    assert words in recorder.training().problem
+
+
+def test_two_optimizers_are_refused_in_words():
+    with capture() as recorder:
+        model = network()
+        first, second = sgd(model[0].parameters()), sgd(model[-1].parameters())
+        F.cross_entropy(model(pixels()), torch.zeros(12, dtype=torch.int64)).backward()
+        first.step()
+        second.step()
+    assert recorder.training().problem == "two optimizers take steps"
+
+
+def test_no_tensor_is_printed():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    with capture() as recorder:
+        Loop(model=model).run()
+    training = recorder.training()
+    assert "tensor(" not in repr(training.steps[0].backwards[0])

@@ -1,0 +1,242 @@
+"""One line a side around an app that knows nothing of it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
+from trained import Loop, network, pixels
+
+from flwr_leakage.defenses import GaussianNoise, MixUp
+from flwr_leakage.flower import InlineGrid, audit, observe, run_inline
+from flwr_leakage.flower.wire import RECORD_KEY
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import InputSpec, LocalSchedule
+from flwr_leakage.scores import GradientNorm
+from flwr_leakage.scores.plan import ScorePlan
+from flwr_leakage.tracking import read_run
+
+SPEC = InputSpec((1, 6, 6), 3, (0.5,), (0.5,))
+
+
+class Counting(FedAvg):
+    """A strategy with a ``start`` and attributes of its own, as in Flower's advanced example."""
+
+    started = 0
+
+    def start(self, *args, **kwargs):
+        self.started += 1
+        return super().start(*args, **kwargs)
+
+
+def client_app(around=lambda app: app, mods=(), stateful=False, **settings):
+    app = around(ClientApp())
+
+    @app.train(mods=list(mods))
+    def train(message, context):
+        loop = Loop(**{"model": network(batch_norm=settings.get("batch_norm", False))} | {
+            name: value for name, value in settings.items() if name != "batch_norm"
+        })  # fmt: skip
+        if "images" not in settings:
+            loop.images = (pixels(seed=context.node_config["partition-id"]) - 0.5) / 0.5
+        loop.model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        if stateful and "head" in context.state:
+            loop.model[-1].load_state_dict(context.state["head"].to_torch_state_dict())
+        model = loop.run()
+        context.state["head"] = ArrayRecord(model[-1].state_dict())
+        content = {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"num-examples": 12}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        metrics = MetricRecord({"accuracy": 0.5, "num-examples": 12})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def run(folder, app, num_rounds=1, strategy=None, model=None, **settings):
+    """The result of ``start``, the run, and the strategy."""
+    chosen = strategy or Counting(fraction_evaluate=1.0)
+    model = model or network()
+    observed = observe(chosen, model, folder, attack=settings.pop("attack", None), **settings)
+    found = []
+    server = ServerApp()
+
+    @server.main()
+    def main(grid, context):
+        arrays = ArrayRecord(network().state_dict() if isinstance(model, GradientMap)
+                             else model.state_dict())  # fmt: skip
+        found.append(observed.start(grid, arrays, num_rounds=num_rounds))
+
+    run_inline(server, app, 2)
+    return found[0], read_run(folder), observed
+
+
+def checks(data):
+    return [r for r in data.records if r.name == "replay_residual"]
+
+
+def test_a_training_is_explained_and_the_strategy_stays_what_it_was(tmp_path):
+    result, data, observed = run(tmp_path / "run", audit(client_app()), num_rounds=2)
+    assert isinstance(observed.strategy, Counting)
+    assert observed.started == 1
+    assert [r.value for r in checks(data)] == [0.0] * 4
+    assert not data.events
+    assert result.evaluate_metrics_clientapp[2]["accuracy"] == 0.5
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_replays_can_be_made_rarer(tmp_path):
+    _, data, _ = run(tmp_path / "run", audit(client_app(), replay_every=2), num_rounds=3)
+    assert [r.server_round for r in checks(data)] == [1, 1, 3, 3]
+    assert not data.events
+
+
+def test_the_line_may_stand_before_or_after_the_functions(tmp_path):
+    _, before, _ = run(tmp_path / "a", client_app(around=audit))
+    _, after, _ = run(tmp_path / "b", audit(client_app()))
+    assert [r.note for r in checks(before)] == [r.note for r in checks(after)]
+
+
+def test_the_audit_changes_no_bit_of_what_is_sent():
+    def replies(app):
+        grid = InlineGrid(app, 2)
+        arrays = ArrayRecord(network().state_dict())
+        messages = [
+            grid.create_message(RecordDict({"arrays": arrays}), "train", node, "1")
+            for node in grid.get_node_ids()
+        ]
+        return [r.content["arrays"] for r in grid.send_and_receive(messages)]
+
+    torch.manual_seed(0)
+    plain = replies(client_app(epochs=2))
+    torch.manual_seed(0)
+    seen = replies(audit(client_app(epochs=2)))
+    for left, right in zip(plain, seen, strict=True):
+        left, right = left.to_torch_state_dict(), right.to_torch_state_dict()
+        assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_stateful_head_is_named(tmp_path):
+    _, data, _ = run(tmp_path / "run", audit(client_app(stateful=True)), num_rounds=2)
+    by_round = {r.server_round: r for r in checks(data)}
+    assert by_round[1].value == 0.0
+    assert by_round[2].value > 1e-3
+    assert "6.weight, 6.bias were not the server's" in by_round[2].note
+    assert any("not the server's" in event.message for event in data.events)
+    assert "no evidence of safety" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_clipping_by_a_mod_of_flowers_own_is_named(tmp_path):
+    strategy = DifferentialPrivacyClientSideFixedClipping(
+        FedAvg(fraction_evaluate=0.0), 0.0, 0.05, 2
+    )
+    app = audit(client_app(mods=[fixedclipping_mod]))
+    _, data, _ = run(tmp_path / "run", app, strategy=strategy)
+    assert len(checks(data)) == 2
+    assert all("after training (clipping)" in r.note for r in checks(data))
+
+
+MISTAKES = {
+    "learning rate": ({"schedule": LocalSchedule(0.01, 3, 4)}, {}, "learning rate 0.1, assumed"),
+    "normalisation": ({"spec": InputSpec((1, 6, 6), 3)}, {}, "normalisation"),
+    "one step": ({"schedule": LocalSchedule(0.1, 1, 4)}, {}, "steps 3, assumed 1"),
+    "ten steps": ({"schedule": LocalSchedule(0.1, 10, 4)}, {}, "steps 3, assumed 10"),
+    "momentum": (
+        {"schedule": LocalSchedule(0.1, 3, 4)},
+        {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)},
+        "momentum 0.9, assumed 0",
+    ),
+    "BatchNorm mode": (
+        {"model": GradientMap(network(batch_norm=True), batch_norm="running")},
+        {"batch_norm": True},
+        "BatchNorm in mode batch, assumed running",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_of_the_server_is_named(tmp_path, name):
+    given, client, words = MISTAKES[name]
+    if "model" in given:
+        given = {**given, "strategy": FedAvg(fraction_evaluate=0.0)}
+        app = audit(client_app(**client))
+        strategy = observe(given["strategy"], given["model"], tmp_path / "run", attack=None)
+        server = ServerApp()
+
+        @server.main()
+        def main(grid, context):
+            arrays = ArrayRecord(network(batch_norm=True).state_dict())
+            strategy.start(grid, arrays, num_rounds=1)
+
+        run_inline(server, app, 2)
+        data = read_run(tmp_path / "run")
+    else:
+        _, data, _ = run(tmp_path / "run", audit(client_app(**client)), **given)
+    warnings = [event.message for event in data.events]
+    assert any(words in message and "no evidence of safety" in message for message in warnings)
+    assert {event.client_id for event in data.events} == {0, 1}
+
+
+def test_in_a_simulation_the_samples_reach_the_evaluator(tmp_path):
+    app = audit(client_app(images=torch.eye(6).reshape(1, 1, 6, 6)), truth=tmp_path / "truth")
+    _, data, _ = run(tmp_path / "run", app, truth=tmp_path / "truth", attack="analytic", spec=SPEC)
+    assert len([r for r in data.records if r.name == "psnr"]) == 2
+    assert {path.stat().st_mode & 0o077 for path in (tmp_path / "truth").iterdir()} == {0}
+
+
+def test_a_client_of_many_samples_is_recorded_and_not_attacked(tmp_path):
+    _, data, _ = run(tmp_path / "run", audit(client_app()), attack="analytic", max_samples=11)
+    assert not [r for r in data.records if r.kind == "attack"]
+    assert len(checks(data)) == 2
+    assert all("3 steps of 4 samples" in event.message for event in data.events)
+
+
+def test_elsewhere_no_sample_leaves_the_client(tmp_path):
+    grid = InlineGrid(audit(client_app()), 1)
+    (node,) = grid.get_node_ids()
+    arrays = RecordDict({"arrays": ArrayRecord(network().state_dict())})
+    (reply,) = grid.send_and_receive([grid.create_message(arrays, "train", node, "1")])
+    assert set(reply.content) == {"arrays", "metrics", RECORD_KEY}
+    assert len(reply.content[RECORD_KEY]["note"]) < 2000
+    assert not list(Path(tmp_path).iterdir())
+
+
+def test_scores_need_no_hand_written_settings(tmp_path):
+    app = audit(
+        client_app(), scores={"gradient_norm": GradientNorm()}, score_plan=ScorePlan(send=True)
+    )
+    _, data, _ = run(tmp_path / "run", app)
+    scores = [r for r in data.records if r.name == "gradient_norm"]
+    assert {r.client_id for r in scores if r.value} == {0, 1}
+
+
+def test_where_scores_cannot_be_had_the_update_is_sent_all_the_same(tmp_path):
+    app = audit(
+        client_app(optimizer=lambda p: torch.optim.Adam(p)),
+        scores={"gradient_norm": GradientNorm()},
+    )
+    _, data, _ = run(tmp_path / "run", app)
+    assert len(checks(data)) == 2
+    assert any("Neither scores" in event.message for event in data.events)
+
+
+def test_a_defense_acts_on_what_is_sent_or_the_client_refuses(tmp_path):
+    noise = GaussianNoise(noise_std=0.1)
+    _, data, _ = run(tmp_path / "a", audit(client_app(), defense=noise))
+    assert [r.value for r in checks(data)] == [0.0, 0.0]
+    assert any("defended by GaussianNoise" in event.message for event in data.events)
+    adam = client_app(optimizer=lambda p: torch.optim.Adam(p))
+    result, data, _ = run(tmp_path / "b", audit(adam, defense=noise))
+    assert not result.arrays
+    assert any("Adam" in event.message for event in data.events)
+    with pytest.raises(ValueError, match="encode"):
+        audit(ClientApp(), defense=MixUp(k=2))

@@ -1,0 +1,19 @@
+"""The worked example runs as it is."""
+
+from flwr.app import Context, RecordDict
+
+from flwr_leakage.flower import InlineGrid
+from flwr_leakage.tracking import read_run
+from simulations.examples.quickstart import client_app, server_app
+
+
+def test_the_quickstart_is_explained_and_its_digits_recovered(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    context = Context(1, 1, {}, RecordDict(), {"num-server-rounds": 1})
+    server_app.app(InlineGrid(client_app.app, 2), context)
+    data = read_run("leakage")
+    assert [r.value for r in data.records if r.name == "replay_residual"] == [0.0, 0.0]
+    found = [r.value for r in data.records if r.name == "psnr"]
+    assert len(found) == 2
+    assert min(found) > 40
+    assert not data.events
