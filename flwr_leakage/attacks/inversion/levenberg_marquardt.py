@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
@@ -54,7 +55,9 @@ class LevenbergMarquardt(OneByOne):
         if self.damping <= 0:
             raise ValueError(f"damping must be positive, got {self.damping}.")
 
-    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
         """Attack one problem in float64.
 
         Raises:
@@ -95,7 +98,11 @@ class LevenbergMarquardt(OneByOne):
         basis = torch.eye(size, dtype=torch.float64)
         damping, taken = self.damping, 0
         fresh = True
+        stopped = False
         while taken < self.iterations and value > self.tolerance and damping <= 1e6:
+            if budget.is_spent and taken:
+                stopped = True
+                break
             taken += 1
             if fresh:
                 transposed = columns(point, basis)  # Jᵀ (N, P)
@@ -116,5 +123,9 @@ class LevenbergMarquardt(OneByOne):
         return Reconstruction(
             batch=answer(spec.clamp(point.reshape(shape)), targets),
             objective=value,
-            stats={"iterations": taken, "cpu_seconds": time.process_time() - began},
+            stats={
+                "iterations": taken,
+                "cpu_seconds": time.process_time() - began,
+                **stop_mark(stopped),
+            },
         )
