@@ -343,7 +343,7 @@ class Observation:
     earlier: "tuple[Observation, ...]" = ()
 
 
-PartOutcome = Literal["exact", "found", "stopped", "refused", "failed", "not run"]
+PartOutcome = Literal["solved", "found", "stopped", "refused", "failed", "not run"]
 
 
 @dataclass(frozen=True)
@@ -352,10 +352,10 @@ class Part:
 
     Attributes:
         name: of the attack.
-        outcome: ``exact``: a candidate whose gradient is the observed one, to rounding, or one
-            that is proven. ``found``: another candidate. ``stopped``: the best candidate when the
-            time was up. ``refused``: it does not apply. ``failed``: an error that is not
-            foreseen. ``not run``: the time was up, or another one was exact.
+        outcome: ``solved``: a candidate whose gradient meets the observed one, to a tolerance or
+            to the noise, or one that is proven. ``found``: another candidate. ``stopped``: the
+            best candidate when the time was up. ``refused``: it does not apply. ``failed``: an
+            error that is not foreseen. ``not run``: the time was up, or the target was solved.
         objective: relative squared distance of the candidate's gradient; NaN without a candidate.
         energy: what candidates are judged by, −2 log posterior up to a constant; NaN likewise.
         seconds: CPU seconds.

@@ -11,8 +11,11 @@ from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 from flwr_leakage.spectral.image_prior import ImagePrior
 
-ROUNDING = 1e-8
-"""The most that noise may add to ``‖g − g*‖² / ‖g*‖²`` and still count as rounding."""
+NOISED = 1e-8
+"""An update is noised if noise adds more than this to ``‖g − g*‖² / ‖g*‖²``; less is rounding."""
+
+EXPLAINED = 1.05
+"""The mean squared residual, in units of noise, up to which noise is all that is left."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +27,15 @@ class Judgement:
         distance: ``‖g − g*‖² / ‖g*‖²``, the mean over rounds; infinite likewise.
         misfit: mean squared residual in units of noise; pruned entries count where they exceed
             what pruning allows.
-        is_exact: whether the distance is that of rounding.
+        is_met: whether the distance is within the tolerance.
+        is_explained: whether an update that was noised is explained to its noise.
     """
 
     energy: float
     distance: float
     misfit: float
-    is_exact: bool
+    is_met: bool = False
+    is_explained: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Evidence:
         problem: in double precision.
         likelihood: of all rounds' residuals.
         prior: of each sample.
-        tolerance: a distance that counts as exact.
+        tolerance: a distance at which the gradient counts as met.
     """
 
     problem: Problem
@@ -87,12 +92,11 @@ class Evidence:
         rough = sum(float(self.prior.coordinates(x[None]).square().sum()) for x in batch.inputs)
         energy, distance = self.likelihood.energy(residual) + rough, sum(distances) / len(distances)
         if not math.isfinite(energy + distance):
-            return Judgement(math.inf, math.inf, math.inf, False)
-        exact = distance <= max(self.tolerance, 4 * self._rounding())
-        return Judgement(energy, distance, self.likelihood.misfit(residual), exact)
+            return Judgement(math.inf, math.inf, math.inf)
+        misfit = self.likelihood.misfit(residual)
+        explained = self._is_noised() and misfit <= EXPLAINED
+        return Judgement(energy, distance, misfit, distance <= self.tolerance, explained)
 
-    def _rounding(self) -> float:
-        """The distance that noise alone leaves, if it is small enough for rounding; else 0."""
+    def _is_noised(self) -> bool:
         noise = float((self.likelihood.counts * self.likelihood.noise.square()).sum())
-        share = noise / float(self.likelihood.observed.square().sum())
-        return share if share <= ROUNDING else 0.0
+        return noise > NOISED * float(self.likelihood.observed.square().sum())

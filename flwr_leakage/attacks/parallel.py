@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -172,7 +172,7 @@ def _shifted(
         return None
 
     def tell(p: AttackProgress) -> None:
-        progress(AttackProgress(done + p.done, total, p.iteration, p.iterations, p.objective))
+        progress(replace(p, done=done + p.done, total=total))
 
     return tell
 

@@ -20,8 +20,9 @@ class Strongest:
     :class:`flwr_leakage.attacks.evidence.Evidence`, misfit in units of noise plus a prior of
     images. The distance of gradients alone would prefer a candidate that fits the noise.
 
-    A target is solved, and no further attack is run on it, once a candidate is *exact*: its
-    gradient is the observed one to rounding, or an attack has proven all of its samples.
+    A target is *solved*, and no further attack is run on it, once a candidate's gradient meets the
+    observed one within ``tolerance``, or explains an update with noise to that noise, or once an
+    attack has proven all of its samples.
 
     A result's ``parts`` tell what each attack said, what it took and why it refused. Its objective
     is the relative squared distance of gradients. Its stats are the winner's, with the winner's
@@ -33,15 +34,18 @@ class Strongest:
     Attributes:
         attacks: by name, in the order in which they are tried; one that does not fit a target
             refuses fast.
-        tolerance: a target is solved once its relative squared distance is at most this; where the
-            update was rounded more coarsely, four times what rounding leaves.
-        max_seconds: CPU seconds for each target, > 0, or ``None`` for no limit; an attack is told
-            what is left of them. The job's own limit holds, too.
+        tolerance: relative squared distance at which gradients meet, ≥ 0. Float32 parameters on
+            the wire leave 1e-12 to 1e-8.
+        max_seconds: CPU seconds for each target, > 0, or ``None`` for no limit. The job's own
+            limit holds, too.
+        share: of the CPU seconds that are left, what an attack may take if it is not the last, in
+            (0, 1]: one that is slow on a large network leaves time to the others.
     """
 
     attacks: Mapping[str, Attack]
-    tolerance: float = 1e-10
-    max_seconds: float | None = 60.0
+    tolerance: float = 1e-7
+    max_seconds: float | None = 120.0
+    share: float = 0.5
 
     def __post_init__(self) -> None:
         if not isinstance(self.attacks, Mapping) or not self.attacks:
@@ -50,6 +54,8 @@ class Strongest:
             )
         if self.max_seconds is not None and not self.max_seconds > 0:
             raise ValueError(f"max_seconds must be positive or None, got {self.max_seconds}.")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must lie in (0, 1], got {self.share}.")
 
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
@@ -62,7 +68,7 @@ class Strongest:
             chosen = []
             for index, target in enumerate(targets):
                 if target.is_solved:
-                    target.leave_out(name, f"{target.winner} was exact")
+                    target.leave_out(name, f"{target.winner} had solved it")
                 elif target.seconds >= limit:
                     target.leave_out(name, f"the budget of {limit:g} s was spent", stops=True)
                 elif target.evidence is not None:
@@ -70,10 +76,11 @@ class Strongest:
             if not chosen:
                 continue
             left = limit - max(targets[index].seconds for index in chosen)
+            left *= 1.0 if name == list(self.attacks)[-1] else self.share
             part = replace(job.take(chosen), max_seconds=left if left < math.inf else None)
             done = len(targets) - len(chosen)
             began = time.process_time()
-            found = _attempt(attack, part, _within(progress, done, len(targets)))
+            found = _attempt(attack, part, _within(progress, name, done, len(targets)))
             shares = _seconds(found, time.process_time() - began)
             for index, result, seconds in zip(chosen, found, shares, strict=True):
                 targets[index].take(name, result, seconds)
@@ -128,14 +135,14 @@ class _Target:
             return
         judged = self.evidence.judge(result.batch)
         proven = _is_proven(result)
-        outcome = "exact" if judged.is_exact or proven else "stopped" if stopped else "found"
+        solved = judged.is_met or judged.is_explained or proven
+        outcome = "solved" if solved else "stopped" if stopped else "found"
         reason = "proven" if proven else str(result.stats.get("stage", ""))
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
         if self.best.batch is None or judged.energy < self.energy:
             self.energy = judged.energy
             self.best = _judged(result, name, judged)
-        if outcome == "exact":
-            self.is_solved = True
+        self.is_solved |= solved
 
     def result(self) -> Reconstruction:
         """The best candidate, with what every attack said and what all of them took."""
@@ -189,13 +196,15 @@ def _seconds(found: list[Reconstruction], total: float) -> list[float]:
     return [rest / silent if each is None else float(each) for each in told]
 
 
-def _within(progress: ProgressCallback | None, done: int, total: int) -> ProgressCallback | None:
+def _within(
+    progress: ProgressCallback | None, name: str, done: int, total: int
+) -> ProgressCallback | None:
     """Progress of one attack on some targets: none is done before the last attack has had it."""
     if progress is None:
         return None
 
     def tell(p: AttackProgress) -> None:
         if math.isfinite(p.objective):  # an attack that refused has nothing to tell
-            progress(AttackProgress(done, total, p.iteration, p.iterations, p.objective))
+            progress(replace(p, done=done, total=total, attack=name))
 
     return tell

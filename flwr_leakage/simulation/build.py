@@ -41,7 +41,7 @@ def build(config: Config, remark: str | None = None) -> Experiment:
     Raises:
         ConfigError: naming the key that is wrong and why.
     """
-    return _build(json.dumps(config, sort_keys=True), remark)
+    return _build(json.dumps(config), remark)
 
 
 @lru_cache(maxsize=2)

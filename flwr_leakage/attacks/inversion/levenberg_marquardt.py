@@ -84,11 +84,16 @@ class LevenbergMarquardt(OneByOne):
                 found.append(ravel({k: gradient[k] for k in p.gradient}))
             return (torch.cat(found) - observed) / scale
 
-        def columns(flat: Tensor, directions: Tensor) -> Tensor:
-            return torch.func.vmap(
-                lambda direction: torch.func.jvp(residual, (flat,), (direction,))[1],
-                chunk_size=self.chunk_size,
-            )(directions)
+        def columns(flat: Tensor, directions: Tensor) -> Tensor | None:
+            push = torch.func.vmap(
+                lambda direction: torch.func.jvp(residual, (flat,), (direction,))[1]
+            )
+            found = []
+            for block in directions.split(self.chunk_size):
+                if budget.is_spent:
+                    return None
+                found.append(push(block))
+            return torch.cat(found)
 
         point = (
             self.initialisation(spec, problem.num_samples, restart, generator).double().reshape(-1)
@@ -100,12 +105,12 @@ class LevenbergMarquardt(OneByOne):
         fresh = True
         stopped = False
         while taken < self.iterations and value > self.tolerance and damping <= 1e6:
-            if budget.is_spent and taken:
-                stopped = True
+            transposed = columns(point, basis) if fresh else None  # Jᵀ (N, P)
+            stopped = budget.is_spent
+            if stopped:
                 break
             taken += 1
-            if fresh:
-                transposed = columns(point, basis)  # Jᵀ (N, P)
+            if transposed is not None:
                 gram, slope = transposed @ transposed.T, transposed @ error
                 largest = gram.diagonal().max()
             factor = torch.linalg.cholesky(gram + damping * largest * basis)
