@@ -17,6 +17,9 @@ NOISED = 1e-8
 EXPLAINED = 1.05
 """The mean squared residual, in units of noise, up to which noise is all that is left."""
 
+PLAUSIBLE = 1.5
+"""Mean square of the prior's coordinates up to which an image is no fit of noise; 1 of a draw."""
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -28,7 +31,8 @@ class Judgement:
         misfit: mean squared residual in units of noise; pruned entries count where they exceed
             what pruning allows.
         is_met: whether the distance is within the tolerance.
-        is_explained: whether an update that was noised is explained to its noise.
+        is_explained: whether an update that was noised is explained to its noise, by images that
+            are likely under the prior.
     """
 
     energy: float
@@ -94,7 +98,8 @@ class Evidence:
         if not math.isfinite(energy + distance):
             return Judgement(math.inf, math.inf, math.inf)
         misfit = self.likelihood.misfit(residual)
-        explained = self._is_noised() and misfit <= EXPLAINED
+        plausible = rough <= PLAUSIBLE * batch.inputs.numel()
+        explained = self._is_noised() and misfit <= EXPLAINED and plausible
         return Judgement(energy, distance, misfit, distance <= self.tolerance, explained)
 
     def _is_noised(self) -> bool:

@@ -8,30 +8,32 @@ rows in that file; rows that are there are not run again, so that an interrupted
 case is NETWORK/BATCH/SETTING:
 
 * ``lenet`` (sigmoid), ``relu`` (three convolutions of stride 1, 2, 2), ``mlp`` (two hidden layers
-  of 256) and ``pool`` (two convolutions with max pooling), all of CIFAR-10, untrained, or
-  ``-trained`` for three epochs on 4,000 training images;
+  of 256) and ``pool`` (two convolutions with max pooling), untrained, or ``-trained`` for three
+  epochs on 4,000 training images;
 * samples in the update;
 * ``clean``, ``noise-X`` (Gaussian, X of the update's norm), ``pruned-X`` (a share X of all entries)
   or ``steps-N`` (N local steps on the whole batch, learning rate 0.05).
 
 Weights are drawn from ``--seed``, images are CIFAR-10 test images from ``--first`` on, others for
-every case; labels are inferred. One thread.
+every case, averaged to ``--size`` pixels a side; labels are inferred. One thread.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from flwr_leakage.attacks import AttackJob
 from flwr_leakage.attacks.presets import load_preset, preset_names
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.models import MLP
-from flwr_leakage.records import Batch, ThreatModel
+from flwr_leakage.models import MLP, LeNet, initialize
+from flwr_leakage.records import Batch, InputSpec, ThreatModel
 from simulations.benchmarks import lab
 from simulations.benchmarks.attacks_second_order import observe, psnr
 
@@ -48,26 +50,34 @@ CASES = (
 )  # fmt: skip
 
 
-def max_pool_network() -> nn.Module:
+def load(root: Path, split: str, first: int, count: int, size: int) -> Batch:
+    """Images of CIFAR-10, averaged to a size that divides 32."""
+    pixels = lab.load(root, split, first, count)
+    return Batch(F.avg_pool2d(pixels.inputs, 32 // size).contiguous(), pixels.targets)
+
+
+def max_pool_network(shape: lab.Shape) -> nn.Module:
     """A small CNN as tutorials write it."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(32 * 64, lab.CLASSES),
+        nn.Flatten(), nn.Linear(2 * shape[1] * shape[2], lab.CLASSES),
     )  # fmt: skip
 
 
-def make_network(name: str, root: Path, seed: int) -> nn.Module:
+def make_network(name: str, spec: InputSpec, root: Path, seed: int) -> nn.Module:
     """A network of the table, untrained or trained."""
     kind, _, trained = name.partition("-")
+    torch.manual_seed(seed)  # layers draw their weights from the global stream
     if kind == "lenet":
-        network = lab.make_network("lenet", lab.CIFAR10, root, seed)
+        network: nn.Module = LeNet(spec.shape, lab.CLASSES, num_convolutions=3)
+        network = initialize(network, "uniform", lab.generator(seed))
+    elif kind == "mlp":
+        network = MLP(spec.shape, lab.CLASSES, (256, 256))
     else:
-        torch.manual_seed(seed)
-        makers = {"relu": lab.small_convnet, "pool": max_pool_network}
-        network = MLP(lab.SHAPE, lab.CLASSES, (256, 256)) if kind == "mlp" else makers[kind]()
+        network = {"relu": lab.small_convnet, "pool": max_pool_network}[kind](spec.shape)
     if trained:
-        images = lab.normalize(lab.load(root, "train", 0, 4000), lab.CIFAR10)
+        images = lab.normalize(load(root, "train", 0, 4000, spec.shape[1]), spec)
         rate = 1.0 if kind == "lenet" else 0.05  # sigmoids are slow
         optimizer = torch.optim.SGD(network.parameters(), rate, momentum=0.9)
         for _ in range(3):
@@ -78,22 +88,24 @@ def make_network(name: str, root: Path, seed: int) -> nn.Module:
 def run_case(case: str, position: int, names: Sequence[str], given: argparse.Namespace) -> None:
     """Attack one case by some presets, and append a row for each."""
     kind, count, setting = case.split("/")
-    network = make_network(kind, given.root, given.seed)
+    spec = replace(lab.CIFAR10, shape=(3, given.size, given.size))
+    network = make_network(kind, spec, given.root, given.seed)
     first = given.first + 8 * position
-    truth = lab.load(given.root, "test", first, int(count))
-    batch = Batch(lab.CIFAR10.normalize(truth.inputs), truth.targets)
+    truth = load(given.root, "test", first, int(count), given.size)
+    batch = lab.normalize(truth, spec)
     seen, _ = observe(network, batch, setting, first, given.seed)
     gradient_map = GradientMap(network)
     for name in names:
         limit = None if name == OWN else given.seconds
-        job = AttackJob(gradient_map, lab.CIFAR10, [seen], ThreatModel(), max_seconds=limit)
+        job = AttackJob(gradient_map, spec, [seen], ThreatModel(), max_seconds=limit)
         with lab.Stopwatch() as watch:
             (result,) = load_preset(name)(job)
         found = None if result.batch is None else result.batch.inputs
-        values = psnr(found, truth.inputs, lab.CIFAR10)
+        values = psnr(found, truth.inputs, spec)
         row = {
             "case": case,
             "image": first,
+            "size": given.size,
             "seed": given.seed,
             "preset": name,
             "psnr": sum(values) / len(values),
@@ -138,6 +150,7 @@ def main() -> None:
     lab.add_data(parser)
     parser.set_defaults(seed=100)
     parser.add_argument("--first", type=int, default=100, help="below 100 for development")
+    parser.add_argument("--size", type=int, choices=[8, 16, 32], default=16)
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--presets", default=",".join(n for n in preset_names() if n != OWN))
     parser.add_argument("--seconds", type=float, default=None, help="of the CPU, for each target")

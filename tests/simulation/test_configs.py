@@ -10,7 +10,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from flwr_leakage._conf import conf_dir
+from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.scores.base import Score
+from flwr_leakage.simulation import config
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import ConfigError, to_config
 from flwr_leakage.simulation.nodes import instantiate, instantiate_each
@@ -244,6 +246,13 @@ def test_what_a_class_declares_has_its_defaults_there(tiny_data):
     assert build(tiny_config(tiny_data, "~threat.labels")).threat.labels == "inferred"
     sent = build(tiny_config(tiny_data)).client_audit().score_plan.send
     assert sent is build(tiny_config(tiny_data)).config["scoring"]["send"] is True
+
+
+def test_attacks_are_tried_in_the_order_of_their_file(tiny_data):
+    chosen = ["attack=strongest", "server.attack_max_seconds=9"]
+    built = build(config.compose(chosen, str(tiny_data)))
+    assert list(built.attack.attack.attacks) == list(load_preset("strongest").attacks)
+    assert built.settings.server.attack_max_seconds == 9
 
 
 def test_the_same_config_is_built_once_and_any_other_anew(tiny_data):

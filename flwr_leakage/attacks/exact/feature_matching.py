@@ -22,7 +22,8 @@ from torch import Tensor
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
-from flwr_leakage.attacks.exact.chain import Link, features_of, trace_chain
+from flwr_leakage.attacks.exact.chain import Link, features_of
+from flwr_leakage.attacks.exact.chain_walk import trace_chain
 from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.hidden import OwnEquations
 from flwr_leakage.attacks.exact.layer_equations import Knowledge
