@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flwr_leakage.records import Measurement
+from flwr_leakage.tracking.text import plain_text
 
 _MAX_CHARACTERS = 4_000_000
+_MAX_VALUES = 20_000  # a record each: 1,024 samples of every score there is fit in
 _DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
 
 
@@ -28,6 +30,8 @@ class ClientNote:
         remark: what the client says of its settings, in words.
         own_config: whether it runs by a config of its own, so that the server knows neither its
             samples nor its draws.
+        explained: whether the model that is scored explains the update, in words; empty where
+            nobody looked.
     """
 
     client_id: int
@@ -37,6 +41,7 @@ class ClientNote:
     reproducible: bool = False
     remark: str = ""
     own_config: bool = False
+    explained: str = ""
 
     def to_text(self) -> str:
         """The note as JSON."""
@@ -47,6 +52,7 @@ class ClientNote:
             "reproducible": self.reproducible,
             "remark": self.remark,
             "own-config": self.own_config,
+            "explained": self.explained,
             "measurements": [
                 {
                     "name": m.name,
@@ -55,6 +61,8 @@ class ClientNote:
                     "direction": m.direction,
                     "notes": list(m.notes),
                     "products": m.products,
+                    "errors": list(m.errors),
+                    "states": list(m.states),
                 }
                 for m in self.measurements
             ],
@@ -65,7 +73,8 @@ class ClientNote:
     def from_text(text: object) -> "ClientNote":
         """Read what a client sent, which need not be a text at all.
 
-        Names and units are cut at 100 characters, notes and the remark at 500.
+        Names and units are cut at 100 characters, notes and the remark at 500; what a terminal
+        would obey, or a page hide, is spelled out.
 
         Raises:
             ValueError: it is no note that ``to_text`` writes.
@@ -74,7 +83,11 @@ class ClientNote:
             raise ValueError("the client's note must be a text of at most 4 million characters.")
         try:
             content = json.loads(text)
-            measurements = tuple(_measurement(entry) for entry in content["measurements"])
+            entries = _list(content["measurements"])
+            count = sum(len(_list(entry["values"])) for entry in entries) + len(entries)
+            if count > _MAX_VALUES:
+                raise ValueError(f"expected at most {_MAX_VALUES:,} values, got {count:,}.")
+            measurements = tuple(_measurement(entry) for entry in entries)
             return ClientNote(
                 client_id=_count(content["client-id"]),
                 measurements=measurements,
@@ -83,6 +96,7 @@ class ClientNote:
                 reproducible=_flag(content["reproducible"]),
                 remark=_text(content["remark"], 500),
                 own_config=_flag(content["own-config"]),
+                explained=_text(content.get("explained", ""), 500),
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             reason = repr(error)[:200]
@@ -100,6 +114,9 @@ def _measurement(entry: dict[str, Any]) -> Measurement:
         direction=direction,
         notes=tuple(_text(note, 500) for note in _list(entry["notes"])),
         products=_count(entry["products"]),
+        errors=tuple(None if e is None else _number(e) for e in _list(entry.get("errors", []))),
+        # ``Measurement`` refuses a state that does not exist.
+        states=tuple(_list(entry.get("states", []))),
     )
 
 
@@ -112,8 +129,7 @@ def _list(value: object) -> list[Any]:
 def _text(value: object, max_characters: int) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected a text, got {value!r}.")
-    # JSON can carry lone surrogates, which no file can.
-    return value[:max_characters].encode("utf-8", "replace").decode()
+    return plain_text(value[:max_characters])
 
 
 def _number(value: object) -> float:

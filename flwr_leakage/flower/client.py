@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import asdict, dataclass, field
+from typing import Literal, cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
 from flwr.common.constant import ErrorCode
 from torch import Tensor
 
@@ -30,6 +30,7 @@ from flwr_leakage.flower.arrays import read_arrays, write_arrays
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params, subtract
+from flwr_leakage.per_sample import explain_update
 from flwr_leakage.randomness import (
     Randomness,
     Reproducible,
@@ -38,9 +39,14 @@ from flwr_leakage.randomness import (
     entropy_seed,
 )
 from flwr_leakage.records import Batch, Exposure, InputSpec, LocalSchedule, Measurement, Update
-from flwr_leakage.scores import compute_scores
+from flwr_leakage.scores import Account, score_round
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
+
+ACCOUNT_KEY = "flwr-leakage-account"
+"""The record of the client's own state that says what its scores may still spend."""
+EXPLAINED_KEY = "flwr-leakage-explained"
+"""The record of it that says whether the scored model explains the client's updates."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,10 @@ class ClientAudit:
         remark: what the client tells of its settings, beside each update; nothing by default.
         own_config: whether the client's samples and draws are its own, so that no server can
             re-derive them from a seed; it tells the server so.
+        check_update: whether the scored model is held against the update that was made, by
+            replaying the local training, which costs as much again. ``once``: in the first scored
+            round that the client's state knows of; later rounds repeat what it found. Where the
+            model does not explain the update, every score says so.
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
     """
 
@@ -77,12 +87,17 @@ class ClientAudit:
     num_threads: int | None = None
     remark: str = ""
     own_config: bool = False
+    check_update: Literal["once", "always", "never"] = "once"
 
     def __post_init__(self) -> None:
         if self.max_samples < 1:
             raise ValueError(f"max_samples must be at least 1, got {self.max_samples}.")
         if self.seed is not None and self.seed < 0:
             raise ValueError("seed must be None or ≥ 0, got a negative one.")
+        if self.check_update not in ("once", "always", "never"):
+            raise ValueError(
+                f"check_update must be 'once', 'always' or 'never', got {self.check_update!r}."
+            )
 
 
 class _Session:
@@ -108,6 +123,11 @@ class _Session:
             purpose=purpose,
         )
 
+    @property
+    def device(self) -> torch.device:
+        """Where the audit's model is, and so scores and defenses compute."""
+        return next(iter(self.audit.gradient_map.params.values()), torch.zeros(())).device
+
     def randomness(self, purpose: str) -> Randomness:
         """Draws that hide data; outside of simulations nothing of the server's message enters."""
         if purpose not in self._draws:
@@ -128,7 +148,8 @@ class _Session:
         )
 
     def encode(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        private = Batch(inputs, targets)
+        here = self.device  # all but the training loop may be on another device than this batch
+        private = Batch(inputs.to(here), targets.to(here))
         spec = self.audit.spec
         if inputs.shape[1:] != spec.shape:
             raise ValueError(
@@ -146,10 +167,12 @@ class _Session:
         if room > 0:
             size = self.audit.schedule.batch_size
             whole = slice(min(len(private), math.ceil(room / size) * size))
-            self.private.append(Batch(inputs.detach(), targets.detach())[whole])
+            self.private.append(Batch(private.inputs.detach(), private.targets.detach())[whole])
             self.defended.append(Batch(defended.inputs.detach(), defended.targets.detach())[whole])
             self.kept += whole.stop
-        return defended.inputs, defended.targets
+        if defended is private:
+            return inputs, targets
+        return defended.inputs.to(inputs.device), defended.targets.to(targets.device)
 
 
 _SESSION: ContextVar[_Session | None] = ContextVar("flwr_leakage_session", default=None)
@@ -176,8 +199,9 @@ def encode(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 class LeakageMod:
     """A Flower mod that scores and defends what a client is about to send.
 
-    Put it on the train function, ``@app.train(mods=[LeakageMod(audit)])``, innermost if there
-    are others, so that Flower's own differential-privacy mods act on the defended update.
+    Put it on the train function, ``@app.train(mods=[LeakageMod(audit)])``, or on the whole app,
+    innermost if there are others, so that Flower's own differential-privacy mods act on the
+    defended update.
 
     Args:
         audit: the settings, or a function that makes them from the ``Context`` of a call
@@ -190,7 +214,12 @@ class LeakageMod:
     def __call__(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
-        """Run the training inside a session, then score and defend its reply."""
+        """Run the training inside a session, then score and defend its reply.
+
+        Messages that ask for no training, such as evaluations, pass untouched.
+        """
+        if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+            return call_next(message, context)
         audit = self._audit if isinstance(self._audit, ClientAudit) else self._audit(context)
         if len(message.content.array_records) != 1:
             return _refuse(message, "expected one ArrayRecord from the server")
@@ -249,8 +278,11 @@ class LeakageMod:
                 {name: params[name] + value for name, value in released.delta.items()},
                 released.buffers,
             )
+        explained = _explain(session, exposure, context) if exposure else _Explained()
         start = time.process_time()
-        measurements = _score(session, exposure) if exposure else []
+        measurements = (
+            _score(session, exposure, context, train_seconds, explained) if exposure else []
+        )
         note = ClientNote(
             client_id=session.client_id,
             measurements=tuple(measurements),
@@ -259,6 +291,7 @@ class LeakageMod:
             reproducible=session.has_reproducible_draws(),
             remark=audit.remark,
             own_config=audit.own_config,
+            explained=explained.sentence,
         )
         _remember(context, session.server_round, note, audit.score_plan.keep_rounds)
         reply.content[RECORD_KEY] = pack_note(note, with_measurements=audit.score_plan.send)
@@ -283,14 +316,56 @@ def _defend(
     return released, Exposure(params, buffers, private, defended, raw, released)
 
 
-def _score(session: _Session, exposure: Exposure) -> list[Measurement]:
-    audit, plan = session.audit, session.audit.score_plan
-    if not audit.scores or not plan.includes(session.server_round):
-        return []
-    seed = session.seed("score")
-    samples = plan.samples(audit.gradient_map, exposure, seed)
-    results = compute_scores(audit.scores, audit.gradient_map, exposure, seed, plan.budget, samples)
-    return [measured for result in results.values() for measured in result]
+@dataclass(frozen=True)
+class _Explained:
+    """Whether the scored model explains the update, as far as the client knows.
+
+    Attributes:
+        sentence: what was found, and in which round.
+        fails: whether it does not.
+    """
+
+    sentence: str = ""
+    fails: bool = False
+
+
+def _explain(session: _Session, exposure: Exposure, context: Context) -> _Explained:
+    """Compare the update with that of the scored model, or repeat what an earlier round found."""
+    audit, states = session.audit, context.state.config_records
+    scored = audit.scores and audit.score_plan.includes(session.server_round)
+    if audit.check_update == "never" or not scored:
+        return _Explained()
+    if audit.check_update == "once" and EXPLAINED_KEY in states:
+        kept = states[EXPLAINED_KEY]
+        return _Explained(str(kept["sentence"]), bool(kept["fails"]))
+    found = explain_update(audit.gradient_map, exposure)
+    explained = _Explained(f"in round {session.server_round}, {found.sentence}", found.fails)
+    context.state[EXPLAINED_KEY] = ConfigRecord(asdict(explained))
+    return explained
+
+
+def _score(
+    session: _Session,
+    exposure: Exposure,
+    context: Context,
+    train_seconds: float,
+    explained: _Explained,
+) -> list[Measurement]:
+    audit, states = session.audit, context.state.config_records
+    kept = cast(dict[str, float], dict(states.get(ACCOUNT_KEY, ConfigRecord())))
+    measurements, account = score_round(
+        audit.scores,
+        audit.gradient_map,
+        exposure,
+        audit.score_plan,
+        Account(**kept),
+        server_round=session.server_round,
+        train_seconds=train_seconds,
+        seed=session.seed("score"),
+        warnings=[explained.sentence] if explained.fails else [],
+    )
+    context.state[ACCOUNT_KEY] = ConfigRecord(asdict(account))
+    return measurements
 
 
 @contextmanager

@@ -4,17 +4,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
+from scipy.stats import chi2, t
 from torch import Tensor
 
 from flwr_leakage.per_sample import ClientSamples, Point, Precision, SampleProblem
 from flwr_leakage.per_sample.client import DEFAULT_MEMORY_BYTES
 from flwr_leakage.randomness import Draws
-from flwr_leakage.records import Direction, Measurement
-from flwr_leakage.spectral import Estimate
+from flwr_leakage.records import NUMBERS, Direction, Measurement, State
+from flwr_leakage.spectral import CONFIDENCE, Estimate, sampling_error
 
 UNDEFENDED = "δ = 0: nothing was hidden, a perfect attacker recovers this sample exactly"
 FLAT = "J = 0: there is nothing to invert"
@@ -48,6 +49,10 @@ class Column:
         unit: ``1``, ``model input``, …
         direction: what a larger value means.
         notes: one for each sample, or none at all: why there is no number, or how to read it.
+        errors: (S,) half the width of the error bar, in ``unit``; NaN where it is unknown, ``None``
+            where nothing is said.
+        states: one for each sample, or none at all, see ``Measurement``. A sample that gets no
+            number is ``unresolved`` unless its state is a bound.
     """
 
     name: str
@@ -55,6 +60,8 @@ class Column:
     unit: str
     direction: Direction
     notes: Sequence[str] = ()
+    errors: Float[Tensor, " S"] | None = None
+    states: Sequence[State] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,41 +111,75 @@ class SampleScore(ABC):
         num_parameters = sum(value.numel() for value in client.exposure.params.values())
         extra = self.extra_bytes(num_inputs, num_parameters)
         windows = []
+        places: list[int] = []
         for problem in client.problems(self.point, self.precision, self.memory_bytes, extra):
             columns = self.measure(problem, problem.generators(seed))
             windows.append([_measured(column, problem) for column in columns])
+            places += problem.indices
         products = client.meter.products - before
-        joined = [_join(parts) for parts in zip(*windows, strict=True)]
+        order = [places.index(index) for index in client.exposure.indices]
+        joined = [_join(parts, order) for parts in zip(*windows, strict=True)]
         return [replace(m, products=0 if i else products) for i, m in enumerate(joined)]
 
 
 def _measured(column: Column, problem: SampleProblem) -> Measurement:
     """Put no number where a sample is unsound or a value not finite, and say why."""
     count = len(problem)
-    if column.values.shape != (count,) or len(column.notes) not in (0, count):
+    bars = column.values.new_full((count,), math.nan) if column.errors is None else column.errors
+    given = (column.values.shape, bars.shape, len(column.notes), len(column.states))
+    if given[:2] != ((count,), (count,)) or not {*given[2:]} <= {0, count}:
         raise ValueError(
-            f"values and notes of {column.name} must have one entry for each of {count} samples, "
-            f"got {tuple(column.values.shape)} and {len(column.notes)}."
+            f"values, errors, notes and states of {column.name} must have one entry for each of "
+            f"{count} samples, got {tuple(given[0])}, {tuple(given[1])}, {given[2]} and {given[3]}."
         )
     values: list[float | None] = []
+    errors: list[float | None] = []
     notes: list[str] = []
-    for value, unsound, note in zip(
-        column.values.tolist(), problem.notes, column.notes or [""] * count, strict=True
+    for value, error, unsound, note in zip(
+        column.values.tolist(),
+        bars.tolist(),
+        problem.notes,
+        column.notes or [""] * count,
+        strict=True,
     ):
         number = math.isfinite(value)
-        values.append(value if number and not unsound else None)
+        sound = number and not unsound
+        values.append(value if sound else None)
+        errors.append(error if sound and math.isfinite(error) else None)
         notes.append(unsound or note or ("" if number else f"no number: {value}"))
-    return Measurement(column.name, tuple(values), column.unit, column.direction, tuple(notes))
+    states = [
+        "unresolved" if unsound or (value is None and state in NUMBERS) else state
+        for value, unsound, state in zip(values, problem.notes, column.states, strict=False)
+    ]
+    return Measurement(
+        column.name,
+        tuple(values),
+        column.unit,
+        column.direction,
+        tuple(notes),
+        errors=() if column.errors is None else tuple(errors),
+        states=tuple(states),
+    )
 
 
-def _join(parts: Sequence[Measurement]) -> Measurement:
-    """The same quantity of all samples, from those of each window."""
+def _join(parts: Sequence[Measurement], order: Sequence[int]) -> Measurement:
+    """The same quantity of all samples, from those of each window, put in order."""
     names = {part.name for part in parts}
     if len(names) > 1:
         raise ValueError(f"measure must give the same quantities of all samples, got {names}.")
-    notes = tuple(note for part in parts for note in part.notes)
-    values = tuple(value for part in parts for value in part.values)
-    return replace(parts[0], values=values, notes=notes if any(notes) else ())
+
+    def joined(name: str) -> tuple[Any, ...]:
+        entries = [entry for part in parts for entry in getattr(part, name)]
+        return tuple(entries[place] for place in order) if entries else ()
+
+    notes = joined("notes")
+    return replace(
+        parts[0],
+        values=joined("values"),
+        notes=notes if any(notes) else (),
+        errors=joined("errors"),
+        states=joined("states"),
+    )
 
 
 def notes_where(condition: Bool[Tensor, " S"], text: str) -> list[str]:
@@ -151,17 +192,69 @@ def first_notes(*notes: Sequence[str]) -> list[str]:
     return [next((note for note in own if note), "") for own in zip(*notes, strict=True)]
 
 
-def numbers_of(estimate: Estimate, bound: str) -> tuple[Float[Tensor, " S"], list[str]]:
-    """Values and notes of an estimate; a value that did not converge is NaN, with a bound as note.
+def states_of(values: Float[Tensor, " S"], state: State) -> list[State]:
+    """The state of all samples but of those without a number, which are unresolved."""
+    return [state if number else "unresolved" for number in values.isfinite().tolist()]
+
+
+def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """Half the width of the bar of √v, from that of v; not to first order."""
+    root = values.sqrt()
+    return torch.maximum(
+        (values + errors).sqrt() - root, root - (values - errors).clamp_min(0).sqrt()
+    )
+
+
+def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
+    """The mean of n ≥ 2 squared lengths of random vectors, and half the width of its bar of 99 %.
+
+    Squares are skewed: few draws see too small a variance too often. So it is raised to what it
+    exceeds in 5 % of the cases, and the bar is that of a χ² variable, see ``sampling_error``.
+    """
+    count = len(draws)
+    mean = draws.mean(0)
+    raised = (count - 1) / float(chi2.ppf(0.05, count - 1))
+    return mean, mean * sampling_error(mean, raised * draws.var(0) / count)
+
+
+def mean_with_error(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
+    """The mean of n draws, and half the width of its bar of 99 % by Student's t; NaN for n = 1."""
+    count = len(draws)
+    mean = draws.mean(0)
+    if count == 1:
+        return mean, torch.full_like(mean, torch.nan)
+    width = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) / count**0.5
+    return mean, width * draws.std(0)
+
+
+class Numbers(NamedTuple):
+    """What a score reads of an estimate, one entry for each of S samples; see ``Column``."""
+
+    values: Float[Tensor, " S"]
+    notes: list[str]
+    errors: Float[Tensor, " S"]
+    states: list[State]
+
+
+def numbers_of(
+    estimate: Estimate, bound: str, quantity: str = "", state: State = "within tolerance"
+) -> Numbers:
+    """What a score reads of an estimate; a value that did not converge is NaN, and a bound.
 
     Args:
         estimate: one for each of S samples.
-        bound: how to read a value that did not converge, such as ``at least``.
+        bound: how to read a value that did not converge: ``at least``, ``at most``, or nothing
+            where it is no bound.
+        quantity: what the estimate is of, where the measurement is of something else.
+        state: of a value that converged.
     """
-    notes = [
-        "" if converged else f"unresolved: {bound} {value:.3g} ({estimate.method})"
-        for value, converged in zip(
-            estimate.value.tolist(), estimate.converged.tolist(), strict=True
-        )
-    ]
-    return torch.where(estimate.converged, estimate.value, torch.nan), notes
+    subject = f"{quantity} {bound}".strip()
+    missed: dict[str, State] = {"at least": "lower bound", "at most": "upper bound"}
+    notes: list[str] = []
+    states: list[State] = []
+    for value, converged in zip(estimate.value.tolist(), estimate.converged.tolist(), strict=True):
+        said = f"{subject} {value:.3g} ({estimate.method})".strip()
+        notes.append("" if converged else f"unresolved: {said}")
+        states.append(state if converged else missed.get(bound, "unresolved"))
+    values = torch.where(estimate.converged, estimate.value, torch.nan)
+    return Numbers(values, notes, (estimate.residual * estimate.value).abs(), states)

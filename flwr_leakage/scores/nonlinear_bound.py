@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.operators import row_norms
-from flwr_leakage.per_sample import SampleProblem
+from flwr_leakage.per_sample import SampleProblem, Samples
 from flwr_leakage.randomness import Draws, normal_rows
-from flwr_leakage.scores.base import UNDEFENDED, Column, SampleScore, notes_where
+from flwr_leakage.scores.base import UNDEFENDED, Column, SampleScore, notes_where, states_of
 from flwr_leakage.spectral import largest_eigenvalue, random_start
 
 
@@ -44,15 +44,18 @@ class NonlinearBound(SampleScore):
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """``nonlinear_influence_bound``."""
-        top = problem.largest(self.tolerance, self.max_steps).estimate.value
-        norm = top.clamp_min(0).sqrt()
+        top = problem.largest(self.tolerance, self.max_steps).estimate
+        norm = top.value.clamp_min(0).sqrt()
         mu_gradient, mu_jacobian = self._constants(problem, norm, draws)
         projected = row_norms(problem.operator.rmatvec(problem.deltas)).double()
         released = row_norms(problem.gradients + problem.deltas).double()
         bound = projected / (mu_gradient * norm + 2 * mu_jacobian * released)
         notes = notes_where(problem.undefended, UNDEFENDED)
-        name = "nonlinear_influence_bound"
-        return [Column(name, bound, "model input", "larger is safer", notes)]
+        # Constants from below make the bound too large: the theorem's lies below this one.
+        errors = bound * (top.residual + self.tolerance + 32 * problem.rounding)
+        states = states_of(bound, "upper bound")
+        name, unit = "nonlinear_influence_bound", "model input"
+        return [Column(name, bound, unit, "larger is safer", notes, errors, states)]
 
     def _constants(
         self, problem: SampleProblem, norm: Float[Tensor, " S"], draws: Draws
@@ -63,8 +66,9 @@ class NonlinearBound(SampleScore):
             noise = self.radius * normal_rows(problem.inputs.shape, draws).to(problem.inputs)
             length = row_norms(noise).double()
 
-            def change(x: Tensor, shift: Tensor = noise) -> Tensor:
-                return problem.oracle(x + shift) - problem.oracle(x)
+            def change(samples: Samples, shift: Tensor = noise) -> Tensor:
+                moved = samples.with_inputs(samples.inputs + shift)
+                return moved.gradients() - samples.gradients()
 
             difference = problem.jacobian_of(change)
             mu_gradient = torch.maximum(mu_gradient, row_norms(difference.value) / length)

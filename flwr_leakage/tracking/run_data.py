@@ -9,14 +9,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, image_path
+from flwr_leakage.records import LeakageRecord, RunEvent, State
+from flwr_leakage.tracking.jsonl import (
+    MAX_VALUE,
+    METADATA_FILE,
+    RECORDS_FILE,
+    image_path,
+    is_plottable,
+)
+from flwr_leakage.tracking.text import plain_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _Row = TypeVar("_Row", LeakageRecord, RunEvent)
 _KINDS = get_args(LeakageRecord.__annotations__["kind"])
+_STATES = get_args(State)
 _LEVELS = get_args(RunEvent.__annotations__["level"])
 
 
@@ -110,7 +118,7 @@ def read_run(folder: str | Path) -> RunData:
         except (ValueError, KeyError, TypeError, ArithmeticError, OSError, RecursionError) as error:
             problems.append(
                 f"line {number} of {RECORDS_FILE} cannot be read ({type(error).__name__}: "
-                f"{error}) and is left out."
+                f"{plain_text(str(error), 300)}) and is left out."
             )
     metadata = _read_metadata(folder, problems)
     for problem in problems:
@@ -132,12 +140,23 @@ def _record(row: Mapping[str, Any]) -> LeakageRecord:
     if value is not None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"value must be a number or null, got {value!r}")
-        if not math.isfinite(value):
-            raise ValueError(f"value must be finite, got {value}")
+        if not is_plottable(value):
+            raise ValueError(f"value must lie in ±{MAX_VALUE:g}, got {value}")
         value = float(value)
     if row["kind"] not in _KINDS:
         raise ValueError(f"kind must be one of {_KINDS}, got {row['kind']!r}")
-    return _row(LeakageRecord, {**row, "value": value})
+    # Records of earlier versions have neither an error nor a state.
+    if row.get("state", "") not in ("", *_STATES):
+        raise ValueError(f"state must be one of {_STATES} or empty, got {row['state']!r}")
+    return _row(LeakageRecord, {**row, "value": value, "error": _error(row.get("error"))})
+
+
+def _error(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"error must be a finite number ≥ 0 or null, got {value!r}")
+    return float(value)
 
 
 def _event(row: Mapping[str, Any]) -> RunEvent:
@@ -150,13 +169,15 @@ def _row(row_type: type[_Row], row: Mapping[str, Any]) -> _Row:
     """Build a record of the known fields, with integers and text checked to be such."""
     content = {field.name: row[field.name] for field in fields(row_type) if field.name in row}
     for field in fields(row_type):
-        if field.name not in content or field.name == "value":
+        if field.name not in content or field.name in ("value", "error"):
             continue
         expected = int if field.type is int else str
         if type(content[field.name]) is not expected:
             raise TypeError(
                 f"{field.name} must be of type {expected.__name__}, got {content[field.name]!r}"
             )
+        if expected is str:
+            content[field.name] = plain_text(content[field.name])
     return row_type(**content)
 
 
