@@ -234,11 +234,6 @@ def test_features_alone_are_refused_where_images_are_wanted(job):
     assert "3 takes features" in result.error
 
 
-def test_recursion_says_what_a_network_lacks(job):
-    (result,) = FeatureRecursion()(job)
-    assert "convolutions and ReLUs" in result.error
-
-
 def test_an_order_that_makes_no_difference_is_not_searched(job):
     attack = GradientInversion(optimizer=LBFGS(3), order=OrderSearch(required=True))
     (result,) = attack(job)
