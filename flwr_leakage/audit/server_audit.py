@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.job import AttackJob
-from flwr_leakage.audit.attack import attempt
+from flwr_leakage.audit.attack import attempt, describe_parts
 from flwr_leakage.audit.evaluate import evaluate
 from flwr_leakage.audit.grant import Case, check_grantable, grant
 from flwr_leakage.audit.note import ClientNote
@@ -44,6 +44,8 @@ class ServerAudit:
         seed: of the attack's random draws.
         progress: what a person sees.
         num_rounds: for the progress only.
+        max_seconds: CPU seconds that the attack may take for each target; ``None`` for no limit
+            but the attack's own.
         own_config_clients: those that said they run by a config of their own, so far.
     """
 
@@ -60,6 +62,7 @@ class ServerAudit:
     seed: int = 0
     progress: Progress = field(default_factory=SilentProgress)
     num_rounds: int | None = None
+    max_seconds: float | None = None
 
     def __post_init__(self) -> None:
         check_grantable(self.threat, self.truth)
@@ -221,11 +224,20 @@ class ServerAudit:
         name = self._round_name(server_round)
         self.progress.status(f"{name} · attack on {len(cases)} updates")
         seen = [case.observation for case in cases]
-        job = AttackJob(self.gradient_map, self.spec, seen, self.threat, self.seed)
+        job = AttackJob(
+            self.gradient_map,
+            self.spec,
+            seen,
+            self.threat,
+            self.seed,
+            max_seconds=self.max_seconds,
+        )
         made = attempt(attack, job, self._reporter(name))
         if made.error:
             self.warn(server_round, -1, f"the attack failed: {made.error}")
         self._recorder.attempt(server_round, made)
+        if said := describe_parts(made.answers):
+            self._recorder.information(server_round, -1, said)
         return list(zip(cases, made.answers, strict=True))
 
     def _record(self, case: Case, answer: Reconstruction) -> None:
@@ -237,8 +249,9 @@ class ServerAudit:
 
     def _reporter(self, name: str) -> ProgressCallback:
         def report(progress: AttackProgress) -> None:
+            part = f"{progress.attack} · " if progress.attack else ""
             self.progress.status(
-                f"{name} · attack on {progress.total} updates · {progress.done} done · "
+                f"{name} · attack on {progress.total} updates · {progress.done} done · {part}"
                 f"iteration {progress.iteration}/{progress.iterations} · "
                 f"objective {progress.objective:.3g}"
             )

@@ -41,7 +41,8 @@ def build(config: Config, remark: str | None = None) -> Experiment:
     Raises:
         ConfigError: naming the key that is wrong and why.
     """
-    return _build(json.dumps(config, sort_keys=True), remark)
+    # Within a section the order may tell something, such as which attack is tried first.
+    return _build(json.dumps(dict(sorted(config.items()))), remark)
 
 
 @lru_cache(maxsize=2)

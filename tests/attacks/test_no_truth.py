@@ -66,7 +66,7 @@ def test_an_attack_takes_nothing_but_what_a_server_sees(name):
     parameters = list(inspect.signature(type(load_preset(name)).__call__).parameters)
     assert parameters == ["self", "job", "progress"]
     assert [field.name for field in fields(AttackJob)] == [
-        "gradient_map", "spec", "observations", "threat", "seed", "restarts",
+        "gradient_map", "spec", "observations", "threat", "seed", "restarts", "max_seconds",
     ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from flwr_leakage.records import (
     LocalSchedule,
     Measurement,
     Observation,
+    Part,
     Reconstruction,
     ThreatModel,
     Update,
@@ -78,6 +79,28 @@ def _inspect(gradient_map, counts=(2, 2), notes=(), **settings):
     audit = ServerAudit(gradient_map, SPEC, SCHEDULE, memory, attack=memory, **settings)
     audit.inspect(1, [_observe(gradient_map, i, count) for i, count in enumerate(counts)], [*notes])
     return memory
+
+
+def test_what_each_of_several_attacks_said_is_recorded_and_told_once_a_round():
+    memory, limits = _Memory(), []
+    parts = (Part("analytic", "refused", reason="no."), Part("idlg", "stopped", 0.5, 1.0, 2.0))
+
+    def attack(job, progress=None):
+        limits.append(job.max_seconds)
+        stats = {"attack": "idlg"}
+        return [replace(answer, stats=stats, parts=parts) for answer in memory(job)]
+
+    gradient_map = GradientMap(_network())
+    audit = ServerAudit(gradient_map, SPEC, SCHEDULE, memory, attack=attack, max_seconds=3.0)
+    audit.inspect(1, [_observe(gradient_map, i) for i in range(2)], [])
+    assert limits == [3.0]
+    notes = [record.note for record in memory.records if record.name == "objective"]
+    assert len(notes) == 2
+    assert all(n.endswith("idlg chosen: analytic refused (no); idlg stopped 0.5 in 2.0 s")
+               for n in notes)  # fmt: skip
+    (event,) = memory.events
+    assert event.level == "info"
+    assert event.message == "chosen: idlg 2. analytic: refused 2 (no); idlg: stopped 2"
 
 
 @pytest.mark.parametrize("view", ["single", "aggregate"])

@@ -10,7 +10,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from flwr_leakage._conf import conf_dir
+from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.scores.base import Score
+from flwr_leakage.simulation import config
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import ConfigError, to_config
 from flwr_leakage.simulation.nodes import instantiate, instantiate_each
@@ -123,6 +125,7 @@ def test_what_is_right_passes(arguments):
         ("client.learning_rate=nan", "client.learning_rate must be a number, got nan"),
         ("client.same_samples=3", "client.same_samples must be true or false, got 3"),
         ("server.num_threads=0", "server.num_threads must be at least 1, got 0"),
+        ("server.attack_max_seconds=0", "server.attack_max_seconds must be positive or null"),
         ("server.attack_workers=0", "server.attack_workers must be at least 1, got 0"),
         ("server.wait_seconds=-1", "server.wait_seconds must be ≥ 0, got -1"),
         ("scoring.send=maybe", "scoring.send must be true or false, got 'maybe'"),
@@ -243,6 +246,13 @@ def test_what_a_class_declares_has_its_defaults_there(tiny_data):
     assert build(tiny_config(tiny_data, "~threat.labels")).threat.labels == "inferred"
     sent = build(tiny_config(tiny_data)).client_audit().score_plan.send
     assert sent is build(tiny_config(tiny_data)).config["scoring"]["send"] is True
+
+
+def test_attacks_are_tried_in_the_order_of_their_file(tiny_data):
+    chosen = ["attack=strongest", "server.attack_max_seconds=9"]
+    built = build(config.compose(chosen, str(tiny_data)))
+    assert list(built.attack.attack.attacks) == list(load_preset("strongest").attacks)
+    assert built.settings.server.attack_max_seconds == 9
 
 
 def test_the_same_config_is_built_once_and_any_other_anew(tiny_data):

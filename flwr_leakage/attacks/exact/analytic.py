@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.applicability import (
     Applicability,
     ExactAttack,
@@ -37,7 +38,9 @@ class Analytic(ExactAttack):
         name = _first_layer(problem)
         return Applicability(True, f"the first layer, {name!r}, is linear with bias: x is exact.")
 
-    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
         """Attack one problem.
 
         Raises:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.applicability import Applicability, ExactAttack
 from flwr_leakage.attacks.exact.batch_layer import BatchLayer, feeds, pose_layers
@@ -19,9 +20,14 @@ from flwr_leakage.records import Batch, Reconstruction
 
 
 def choose_layer(
-    problem: Problem, generator: torch.Generator
+    problem: Problem, generator: torch.Generator, images_only: bool = False
 ) -> tuple[list[BatchLayer], BatchLayer, list[str]]:
     """The layers whose gradients can be split, that which is, and why the others cannot be.
+
+    Args:
+        problem: the network and the observed gradient.
+        generator: of random probes.
+        images_only: refuse layers whose inputs are features.
 
     Raises:
         ValueError: there is none; in words.
@@ -33,6 +39,11 @@ def choose_layer(
         raise ValueError("; ".join(refusals))
     ranked = sorted(layers, key=lambda layer: (not layer.takes_input, -layer.factor.rank))
     layer = ranked[0]
+    if images_only and not layer.takes_input:
+        raise ValueError(
+            f"{layer.name} takes features: images follow from a linear layer on the network's "
+            "input only."
+        )
     logits = problem.spec.num_classes
     if layer.matrix.shape[0] == logits and layer.factor.rank < problem.num_samples:
         raise ValueError(
@@ -43,17 +54,26 @@ def choose_layer(
 
 
 def recover_batch(
-    problem: Problem, settings: SearchSettings, generator: torch.Generator
+    problem: Problem,
+    settings: SearchSettings,
+    generator: torch.Generator,
+    images_only: bool = False,
 ) -> BatchInputs:
     """The inputs of a linear layer for every sample of a batch, from one update.
 
     The layer is the first that takes the network's input; else the first that shows the most
     samples.
 
+    Args:
+        problem: the network and the observed gradient.
+        settings: how long is searched, and what is accepted.
+        generator: of all starts.
+        images_only: refuse layers whose inputs are features.
+
     Raises:
         ValueError: no layer can be used, or no sample was found; in words.
     """
-    layers, layer, refusals = choose_layer(problem, generator)
+    layers, layer, refusals = choose_layer(problem, generator, images_only)
     if not problem.is_single_gradient and not _is_union(problem):
         return replace(recover_steps(problem, layer, settings, generator), refusals=tuple(refusals))
     index = layers.index(layer)
@@ -92,15 +112,18 @@ class ExactBatch(ExactAttack):
 
     Attributes:
         search: how long is searched, and what is accepted.
+        images_only: refuse at once where convolutions come first, instead of searching for
+            features.
     """
 
     purpose: ClassVar[str] = "exact batch"
 
     search: SearchSettings = field(default_factory=SearchSettings)
+    images_only: bool = False
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """See ``ExactAttack``."""
-        _, layer, _ = choose_layer(problem, generator)
+        _, layer, _ = choose_layer(problem, generator, self.images_only)
         if not problem.is_single_gradient and not _is_union(problem):
             require_steps(problem, layer)
         if layer.factor.rank == 1:
@@ -118,14 +141,19 @@ class ExactBatch(ExactAttack):
             text += " It takes features, not images."
         return Applicability(layer.takes_input, text)
 
-    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
         """Attack one problem.
 
         Raises:
             ValueError: it does not fit any linear layer.
         """
         began = time.process_time()
-        found = recover_batch(problem, self.search, generator)
+        allowed = min(self.search.max_seconds, budget.left)
+        search = replace(self.search, max_seconds=allowed)
+        found = recover_batch(problem, search, generator, self.images_only)
+        stopped = budget.is_spent and len(found.labels) < problem.num_samples
         stats: dict[str, Any] = {
             **(found.stats or {}),
             "layer": found.layer,
@@ -136,6 +164,7 @@ class ExactBatch(ExactAttack):
             "relative_errors": found.relative_errors.tolist(),
             "refusals": found.refusals,
             "cpu_seconds": time.process_time() - began,
+            **stop_mark(stopped),
         }
         if not found.takes_input:
             text = (

@@ -48,3 +48,26 @@ def pair(value: int | Iterable[int]) -> Pair:
     """A setting as (rows, columns), where one number holds for both."""
     height, width = (value, value) if isinstance(value, int) else value
     return int(height), int(width)
+
+
+def numeric_padding(
+    padding: str | int | Iterable[int], kernel_size: Iterable[int], dilation: int | Iterable[int]
+) -> Pair:
+    """Zeros on each side that ``padding="same"`` or ``"valid"`` stands for.
+
+    Raises:
+        ValueError: ``"same"`` needs more zeros on one side than on the other.
+
+    Example:
+        >>> numeric_padding("same", (3, 5), 1), numeric_padding("valid", (3, 5), 1)
+        ((1, 2), (0, 0))
+    """
+    if padding == "valid":
+        return (0, 0)
+    if padding != "same":
+        assert not isinstance(padding, str)
+        return pair(padding)
+    totals = [d * (k - 1) for k, d in zip(kernel_size, pair(dilation), strict=True)]
+    if any(total % 2 for total in totals):
+        raise ValueError("padding='same' must add as many zeros on both sides: an odd kernel.")
+    return totals[0] // 2, totals[1] // 2

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from flwr_leakage.attacks.exact.geometry import Geometry, Pair, pair
+from flwr_leakage.attacks.exact.geometry import Geometry, Pair, numeric_padding, pair
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.relus import RELUS
 
@@ -188,8 +188,9 @@ class ReluWalk(TorchFunctionMode):
         dilation: Any = 1,
         groups: int = 1,
     ) -> None:
-        if groups != 1 or isinstance(padding, str):
-            raise ValueError("convolutions must have one group and padding given in numbers.")
+        if groups != 1:
+            raise ValueError("convolutions must have one group.")
+        padding = numeric_padding(padding, weight.shape[2:], dilation)
         geometry = Geometry.of(weight.shape[2:], dilation, padding, stride)
         source = self.sources.get(id(input), -1)
         name = self.names.get(id(weight), "")

@@ -1,11 +1,15 @@
+import pytest
 import torch
 from attacked import observe
 from torch import nn
+from torch.nn import functional as F
 
-from flwr_leakage.attacks import pose
-from flwr_leakage.attacks.exact.chain import IDENTITY, features_of, trace_chain
+from flwr_leakage.attacks import AttackJob, FadingPrior, FeatureMatching, pose
+from flwr_leakage.attacks.exact.chain import IDENTITY, features_of
+from flwr_leakage.attacks.exact.chain_walk import trace_chain
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
+from flwr_leakage.spectral.gauss_newton import GaussNewton
 
 SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
 
@@ -63,3 +67,135 @@ def test_tracing_draws_nothing_from_the_shared_random_stream():
     trace_chain(problem)
     assert torch.equal(torch.get_rng_state(), before)
     assert chain[0].geometry is None
+
+
+class Modules(nn.Module):
+    """A ReLU ConvNet of which every style below is another spelling."""
+
+    def __init__(self, padding=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Conv2d(1, 6, 3, padding=padding)
+        self.b = nn.Conv2d(6, 8, 3, padding=1, stride=2)
+        self.c, self.d = nn.Linear(128, 16), nn.Linear(16, 4)
+        self.relu, self.flat, self.drop = nn.ReLU(), nn.Flatten(), nn.Dropout(0.5)
+
+    def forward(self, x):
+        x = self.relu(self.b(self.relu(self.a(x))))
+        return self.d(self.drop(self.relu(self.c(self.flat(x)))))
+
+
+class Functional(Modules):
+    def forward(self, x):
+        x = F.relu(self.b(F.relu(self.a(x), inplace=True)))
+        return self.d(F.relu(self.c(x.view(x.size(0), -1))))
+
+
+class Methods(Modules):
+    def forward(self, x):
+        x = self.b(self.a(x).relu()).relu().reshape(len(x), 128)
+        return self.d(torch.relu(self.c(x)))
+
+
+class Same(Modules):
+    def __init__(self):
+        super().__init__(padding="same")
+
+    def forward(self, x):
+        x = torch.relu(self.b(self.a(x).relu()))
+        return self.d(F.dropout(self.c(torch.flatten(x, 1)).relu(), training=self.training))
+
+
+class Bare(Modules):
+    def forward(self, x):
+        x = F.relu(F.conv2d(x, self.a.weight, self.a.bias, padding=1))
+        x = F.relu(F.conv2d(x, self.b.weight, self.b.bias, 2, 1))
+        x = F.relu(F.linear(x.flatten(1), self.c.weight, self.c.bias))
+        return torch.addmm(self.d.bias, x, self.d.weight.t())
+
+
+class Products(Modules):
+    def forward(self, x):
+        x = nn.Sequential(self.a, self.relu, self.b, self.relu, self.flat)(x)
+        return self.d(F.relu(x @ self.c.weight.T + self.c.bias))
+
+
+STYLES = (Modules, Functional, Methods, Same, Bare, Products)
+
+
+def chain_in_style(style, spec=SPEC):
+    gradient_map = GradientMap(style())
+    image = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    observation = observe(gradient_map, Batch(image, torch.tensor([2])), LocalSchedule(1.0))
+    job = AttackJob(gradient_map, spec, [observation], ThreatModel())
+    problem = pose(gradient_map, spec, observation, ThreatModel()).to(torch.float64)
+    return job, trace_chain(problem), image.double()
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_chain_is_the_same_however_it_is_written(style):
+    job, chain, image = chain_in_style(style)
+    _, expected, _ = chain_in_style(Modules)
+    assert len(chain) == len(expected) == 4
+    for found, known in zip(chain, expected, strict=True):
+        assert (found.name, found.geometry) == (known.name, known.geometry)
+        assert (found.input_shape, found.output_shape) == (known.input_shape, known.output_shape)
+        assert found.activation is known.activation
+        torch.testing.assert_close(found.weight_gradient, known.weight_gradient)
+        torch.testing.assert_close(found.bias_gradient, known.bias_gradient)
+    logits = job.gradient_map.logits(
+        {k: v.double() for k, v in job.gradient_map.params.items()}, image
+    )
+    torch.testing.assert_close(features_of(chain, image), logits)
+
+
+@pytest.mark.parametrize("style", STYLES[1:])
+def test_the_attack_is_the_same_however_a_chain_is_written(style):
+    quick = FeatureMatching(fading=FadingPrior(rounds=2, iterations=20), newton=GaussNewton(0))
+    (expected,), (found,) = (quick(chain_in_style(each)[0]) for each in (Modules, style))
+    torch.testing.assert_close(found.batch.inputs, expected.batch.inputs, rtol=0, atol=1e-4)
+
+
+class Pooled(Modules):
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.b(F.relu(self.a(x)))), 1, 1) * 2
+        return self.d(F.relu(self.c(x.flatten(1))))
+
+
+class Twice(Modules):
+    def forward(self, x):
+        x = F.relu(self.b(F.relu(self.a(F.relu(self.a(x))[:, :1] * 0 + x))))
+        return self.d(F.relu(self.c(x.flatten(1))))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 4)
+
+    def forward(self, x):
+        x = F.relu(self.first(F.relu(self.first(x.flatten(1)))))
+        return self.last(x)
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(64, 4)
+
+    def forward(self, x):
+        return self.last(F.relu(self.first(x[:, 0])).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("style", "said"),
+    [
+        (Pooled, "'c' does not follow .*max_pool2d, mul"),
+        (Twice, "'a' does not follow"),
+        (Tied, "'first' cannot be part of a chain, as it is used twice"),
+        (Tokens, "'first' must take one vector of a sample, got several"),
+    ],
+)
+def test_what_is_no_chain_is_named(style, said):
+    with pytest.raises(ValueError, match=said):
+        chain_in_style(style)
