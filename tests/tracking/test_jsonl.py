@@ -250,11 +250,11 @@ def test_errors_and_states_that_are_none_are_refused(tmp_path, change):
 
 def test_records_of_earlier_versions_are_read(tmp_path):
     tracker = JsonlTracker(tmp_path)
-    tracker.log(record(0.5))
+    tracker.log(record(0.5, note="plain"))
     path = tmp_path / "records.jsonl"
     path.write_text(path.read_text().replace(', "error": null, "state": ""', ""))
     assert "state" not in path.read_text()
-    assert read_run(tmp_path).records == (record(0.5),)
+    assert read_run(tmp_path).records == (record(0.5, note="plain"),)
 
 
 def test_fields_of_later_versions_are_ignored(tmp_path):
