@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flwr_leakage.attacks.one_call import ParameterChange, attack
     from flwr_leakage.attacks.presets import load_preset
+    from flwr_leakage.audit.structure import structure
     from flwr_leakage.gradient_map import GradientMap, local_update
     from flwr_leakage.records import (
         Batch,
@@ -40,11 +41,13 @@ __all__ = [
     "load_preset",
     "local_update",
     "score",
+    "structure",
 ]
 
 _HOMES = {
     "attacks.one_call": ("ParameterChange", "attack"),
     "attacks.presets": ("load_preset",),
+    "audit.structure": ("structure",),
     "gradient_map": ("GradientMap", "local_update"),
     "scores.one_call": ("score",),
 }

@@ -1,12 +1,13 @@
 """The gradient map x ↦ ∇_θ L(x, y; θ), and local training as a differentiable function."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flwr_leakage.forward import PlainKernels, gradient_by_autograd, logits_of, trained_names
 from flwr_leakage.normalization import (
     BatchNormMode,
     StatelessBatchNorm,
@@ -23,11 +24,25 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class GradientMap:
     """x ↦ ∇_θ L(x, y; θ) of a model and a loss, without side effects.
 
+    A parameter that is not trained has the gradient 0, and local training leaves it as it is.
+    Attention, recurrent and normalising layers are computed by plain kernels, see ``PlainKernels``.
+
     Args:
         model: any module; it is copied, with BatchNorm made free of side effects.
         loss: (logits, targets) ↦ scalar; the mean cross-entropy by default, which takes class
             indices (B,) and probabilities (B, K).
         batch_norm: ``batch`` if the client trains in train mode, ``running`` in eval mode.
+        trained: the model's parameters that the client's optimizer holds, such as
+            ``model.head.parameters()``; by default all that require a gradient.
+
+    Attributes:
+        trained: names of the trained parameters.
+        kernels: by which the model is computed.
+        one_by_one: why ``torch.func`` cannot take this model, so that plain autograd has to, one
+            sample at a time; empty where it can. See ``differentiated_by_autograd``.
+
+    Raises:
+        ValueError: no parameter is trained, or one of ``trained`` is none of the model's.
     """
 
     def __init__(
@@ -35,10 +50,14 @@ class GradientMap:
         model: nn.Module,
         loss: Loss = F.cross_entropy,
         batch_norm: BatchNormMode = "running",
+        trained: Iterable[nn.Parameter] | None = None,
     ) -> None:
+        self.trained = trained_names(model, trained)
         self.model = without_side_effects(model, batch_norm).requires_grad_(False)
         self.loss = loss
         self.batch_norm: BatchNormMode = batch_norm
+        self.kernels = PlainKernels.of(self.model)
+        self.one_by_one = ""
 
     @property
     def params(self) -> Params:
@@ -69,10 +88,19 @@ class GradientMap:
         """Return the same map with another BatchNorm mode."""
         if mode == self.batch_norm:
             return self
-        other = object.__new__(GradientMap)
+        other = copy.copy(self)
         other.model = _switch_mode(self.model, mode)
-        other.loss = self.loss
         other.batch_norm = mode
+        return other
+
+    def differentiated_by_autograd(self, reason: str) -> "GradientMap":
+        """Return the same map, differentiated by plain autograd in place of ``torch.func``.
+
+        Args:
+            reason: why ``torch.func`` cannot, which ``one_by_one`` keeps.
+        """
+        other = copy.copy(self)
+        other.one_by_one = reason
         return other
 
     def with_loss(self, loss: Loss) -> "GradientMap":
@@ -87,9 +115,14 @@ class GradientMap:
         inputs: Tensor,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Logits (B, K) of inputs (B, C, H, W)."""
+        """Logits (B, K) of inputs (B, C, H, W).
+
+        Raises:
+            ValueError: the model returns neither one tensor nor something with ``logits``.
+        """
         state = {**self._buffers_like(inputs, buffers), **params}
-        return torch.func.functional_call(self.model, state, (inputs,))
+        with self.kernels():
+            return logits_of(torch.func.functional_call(self.model, state, (inputs,)))
 
     def loss_value(
         self,
@@ -97,8 +130,19 @@ class GradientMap:
         batch: Batch,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """L(x, y; θ), a scalar."""
-        return self.loss(self.logits(params, batch.inputs, buffers), batch.targets)
+        """L(x, y; θ), a scalar.
+
+        Raises:
+            ValueError: the loss returns one number a sample, or none that is a tensor.
+        """
+        value = self.loss(self.logits(params, batch.inputs, buffers), batch.targets)
+        if not isinstance(value, Tensor) or value.ndim > 0:
+            shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(
+                f"the loss must return a scalar tensor, got {shape}; average or sum it, as "
+                f"training does (reduction='mean' or 'sum')."
+            )
+        return value
 
     def __call__(
         self,
@@ -106,8 +150,32 @@ class GradientMap:
         batch: Batch,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Params:
-        """∇_θ L(x, y; θ), keyed as ``params``; differentiable in the inputs, targets and θ."""
-        return torch.func.grad(self.loss_value)(dict(params), batch, buffers)
+        """∇_θ L(x, y; θ), keyed as ``params``; differentiable in the inputs, targets and θ.
+
+        Zero for a parameter that is not trained.
+        """
+        trained = {name: value for name, value in params.items() if name in self.trained}
+        found = self.gradient_of(trained, params, batch, buffers)
+        return {
+            name: found[name] if name in found else torch.zeros_like(value)
+            for name, value in params.items()
+        }
+
+    def gradient_of(
+        self,
+        wanted: Mapping[str, Tensor],
+        params: Mapping[str, Tensor],
+        batch: Batch,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Params:
+        """∂L/∂θ for the entries of θ in ``wanted`` only, whether trained or not."""
+
+        def value(part: Mapping[str, Tensor]) -> Tensor:
+            return self.loss_value({**params, **part}, batch, buffers)
+
+        if self.one_by_one:
+            return gradient_by_autograd(value, wanted, (batch.inputs, batch.targets))
+        return torch.func.grad(value)(dict(wanted))
 
     def statistics(
         self,
@@ -174,7 +242,11 @@ def local_update(
     for window in schedule.slices(len(batch)):
         gradient = gradient_map(current, batch[window], buffers)
         if schedule.weight_decay:
-            gradient = {k: g + schedule.weight_decay * current[k] for k, g in gradient.items()}
+            decay = schedule.weight_decay
+            gradient = {
+                k: g + decay * current[k] if k in gradient_map.trained else g
+                for k, g in gradient.items()
+            }
         if velocity is None or not schedule.momentum:
             velocity = gradient
         else:

@@ -62,9 +62,14 @@ def without_side_effects(model: nn.Module, mode: BatchNormMode) -> nn.Module:
     Names of parameters and buffers stay as they are. Dropout is inactive in the copy: its
     masks are unknown to every observer.
     """
+    return with_stateless_batch_norm(model, mode).eval()
+
+
+def with_stateless_batch_norm(model: nn.Module, mode: BatchNormMode) -> nn.Module:
+    """Copy ``model``, every other layer in the mode that it is in; see ``without_side_effects``."""
     if mode not in ("batch", "running"):
         raise ValueError(f"batch_norm must be 'batch' or 'running', got {mode!r}.")
-    stateless = copy.deepcopy(model).eval()
+    stateless = copy.deepcopy(model)
     for parent in list(stateless.modules()):
         # named_children() lists a layer under the first of its names only.
         for name, child in list(parent._modules.items()):
@@ -73,6 +78,27 @@ def without_side_effects(model: nn.Module, mode: BatchNormMode) -> nn.Module:
     if isinstance(stateless, _BatchNorm):
         return StatelessBatchNorm(stateless, mode)
     return stateless
+
+
+def mode_of(model: nn.Module) -> BatchNormMode:
+    """The mode that the BatchNorm layers of a model are in: ``batch`` in train mode.
+
+    Raises:
+        ValueError: some layers are in train mode and others in eval mode.
+    """
+    modes = {
+        name: layer.training or layer.running_mean is None
+        for name, layer in model.named_modules()
+        if isinstance(layer, _BatchNorm)
+    }
+    if len(set(modes.values())) > 1:
+        training = [name for name, batch in modes.items() if batch]
+        raise ValueError(
+            f"BatchNorm layers must all be in train mode or all in eval mode, got {len(training)} "
+            f"of {len(modes)} in train mode ({', '.join(training[:3])}): one batch_norm for all "
+            f"of them, 'batch' or 'running', must be chosen."
+        )
+    return "batch" if any(modes.values()) else "running"
 
 
 @contextmanager

@@ -447,6 +447,16 @@ class Measurement:
             if state in (NUMBERS if value is None else ("unresolved",)):
                 raise ValueError(f"the state of {self.name} = {value} cannot be {state!r}.")
 
+    def tensor(self) -> Tensor:
+        """The values (B,) in float64, NaN where there is none.
+
+        Example:
+            >>> Measurement("psnr", (20.0, None), "dB", "larger leaks more").tensor()
+            tensor([20., nan], dtype=torch.float64)
+        """
+        numbers = [math.nan if value is None else value for value in self.values]
+        return torch.tensor(numbers, dtype=torch.float64)
+
 
 @dataclass(frozen=True)
 class LeakageRecord:

@@ -4,15 +4,21 @@ from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.progress import ConsoleProgress, Progress, SilentProgress
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.server_audit import ServerAudit
+from flwr_leakage.audit.structure import structure
+from flwr_leakage.audit.structure_report import Directions, Opening, Structure
 from flwr_leakage.audit.truth import Truth, TruthSource
 
 __all__ = [
     "ClientNote",
     "ConsoleProgress",
+    "Directions",
+    "Opening",
     "Progress",
     "Selection",
     "ServerAudit",
     "SilentProgress",
+    "Structure",
     "Truth",
     "TruthSource",
+    "structure",
 ]

@@ -30,6 +30,8 @@ class ClientNote:
         remark: what the client says of its settings, in words.
         own_config: whether it runs by a config of its own, so that the server knows neither its
             samples nor its draws.
+        explained: whether the model that is scored explains the update, in words; empty where
+            nobody looked.
     """
 
     client_id: int
@@ -39,6 +41,7 @@ class ClientNote:
     reproducible: bool = False
     remark: str = ""
     own_config: bool = False
+    explained: str = ""
 
     def to_text(self) -> str:
         """The note as JSON."""
@@ -49,6 +52,7 @@ class ClientNote:
             "reproducible": self.reproducible,
             "remark": self.remark,
             "own-config": self.own_config,
+            "explained": self.explained,
             "measurements": [
                 {
                     "name": m.name,
@@ -92,6 +96,7 @@ class ClientNote:
                 reproducible=_flag(content["reproducible"]),
                 remark=_text(content["remark"], 500),
                 own_config=_flag(content["own-config"]),
+                explained=_text(content.get("explained", ""), 500),
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             reason = repr(error)[:200]

@@ -66,6 +66,7 @@ class ServerAudit:
         self._told_of_seeds = False
         self.own_config_clients: set[int] = set()
         self._remarks: dict[int, str] = {}
+        self._explained: dict[int, str] = {}
         self._round_start = time.monotonic()
 
     def begin_round(self, server_round: int) -> None:
@@ -129,7 +130,7 @@ class ServerAudit:
         )
 
     def _tell_of_settings(self, server_round: int, note: ClientNote) -> None:
-        """Say once that draws can be repeated, and what a client says of its own settings."""
+        """Say once that draws can be repeated, and what a client says of itself."""
         if note.reproducible and not self._told_of_seeds:
             self._told_of_seeds = True
             message = (
@@ -149,6 +150,10 @@ class ServerAudit:
             if note.own_config:
                 remark += " Its samples are unknown here: nothing is measured against them."
             self.inform(server_round, note.client_id, remark)
+        if note.explained and self._explained.get(note.client_id) != note.explained:
+            self._explained[note.client_id] = note.explained
+            said = f"client {note.client_id} says: {note.explained}."
+            self.inform(server_round, note.client_id, said)
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import asdict, dataclass, field
+from typing import Literal, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
@@ -30,6 +30,7 @@ from flwr_leakage.flower.arrays import read_arrays, write_arrays
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params, subtract
+from flwr_leakage.per_sample import explain_update
 from flwr_leakage.randomness import (
     Randomness,
     Reproducible,
@@ -38,9 +39,14 @@ from flwr_leakage.randomness import (
     entropy_seed,
 )
 from flwr_leakage.records import Batch, Exposure, InputSpec, LocalSchedule, Measurement, Update
-from flwr_leakage.scores import compute_scores
+from flwr_leakage.scores import Account, score_round
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
+
+ACCOUNT_KEY = "flwr-leakage-account"
+"""The record of the client's own state that says what its scores may still spend."""
+EXPLAINED_KEY = "flwr-leakage-explained"
+"""The record of it that says whether the scored model explains the client's updates."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,10 @@ class ClientAudit:
         remark: what the client tells of its settings, beside each update; nothing by default.
         own_config: whether the client's samples and draws are its own, so that no server can
             re-derive them from a seed; it tells the server so.
+        check_update: whether the scored model is held against the update that was made, by
+            replaying the local training, which costs as much again. ``once``: in the first scored
+            round that the client's state knows of; later rounds repeat what it found. Where the
+            model does not explain the update, every score says so.
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
     """
 
@@ -77,12 +87,17 @@ class ClientAudit:
     num_threads: int | None = None
     remark: str = ""
     own_config: bool = False
+    check_update: Literal["once", "always", "never"] = "once"
 
     def __post_init__(self) -> None:
         if self.max_samples < 1:
             raise ValueError(f"max_samples must be at least 1, got {self.max_samples}.")
         if self.seed is not None and self.seed < 0:
             raise ValueError("seed must be None or ≥ 0, got a negative one.")
+        if self.check_update not in ("once", "always", "never"):
+            raise ValueError(
+                f"check_update must be 'once', 'always' or 'never', got {self.check_update!r}."
+            )
 
 
 class _Session:
@@ -263,8 +278,11 @@ class LeakageMod:
                 {name: params[name] + value for name, value in released.delta.items()},
                 released.buffers,
             )
+        explained = _explain(session, exposure, context) if exposure else _Explained()
         start = time.process_time()
-        measurements = _score(session, exposure) if exposure else []
+        measurements = (
+            _score(session, exposure, context, train_seconds, explained) if exposure else []
+        )
         note = ClientNote(
             client_id=session.client_id,
             measurements=tuple(measurements),
@@ -273,6 +291,7 @@ class LeakageMod:
             reproducible=session.has_reproducible_draws(),
             remark=audit.remark,
             own_config=audit.own_config,
+            explained=explained.sentence,
         )
         _remember(context, session.server_round, note, audit.score_plan.keep_rounds)
         reply.content[RECORD_KEY] = pack_note(note, with_measurements=audit.score_plan.send)
@@ -297,14 +316,56 @@ def _defend(
     return released, Exposure(params, buffers, private, defended, raw, released)
 
 
-def _score(session: _Session, exposure: Exposure) -> list[Measurement]:
-    audit, plan = session.audit, session.audit.score_plan
-    if not audit.scores or not plan.includes(session.server_round):
-        return []
-    seed = session.seed("score")
-    samples = plan.samples(audit.gradient_map, exposure, seed)
-    results = compute_scores(audit.scores, audit.gradient_map, exposure, seed, plan.budget, samples)
-    return [measured for result in results.values() for measured in result]
+@dataclass(frozen=True)
+class _Explained:
+    """Whether the scored model explains the update, as far as the client knows.
+
+    Attributes:
+        sentence: what was found, and in which round.
+        fails: whether it does not.
+    """
+
+    sentence: str = ""
+    fails: bool = False
+
+
+def _explain(session: _Session, exposure: Exposure, context: Context) -> _Explained:
+    """Compare the update with that of the scored model, or repeat what an earlier round found."""
+    audit, states = session.audit, context.state.config_records
+    scored = audit.scores and audit.score_plan.includes(session.server_round)
+    if audit.check_update == "never" or not scored:
+        return _Explained()
+    if audit.check_update == "once" and EXPLAINED_KEY in states:
+        kept = states[EXPLAINED_KEY]
+        return _Explained(str(kept["sentence"]), bool(kept["fails"]))
+    found = explain_update(audit.gradient_map, exposure)
+    explained = _Explained(f"in round {session.server_round}, {found.sentence}", found.fails)
+    context.state[EXPLAINED_KEY] = ConfigRecord(asdict(explained))
+    return explained
+
+
+def _score(
+    session: _Session,
+    exposure: Exposure,
+    context: Context,
+    train_seconds: float,
+    explained: _Explained,
+) -> list[Measurement]:
+    audit, states = session.audit, context.state.config_records
+    kept = cast(dict[str, float], dict(states.get(ACCOUNT_KEY, ConfigRecord())))
+    measurements, account = score_round(
+        audit.scores,
+        audit.gradient_map,
+        exposure,
+        audit.score_plan,
+        Account(**kept),
+        server_round=session.server_round,
+        train_seconds=train_seconds,
+        seed=session.seed("score"),
+        warnings=[explained.sentence] if explained.fails else [],
+    )
+    context.state[ACCOUNT_KEY] = ConfigRecord(asdict(account))
+    return measurements
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """The Jacobian of the gradient's direction: the curvature of a cosine attack."""
 
-from jaxtyping import Float
+import copy
+
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
@@ -38,6 +40,15 @@ class AngularJacobian(LinearOperator):
         self._directions = gradients / norms
         self.removed = row_norms(jacobian.rmatvec(self._directions)) / norms[:, 0]
         """(S,) ‖Jĝ‖/‖g‖: the length of what the projection takes away."""
+
+    def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
+        """See ``LinearOperator``."""
+        narrowed = copy.copy(self)
+        narrowed.num_blocks = len(rows)
+        narrowed._jacobian = self._jacobian.narrow(rows)
+        for name in ("rounding", "removed", "_norms", "_directions"):
+            setattr(narrowed, name, getattr(self, name)[rows])
+        return narrowed
 
     def _project(self, vectors: Tensor) -> Tensor:
         along = (self._directions * vectors).sum(1, keepdim=True)

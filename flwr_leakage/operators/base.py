@@ -1,14 +1,24 @@
 """What every operator is: S independent linear maps with exact products both ways."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 from torch import Tensor
 
 from flwr_leakage.operators.budget import Meter
+
+
+@dataclass
+class Tally:
+    """How many products an operator and those narrowed from it took."""
+
+    products: int = 0
 
 
 class LinearOperator(ABC):
@@ -46,8 +56,15 @@ class LinearOperator(ABC):
         self.dtype = like.dtype
         self.device = like.device
         self.meter = Meter() if meter is None else meter
-        self.products = 0
-        """Products (``matvec`` or ``rmatvec``) spent so far, counted for each of the S maps."""
+        self.tally = Tally()
+
+    @property
+    def products(self) -> int:
+        """Products (``matvec`` or ``rmatvec``) so far, with those of what was narrowed from it.
+
+        One of all S maps counts once; the ``meter`` counts it S times.
+        """
+        return self.tally.products
 
     @abstractmethod
     def _matvec(self, vectors: Tensor) -> Tensor: ...
@@ -68,6 +85,14 @@ class LinearOperator(ABC):
     def gram(self, vectors: Float[Tensor, "S N"]) -> Float[Tensor, "S N"]:
         """A_sᵀ A_s v_s for every s: the papers' JJᵀ; two products."""
         return self.rmatvec(self.matvec(vectors))
+
+    def narrow(self, rows: Int[Tensor, " R"]) -> "LinearOperator":
+        """The maps of some of the S rows. Products count for those rows only.
+
+        Args:
+            rows: their indices, ascending.
+        """
+        return _Rows(self, rows)
 
     def to_dense(self) -> Float[Tensor, "S P N"]:
         """Every A_s as a matrix, from N products."""
@@ -106,4 +131,70 @@ class LinearOperator(ABC):
                 f"{tuple(vectors.shape)}."
             )
         self.meter.spend(self.num_blocks)
-        self.products += 1
+        self.tally.products += 1
+
+
+class _Rows(LinearOperator):
+    """Some rows of an operator, computed with zeros in the place of the others."""
+
+    def __init__(self, operator: LinearOperator, rows: Int[Tensor, " R"]) -> None:
+        like = torch.empty(0, dtype=operator.dtype, device=operator.device)
+        shape = len(rows), operator.num_inputs, operator.num_outputs
+        super().__init__(*shape, like, operator.meter, operator.rounding[rows])
+        self.tally = operator.tally
+        self._operator = operator
+        self._rows = rows
+
+    def _matvec(self, vectors: Tensor) -> Tensor:
+        return self._operator._matvec(self._embed(vectors))[self._rows]
+
+    def _rmatvec(self, vectors: Tensor) -> Tensor:
+        return self._operator._rmatvec(self._embed(vectors))[self._rows]
+
+    def _embed(self, vectors: Tensor) -> Tensor:
+        full = vectors.new_zeros(self._operator.num_blocks, vectors.shape[1])
+        full[self._rows] = vectors
+        return full
+
+    def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
+        return self._operator.narrow(self._rows[rows])
+
+
+class DeferredRows(LinearOperator):
+    """Some rows of an operator as an operator of their own, built where a product is asked for.
+
+    Args:
+        whole: the operator; it is not kept.
+        build: an operator of some of its rows.
+        rows: their indices, ascending.
+    """
+
+    def __init__(
+        self,
+        whole: LinearOperator,
+        build: Callable[[Int[Tensor, " R"]], LinearOperator],
+        rows: Int[Tensor, " R"],
+    ) -> None:
+        like = torch.empty(0, dtype=whole.dtype, device=whole.device)
+        shape = len(rows), whole.num_inputs, whole.num_outputs
+        super().__init__(*shape, like, whole.meter, whole.rounding[rows])
+        self.tally = whole.tally
+        self._build = build
+        self._rows = rows
+
+    @cached_property
+    def _operator(self) -> LinearOperator:
+        return self._build(self._rows)
+
+    def _matvec(self, vectors: Tensor) -> Tensor:
+        return self._operator._matvec(vectors)
+
+    def _rmatvec(self, vectors: Tensor) -> Tensor:
+        return self._operator._rmatvec(vectors)
+
+    def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
+        """See ``LinearOperator``; the rows of half of them or fewer are built anew."""
+        if 2 * len(rows) > self.num_blocks:
+            return super().narrow(rows)
+        build, own = self._build, self._rows
+        return DeferredRows(self, lambda r: build(own[r]), rows)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
-from torch.func import grad, jvp, vjp, vmap
+from jaxtyping import Float, Int
+from torch import Tensor, zeros_like
+from torch.func import jvp, vjp, vmap
 
 from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.operators.base import DeferredRows, LinearOperator
 from flwr_leakage.operators.budget import Meter
 from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch, LocalSchedule
@@ -31,6 +31,7 @@ class FunctionJacobian(LinearOperator):
         point: x, (S, N), floating.
         meter: see ``LinearOperator``.
         rounding: see ``LinearOperator``.
+        plain: differentiate by plain autograd, for a function that ``torch.func`` cannot take.
 
     Raises:
         ValueError: the point is no (S, N) floating-point tensor.
@@ -43,6 +44,7 @@ class FunctionJacobian(LinearOperator):
         point: Float[Tensor, "S N"],
         meter: Meter | None = None,
         rounding: Float[Tensor, " S"] | None = None,
+        plain: bool = False,
     ) -> None:
         if point.ndim != 2 or not point.is_floating_point():
             raise ValueError(
@@ -50,17 +52,16 @@ class FunctionJacobian(LinearOperator):
                 f"{point.dtype} of shape {tuple(point.shape)}."
             )
         point = point.detach()
-        self.value, pullback = _pullback(function, point)
+        pull = _autograd_pullback if plain else _pullback
+        self.value, pullback = pull(function, point)
         num_blocks, num_inputs = point.shape
         super().__init__(num_blocks, num_inputs, self.value.shape[1], point, meter, rounding)
         self.point = point
         self._pullback = pullback
         try:
-            _, self._pushforward = _pullback(pullback, torch.zeros_like(self.value))
+            _, self._pushforward = pull(pullback, torch.zeros_like(self.value))
         except RuntimeError as error:
-            try:
-                pullback(torch.zeros_like(self.value))
-            except RuntimeError:
+            if plain or not _runs(pullback, torch.zeros_like(self.value)):
                 raise RuntimeError(
                     f"the model's gradient cannot be differentiated in its inputs: {error}"
                 ) from error
@@ -80,6 +81,36 @@ def _pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
     return value, lambda vectors: backward(vectors)[0]
 
 
+def _runs(function: Function, argument: Tensor) -> bool:
+    """Whether a function has a value."""
+    try:
+        function(argument)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _autograd_pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
+    """As ``_pullback``, by plain autograd; where the value depends on nothing, zeros."""
+    with torch.enable_grad():
+        leaf = point.detach().requires_grad_()
+        value = function(leaf)
+
+    def pull(vectors: Tensor) -> Tensor:
+        if not value.requires_grad:
+            return torch.zeros_like(leaf)
+        return torch.autograd.grad(
+            value,
+            leaf,
+            vectors,
+            retain_graph=True,
+            create_graph=vectors.requires_grad,
+            materialize_grads=True,
+        )[0]
+
+    return value.detach(), pull
+
+
 def sample_gradients(
     gradient_map: GradientMap,
     params: Mapping[str, Tensor],
@@ -95,14 +126,22 @@ def sample_gradients(
         params: θ.
         batch: S samples.
         buffers: BatchNorm statistics for the map to use.
-        names: the parameters whose gradients are wanted; all of them by default.
+        names: the parameters whose gradients are wanted; all of them by default. Those that are
+            not trained have zeros.
     """
-    wanted = {name: value for name, value in params.items() if names is None or name in names}
+    chosen = {name: value for name, value in params.items() if names is None or name in names}
+    wanted = {name: value for name, value in chosen.items() if name in gradient_map.trained}
 
-    def loss(part: Params, x: Tensor, y: Tensor) -> Tensor:
-        return gradient_map.loss_value({**params, **part}, Batch(x[None], y[None]), buffers)
+    def gradient(x: Tensor, y: Tensor) -> Tensor:
+        sample = Batch(x[None], y[None])
+        found = gradient_map.gradient_of(wanted, params, sample, buffers)
+        # A parameter that is not trained leaves nothing in the update.
+        return ravel({k: found[k] if k in found else zeros_like(v) for k, v in chosen.items()})
 
-    return vmap(lambda x, y: ravel(grad(loss)(wanted, x, y)))(batch.inputs, batch.targets)
+    if gradient_map.one_by_one:
+        pairs = zip(batch.inputs, batch.targets, strict=True)
+        return torch.stack([gradient(x, y) for x, y in pairs])
+    return vmap(gradient)(batch.inputs, batch.targets)
 
 
 def last_layer(names: Iterable[str]) -> tuple[str, ...]:
@@ -123,6 +162,7 @@ class SampleJacobian(FunctionJacobian):
         buffers: BatchNorm statistics for the map to use.
         meter: see ``LinearOperator``.
         rounding: see ``LinearOperator``.
+        names: the parameters whose gradients are differentiated; all of them by default.
     """
 
     def __init__(
@@ -133,22 +173,32 @@ class SampleJacobian(FunctionJacobian):
         buffers: Mapping[str, Tensor] | None = None,
         meter: Meter | None = None,
         rounding: Float[Tensor, " S"] | None = None,
+        names: Collection[str] | None = None,
     ) -> None:
         _require_floating(batch.inputs)
         theta: Params = dict(params)
 
-        def function(x: Tensor, names: Collection[str] | None = None) -> Tensor:
+        def function(x: Tensor) -> Tensor:
             samples = Batch(x.reshape(batch.inputs.shape), batch.targets)
             return sample_gradients(gradient_map, theta, samples, buffers, names)
 
-        super().__init__(function, batch.inputs.flatten(1), meter, rounding)
-        self._function = function
-        self._last_layer = last_layer(params)
+        plain = bool(gradient_map.one_by_one)
+        super().__init__(function, batch.inputs.flatten(1), meter, rounding, plain)
+        self._last_layer = last_layer(name for name in params if name in gradient_map.trained)
+        self._of = partial(SampleJacobian, gradient_map, theta, buffers=buffers, meter=self.meter)
+        self._batch = batch
+        self._names = names
 
-    def last_layer(self) -> FunctionJacobian:
+    def last_layer(self) -> "SampleJacobian":
         """The Jacobian of the last layer's gradient alone."""
-        function = partial(self._function, names=self._last_layer)
-        return FunctionJacobian(function, self.point, self.meter)
+        return self._of(self._batch, rounding=self.rounding, names=self._last_layer)
+
+    def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
+        """See ``LinearOperator``; the graphs of a half of the samples or fewer are built anew."""
+        if 2 * len(rows) > self.num_blocks:
+            return super().narrow(rows)
+        batch, rounding, names, of = self._batch, self.rounding, self._names, self._of
+        return DeferredRows(self, lambda r: of(batch[r], rounding=rounding[r], names=names), rows)
 
 
 class BatchJacobian(FunctionJacobian):
@@ -168,7 +218,8 @@ class BatchJacobian(FunctionJacobian):
             inputs = x.reshape(batch.inputs.shape)
             return ravel(gradient_map(theta, Batch(inputs, batch.targets), buffers))[None]
 
-        super().__init__(function, batch.inputs.reshape(1, -1))
+        plain = bool(gradient_map.one_by_one)
+        super().__init__(function, batch.inputs.reshape(1, -1), plain=plain)
 
 
 class UpdateJacobian(FunctionJacobian):
@@ -194,7 +245,8 @@ class UpdateJacobian(FunctionJacobian):
             delta = local_update(gradient_map, theta, samples, schedule, buffers)
             return -ravel(delta)[None] / schedule.learning_rate
 
-        super().__init__(function, batch.inputs.reshape(1, -1))
+        plain = bool(gradient_map.one_by_one)
+        super().__init__(function, batch.inputs.reshape(1, -1), plain=plain)
 
 
 def _require_floating(inputs: Tensor) -> None:

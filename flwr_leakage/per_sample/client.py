@@ -1,6 +1,8 @@
 """What every score of a client's round is given: the round, and what scores share."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -8,9 +10,12 @@ from torch import Tensor
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import Meter
-from flwr_leakage.per_sample.perturbation import Point, update_perturbation
+from flwr_leakage.per_sample.loss_factors import loss_weights
+from flwr_leakage.per_sample.perturbation import Point, scale_note, update_perturbation
 from flwr_leakage.per_sample.problem import SampleProblem
+from flwr_leakage.per_sample.route import differentiable
 from flwr_leakage.per_sample.samples import Samples, separate
+from flwr_leakage.per_sample.second_derivative import SecondDerivative, check_second_derivative
 from flwr_leakage.records import Batch, Exposure
 
 Precision = Literal["float32", "float64"]
@@ -30,7 +35,8 @@ class ClientSamples:
     """The samples of a client's round, and the problems that its scores share.
 
     A problem is kept for the next score that asks for the same samples at the same point and
-    precision. Everything in it depends on these and on the arguments here only.
+    precision, and so is the check of second derivatives. Everything in them depends on these and on
+    the arguments here only.
 
     Args:
         gradient_map: of the client's model and loss.
@@ -46,14 +52,24 @@ class ClientSamples:
         seed: int = 0,
         meter: Meter | None = None,
     ) -> None:
-        self.gradient_map = gradient_map
+        whole = exposure.whole
+        self.gradient_map = differentiable(
+            gradient_map, exposure.params, exposure.buffers, whole.defended
+        )
         self.exposure = exposure
         self.seed = seed
         self.meter = Meter() if meter is None else meter
         self._kept: dict[tuple[Point, Precision], tuple[SampleProblem, ...]] = {}
+        self._model = _Model()
 
     def __len__(self) -> int:
         return len(self.exposure.indices)
+
+    def select(self, places: Sequence[int]) -> "ClientSamples":
+        """The samples at some places of this round, with its meter and its batch statistics."""
+        part = copy.copy(self)  # the same model, and what is known of it
+        part.exposure, part._kept = self.exposure.select(places), {}
+        return part
 
     def problems(
         self,
@@ -77,10 +93,7 @@ class ClientSamples:
             memory_bytes: for the graphs of the samples treated together.
             extra_bytes: of them, what a sample needs beside its graphs.
         """
-        if point not in get_args(Point):
-            raise ValueError(f"point must be 'defended' or 'private', got {point!r}.")
-        if precision not in get_args(Precision):
-            raise ValueError(f"precision must be 'float32' or 'float64', got {precision!r}.")
+        _check_choices(point, precision)
         entries = sum(value.numel() for value in self.exposure.params.values())
         one = _GRAPH_COPIES * entries * (8 if precision == "float64" else 4) + extra_bytes
         size = max(1, memory_bytes // max(1, one))
@@ -99,6 +112,7 @@ class ClientSamples:
                     rounding[window],
                     self.seed,
                     self.meter,
+                    self._derivable,
                 )
                 # More samples than fit mean that memory is short: each window is dropped before
                 # the next.
@@ -112,7 +126,7 @@ class ClientSamples:
     ) -> Iterator[tuple[torch.dtype, Samples, Tensor, Tensor]]:
         """All samples in each type, the places of those that are done in it, and the rounding."""
         dtype, double = _DTYPES[precision], torch.float64
-        samples = self._samples(point, dtype)
+        samples = self._of_type(point, dtype)
         relative, slopes = samples.rounding()
         lost = (relative > MOST_ROUNDING) | (slopes < LEAST_SLOPE)
         lost &= torch.tensor(dtype != double)
@@ -120,21 +134,91 @@ class ClientSamples:
         if not bool(lost.all()):
             yield dtype, samples, everyone[~lost], relative
         if bool(lost.any()):
-            samples = self._samples(point, double)
+            samples = self._of_type(point, double)
             yield double, samples, everyone[lost], samples.rounding()[0]
 
-    def _samples(self, point: Point, dtype: torch.dtype) -> Samples:
-        """Those to be scored, with the statistics of the whole round."""
+    def samples(self, point: Point = "defended", precision: Precision = "float32") -> Samples:
+        """Those to be scored, each on its own, with the statistics of the whole round.
+
+        The arguments are those of ``problems``.
+        """
+        _check_choices(point, precision)
+        return self._of_type(point, _DTYPES[precision])
+
+    def _of_type(self, point: Point, dtype: torch.dtype) -> Samples:
         exposure, whole = self.exposure, self.exposure.whole
         if point == "defended":
             shown, batch = exposure.defended, whole.defended
         else:
             shown, batch = exposure.private, whole.private
         _validate(self.gradient_map, exposure, shown)
-        weights = whole.sample_weights()
-        params, buffers = exposure.params, exposure.buffers
-        every = separate(self.gradient_map, params, buffers, batch, weights, dtype)
-        return every[list(exposure.indices)]
+        separated = self._model.separated
+        if (point, dtype) not in separated:
+            weights = loss_weights(self.gradient_map, whole, batch)
+            params, buffers = exposure.params, exposure.buffers
+            separated[point, dtype] = separate(
+                self.gradient_map, params, buffers, batch, weights, dtype
+            )
+        return separated[point, dtype][list(exposure.indices)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the caller should know of how these samples were scored so far."""
+        model, notes = self._model, []
+        for (point, _), samples in model.separated.items():
+            note = scale_note(self.exposure, samples.weights) if point == "defended" else ""
+            notes += [note] if note and note not in notes else []
+        if self.gradient_map.uses_batch_statistics:
+            notes.append(
+                "BatchNorm in train mode: a sample is scored with the statistics of its whole "
+                "batch, which are held constant"
+            )
+        slow = self.gradient_map.one_by_one or (model.second.one_by_one if model.second else "")
+        if slow:
+            notes.append(f"samples were differentiated one by one, which is slower: {slow}")
+        return tuple(notes)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the numbers so far may be wrong."""
+        second = self._model.second
+        if second is None or not second.unchecked:
+            return ()
+        return (f"the second derivative of the model was not checked: {second.unchecked}",)
+
+    def _derivable(self) -> str:
+        """Why second derivatives are left to plain autograd, or nothing; looked at once.
+
+        Raises:
+            ValueError: they are wrong either way.
+        """
+        if self._model.second is None:
+            every = self._of_type("defended", torch.float64)
+            finite = every.inputs.isfinite().all(1).nonzero()[:1, 0]
+            self._model.second = check_second_derivative(every[finite], self.seed)
+        if self._model.second.fault:
+            raise ValueError(self._model.second.fault)
+        return self._model.second.one_by_one
+
+
+@dataclass
+class _Model:
+    """What the samples of a round and the parts of it share.
+
+    Attributes:
+        separated: all samples of the round, by point and type.
+        second: what is known of the model's second derivatives, once it was looked at.
+    """
+
+    separated: dict[tuple[Point, torch.dtype], Samples] = field(default_factory=dict)
+    second: SecondDerivative | None = None
+
+
+def _check_choices(point: Point, precision: Precision) -> None:
+    if point not in get_args(Point):
+        raise ValueError(f"point must be 'defended' or 'private', got {point!r}.")
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision must be 'float32' or 'float64', got {precision!r}.")
 
 
 def _problem(
@@ -144,6 +228,7 @@ def _problem(
     rounding: Tensor,
     seed: int,
     meter: Meter,
+    derivable: Callable[[], str],
 ) -> SampleProblem:
     """The problem of some samples, with a reason for each that has none."""
     gradients = samples.gradients()
@@ -162,7 +247,8 @@ def _problem(
         for sound, uses in zip(finite.tolist(), used.tolist(), strict=True)
     )
     deltas = delta[None] / torch.where(used, samples.weights, 1.0).to(delta)[:, None]
-    return SampleProblem(samples, indices, gradients, deltas, notes, rounding, seed, meter)
+    shared = rounding, seed, meter, derivable
+    return SampleProblem(samples, indices, gradients, deltas, notes, *shared)
 
 
 def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> None:

@@ -45,4 +45,28 @@ def update_perturbation(
         {name: value.double() for name, value in released.items()},
         {name: value.double() for name, value in reference.items()},
     )
-    return ravel({name: difference[name] for name in exposure.params})
+    # What is not trained tells nothing, whatever a defense does to it.
+    trained = gradient_map.trained
+    return ravel({k: difference[k] * (k in trained) for k in exposure.params})
+
+
+def scale_note(exposure: Exposure, weights: Float[Tensor, " B"]) -> str:
+    """How a sample's own δ follows from that of the update; empty where the update has none.
+
+    Args:
+        exposure: the client's round.
+        weights: wᵢ of its samples in the pseudo-gradient.
+    """
+    raw, released = exposure.raw.delta, exposure.released.delta
+    used = weights[weights > 0]
+    if not len(used) or all(bool((raw[name] == released[name]).all()) for name in raw):
+        return ""
+    least, most = float(used.min()), float(used.max())
+    if most - least <= 1e-6 * most:
+        span, factor = f"w = {most:.4g}", f"{1 / most:.4g}"
+    else:
+        span, factor = f"w = {least:.4g} … {most:.4g}", f"{1 / most:.4g} to {1 / least:.4g}"
+    return (
+        f"a sample's own δ is δ/w with {span} its weight in the update: what is hidden in the "
+        f"update counts {factor} times on a sample's own gradient"
+    )

@@ -1,7 +1,7 @@
 """The problem of every sample on its own: its Jacobian, its gradient and its share of δ."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -44,6 +44,8 @@ class SampleProblem:
             ``Samples.rounding``.
         seed: seed of the random starts of Krylov methods.
         meter: counts the products of all operators of the problem.
+        derivable: says why second derivatives have to be taken by plain autograd, or nothing;
+            raises ``ValueError`` where they are wrong. It is asked before the first product.
     """
 
     samples: Samples
@@ -54,6 +56,7 @@ class SampleProblem:
     rounding: Float[Tensor, " S"]
     seed: int
     meter: Meter
+    derivable: Callable[[], str]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -75,11 +78,26 @@ class SampleProblem:
     @cached_property
     def operator(self) -> SampleJacobian:
         """Jᵀ of each sample."""
-        return self.samples.jacobian(self.meter, self.rounding)
+        return self.differentiable.jacobian(self.meter, self.rounding)
 
-    def jacobian_of(self, function: Callable[[Tensor], Tensor]) -> FunctionJacobian:
-        """The Jacobian of any function of the inputs, (S, N) ↦ (S, P), at the samples."""
-        return FunctionJacobian(function, self.inputs, self.meter)
+    @cached_property
+    def differentiable(self) -> Samples:
+        """The samples, with gradients that can be differentiated in the inputs."""
+        reason = self.derivable()
+        gradient_map = self.samples.gradient_map
+        if not reason or gradient_map.one_by_one:
+            return self.samples
+        return replace(self.samples, gradient_map=gradient_map.differentiated_by_autograd(reason))
+
+    def jacobian_of(self, function: Callable[[Samples], Tensor]) -> FunctionJacobian:
+        """The Jacobian of any function of the samples, (S, N) ↦ (S, P), in their inputs."""
+        samples = self.differentiable
+        return FunctionJacobian(
+            lambda x: function(samples.with_inputs(x)),
+            self.inputs,
+            self.meter,
+            plain=bool(samples.gradient_map.one_by_one),
+        )
 
     def generators(self, seed: int) -> list[torch.Generator]:
         """A generator for each sample, from the seed and the sample's place in the round."""

@@ -18,6 +18,7 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import Meter, SampleJacobian, sample_gradients
 from flwr_leakage.params import Params
 from flwr_leakage.per_sample.cross_entropy import StableCrossEntropy, stable
+from flwr_leakage.per_sample.loss_factors import slope_by_autograd
 from flwr_leakage.records import Batch
 
 LOGIT_UNITS = 4
@@ -86,7 +87,12 @@ class Samples:
         def alone(z: Tensor, y: Tensor) -> Tensor:
             return loss(z[None], y[None])
 
-        slopes = vmap(grad(alone))(logits, self.batch.targets).double().flatten(1).norm(dim=1)
+        if self.gradient_map.one_by_one:  # a loss may be what torch.func cannot take
+            rows = zip(logits, self.batch.targets, strict=True)
+            every = torch.stack([slope_by_autograd(alone, z, y) for z, y in rows])
+        else:
+            every = vmap(grad(alone))(logits, self.batch.targets)
+        slopes = every.double().flatten(1).norm(dim=1)
         unit = torch.finfo(logits.dtype).eps
         relative = LOGIT_UNITS * unit * (1 + logits.double().abs().flatten(1).amax(1))
         if not isinstance(loss, StableCrossEntropy):

@@ -1,75 +1,15 @@
 """Several scores of one client's round."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import Budget, BudgetExhausted, Meter
 from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.randomness import derive_seed
-from flwr_leakage.records import Direction, Exposure, Measurement, State
+from flwr_leakage.records import Exposure, Measurement, State
 from flwr_leakage.scores.base import Score
-
-
-@dataclass(frozen=True)
-class ScoreResult:
-    """What one score gave: its measurements, or the reason why there are none.
-
-    The first measurement is the score's main quantity: ``values``, ``notes``, ``unit`` and
-    ``direction`` are those of it. The others stand under their names,
-    ``result["lambda_min"].values``.
-
-    Attributes:
-        measurements: at least one; of a score that failed, a single one without numbers, under
-            the score's name and with the reason as the note of every sample.
-        error: why the score failed, or empty.
-    """
-
-    measurements: tuple[Measurement, ...]
-    error: str = ""
-
-    def __iter__(self) -> Iterator[Measurement]:
-        return iter(self.measurements)
-
-    def __getitem__(self, name: str) -> Measurement:
-        """A measurement by its name; of a score that failed, whatever its name, the reason."""
-        for measured in self.measurements:
-            if measured.name == name:
-                return measured
-        if self.error:
-            return replace(self.measurements[0], name=name)
-        names = [measured.name for measured in self.measurements]
-        raise KeyError(f"no measurement {name!r}, only {names}")
-
-    @property
-    def values(self) -> tuple[float | None, ...]:
-        """One number a sample, or ``None`` where there is none."""
-        return self.measurements[0].values
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """One a sample, why there is no number or how to read it; or empty."""
-        return self.measurements[0].notes
-
-    @property
-    def errors(self) -> tuple[float | None, ...]:
-        """Half the width of each value's error bar; or empty."""
-        return self.measurements[0].errors
-
-    @property
-    def states(self) -> tuple[State, ...]:
-        """How each value may be read, see ``Measurement``; or empty."""
-        return self.measurements[0].states
-
-    @property
-    def unit(self) -> str:
-        """``1``, ``model input``, …; empty where the score failed."""
-        return self.measurements[0].unit
-
-    @property
-    def direction(self) -> Direction:
-        """What a larger value means; empty where the score failed."""
-        return self.measurements[0].direction
+from flwr_leakage.scores.result import ScoreResult, Scores
 
 
 def compute_scores(
@@ -79,7 +19,8 @@ def compute_scores(
     seed: int = 0,
     budget: Budget | None = None,
     samples: Sequence[int] | None = None,
-) -> dict[str, ScoreResult]:
+    warnings: Sequence[str] = (),
+) -> Scores:
     """Compute all scores of one exposure; it changes neither the exposure nor the model.
 
     A score's value of a sample is the same whichever other scores are computed, in whatever
@@ -94,10 +35,13 @@ def compute_scores(
         budget: for all scores together, spent in order; ``None`` is no limit.
         samples: indices of those to score, in ascending order, see ``select_samples``; the
             others get no number. ``None`` is all.
+        warnings: why the numbers may be of another model than the one that trains; each stands
+            beside every number.
 
     Returns:
-        A result for each score, by name and in order. A score that fails, or that the budget
-        does not last for, is among them with the reason; the others go on.
+        A result for each score, by name and in order, and notes on all of them. A score that
+        fails, or that the budget does not last for, is among them with the reason; the others go
+        on.
     """
     count = len(exposure.private)
     chosen = tuple(range(count)) if samples is None else tuple(samples)
@@ -106,12 +50,31 @@ def compute_scores(
     shown = exposure if len(chosen) == count else exposure.select(chosen)
     starts = derive_seed(seed, purpose="shared by all scores")
     client = ClientSamples(gradient_map, shown, starts, Meter(budget))
+    found = score_client(scores, client, seed)
+    doubts = (*warnings, *client.doubts)
     results = {}
-    for name, score in _named(scores).items():
-        result = _compute(name, score, client, derive_seed(seed, purpose=name))
-        spread = tuple(_spread(measured, chosen, count) for measured in result)
+    for name, result in found.items():
+        spread = tuple(warned(_spread(measured, chosen, count), doubts) for measured in result)
         results[name] = replace(result, measurements=spread)
-    return results
+    return Scores(results, (*doubts, *client.notes))
+
+
+def warned(measured: Measurement, warnings: Sequence[str]) -> Measurement:
+    """The measurement with all warnings beside every sample's own note."""
+    if not warnings:
+        return measured
+    own = measured.notes or ("",) * len(measured.values)
+    return replace(measured, notes=tuple("; ".join(filter(None, (n, *warnings))) for n in own))
+
+
+def score_client(
+    scores: Mapping[str, Score] | Sequence[Score], client: ClientSamples, seed: int
+) -> dict[str, ScoreResult]:
+    """All scores of the samples of ``client``, which spends its meter; see ``compute_scores``."""
+    return {
+        name: _compute(name, score, client, derive_seed(seed, purpose=name))
+        for name, score in _named(scores).items()
+    }
 
 
 def _named(scores: Mapping[str, Score] | Sequence[Score]) -> dict[str, Score]:

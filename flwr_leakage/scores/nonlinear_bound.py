@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.operators import row_norms
-from flwr_leakage.per_sample import SampleProblem
+from flwr_leakage.per_sample import SampleProblem, Samples
 from flwr_leakage.randomness import Draws, normal_rows
 from flwr_leakage.scores.base import UNDEFENDED, Column, SampleScore, notes_where, states_of
 from flwr_leakage.spectral import largest_eigenvalue, random_start
@@ -66,8 +66,9 @@ class NonlinearBound(SampleScore):
             noise = self.radius * normal_rows(problem.inputs.shape, draws).to(problem.inputs)
             length = row_norms(noise).double()
 
-            def change(x: Tensor, shift: Tensor = noise) -> Tensor:
-                return problem.oracle(x + shift) - problem.oracle(x)
+            def change(samples: Samples, shift: Tensor = noise) -> Tensor:
+                moved = samples.with_inputs(samples.inputs + shift)
+                return moved.gradients() - samples.gradients()
 
             difference = problem.jacobian_of(change)
             mu_gradient = torch.maximum(mu_gradient, row_norms(difference.value) / length)

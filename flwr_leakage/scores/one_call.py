@@ -1,23 +1,36 @@
 """All scores of a batch in one call, from a notebook or any training script."""
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_leakage.gradient_map import GradientMap, Loss, local_update
-from flwr_leakage.normalization import BatchNormMode
+from flwr_leakage.normalization import BatchNormMode, mode_of
 from flwr_leakage.operators import Budget
-from flwr_leakage.params import add
+from flwr_leakage.params import Params, add
+from flwr_leakage.per_sample import differentiable
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
 from flwr_leakage.scores.base import Score
-from flwr_leakage.scores.compute import ScoreResult, compute_scores
+from flwr_leakage.scores.compute import compute_scores
 from flwr_leakage.scores.gradient_norm import GradientNorm
 from flwr_leakage.scores.influence_krylov_bound import InfluenceKrylovBound
+from flwr_leakage.scores.inputs import as_batch
 from flwr_leakage.scores.lambda_max import LambdaMax
+from flwr_leakage.scores.model_mode import mode_warnings
+from flwr_leakage.scores.result import Scores
+
+Samples = Any
+"""A tensor, a NumPy array, or a list of equally shaped ones or of numbers."""
+
+
+class ScoreWarning(UserWarning):
+    """The numbers are of another model than the one that trains."""
 
 
 def default_scores() -> dict[str, Score]:
@@ -31,30 +44,44 @@ def default_scores() -> dict[str, Score]:
 
 def score(
     model: nn.Module,
-    inputs: Tensor,
-    targets: Tensor,
+    inputs: Samples,
+    targets: Samples,
     scores: Mapping[str, Score] | Sequence[Score] | None = None,
     *,
     loss: Loss = F.cross_entropy,
-    batch_norm: BatchNormMode = "running",
+    batch_norm: BatchNormMode | None = None,
+    trained: Iterable[nn.Parameter] | None = None,
     perturbation: Mapping[str, Tensor] | None = None,
     noise_std: float = 0.0,
     schedule: LocalSchedule | None = None,
     budget: Budget | None = None,
     seed: int = 0,
-) -> dict[str, ScoreResult]:
+) -> Scores:
     """Score every sample of a batch; the model is not changed.
 
+    What is scored is what trains: BatchNorm in the mode that the model is in, the parameters that
+    require a gradient, the loss with its own reduction. What cannot be scored so, dropout above
+    all, is told: as a ``ScoreWarning``, in ``notes`` of the result and beside every number.
+
+    A sample's own δ is δ/wᵢ, with wᵢ its weight in the update: with the mean over B samples,
+    wᵢ = 1/B, and noise of a given ``noise_std`` on the update is B times as much on the sample's
+    own gradient. The result's ``notes`` name wᵢ.
+
     Args:
-        model: any module whose gradient is differentiable.
-        inputs: (B, C, H, W), normalised as the model expects.
-        targets: (B,) class indices or (B, K) probabilities.
+        model: any module whose gradient is differentiable; it returns logits, or an output that
+            has them as ``logits``.
+        inputs: (B, C, H, W), normalised as the model expects; a tensor, an array or a list.
+        targets: (B,) class indices or (B, K) probabilities; likewise.
         scores: by name, or a sequence, named by their classes; ``default_scores()`` if ``None``.
-        loss: (logits, targets) ↦ scalar.
-        batch_norm: ``batch`` for a client that trains in train mode, else ``running``.
+        loss: (logits, targets) ↦ scalar; a mean or a sum over the samples, weighted or not.
+        batch_norm: ``batch`` for a client that trains in train mode, ``running`` in eval mode;
+            ``None`` is the mode that the model's BatchNorm layers are in.
+        trained: the parameters that the client's optimizer holds, such as
+            ``model.head.parameters()``; by default all that require a gradient.
         perturbation: δ, what a defense adds to the pseudo-gradient of the whole update, keyed as
             the model's parameters.
-        noise_std: standard deviation of Gaussian noise added to every entry of the pseudo-gradient.
+        noise_std: standard deviation of Gaussian noise added to every entry of the pseudo-gradient
+            of the whole update.
         schedule: of the local training; one step over the whole batch if ``None``.
         budget: for all scores together.
         seed: of all random draws, ≥ 0.
@@ -63,10 +90,13 @@ def score(
         A result under each name that was asked for, in order, with values, notes, unit and
         direction of its main quantity and the others under their names. A score that failed is
         among them: no values, and the reason as ``error`` and as the note of every sample.
+        Printed, it is a table.
 
     Raises:
         ValueError: ``noise_std`` is negative or not finite, ``perturbation`` has other keys than
-            the model's parameters, or an entry of ``scores`` is no score.
+            the model's parameters, an entry of ``scores`` is no score, inputs or targets are no
+            arrays, the loss is no scalar, the model's output has no logits, or its BatchNorm layers
+            are in different modes.
     """
     if not 0 <= noise_std < math.inf:
         raise ValueError(f"noise_std must be finite and ≥ 0, got {noise_std}.")
@@ -74,23 +104,21 @@ def score(
     for entry in chosen.values() if isinstance(chosen, Mapping) else chosen:
         if not isinstance(entry, Score) or isinstance(entry, type):
             raise ValueError(f"scores must hold scores such as GradientNorm(), got {entry!r}.")
-    gradient_map = GradientMap(model, loss, batch_norm)
+    mode = mode_of(model) if batch_norm is None else batch_norm
+    gradient_map = GradientMap(model, loss, mode, trained)
     params, buffers = gradient_map.params, gradient_map.buffers
     if perturbation is not None and perturbation.keys() != params.keys():
         raise ValueError(
             f"perturbation must have the entries {sorted(params)} of the model's parameters, "
             f"got {sorted(perturbation)}."
         )
-    batch = Batch(inputs.detach(), targets.detach())
+    batch = as_batch(inputs, targets, next(iter(params.values())))
+    warned = mode_warnings(model, mode, gradient_map, batch)
+    for text in warned:
+        warnings.warn(text, ScoreWarning, stacklevel=2)
+    gradient_map = differentiable(gradient_map, params, buffers, batch)
     schedule = schedule or LocalSchedule(1.0, 1, max(1, len(batch)))
-    try:
-        change = local_update(gradient_map, params, batch, schedule, buffers)
-        delta = {name: value.detach() for name, value in change.items()}
-    except (RuntimeError, IndexError):
-        delta = {}
-    if not (delta and all(bool(value.isfinite().all()) for value in delta.values())):
-        # Each score itself says what is wrong with the batch, a sample or the model.
-        delta = {name: torch.zeros_like(value) for name, value in params.items()}
+    delta = _trained(gradient_map, batch, schedule)
     hidden = {name: torch.zeros_like(value) for name, value in params.items()}
     if perturbation is not None:
         hidden = add(hidden, perturbation)
@@ -109,4 +137,19 @@ def score(
         Update(delta, buffers, schedule, len(batch)),
         Update(moved, buffers, schedule, len(batch)),
     )
-    return compute_scores(chosen, gradient_map, exposure, seed, budget)
+    return compute_scores(chosen, gradient_map, exposure, seed, budget, warnings=warned)
+
+
+def _trained(gradient_map: GradientMap, batch: Batch, schedule: LocalSchedule) -> Params:
+    """What local training changes, or zeros where it fails or is not finite.
+
+    Each score itself then says what is wrong with the batch, a sample or the model.
+    """
+    params, buffers = gradient_map.params, gradient_map.buffers
+    try:
+        change = local_update(gradient_map, params, batch, schedule, buffers)
+    except (RuntimeError, IndexError):
+        change = {}
+    if change and all(bool(value.isfinite().all()) for value in change.values()):
+        return {name: value.detach() for name, value in change.items()}
+    return {name: torch.zeros_like(value) for name, value in params.items()}

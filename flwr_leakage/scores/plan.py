@@ -1,5 +1,6 @@
 """When a client scores its samples, which of them, at what cost, and what is kept."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -9,10 +10,43 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import Budget
 from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.randomness import make_generator
-from flwr_leakage.records import Exposure
+from flwr_leakage.records import Exposure, Measurement
+from flwr_leakage.scores.compute import score_client
 from flwr_leakage.scores.gradient_norm import GradientNorm
+from flwr_leakage.scores.input_gradient_norm import InputGradientNorm
 
-Selection = Literal["first", "random", "largest_gradient"]
+Selection = Literal["most_at_risk", "first", "random", "largest_gradient"]
+
+
+def rank_samples(
+    client: ClientSamples, how: str, seed: int = 0
+) -> tuple[list[int], list[Measurement]]:
+    """The places of all samples in the order in which they are to be scored.
+
+    Args:
+        client: the samples.
+        how: ``most_at_risk``: by ``InputGradientNorm``, which costs about one training pass over
+            the samples and ranks most networks' samples as the dear scores do; ``first`` ones
+            first; ``random``; ``largest_gradient``: those that fixed noise protects least, at one
+            per-sample gradient each.
+        seed: for ``random``.
+
+    Returns:
+        The places, and what they were ranked by.
+    """
+    if how not in get_args(Selection):
+        raise ValueError(f"how must be one of {get_args(Selection)}, got {how!r}.")
+    count = len(client)
+    if how == "first":
+        return list(range(count)), []
+    if how == "random":
+        order = torch.randperm(count, generator=make_generator(seed, purpose="select samples"))
+        return order.tolist(), []
+    name = "gradient_norm" if how == "largest_gradient" else "input_gradient_norm"
+    score = GradientNorm() if how == "largest_gradient" else InputGradientNorm()
+    # Where it fails there are no numbers but the reason, and the order is that of the samples.
+    found = score_client({name: score}, client, seed)[name].measurements[0]
+    return sorted(range(count), key=lambda place: -(found.values[place] or 0.0)), [found]
 
 
 def select_samples(
@@ -28,38 +62,30 @@ def select_samples(
         gradient_map: of the client's model and loss.
         exposure: the client's round.
         max_samples: at least 1.
-        how: ``first`` ones; a ``random`` set; those with the ``largest_gradient``, which fixed
-            noise protects least, at the cost of one gradient each.
+        how: see ``rank_samples``.
         seed: for ``random``.
     """
     if max_samples < 1:
         raise ValueError(f"max_samples must be at least 1, got {max_samples}.")
-    _check_selection("how", how)
-    count = len(exposure.private)
-    keep = min(max_samples, count)
-    if how == "first":
-        return list(range(keep))
-    if how == "random":
-        order = torch.randperm(count, generator=make_generator(seed, purpose="select samples"))
-        return sorted(order[:keep].tolist())
-    norms = GradientNorm()(ClientSamples(gradient_map, exposure), seed)[0].values
-    return sorted(sorted(range(count), key=lambda i: -(norms[i] or 0.0))[:keep])
-
-
-def _check_selection(name: str, value: str) -> None:
-    if value not in get_args(Selection):
-        raise ValueError(f"{name} must be one of {get_args(Selection)}, got {value!r}.")
+    order, _ = rank_samples(ClientSamples(gradient_map, exposure), how, seed)
+    return sorted(order[:max_samples])
 
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """How much of a client's time and state the scores may take.
+    """How much of a client's time and state the scores may take; see ``score_round``.
 
     Attributes:
         every: rounds from one scoring to the next, ≥ 1; the first round is scored.
+        relative_cost: what scores may cost over a client's rounds, as a share of its training,
+            > 0. ``None`` is no limit, and scores all samples.
+        min_samples: samples that each scored round gets whatever they cost, ≥ 0.
+        which: which samples are scored first, see ``rank_samples``.
+        product_price: ``None`` measures CPU seconds, of the training and of the scores: a true
+            limit, but how many samples a round scores then depends on the machine. A number > 0
+            counts instead, so that a simulation can be repeated: a Jacobian product of one sample
+            counts as so many training gradients of one sample.
         max_samples: most samples that are scored in a round, or ``None`` for all that were kept.
-        which: which samples are scored: the ``first``, a ``random`` set, or those with the
-            ``largest_gradient``, which fixed noise protects least.
         products: Jacobian products of one sample that a round may spend, or ``None``.
         seconds: CPU seconds that a round may spend, or ``None``.
         keep_rounds: rounds whose scores stay in the client's state, or ``None`` for all.
@@ -67,8 +93,11 @@ class ScorePlan:
     """
 
     every: int = 1
+    relative_cost: float | None = 1.0
+    min_samples: int = 0
+    which: str = "most_at_risk"
+    product_price: float | None = None
     max_samples: int | None = None
-    which: str = "first"
     products: int | None = None
     seconds: float | None = None
     keep_rounds: int | None = None
@@ -79,7 +108,14 @@ class ScorePlan:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
-        _check_selection("which", self.which)
+        for name in ("relative_cost", "product_price"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, or None, got {value}.")
+        if self.min_samples < 0:
+            raise ValueError(f"min_samples must be at least 0, got {self.min_samples}.")
+        if self.which not in get_args(Selection):
+            raise ValueError(f"which must be one of {get_args(Selection)}, got {self.which!r}.")
         Budget(self.products, self.seconds)
 
     @property
@@ -90,9 +126,3 @@ class ScorePlan:
     def includes(self, server_round: int) -> bool:
         """Whether a round, counted from 1, is scored."""
         return (server_round - 1) % self.every == 0
-
-    def samples(self, gradient_map: GradientMap, exposure: Exposure, seed: int) -> list[int] | None:
-        """Indices of the samples to score, or ``None`` for all."""
-        if self.max_samples is None:
-            return None
-        return select_samples(gradient_map, exposure, self.max_samples, self.which, seed)

@@ -112,7 +112,9 @@ def _own_config(
     """A client's own config, and what it tells the server of it."""
     taken, left_out = split_overrides(shlex.split(of_run), tuple(allowed.split()))
     partitions = [] if num_partitions is None else [f"num_clients={num_partitions}"]
-    overrides = ["scoring.send=false", *taken, *partitions, *shlex.split(of_node)]
+    # A node's scores stay on it, and are limited by seconds, as nobody has to repeat them.
+    scoring = ["scoring.send=false", "scoring.min_samples=0", "scoring.product_price=null"]
+    overrides = [*scoring, *taken, *partitions, *shlex.split(of_node)]
     config = compose(overrides, run_dir)
     remark = f"defense={config['choices'].get('defense', 'none')} of its own config"
     if left_out:

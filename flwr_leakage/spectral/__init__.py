@@ -3,17 +3,12 @@
 from flwr_leakage.spectral.choose import choose_smallest_eigenvalue, route_bytes
 from flwr_leakage.spectral.dense import dense_spectrum, gram_spectrum, inverse_sum
 from flwr_leakage.spectral.estimate import Estimate
-from flwr_leakage.spectral.lanczos import (
-    EigenPairs,
-    Lanczos,
-    LargestEigenvalue,
-    TopPairs,
-    largest_eigenvalue,
-    random_start,
-    smallest_eigenvalue,
-)
+from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos, random_start
+from flwr_leakage.spectral.largest import LargestEigenvalue, TopPairs, largest_eigenvalue
 from flwr_leakage.spectral.lsqr import DampedSolution, solve_damped
 from flwr_leakage.spectral.quadrature import CONFIDENCE, Trace, sampling_error, spectral_sum
+from flwr_leakage.spectral.rank import NumericalRank, numerical_rank, rows_needed
+from flwr_leakage.spectral.smallest import smallest_eigenvalue
 from flwr_leakage.spectral.start import gradient_start, last_layer_start
 
 __all__ = [
@@ -23,6 +18,7 @@ __all__ = [
     "Estimate",
     "Lanczos",
     "LargestEigenvalue",
+    "NumericalRank",
     "TopPairs",
     "Trace",
     "choose_smallest_eigenvalue",
@@ -32,8 +28,10 @@ __all__ = [
     "inverse_sum",
     "largest_eigenvalue",
     "last_layer_start",
+    "numerical_rank",
     "random_start",
     "route_bytes",
+    "rows_needed",
     "sampling_error",
     "smallest_eigenvalue",
     "solve_damped",

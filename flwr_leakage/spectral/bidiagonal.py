@@ -1,7 +1,9 @@
 """Golub–Kahan bidiagonalisation of S operators at once, and quadrature rules that bracket."""
 
+import copy
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
@@ -53,6 +55,16 @@ class Bidiagonal:
         following = operator.matvec(self._inputs) - beta[:, None] * self._outputs
         self._outputs, alpha = normalize_rows(torch.where(exhausted[:, None], 0.0, following))
         self._alphas.append(alpha.double())
+
+    def narrow(self, rows: Int[Tensor, " R"]) -> "Bidiagonal":
+        """The process of some blocks, which goes on from here without the others."""
+        other = copy.copy(self)
+        other.operator = self.operator.narrow(rows)
+        for name in ("_inputs", "start_norm", "basis", "_outputs"):
+            setattr(other, name, getattr(self, name)[rows])
+        other._alphas = [entry[rows] for entry in self._alphas]
+        other._betas = [entry[rows] for entry in self._betas]
+        return other
 
     @property
     def exhausted(self) -> Tensor:

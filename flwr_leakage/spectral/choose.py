@@ -14,7 +14,7 @@ from flwr_leakage.spectral.dense import (
     gram_spectrum,
 )
 from flwr_leakage.spectral.estimate import Estimate
-from flwr_leakage.spectral.lanczos import smallest_eigenvalue
+from flwr_leakage.spectral.smallest import smallest_eigenvalue
 
 
 def route_bytes(
@@ -79,19 +79,21 @@ def choose_smallest_eigenvalue(
             reason = "" if resolved else _reason(small)
             return replace(iterated, method=iterated.method + reason)
     squared = not dense_fits
-    spectrum = gram_spectrum(operator) if squared else dense_spectrum(operator)
+    known = torch.zeros(operator.num_blocks, dtype=torch.bool)
+    known = known if iterated is None else iterated.converged.cpu()
+    # What Lanczos resolved needs no dense route.
+    rest = (~known).nonzero()[:, 0]
+    left = operator if len(rest) == len(known) else operator.narrow(rest)
+    spectrum = gram_spectrum(left) if squared else dense_spectrum(left)
     spent = operator.products - first
-    direct = estimate_of(spectrum, -1, tolerance, spent, operator, squared)
-    if iterated is None or not bool(iterated.converged.any()):
+    direct = estimate_of(spectrum, -1, tolerance, spent, left, squared)
+    if iterated is None or len(rest) == len(known):
         return direct
-    known = iterated.converged
-    return Estimate(
-        torch.where(known, iterated.value, direct.value),
-        known | direct.converged,
-        torch.where(known, iterated.residual, direct.residual),
-        spent,
-        direct.method,
-    )
+    value, converged = iterated.value.clone(), iterated.converged.clone()
+    residual = iterated.residual.clone()
+    value[rest], converged[rest] = direct.value, direct.converged
+    residual[rest] = direct.residual
+    return Estimate(value, converged, residual, spent, direct.method)
 
 
 def _reason(small: bool) -> str:

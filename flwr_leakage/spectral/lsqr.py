@@ -1,19 +1,16 @@
 """LSQR with full reorthogonalisation: the damped solve for any number of dampings at once."""
 
+import copy
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
-from flwr_leakage.spectral.bidiagonal import column_rules, lower_bidiagonal
-from flwr_leakage.spectral.estimate import (
-    keep_finished,
-    normalize_rows,
-    orthogonalize,
-    remaining_growth,
-)
+from flwr_leakage.spectral.bidiagonal import column_rules
+from flwr_leakage.spectral.bidiagonalization import Bidiagonalization
+from flwr_leakage.spectral.estimate import remaining_growth
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,8 @@ def solve_damped(
     ‖x‖ never decreases, and Radau's quadrature with a node at 0 bounds it from above (Golub and
     Meurant 1994, section 4). A damping stops where both agree to the tolerance, and where λmax, if
     it is not given, has grown by less than the tolerance over the last quarter of the steps. A
-    block's result is that of the step at which all of its dampings have stopped, so that it does
-    not depend on the other blocks.
+    block leaves at the step at which all of its dampings have stopped: neither its result nor its
+    products depend on the other blocks.
 
     Args:
         operator: A, of S blocks.
@@ -73,77 +70,103 @@ def solve_damped(
     if not relative_dampings or min(relative_dampings) <= 0:
         raise ValueError(f"relative_dampings must be positive, got {relative_dampings}.")
     first = operator.products
-    left, beta = normalize_rows(right_hand_side)
-    scale = beta.double()
-    right, alpha = normalize_rows(operator.rmatvec(left))
-    basis = right[:, None]
-    diagonal: list[Tensor] = []
-    below: list[Tensor] = []
-    largest_history: list[Tensor] = []
+    process = Bidiagonalization(operator, right_hand_side)
     relative = torch.tensor(relative_dampings, dtype=torch.float64)
-    next_check = 1 if tolerance > 0 else max_steps
-    steps = 0
-    finished = torch.zeros(operator.num_blocks, dtype=torch.bool)
-    kept: dict[str, Tensor] = {}
-    while True:
-        steps += 1
-        diagonal.append(alpha.double())
-        left, beta = normalize_rows(operator.matvec(right) - alpha[:, None] * left)
-        below.append(beta.double())
-        right, alpha = normalize_rows(
-            orthogonalize(operator.rmatvec(left) - beta[:, None] * right, basis)
-        )
-        tiny = torch.finfo(alpha.dtype).eps * diagonal[0].to(alpha.dtype)
-        exhausted = (alpha <= tiny) | torch.tensor(steps >= operator.num_inputs)
-        alpha = torch.where(exhausted, 0.0, alpha)
-        right = torch.where(exhausted[:, None], 0.0, right)
-        last = steps >= min(max_steps, operator.num_inputs) or bool(exhausted.all())
-        if steps >= next_check or last:
+    space = _Space(relative, None if largest is None else largest.double().cpu())
+    limit = min(max_steps, operator.num_inputs)
+    next_check = 1 if tolerance > 0 else limit
+    found: list[tuple[Tensor, ...]] = []
+    while len(process.blocks):
+        process.step()
+        steps = process.num_steps
+        leaving = process.exhausted.cpu() | torch.tensor(steps >= limit)
+        # The steps at which one looks must not depend on which blocks are here.
+        if steps >= next_check:
             next_check = steps + max(1, steps // 10)
-            bidiagonal = lower_bidiagonal(diagonal, below)
-            factors = torch.linalg.svd(bidiagonal, full_matrices=False)
-            top = factors[1][:, 0] ** 2
-            dampings = relative * (top if largest is None else largest.double())[:, None]
-            coordinates = _project(factors, scale, dampings)
-            norms = torch.linalg.vector_norm(coordinates, dim=2)
-            upper = _upper_bounds(bidiagonal, alpha, scale, dampings)
-            largest_history += [top] * (steps - len(largest_history))
-            tiny_norm = torch.finfo(torch.float64).tiny
-            error = ((upper - norms) / norms.clamp_min(tiny_norm)).clamp_min(0)
-            error = torch.where(exhausted[:, None], 0.0, error)
-            if largest is None:
-                growth = torch.where(exhausted, 0.0, remaining_growth(largest_history))
-                error = torch.maximum(error, growth[:, None])
-            converged = (error <= tolerance) | (norms == 0)
-            done = finished | converged.all(1)
-            current = {
-                "coordinates": coordinates,
-                "norms": norms,
-                "converged": converged,
-                "error": error,
-                "dampings": dampings,
-                "top": top,
-            }
-            if last or bool((done & ~finished).any()):
-                limit = _extrapolated(bidiagonal, scale, dampings, norms)
-                current["limit"] = torch.minimum(limit, norms * (1 + error))
-            for name, value in current.items():
-                kept[name] = keep_finished(finished, kept.get(name), value)
-            finished = done
-            if last or bool(finished.all()):
-                break
-        basis = torch.cat([basis, right[:, None]], dim=1)
-    solutions = torch.einsum("sej,sjn->sen", kept["coordinates"].to(operator.dtype), basis)
-    return DampedSolution(
-        solutions,
-        kept["limit"],
-        kept["norms"],
-        kept["converged"],
-        kept["error"],
-        kept["dampings"],
-        kept["top"],
-        operator.products - first,
-    )
+            leaving = leaving | space.solve(process).converged(tolerance).all(1)
+        if bool(leaving.any()):
+            # A block that is done takes no part in the steps of the others.
+            rows, rest = (chosen.nonzero()[:, 0] for chosen in (leaving, ~leaving))
+            found.append(space.take(rows).solve(process.take(rows)).result(tolerance))
+            process, space = process.take(rest), space.take(rest)
+    blocks, *parts = (torch.cat(column) for column in zip(*found, strict=True))
+    solutions, norms, *rest_of = (part[blocks.argsort()] for part in parts)
+    lower, converged, error, dampings, top = rest_of
+    spent = operator.products - first
+    return DampedSolution(solutions, norms, lower, converged, error, dampings, top, spent)
+
+
+class _Space:
+    """The damped problem in the growing Krylov space, with λmax at the steps so far.
+
+    Args:
+        relative: ε/λmax.
+        largest: λmax where it is known.
+    """
+
+    def __init__(self, relative: Float[Tensor, " E"], largest: Float[Tensor, " S"] | None) -> None:
+        self.relative = relative
+        self.largest = largest
+        self.tops: list[Tensor] = []
+
+    def take(self, rows: Int[Tensor, " R"]) -> "_Space":
+        """Those of some of the blocks."""
+        other = copy.copy(self)
+        other.largest = None if self.largest is None else self.largest[rows]
+        other.tops = [entry[rows] for entry in self.tops]
+        return other
+
+    def solve(self, process: Bidiagonalization) -> "_Projected":
+        """The damped problem in the Krylov space of now, which joins the history."""
+        bidiagonal = process.matrix()
+        factors = torch.linalg.svd(bidiagonal, full_matrices=False)
+        top = factors[1][:, 0] ** 2
+        dampings = self.relative * (top if self.largest is None else self.largest)[:, None]
+        coordinates = _project(factors, process.scale, dampings)
+        norms = torch.linalg.vector_norm(coordinates, dim=2)
+        upper = _upper_bounds(bidiagonal, process.alpha, process.scale, dampings)
+        self.tops += [top] * (process.num_steps - len(self.tops))
+        tiny = torch.finfo(torch.float64).tiny
+        error = ((upper - norms) / norms.clamp_min(tiny)).clamp_min(0)
+        error = torch.where(process.exhausted[:, None].cpu(), 0.0, error)
+        if self.largest is None:
+            growth = torch.where(process.exhausted.cpu(), 0.0, remaining_growth(self.tops))
+            error = torch.maximum(error, growth[:, None])
+        return _Projected(process, bidiagonal, coordinates, norms, error, dampings, top)
+
+
+@dataclass(frozen=True)
+class _Projected:
+    """The damped problem in one Krylov space; see ``DampedSolution``."""
+
+    process: Bidiagonalization
+    bidiagonal: Float[Tensor, "S k1 k"]
+    coordinates: Float[Tensor, "S E k"]
+    norms: Float[Tensor, "S E"]
+    error: Float[Tensor, "S E"]
+    dampings: Float[Tensor, "S E"]
+    top: Float[Tensor, " S"]
+
+    def converged(self, tolerance: float) -> Bool[Tensor, "S E"]:
+        """Whether each norm is within the tolerance."""
+        return (self.error <= tolerance) | (self.norms == 0)
+
+    def result(self, tolerance: float) -> tuple[Tensor, ...]:
+        """The blocks, and what ``DampedSolution`` says of them."""
+        process = self.process
+        basis = process.basis
+        solutions = torch.einsum("sej,sjn->sen", self.coordinates.to(basis.dtype), basis)
+        limit = _extrapolated(self.bidiagonal, process.scale, self.dampings, self.norms)
+        return (
+            process.blocks,
+            solutions,
+            torch.minimum(limit, self.norms * (1 + self.error)),
+            self.norms,
+            self.converged(tolerance),
+            self.error,
+            self.dampings,
+            self.top,
+        )
 
 
 def _upper_bounds(

@@ -11,7 +11,7 @@ from torch import Tensor
 from flwr_leakage.operators.base import LinearOperator
 from flwr_leakage.randomness import Draws, sign_rows
 from flwr_leakage.spectral.bidiagonal import Bidiagonal
-from flwr_leakage.spectral.estimate import Estimate, keep_finished, remaining_growth
+from flwr_leakage.spectral.estimate import Estimate, remaining_growth
 
 SpectralFunction = Callable[[Tensor, Tensor], Tensor]
 """(eigenvalues (S, k), λmax (S, 1)) ↦ (S, k)."""
@@ -119,32 +119,49 @@ def _probe(
 ) -> tuple[Tensor, ...]:
     """zᵀf z by the lower and the upper rule, zᵀf²z, the error of their mean, and λmax."""
     process = Bidiagonal(operator, start)
-    finished = torch.zeros(operator.num_blocks, dtype=torch.bool)
-    kept: list[Tensor | None] = [None] * 5
+    limit = min(max_steps, operator.num_inputs)
+    blocks, next_check = torch.arange(operator.num_blocks), 1
     tops: list[Tensor] = []
-    next_check = 1
-    while True:
+    found: list[tuple[Tensor, ...]] = []
+    while len(blocks):
         process.step()
-        last = process.num_steps >= min(max_steps, operator.num_inputs)
-        if not (last or process.num_steps >= next_check or bool(process.exhausted.any())):
+        steps = process.num_steps
+        # The steps at which one looks must not depend on which blocks are here.
+        due = steps >= next_check or steps >= limit
+        if not (due or bool(process.exhausted.any())):
             continue
-        next_check = process.num_steps + max(1, process.num_steps // 10)
-        rules = process.rules(order)
-        top = rules[0][0][:, :1]
-        tops += [top[:, 0]] * (process.num_steps - len(tops))
-        ends = []
-        for nodes, weights in rules:
-            images = torch.where(weights > 0, function(nodes, top), 0.0)
-            ends.append((weights * images).sum(1))
-            square = (weights * nodes**order * images**2).sum(1)
-        lower, upper = torch.stack(ends).aminmax(dim=0)
+        lower, upper, square, top = _read(process, function, order)
         value, error = (lower + upper) / 2, (upper - lower) / 2
-        growth = torch.where(process.exhausted, 0.0, remaining_growth(tops))
-        relative = error / value.abs().clamp_min(torch.finfo(value.dtype).tiny)
-        relative = torch.where(value == 0, 0.0, torch.maximum(relative, growth))
-        relative = relative.nan_to_num(torch.inf)
-        for place, current in enumerate((lower, upper, square, relative, top[:, 0])):
-            kept[place] = keep_finished(finished, kept[place], current)
-        finished = finished | (relative <= tolerance) | process.exhausted
-        if bool(finished.all()) or last:
-            return tuple(each for each in kept if each is not None)
+        error = error / value.abs().clamp_min(torch.finfo(value.dtype).tiny)
+        growth = remaining_growth([*tops, *[top] * (steps - len(tops))])
+        growth = torch.where(process.exhausted.cpu(), 0.0, growth)
+        relative = torch.where(value == 0, 0.0, torch.maximum(error, growth)).nan_to_num(torch.inf)
+        leaving = process.exhausted.cpu() | torch.tensor(steps >= limit)
+        if due:
+            next_check = steps + max(1, steps // 10)
+            tops += [top] * (steps - len(tops))
+            leaving = leaving | (relative <= tolerance)
+        if bool(leaving.any()):
+            # A block that is done takes no part in the steps of the others.
+            results = (blocks, lower, upper, square, relative, top)
+            found.append(tuple(each[leaving] for each in results))
+            rest = (~leaving).nonzero()[:, 0]
+            blocks, tops = blocks[rest], [entry[rest] for entry in tops]
+            process = process.narrow(rest)
+    order_of, *parts = (torch.cat(column) for column in zip(*found, strict=True))
+    return tuple(part[order_of.argsort()] for part in parts)
+
+
+def _read(
+    process: Bidiagonal, function: SpectralFunction, order: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """zᵀf z by the lower and the upper rule, zᵀf²z, and λmax."""
+    rules = process.rules(order)
+    top = rules[0][0][:, :1]
+    ends = []
+    for nodes, weights in rules:
+        images = torch.where(weights > 0, function(nodes, top), 0.0)
+        ends.append((weights * images).sum(1))
+        square = (weights * nodes**order * images**2).sum(1)
+    lower, upper = torch.stack(ends).aminmax(dim=0)
+    return lower, upper, square, top[:, 0]

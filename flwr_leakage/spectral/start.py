@@ -7,7 +7,7 @@ from torch import Tensor
 from flwr_leakage.operators import FunctionJacobian
 from flwr_leakage.randomness import Draws, normal_rows
 from flwr_leakage.spectral.estimate import normalize_rows
-from flwr_leakage.spectral.lanczos import largest_eigenvalue
+from flwr_leakage.spectral.largest import largest_eigenvalue
 
 LAST_LAYER_TOLERANCE = 1e-3
 LAST_LAYER_STEPS = 20

@@ -8,6 +8,7 @@ prints one markdown table; RESULTS.md keeps them.
 from simulations.benchmarks import (
     lab,
     scores_accuracy,
+    scores_budget,
     scores_cost,
     scores_meaning,
     scores_papers,
@@ -22,6 +23,7 @@ SECTIONS = {
     "batch": scores_cost.section_batch,
     "sizes": scores_sizes.section_sizes,
     "pages": scores_sizes.section_pages,
+    "budget": scores_budget.section_budget,
     "clients": scores_cost.section_clients,
     "meaning": scores_meaning.section_meaning,
 }

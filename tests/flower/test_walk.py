@@ -167,7 +167,13 @@ def test_every_strategy_runs_under_the_wrapper(tiny_data, strategy):
 
 def test_a_score_plan_limits_rounds_samples_and_products(tiny_data):
     plan = ["scoring.every=2", "scoring.max_samples=2", "scoring.which=largest_gradient"]
-    batch = ["client.num_examples=4", "client.batch_size=4", "num_rounds=3", "attack=none"]
+    batch = [
+        "scoring.relative_cost=null",
+        "client.num_examples=4",
+        "client.batch_size=4",
+        "num_rounds=3",
+        "attack=none",
+    ]
     data = run(_config_with_scores(tiny_data, *plan, *batch))
     norms = values(data, "gradient_norm")
     assert {r for r, _, _ in norms} == {1, 3}
@@ -178,6 +184,22 @@ def test_a_score_plan_limits_rounds_samples_and_products(tiny_data):
     spent = [r for r in poor.records if r.name == "lambda_max"]
     assert spent
     assert all(r.value is None and "budget of 3 products" in r.note for r in spent)
+
+
+def test_scores_are_paid_by_training_from_round_to_round(tiny_data):
+    plan = ["scoring.min_samples=0", "client.num_examples=4", "client.batch_size=4", "num_rounds=3"]
+    config = _config_with_scores(tiny_data, *plan, "attack=none", "num_clients=1")
+    first = run(config)
+    cheap = values(first, "input_gradient_norm")
+    dear = values(first, "lambda_max")
+    assert [r for r, _, _ in sorted(dear)] == [1] * 4
+    worst = max(range(4), key=lambda sample: cheap[1, 0, sample])
+    assert [sample for sample in range(4) if dear[1, 0, sample] is not None] == [worst]
+    assert all(cheap[2, 0, sample] is None for sample in range(4))
+    (note,) = {
+        r.note for r in first.records if r.name == "input_gradient_norm" and r.server_round == 3
+    }
+    assert "the training of rounds to come must pay" in note
 
 
 def _config_with_scores(root, *overrides, name="run"):

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from simulations.benchmarks import scores_procedures
+from flwr_leakage.records import Batch
+from simulations.benchmarks import scores_budget, scores_procedures
 from simulations.benchmarks.scores_procedures import (
     Entry,
     Found,
@@ -89,3 +90,14 @@ def test_products_are_compared_only_where_ours_is_nearer():
     assert compare_smallest(rival, right, (1.0,)) == ("1.1 × the value", right)
     assert compare_smallest(rival, replace(right, values=(2.0,)), (1.0,))[1] is None
     assert compare_smallest(rival, replace(right, complete=False), (1.0,))[1] is None
+
+
+def test_a_client_of_the_budget_table_pays_in_advance_and_saves():
+    draw = torch.Generator().manual_seed(0)
+    data = Batch(torch.randn(6, 3, 32, 32, generator=draw), torch.arange(6))
+    client = scores_budget.Client("LeNet", data)
+    client.run(scores_budget.PLANS["counted"], 2)
+    assert [len(scores_budget.scored(note)) for note in client.notes] == [1, 0]
+    assert not torch.equal(client.states[0]["fc.weight"], client.states[1]["fc.weight"])
+    cells = scores_budget.reach(client, [0])
+    assert cells[0].endswith("×") and " of 1, ranking " in cells[1]

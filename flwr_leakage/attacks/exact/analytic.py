@@ -7,16 +7,20 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from flwr_leakage.attacks.exact.applicability import (
+    Applicability,
+    ExactAttack,
+    require_single_gradient,
+)
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
-from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import Reconstruction
 
 
 @dataclass(frozen=True)
-class Analytic(OneByOne):
+class Analytic(ExactAttack):
     """``∂L/∂W = δ xᵀ`` and ``∂L/∂b = δ`` give x (Phong et al. 2017, section 3).
 
     δ is the error of the layer's outputs. Where ∂L/∂W and δ are exact, so is the least-squares
@@ -28,6 +32,11 @@ class Analytic(OneByOne):
 
     purpose: ClassVar[str] = "analytic"
 
+    def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
+        """See ``ExactAttack``."""
+        name = _first_layer(problem)
+        return Applicability(True, f"the first layer, {name!r}, is linear with bias: x is exact.")
+
     def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
         """Attack one problem.
 
@@ -35,18 +44,7 @@ class Analytic(OneByOne):
             ValueError: several samples or steps; no first linear layer with bias on the input.
         """
         began = time.process_time()
-        if problem.num_samples != 1 or not problem.is_single_gradient:
-            raise ValueError(
-                f"the analytic attack takes 1 sample in 1 plain step, got {problem.num_samples} "
-                f"samples in {problem.schedule.num_steps} steps."
-            )
-        modules = problem.gradient_map.model.named_modules()
-        name, layer = next(
-            ((n, m) for n, m in modules if isinstance(m, nn.Linear | nn.Conv2d)), ("", None)
-        )
-        size = torch.Size(problem.spec.shape).numel()
-        if not isinstance(layer, nn.Linear) or layer.in_features != size or layer.bias is None:
-            raise ValueError("the model's first layer must be linear, with bias, on the input.")
+        name = _first_layer(problem)
         prefix = f"{name}." if name else ""
         errors = problem.gradient[f"{prefix}bias"]
         weight = problem.gradient[f"{prefix}weight"]
@@ -61,3 +59,20 @@ class Analytic(OneByOne):
             objective=float(misfit),
             stats={"cpu_seconds": time.process_time() - began},
         )
+
+
+def _first_layer(problem: Problem) -> str:
+    """The name of the first layer.
+
+    Raises:
+        ValueError: it, or the update, does not allow the attack.
+    """
+    require_single_gradient(problem, "the analytic attack")
+    modules = problem.gradient_map.model.named_modules()
+    name, layer = next(
+        ((n, m) for n, m in modules if isinstance(m, nn.Linear | nn.Conv2d)), ("", None)
+    )
+    size = torch.Size(problem.spec.shape).numel()
+    if not isinstance(layer, nn.Linear) or layer.in_features != size or layer.bias is None:
+        raise ValueError("the model's first layer must be linear, with bias, on the input.")
+    return name

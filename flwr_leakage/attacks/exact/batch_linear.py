@@ -7,27 +7,24 @@ from typing import Any, ClassVar
 import torch
 
 from flwr_leakage.attacks.distance import gradient_distance
-from flwr_leakage.attacks.exact.batch_layer import feeds, pose_layers
+from flwr_leakage.attacks.exact.applicability import Applicability, ExactAttack
+from flwr_leakage.attacks.exact.batch_layer import BatchLayer, feeds, pose_layers
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs, conclude
 from flwr_leakage.attacks.exact.batch_search import BatchSearch, SearchSettings
-from flwr_leakage.attacks.exact.batch_steps import recover_steps
+from flwr_leakage.attacks.exact.batch_steps import recover_steps, require_steps
 from flwr_leakage.attacks.exact.linear_walk import LinearUse, find_linear_layers
 from flwr_leakage.attacks.labels.counts import mean_feature
-from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import Batch, Reconstruction
 
 
-def recover_batch(
-    problem: Problem, settings: SearchSettings, generator: torch.Generator
-) -> BatchInputs:
-    """The inputs of a linear layer for every sample of a batch, from one update.
-
-    The layer is the first that takes the network's input; else the first that shows the most
-    samples.
+def choose_layer(
+    problem: Problem, generator: torch.Generator
+) -> tuple[list[BatchLayer], BatchLayer, list[str]]:
+    """The layers whose gradients can be split, that which is, and why the others cannot be.
 
     Raises:
-        ValueError: no layer can be used, or no sample was found; in words.
+        ValueError: there is none; in words.
     """
     if problem.schedule.weight_decay:
         raise ValueError("weight decay adds the weights themselves to the gradient.")
@@ -42,6 +39,21 @@ def recover_batch(
             f"{layer.name} shows {layer.factor.rank} directions of {problem.num_samples} samples: "
             f"errors of {logits} classes span at most {logits - 1}."
         )
+    return layers, layer, refusals
+
+
+def recover_batch(
+    problem: Problem, settings: SearchSettings, generator: torch.Generator
+) -> BatchInputs:
+    """The inputs of a linear layer for every sample of a batch, from one update.
+
+    The layer is the first that takes the network's input; else the first that shows the most
+    samples.
+
+    Raises:
+        ValueError: no layer can be used, or no sample was found; in words.
+    """
+    layers, layer, refusals = choose_layer(problem, generator)
     if not problem.is_single_gradient and not _is_union(problem):
         return replace(recover_steps(problem, layer, settings, generator), refusals=tuple(refusals))
     index = layers.index(layer)
@@ -69,7 +81,7 @@ def _is_union(problem: Problem) -> bool:
 
 
 @dataclass(frozen=True)
-class ExactBatch(OneByOne):
+class ExactBatch(ExactAttack):
     """All samples of a batch, from the gradient of a linear layer, each with a proof.
 
     ``∂L/∂W = S H`` is split into the samples' errors S and inputs H (SPEAR: Dimitrov et al. 2024),
@@ -85,6 +97,26 @@ class ExactBatch(OneByOne):
     purpose: ClassVar[str] = "exact batch"
 
     search: SearchSettings = field(default_factory=SearchSettings)
+
+    def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
+        """See ``ExactAttack``."""
+        _, layer, _ = choose_layer(problem, generator)
+        if not problem.is_single_gradient and not _is_union(problem):
+            require_steps(problem, layer)
+        if layer.factor.rank == 1:
+            told = "nothing has to be told apart"
+        elif layer.rectified:
+            told = "the ReLU behind it tells them apart"
+        elif layer.sparse_inputs:
+            told = "zeros of its inputs tell them apart"
+        elif layer.takes_input:
+            told = "only black pixels could tell them apart, as no ReLU follows"
+        else:
+            raise ValueError(f"neither the inputs nor the errors of {layer.name} are sparse.")
+        text = f"{layer.name} shows {layer.factor.rank} of {problem.num_samples} samples; {told}."
+        if not layer.takes_input:
+            text += " It takes features, not images."
+        return Applicability(layer.takes_input, text)
 
     def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
         """Attack one problem.

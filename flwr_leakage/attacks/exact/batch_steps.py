@@ -38,13 +38,7 @@ def recover_steps(
     Raises:
         ValueError: the schedule or the layer does not allow it, or not all columns were found.
     """
-    if not layer.takes_input or not layer.rectified:
-        raise ValueError(
-            f"{layer.name} must be a linear layer with ReLU on the input: features move between "
-            f"{problem.schedule.num_steps} local steps."
-        )
-    if problem.members:
-        raise ValueError("several steps must be one client's, got a mean of several clients'.")
+    require_steps(problem, layer)
     columns, duals = _collect(layer, settings, generator)
     inputs = duals @ layer.factor.right
     labels = torch.tensor([_label(layer, c, t) for c, t in zip(columns.T, duals, strict=True)])
@@ -73,6 +67,17 @@ def recover_steps(
         layer.factor.rank,
         torch.nan,
     )
+
+
+def require_steps(problem: Problem, layer: BatchLayer) -> None:
+    """Raise ``ValueError`` where the schedule or the layer does not allow several steps."""
+    if not layer.takes_input or not layer.rectified:
+        raise ValueError(
+            f"{layer.name} must be a linear layer with ReLU on the input: features move between "
+            f"{problem.schedule.num_steps} local steps."
+        )
+    if problem.members:
+        raise ValueError("several steps must be one client's, got a mean of several clients'.")
 
 
 def _collect(

@@ -21,16 +21,20 @@ from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.distance import gradient_distance
+from flwr_leakage.attacks.exact.applicability import (
+    Applicability,
+    ExactAttack,
+    require_single_gradient,
+)
 from flwr_leakage.attacks.exact.chain import Link, features_of, trace_chain
 from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.hidden import OwnEquations
 from flwr_leakage.attacks.exact.layer_equations import Knowledge
 from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.exact.relu_fit import Candidate, fit_through_relus
-from flwr_leakage.attacks.exact.walk_back import walk_back
+from flwr_leakage.attacks.exact.walk_back import require_last_bias, walk_back
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.idlg import idlg_label
-from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.starts.base import Initialisation
@@ -56,7 +60,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class FeatureMatching(OneByOne):
+class FeatureMatching(ExactAttack):
     """Solve one sample layer by layer, from the last layer on, then fit the input.
 
     Takes an update of one sample in one plain step. Among the candidates that the successive fits
@@ -101,6 +105,18 @@ class FeatureMatching(OneByOne):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
+    def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
+        """See ``ExactAttack``."""
+        chain = _chain(problem)
+        kinks = sum(link.activation.has_kink for link in chain)
+        stated = [(link, _counts(link)) for link in chain[:-1]]
+        enough = [link.name.rstrip(".") for link, (given, asked) in stated if given >= asked]
+        text = (
+            f"a chain of {len(chain)} layers, {kinks} with ReLU; gradients state at least as many "
+        )
+        text += f"equations as there are features at {', '.join(enough) or 'no layer'}."
+        return Applicability(True, text)
+
     def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
         """Attack one problem in float64.
 
@@ -108,12 +124,7 @@ class FeatureMatching(OneByOne):
             ValueError: the update stems from several samples or steps, or the model is no chain.
         """
         began = time.process_time()
-        if problem.num_samples != 1 or not problem.is_single_gradient:
-            raise ValueError(
-                f"feature matching takes 1 sample in 1 plain step, got {problem.num_samples} "
-                f"samples in {problem.schedule.num_steps} steps."
-            )
-        chain = trace_chain(problem)
+        chain = _chain(problem)
         walk = walk_back(
             chain,
             self.masks,
@@ -165,6 +176,25 @@ class FeatureMatching(OneByOne):
             inputs = fit_level(chain[: position + 1], levels[-2], inputs, self.fit_iterations)
             found.append(Candidate("sure", inputs))
         return found
+
+
+def _chain(problem: Problem) -> list[Link]:
+    """The layers of the model.
+
+    Raises:
+        ValueError: it, or the update, does not allow the attack.
+    """
+    require_single_gradient(problem, "feature matching")
+    chain = trace_chain(problem)
+    require_last_bias(chain)
+    return chain
+
+
+def _counts(link: Link) -> tuple[int, int]:
+    """Equations of a layer's weight gradient for each channel of its input, and its positions."""
+    if link.geometry is None:
+        return link.num_channels, 1
+    return link.weight[:, 0].numel(), torch.Size(link.input_shape[1:]).numel()
 
 
 def fit_level(before: Sequence[Link], level: Knowledge, start: Tensor, iterations: int) -> Tensor:

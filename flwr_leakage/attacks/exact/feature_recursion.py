@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.distance import gradient_distance
+from flwr_leakage.attacks.exact.applicability import Applicability, ExactAttack
 from flwr_leakage.attacks.exact.feature_fit import Fit, fit_features
 from flwr_leakage.attacks.exact.recover_features import Features, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
 from flwr_leakage.attacks.exact.synthetic_start import read_input
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
-from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.starts.base import Initialisation
@@ -56,7 +56,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class FeatureRecursion(OneByOne):
+class FeatureRecursion(ExactAttack):
     """Read features from the last ReLU on as far as they are determined, and fit the input to them.
 
     Takes one sample and one plain gradient of a ReLU network. Its last layer must be linear with a
@@ -120,6 +120,24 @@ class FeatureRecursion(OneByOne):
         if not self.zeros or min(self.zeros) < 0:
             raise ValueError(f"zeros must hold fractions of at least 0, got {self.zeros}.")
 
+    def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
+        """See ``ExactAttack``; it reads the features, which takes a part of the attack's time."""
+        reasons: list[ValueError | RuntimeError] = []
+        for zero in self.zeros:
+            try:
+                known = self._read(problem, zero)
+            except (ValueError, RuntimeError) as error:
+                reasons.append(error)
+                continue
+            shape = tuple(known.outputs[known.shallowest].shape[1:])
+            pooled = ", pooled" if known.is_pooled else ""
+            text = f"the outputs of {len(known.outputs)} ReLUs are determined, "
+            return Applicability(True, f"{text}of shape {shape}{pooled} at the shallowest.")
+        raise reasons[0]
+
+    def _read(self, problem: Problem, zero: float) -> Features:
+        return recover_features(problem, self.rank_tolerance, zero, self.trims, self.contradiction)
+
     def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
         """Attack one problem.
 
@@ -150,7 +168,7 @@ class FeatureRecursion(OneByOne):
         self, problem: Problem, start: Tensor, zero: float, generator: torch.Generator
     ) -> Attempt:
         """Recover the features with one threshold of ``zeros``, and the input that has them."""
-        known = recover_features(problem, self.rank_tolerance, zero, self.trims, self.contradiction)
+        known = self._read(problem, zero)
         fit = Fit(start, float("inf"))
         chosen = known.first(self.fitted)
         if known.is_pooled:

@@ -116,6 +116,10 @@ def recover_features(
     probe = ReluWalk(names)
     probe.run(problem, inputs)
     count, windows = len(probe.preactivations), probe.windows
+    if not count:
+        raise ValueError("features are read from ReLUs, the network has none.")
+    if not probe.uses:
+        raise ValueError("features are read from convolutions, the network has none.")
     masks = {number: torch.ones_like(z) for number, z in enumerate(probe.preactivations)}
     pooled = mean_feature(problem.gradient[layer.weight], logit_error)
     masks[count - 1] = last_mask(backward, masks, windows.get(count - 1), pooled, zero)

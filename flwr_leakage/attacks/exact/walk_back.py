@@ -68,8 +68,8 @@ def walk_back(
         ValueError: the last layer has no bias.
     """
     last = chain[-1]
-    if last.bias_gradient is None:
-        raise ValueError("feature matching needs the last layer's bias, the model has none.")
+    require_last_bias(chain)
+    assert last.bias_gradient is not None
     outputs = mean_feature(last.weight_gradient, last.bias_gradient)
     errors = last.pull_back(last.bias_gradient[None])
     trust: Tensor | float = 1.0
@@ -101,3 +101,9 @@ def walk_back(
             break
         outputs = inputs.clamp(low, high)
     return Walk(last.bias_gradient / last.scale, levels, residuals, hidden)
+
+
+def require_last_bias(chain: Sequence[Link]) -> None:
+    """Raise ``ValueError`` where the last layer has no bias."""
+    if chain[-1].bias_gradient is None:
+        raise ValueError("feature matching needs the last layer's bias, the model has none.")

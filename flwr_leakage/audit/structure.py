@@ -1,0 +1,172 @@
+"""Before any training: what the update of a model, batch size and schedule is open to."""
+
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from flwr_leakage.attacks import Analytic, ExactBatch, FeatureMatching, FeatureRecursion
+from flwr_leakage.attacks.exact.applicability import ExactAttack
+from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.problem import pose
+from flwr_leakage.audit.structure_report import (
+    RECOVERED_DB,
+    Directions,
+    Opening,
+    Structure,
+    Verdict,
+)
+from flwr_leakage.gradient_map import GradientMap, Loss, local_update
+from flwr_leakage.metrics import Evaluator
+from flwr_leakage.normalization import BatchNormMode
+from flwr_leakage.operators import BatchJacobian, LinearOperator, UpdateJacobian
+from flwr_leakage.per_sample import separate
+from flwr_leakage.randomness import make_generator
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel, Update
+from flwr_leakage.spectral import numerical_rank, rows_needed
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+FEW_ROWS = 64
+"""Rows that are drawn where all would be too many: they find a low rank, or bound it from below."""
+
+
+def exact_attacks() -> dict[str, ExactAttack]:
+    """The attacks that solve equations, as in ``conf/attack``."""
+    return {
+        "analytic": Analytic(),
+        "feature_matching": FeatureMatching(),
+        "feature_recursion": FeatureRecursion(),
+        "exact_batch": ExactBatch(),
+    }
+
+
+def structure(
+    model: nn.Module,
+    spec: InputSpec,
+    num_examples: int = 1,
+    schedule: LocalSchedule | None = None,
+    *,
+    loss: Loss = F.cross_entropy,
+    batch_norm: BatchNormMode = "running",
+    attacks: Mapping[str, ExactAttack] | None = None,
+    attempt: bool = False,
+    tolerance: float = 1e-8,
+    max_products: int = 4000,
+    seed: int = 0,
+) -> Structure:
+    """Which exact attacks an update is open to, and what it leaves undetermined, without data.
+
+    A synthetic batch is drawn: images of noise with a power spectrum of 1/f² (``ImagePrior``) and
+    random labels. Its update by the schedule, with the model's present weights, is handed to the
+    checks with which the attacks refuse, and its Jacobian's numerical rank is computed in float64
+    (``numerical_rank``). Nothing of it holds for other weights without a new call: units die and
+    networks grow confident while they train.
+
+    Args:
+        model: with the weights that the first round starts from.
+        spec: shape, classes and normalisation of the inputs.
+        num_examples: samples of the client's round.
+        schedule: of its local training; one step over all samples by default.
+        loss: (logits, targets) ↦ scalar.
+        batch_norm: ``batch`` for a client that trains in train mode, else ``running``.
+        attacks: by name; ``exact_attacks()`` by default.
+        attempt: run the attacks that apply on the synthetic batch: seconds to minutes.
+        tolerance: singular values below this share of the largest count as zero.
+        max_products: most products for a rank; where more are needed, it is bounded from below.
+        seed: of the synthetic batch.
+    """
+    gradient_map = GradientMap(model, loss, batch_norm)
+    schedule = schedule or LocalSchedule(1.0, 1, num_examples)
+    batch = synthetic_batch(spec, schedule.num_samples_used(num_examples), seed)
+    batch = Batch(batch.inputs.to(next(iter(gradient_map.params.values()))), batch.targets)
+    params, buffers = gradient_map.params, gradient_map.buffers
+    change = local_update(gradient_map, params, batch, schedule, buffers)
+    update = Update({k: v.detach() for k, v in change.items()}, buffers, schedule, num_examples)
+    job = AttackJob(
+        gradient_map, spec, [Observation(1, 0, params, buffers, update)], ThreatModel(), seed
+    )
+    openings = [
+        _open(name, attack, job, batch, attempt)
+        for name, attack in (exact_attacks() if attacks is None else attacks).items()
+    ]
+    doubled = {name: value.double() for name, value in params.items()}
+    precise = Batch(batch.inputs.double(), batch.targets)
+    draw = make_generator(seed, purpose="random rows")
+    alone = separate(gradient_map, doubled, buffers, precise, torch.ones(len(batch)))[[0]]
+    one = _directions(alone.jacobian(), draw, tolerance, max_products)
+    together = one
+    if len(batch) > 1:
+        joint: LinearOperator
+        if schedule.num_steps == 1 and not schedule.weight_decay:
+            joint = BatchJacobian(gradient_map, doubled, precise, buffers)
+        else:
+            joint = UpdateJacobian(gradient_map, doubled, precise, schedule, buffers)
+        together = _directions(joint, draw, tolerance, max_products)
+    title = (
+        f"{type(model).__name__}: {_some(len(batch), 'sample')} of "
+        f"{'×'.join(map(str, spec.shape))}, {_some(schedule.num_steps, 'local step')}; "
+        f"{one.equations:,} equations for {together.unknowns:,} input values"
+    )
+    return Structure(title, one, together, tuple(openings))
+
+
+def synthetic_batch(spec: InputSpec, count: int, seed: int) -> Batch:
+    """Images of noise with a natural spectrum, clamped to valid pixels, and random labels."""
+    draw = make_generator(seed, purpose="synthetic batch")
+    prior = ImagePrior.of(spec)
+    shape = (count, *spec.shape)
+    noise = torch.randn(shape, generator=draw, dtype=torch.float64)
+    images = torch.cat([prior.inputs(each) for each in noise])
+    return Batch(spec.clamp(images), torch.randint(spec.num_classes, (count,), generator=draw))
+
+
+def _open(name: str, attack: ExactAttack, job: AttackJob, batch: Batch, attempt: bool) -> Opening:
+    """What an attack's own check says, and what the attack reaches."""
+    problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
+    draw = job.generator(0, "structure")
+    try:
+        found = attack.check(problem.to(torch.float64), draw)
+    except (ValueError, RuntimeError) as error:
+        return Opening(name, "does not apply", str(error))
+    verdict: Verdict = "applies" if found.gives_images else "features only"
+    if not attempt:
+        return Opening(name, verdict, found.reason)
+    began = time.process_time()
+    (result,) = attack(job)
+    seconds = time.process_time() - began
+    if result.batch is None:
+        return Opening(name, verdict, f"{found.reason} On noise: {result.error}")
+    measured = Evaluator().evaluate(result, batch, job.spec).measurements
+    decibels = [value for m in measured if m.name == "psnr" for value in m.values]
+    near = sum(value is not None and value >= RECOVERED_DB for value in decibels)
+    if near == len(batch):
+        verdict = "recovers"
+    return Opening(
+        name,
+        verdict,
+        f"{found.reason} On noise: {near} of {len(batch)} images above {RECOVERED_DB:.0f} dB, "
+        f"{seconds:.0f} CPU seconds.",
+    )
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _directions(
+    operator: LinearOperator, draw: torch.Generator, tolerance: float, max_products: int
+) -> Directions:
+    unknowns, equations = operator.num_inputs, operator.num_outputs
+    fits = rows_needed(unknowns, equations) <= max_products
+    rows = max_products if fits else min(FEW_ROWS, max_products)
+    found = numerical_rank(operator, draw, tolerance, rows)
+    return Directions(
+        unknowns,
+        equations,
+        int(found.rank),
+        bool(found.resolved),
+        float(found.least_seen),
+        float(found.most_unseen),
+    )

@@ -1,0 +1,105 @@
+"""What ``structure`` finds, as records that print well."""
+
+import textwrap
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["applies", "features only", "does not apply", "recovers"]
+
+LINE = 100
+"""Characters of a line."""
+
+RECOVERED_DB = 40.0
+"""Least PSNR of a synthetic image that counts as recovered."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What one exact attack can do with such an update.
+
+    Attributes:
+        attack: its name.
+        verdict: ``applies``: it takes such an update, which does not say that it succeeds.
+            ``features only``: it does, and ends in features of the images. ``recovers``: it was run
+            on the synthetic batch and all images came out above ``RECOVERED_DB``.
+        reason: what it works on, why it does not apply, or what it reached.
+    """
+
+    attack: str
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True)
+class Directions:
+    """How many directions of the inputs an update determines, to first order.
+
+    Attributes:
+        unknowns: input values that are sought.
+        equations: values of the update, one a parameter.
+        seen: rank of the Jacobian of the update, or the least that it is.
+        resolved: whether ``seen`` is the rank; else it is a lower bound by random rows.
+        least_seen: smallest singular value that counts, over the largest.
+        most_unseen: largest one that does not count, over the largest.
+    """
+
+    unknowns: int
+    equations: int
+    seen: int
+    resolved: bool
+    least_seen: float
+    most_unseen: float
+
+    @property
+    def unseen(self) -> tuple[int, int]:
+        """The least and the most directions that the update does not determine."""
+        least = max(0, self.unknowns - self.equations)
+        most = self.unknowns - self.seen
+        return (most if self.resolved else least), most
+
+    def __str__(self) -> str:
+        least, most = self.unseen
+        if self.resolved:
+            text = f"{most:,} of {self.unknowns:,} directions are not determined"
+            return f"{text}; the least seen has {self.least_seen:.0e} of the largest singular value"
+        return (
+            f"{least:,} to {most:,} of {self.unknowns:,} directions are not determined "
+            f"(by {self.equations:,} equations and {self.seen:,} random rows, not resolved)"
+        )
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What ``structure`` found; ``print`` it.
+
+    Attributes:
+        title: the setting in words.
+        one_sample: of a sample whose batch mates are known.
+        together: of all samples of the update.
+        openings: one for each exact attack.
+    """
+
+    title: str
+    one_sample: Directions
+    together: Directions
+    openings: tuple[Opening, ...]
+
+    def __getitem__(self, attack: str) -> Opening:
+        """The entry of one attack."""
+        return next(each for each in self.openings if each.attack == attack)
+
+    def __str__(self) -> str:
+        width = max((len(each.attack) for each in self.openings), default=0)
+        rows = [
+            textwrap.fill(
+                f"  {each.attack:{width}}  {each.verdict:14}  {each.reason}",
+                LINE,
+                subsequent_indent=" " * (width + 20),
+            )
+            for each in self.openings
+        ]
+        lines = [self.title, f"  one sample: {self.one_sample}"]
+        if self.together.unknowns > self.one_sample.unknowns:
+            lines.append(f"  all samples together: {self.together}")
+        wrapped = [textwrap.fill(line, LINE, subsequent_indent="    ") for line in lines]
+        return "\n".join([*wrapped, "Exact attacks", *rows])

@@ -1,0 +1,189 @@
+"""What of a model is trained, what it returns, and how it can be differentiated twice."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
+
+from flwr_leakage.params import Params
+
+
+def trained_names(model: nn.Module, trained: Iterable[nn.Parameter] | None) -> frozenset[str]:
+    """Names of those of the model's parameters that require a gradient and are listed.
+
+    A parameter that two layers share has the name that ``named_parameters`` gives it.
+
+    Raises:
+        ValueError: there is none, or one that is listed is none of the model's.
+    """
+    names = {id(value): name for name, value in model.named_parameters() if value.requires_grad}
+    if trained is not None:
+        listed = [id(value) for value in trained]
+        own = {id(value) for value in model.parameters()}
+        strange = sum(entry not in own for entry in listed)
+        if strange:
+            raise ValueError(
+                f"trained must hold parameters of this very model, got {strange} that are not."
+            )
+        names = {entry: names[entry] for entry in listed if entry in names}
+    if not names:
+        raise ValueError("a model must have a parameter that is trained, got none (requires_grad).")
+    return frozenset(names.values())
+
+
+def logits_of(output: object) -> Tensor:
+    """The logits in what a model returns: a tensor, or an object or mapping with ``logits``.
+
+    A sequence or a mapping that holds one tensor and nothing else stands for that tensor.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(output, Tensor):
+        return output
+    named = output.get("logits") if isinstance(output, Mapping) else None
+    named = getattr(output, "logits", None) if named is None else named
+    if isinstance(named, Tensor):
+        return named
+    parts: list[object] = []
+    if isinstance(output, Mapping):
+        parts = list(output.values())
+    elif isinstance(output, Sequence):
+        parts = list(output)
+    if len(parts) == 1 and isinstance(parts[0], Tensor):
+        return parts[0]
+    shown = [tuple(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
+    raise ValueError(
+        f"the model must return logits (B, K), or an output with 'logits', got a "
+        f"{type(output).__name__}{f' of {shown}' if shown else ''}; wrap it in a module that "
+        f"returns its logits."
+    )
+
+
+@dataclass(frozen=True)
+class PlainKernels:
+    """Compute a model by kernels whose second derivatives exist and are right.
+
+    Fused kernels of PyTorch that have none: those of ``scaled_dot_product_attention``, the fast
+    path of ``nn.MultiheadAttention`` in eval mode (which under ``torch.func`` even drops the
+    gradient of its own weights), and the recurrent layers of oneDNN and cuDNN. Layer and instance
+    normalisation have wrong ones where ``torch.func.vmap`` is inside of the second derivative: the
+    saved mean and deviation count as constants there. These are written out.
+
+    Attributes:
+        recurrent: whether the model has recurrent layers; others keep oneDNN and cuDNN, for speed.
+        normalizes: whether it normalises over a layer or an instance.
+    """
+
+    recurrent: bool
+    normalizes: bool
+
+    @staticmethod
+    def of(model: nn.Module) -> "PlainKernels":
+        """Those that a model needs."""
+        layers = list(model.modules())
+        return PlainKernels(
+            any(isinstance(layer, nn.RNNBase) for layer in layers),
+            any(isinstance(layer, nn.LayerNorm | _InstanceNorm) for layer in layers),
+        )
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Use them inside of the ``with``."""
+        mha, mkldnn, cudnn = torch.backends.mha, torch.backends.mkldnn, torch.backends.cudnn
+        fast = mha.get_fastpath_enabled()
+        mha.set_fastpath_enabled(False)
+        with ExitStack() as stack:
+            stack.callback(mha.set_fastpath_enabled, fast)
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if self.recurrent:
+                stack.callback(mkldnn.set_flags, mkldnn.set_flags(False)[0])
+                stack.enter_context(cudnn.flags(enabled=False))
+            if self.normalizes:
+                stack.enter_context(_WrittenOut())
+            yield
+
+
+class _WrittenOut(TorchFunctionMode):
+    """Layer and instance normalisation in operations that are differentiated one by one."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if func is F.layer_norm:
+            return _layer_norm(*args, **given)
+        if func is F.instance_norm:
+            return _instance_norm(func, *args, **given)
+        return func(*args, **given)
+
+
+def _layer_norm(
+    inputs: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    normal = _normalized(inputs, list(range(-len(normalized_shape), 0)), eps)
+    normal = normal if weight is None else normal * weight
+    return normal if bias is None else normal + bias
+
+
+def _instance_norm(
+    func: Callable[..., Tensor],
+    inputs: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not use_input_stats:
+        return func(inputs, running_mean, running_var, weight, bias, False, momentum, eps)
+    normal = _normalized(inputs, list(range(2, inputs.ndim)), eps)
+    shape = (-1, *[1] * (inputs.ndim - 2))
+    normal = normal if weight is None else normal * weight.reshape(shape)
+    return normal if bias is None else normal + bias.reshape(shape)
+
+
+def _normalized(inputs: Tensor, dims: list[int], eps: float) -> Tensor:
+    centred = inputs - inputs.mean(dims, keepdim=True)
+    return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
+
+
+def gradient_by_autograd(
+    function: Callable[[Mapping[str, Tensor]], Tensor],
+    point: Mapping[str, Tensor],
+    others: Sequence[Tensor],
+) -> Params:
+    """The gradient of a scalar by plain autograd, differentiable as far as its arguments are.
+
+    Args:
+        function: of tensors by name.
+        point: where, and with respect to what.
+        others: what the function depends on besides.
+    """
+    again = torch.is_grad_enabled() and any(t.requires_grad for t in [*point.values(), *others])
+    with torch.enable_grad():
+        leaves = {
+            name: value if value.requires_grad else value.detach().requires_grad_()
+            for name, value in point.items()
+        }
+        found = torch.autograd.grad(
+            function(leaves), list(leaves.values()), create_graph=again, materialize_grads=True
+        )
+    return dict(zip(leaves, found, strict=True))

@@ -1,0 +1,89 @@
+"""How a loss weighs the samples of a mini-batch: as their mean, their sum, or by class."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_leakage.gradient_map import GradientMap, Loss
+from flwr_leakage.records import Batch, Exposure
+
+SEPARABLE = 1e-3
+"""Relative remainder above which a sample's gradient is not a multiple of that of it alone."""
+
+
+def loss_weights(
+    gradient_map: GradientMap, exposure: Exposure, batch: Batch
+) -> Float[Tensor, " B"]:
+    """wᵢ: the factor of each sample's own gradient in the round's pseudo-gradient.
+
+    That of the schedule, which is for the mean of a mini-batch, times ``loss_factors``.
+
+    Args:
+        gradient_map: of the client's model and loss.
+        exposure: the whole round.
+        batch: all of its samples.
+
+    Raises:
+        ValueError: see ``loss_factors``.
+    """
+    weights, loss = exposure.sample_weights(), gradient_map.loss
+    if loss is F.cross_entropy:  # the mean, which needs no logits
+        return weights
+    update = exposure.raw
+    windows = {(w.start, w.stop) for w in update.schedule.slices(update.num_examples)}
+    kept = [slice(*window) for window in sorted(windows) if window[0] < len(batch)]
+    logits = gradient_map.logits(exposure.params, batch.inputs, exposure.buffers)
+    return weights * loss_factors(loss, logits, batch.targets, kept)
+
+
+def loss_factors(
+    loss: Loss, logits: Tensor, targets: Tensor, windows: Sequence[slice]
+) -> Float[Tensor, " B"]:
+    """b·cᵢ, with cᵢ the factor of sample i's own gradient in that of its mini-batch of b samples.
+
+    ∂L(z, y)/∂zᵢ = cᵢ ∂L(zᵢ, yᵢ)/∂zᵢ. So cᵢ = 1/b and the result is 1 for the mean, b for the sum
+    (``reduction="sum"``), and bwᵢ/Σⱼwⱼ for a mean with class weights. It is read off the loss
+    itself, at the logits.
+
+    Args:
+        loss: (logits, targets) ↦ scalar.
+        logits: of B samples, (B, K).
+        targets: of B samples.
+        windows: the mini-batches; a sample in none of them gets 1.
+
+    Raises:
+        ValueError: the loss couples the samples of a mini-batch, so that there is no such factor.
+    """
+    factors = torch.ones(len(logits), dtype=torch.float64)
+    for window in windows:
+        z, y = logits[window], targets[window]
+        together = slope_by_autograd(loss, z, y).double().flatten(1)
+        alone = torch.cat(
+            [slope_by_autograd(loss, z[i : i + 1], y[i : i + 1]) for i in range(len(z))]
+        )
+        alone = alone.double().flatten(1)
+        size = alone.square().sum(1)
+        ratio = (together * alone).sum(1) / torch.where(size > 0, size, 1.0)
+        rest = (together - ratio[:, None] * alone).norm(dim=1)
+        if bool((rest > SEPARABLE * together.norm(dim=1)).any()):
+            raise ValueError(
+                "the loss must treat the samples of a mini-batch one by one (a mean or a sum over "
+                "them, weighted or not), but it couples them: a sample's gradient alone is not its "
+                "share of the update. BatchJacobian scores a batch as a whole."
+            )
+        known = size > 0
+        # A sample without a gradient shows nothing; the others say how the loss reduces.
+        usual = ratio[known].median() if bool(known.any()) else ratio.new_tensor(1 / len(z))
+        factors[window] = (len(z) * torch.where(known, ratio, usual)).cpu()
+    return factors
+
+
+def slope_by_autograd(loss: Loss, logits: Tensor, targets: Tensor) -> Tensor:
+    """∂L/∂z."""
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        value = loss(leaf, targets)
+        return torch.autograd.grad(value, leaf, materialize_grads=True)[0]

@@ -1,0 +1,72 @@
+"""Whether the training that is scored explains the update that was made."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.params import ravel, subtract
+from flwr_leakage.per_sample.route import differentiable
+from flwr_leakage.records import Exposure
+
+EXPLAINED = 1e-2
+"""Relative distance up to which the training that is scored explains the update."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How far the update that was made lies from the one that is scored.
+
+    Attributes:
+        distance: ‖replayed − made‖/‖made‖; ``None`` where nothing was replayed.
+        sentence: the same in words.
+    """
+
+    distance: float | None
+    sentence: str
+
+    @property
+    def fails(self) -> bool:
+        """Whether another training was scored than the one that made the update."""
+        return self.distance is not None and not self.distance <= EXPLAINED
+
+
+def explain_update(gradient_map: GradientMap, exposure: Exposure) -> Explanation:
+    """Replay the local training as it is scored, and compare with the raw update.
+
+    Every silent difference between the two shows in this number: another mode of BatchNorm,
+    dropout, frozen parameters, another loss, optimizer, learning rate, order of the samples, or
+    another model. It costs one local training.
+
+    Args:
+        gradient_map: that scores are computed with.
+        exposure: the whole round.
+    """
+    raw = exposure.raw
+    used = raw.schedule.num_samples_used(raw.num_examples)
+    if len(exposure.defended) < used:
+        return Explanation(
+            None,
+            f"whether the scored model explains the update was not checked: of its {used} samples "
+            f"{len(exposure.defended)} were kept (max_samples)",
+        )
+    samples = exposure.defended[:used]
+    params, buffers = exposure.params, exposure.buffers
+    gradient_map = differentiable(gradient_map, params, buffers, samples)
+    try:
+        replayed = local_update(gradient_map, params, samples, raw.schedule, buffers)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        return Explanation(
+            None, f"whether the scored model explains the update was not checked: {reason}"
+        )
+    length = float(ravel(raw.delta).double().norm())
+    gap = float(ravel(subtract(replayed, raw.delta)).detach().double().norm())
+    distance = gap / length if length else (0.0 if gap == 0 else torch.inf)
+    if distance <= EXPLAINED:
+        return Explanation(distance, f"the scored model explains the update to {distance:.0e}")
+    return Explanation(
+        distance,
+        f"the scored model does not explain the update (relative distance {distance:.2g}): the "
+        f"scores are of another training than the one that took place",
+    )

@@ -1,0 +1,131 @@
+"""Whether a model's second derivative is that of its gradient: finite differences against J."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.operators import row_norms
+from flwr_leakage.per_sample.samples import Samples
+from flwr_leakage.randomness import make_generator
+
+ALLOWED = 1e-5
+"""Relative distance of a product with J from the finite difference that passes."""
+FIRST_STEP = 1e-6
+"""Step of the differences, relative to the inputs: small, so that few ReLUs change sides."""
+OTHER_STEPS = (1e-7, 1e-5, 1e-4, 1e-3)
+_JITTER = 0.1
+
+
+@dataclass(frozen=True)
+class SecondDerivative:
+    """What is known of a model's second derivatives.
+
+    Attributes:
+        fault: why they are wrong, or empty.
+        one_by_one: why they are left to plain autograd, or empty.
+        unchecked: why nothing is known, or empty.
+    """
+
+    fault: str = ""
+    one_by_one: str = ""
+    unchecked: str = ""
+
+
+def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:
+    """Whether J is right by ``torch.func``, and if it is not, whether by plain autograd.
+
+    Costs two gradients, and one product with its graphs; more where something is wrong.
+
+    Args:
+        sample: one of them, in float64.
+        seed: of the point and the direction, see ``second_derivative_fault``.
+    """
+    fault, error = _fault(sample, seed)
+    if not (fault or error):
+        return SecondDerivative()
+    reason = "torch.func's second derivative of this model is wrong" if fault else error
+    if not sample.gradient_map.one_by_one:
+        plain = sample.gradient_map.differentiated_by_autograd(reason)
+        if _fault(replace(sample, gradient_map=plain), seed) == ("", ""):
+            return SecondDerivative(one_by_one=reason)
+    return SecondDerivative(fault=fault, unchecked=error)
+
+
+def _fault(sample: Samples, seed: int) -> tuple[str, str]:
+    """What is wrong, and why nothing can be said."""
+    try:
+        return second_derivative_fault(sample, seed)
+    except Exception as error:  # a model may not take float64, or refuse in other ways
+        lines = str(error).strip().splitlines() or [""]
+        return "", f"{type(error).__name__}: {lines[0][:200]}"
+
+
+def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
+    """Why J is not the derivative of the gradient, and why none can tell; empty where it is.
+
+    The product Jᵀv is compared with (g(x + hv) − g(x − hv))/2h, in a random direction v. Custom
+    autograd functions may have a backward that is right and cannot be differentiated itself
+    (``once_differentiable``, ``detach``, NumPy inside): PyTorch then gives a wrong J in silence.
+
+    Gradients of networks with ReLU or max pooling jump where a unit changes sides. So x is moved to
+    a random point near the sample, where no two entries tie. A mismatch counts only if differences
+    of two steps agree ten times better with each other than with J, which they do not across a
+    jump, and only if a second point says the same.
+
+    Args:
+        sample: one of them, in float64.
+        seed: of the point and the direction.
+    """
+    distances: list[float] = []
+    for attempt in range(2):
+        generator = make_generator(seed, purpose=f"second derivative {attempt}")
+        distances.append(_distance(sample, generator))
+        if distances[-1] <= ALLOWED:
+            return "", ""
+    if max(distances) == torch.inf:
+        return "", "differences of the gradient do not settle, as if it jumped everywhere"
+    fault = (
+        f"the model's second derivative is not that of its gradient: along a random direction, "
+        f"the product with J is {min(distances):.2g} away from differences of the gradient "
+        f"(relative; {ALLOWED:g} is allowed). The backward of a custom autograd.Function that "
+        f"cannot be differentiated (once_differentiable, detach, NumPy) is the usual cause. Scores "
+        f"that need gradients only are not concerned"
+    )
+    return fault, ""
+
+
+def _distance(sample: Samples, generator: torch.Generator) -> float:
+    """Relative distance of Jᵀv from the differences; infinite where these do not settle."""
+    x = sample.inputs
+    scale = float(x.square().mean().sqrt()) or 1.0
+    draws = torch.randn(2, *x.shape, dtype=x.dtype, generator=generator).to(x.device)
+    moved = sample.with_inputs(x + _JITTER * scale * draws[0])
+    direction = scale * draws[1]
+    product = moved.jacobian().matvec(direction)
+    seen: list[Tensor] = []
+    for step in (FIRST_STEP, *OTHER_STEPS):
+        difference = _difference(moved, step * direction) / (2 * step)
+        length = torch.maximum(row_norms(difference), row_norms(product))
+        seen.append(difference)
+        if float(row_norms(difference - product)) <= ALLOWED * float(length):
+            return 0.0
+    settled = [
+        float(row_norms(first - product) / torch.maximum(row_norms(first), row_norms(product)))
+        for first, second in _pairs(seen)
+        if 10 * float(row_norms(first - second)) <= float(row_norms(first - product))
+    ]
+    return min(settled, default=torch.inf)
+
+
+def _difference(sample: Samples, shift: Tensor) -> Tensor:
+    """g(x + shift) − g(x − shift)."""
+    ahead = sample.with_inputs(sample.inputs + shift).gradients()
+    return ahead - sample.with_inputs(sample.inputs - shift).gradients()
+
+
+def _pairs(entries: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    for index, first in enumerate(entries):
+        for second in entries[index + 1 :]:
+            yield first, second

@@ -1,0 +1,65 @@
+"""The norm of the loss's gradient in a sample's own pixels: one batched pass for all samples."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import grad, vjp, vmap
+
+from flwr_leakage.per_sample import ClientSamples, Point, Samples
+from flwr_leakage.per_sample.client import NOT_FINITE, NOT_USED
+from flwr_leakage.records import Measurement
+
+
+@dataclass(frozen=True)
+class InputGradientNorm:
+    """‖∂L/∂x‖ of each sample: the cheap score by which a plan ranks a client's samples.
+
+    The first layer's gradient is δ₁xᵀ, so that the Jacobian J = ∇ₓ∇_θL has the block δ₁ᵀ ⊗ I: a
+    sample whose first errors δ₁ are large is seen by the update in every pixel. ∂L/∂x = W₁ᵀδ₁
+    measures them without a per-sample gradient. Costs one forward and one backward pass of the
+    samples in mini-batches, about what training on them once costs, and no product.
+
+    Attributes:
+        point: see ``SampleScore``.
+        batch_size: samples that are treated together, ≥ 1.
+    """
+
+    point: Point = "defended"
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
+
+    def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
+        """``input_gradient_norm``."""
+        samples = client.samples(self.point)
+        windows = torch.arange(len(samples)).split(self.batch_size)
+        norms = torch.cat([input_gradients(samples[window]).norm(dim=1) for window in windows])
+        notes = [
+            "" if bool(finite) and used else NOT_FINITE if used else NOT_USED
+            for finite, used in zip(norms.isfinite(), samples.weights > 0, strict=True)
+        ]
+        values = tuple(
+            None if note else value for note, value in zip(notes, norms.tolist(), strict=True)
+        )
+        shown = tuple(notes) if any(notes) else ()
+        return [Measurement("input_gradient_norm", values, "1", "larger leaks more", shown)]
+
+
+def input_gradients(samples: Samples) -> Float[Tensor, "S N"]:
+    """∂L/∂x of each sample alone, flat."""
+    gradient_map = samples.gradient_map
+
+    def logits_of(inputs: Tensor) -> Tensor:
+        return gradient_map.logits(samples.params, inputs, samples.buffers)
+
+    def loss_of(logits: Tensor, target: Tensor) -> Tensor:
+        return gradient_map.loss(logits[None], target[None])
+
+    logits, pullback = vjp(logits_of, samples.batch.inputs)[:2]
+    # The loss of one sample is differentiated alone, as nobody says that it is a mean.
+    errors = vmap(grad(loss_of))(logits, samples.batch.targets)
+    return pullback(errors)[0].flatten(1).detach()

@@ -1,0 +1,51 @@
+"""Samples as people hold them, arrays, lists or tensors, as a batch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flwr_leakage.records import Batch
+
+
+def as_batch(inputs: Any, targets: Any, like: Tensor) -> Batch:
+    """A batch of tensors, arrays, numbers, or lists of them, in a model's own types.
+
+    Numbers with a fraction take the type of the model's parameters, class indices int64. Whole
+    numbers among the inputs stay as they are, as 0 … 255 is not what a model expects.
+
+    Args:
+        inputs: (B, C, H, W), or a list of B entries of (C, H, W).
+        targets: (B,) or (B, K), or a list of B entries.
+        like: a parameter of the model.
+
+    Raises:
+        ValueError: they are of another kind, ragged, or of different lengths.
+    """
+    x, y = _tensor("inputs", inputs), _tensor("targets", targets)
+    x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+    y = y.to(like.device, like.dtype if y.is_floating_point() else torch.int64)
+    if not y.ndim:
+        raise ValueError("targets must have one entry for each sample, got a single number.")
+    return Batch(x, y)
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    expected = f"{name} must be a tensor, a NumPy array, or a list of equally shaped ones"
+    if isinstance(value, Tensor):
+        return value.detach()
+    if value is None or isinstance(value, Mapping | str | bytes) or not hasattr(value, "__len__"):
+        hint = "; score the embeddings of tokens" if isinstance(value, Mapping) else ""
+        raise ValueError(f"{expected}, got {_kind(value)}{hint}.")
+    try:
+        if not isinstance(value, np.ndarray) and any(isinstance(entry, Tensor) for entry in value):
+            return torch.stack([torch.as_tensor(entry).detach() for entry in value])
+        return torch.as_tensor(np.asarray(value))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{expected}, got {_kind(value)}: {error}") from error
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

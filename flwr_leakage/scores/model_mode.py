@@ -1,0 +1,64 @@
+"""Whether a model in the mode that it is in computes what is scored."""
+
+import torch
+from torch import Tensor, nn
+
+from flwr_leakage.forward import logits_of
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.normalization import BatchNormMode, with_stateless_batch_norm
+from flwr_leakage.records import Batch
+
+SAME = 1e-4
+"""Relative difference of logits up to which they are taken for the same."""
+_MOST_SAMPLES = 8
+
+
+def mode_warnings(
+    model: nn.Module, mode: BatchNormMode, gradient_map: GradientMap, batch: Batch
+) -> list[str]:
+    """What a model does in train mode, besides BatchNorm, that is not scored: dropout mostly.
+
+    Scores are of one fixed function. The model is copied, BatchNorm taken care of, and run twice on
+    a few samples in the mode that it is in. Where two runs differ, it draws random numbers; where
+    they differ from the logits that are scored, its train mode is another function than its eval
+    mode. A model in eval mode costs nothing.
+
+    Args:
+        model: as the caller gave it.
+        mode: of its BatchNorm layers.
+        gradient_map: that is scored.
+        batch: samples.
+    """
+    switched = [
+        f"{name or type(layer).__name__} ({layer})"
+        for name, layer in model.named_modules()
+        if layer.training and "dropout" in type(layer).__name__.lower()
+    ]
+    if not any(layer.training for layer in model.modules()) or not len(batch):
+        return []
+    few = batch.inputs[:_MOST_SAMPLES]
+    own = with_stateless_batch_norm(model, mode)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            first, second = logits_of(own(few)), logits_of(own(few))
+            scored = gradient_map.logits(gradient_map.params, few)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return []  # the scores themselves say what is wrong with the model or its inputs
+    named = f": {', '.join(switched[:3])}" if switched else ""
+    if _differ(first, second):
+        return [
+            f"the model draws random numbers while it trains{named}; they were switched off to "
+            f"score it, so that these numbers are not of the gradient that is sent, whose masks "
+            f"nobody knows"
+        ]
+    if _differ(first, scored):
+        return [
+            f"the model computes something else in train mode{named}: its eval mode was scored, "
+            f"which is not what trains"
+        ]
+    return []
+
+
+def _differ(left: Tensor, right: Tensor) -> bool:
+    scale = float(left.abs().max().clamp_min(torch.finfo(left.dtype).tiny))
+    return left.shape != right.shape or float((left - right).abs().max()) > SAME * scale

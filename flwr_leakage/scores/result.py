@@ -1,0 +1,156 @@
+"""What scores return: results by name, as a table, tensors or a pandas frame."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.records import Direction, Measurement, State
+from flwr_leakage.scores.table import Column, to_html, to_text
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class ScoreResult:
+    """What one score gave: its measurements, or the reason why there are none.
+
+    The first measurement is the score's main quantity: ``values``, ``notes``, ``unit`` and
+    ``direction`` are those of it. The others stand under their names,
+    ``result["lambda_min"].values``.
+
+    Attributes:
+        measurements: at least one; of a score that failed, a single one without numbers, under
+            the score's name and with the reason as the note of every sample.
+        error: why the score failed, or empty.
+    """
+
+    measurements: tuple[Measurement, ...]
+    error: str = ""
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return iter(self.measurements)
+
+    def __getitem__(self, name: str) -> Measurement:
+        """A measurement by its name; of a score that failed, whatever its name, the reason."""
+        for measured in self.measurements:
+            if measured.name == name:
+                return measured
+        if self.error:
+            return replace(self.measurements[0], name=name)
+        names = [measured.name for measured in self.measurements]
+        raise KeyError(f"no measurement {name!r}, only {names}")
+
+    @property
+    def values(self) -> tuple[float | None, ...]:
+        """One number a sample, or ``None`` where there is none."""
+        return self.measurements[0].values
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One a sample, why there is no number or how to read it; or empty."""
+        return self.measurements[0].notes
+
+    @property
+    def errors(self) -> tuple[float | None, ...]:
+        """Half the width of each value's error bar; or empty."""
+        return self.measurements[0].errors
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """How each value may be read, see ``Measurement``; or empty."""
+        return self.measurements[0].states
+
+    @property
+    def unit(self) -> str:
+        """``1``, ``model input``, …; empty where the score failed."""
+        return self.measurements[0].unit
+
+    @property
+    def direction(self) -> Direction:
+        """What a larger value means; empty where the score failed."""
+        return self.measurements[0].direction
+
+    @property
+    def products(self) -> int:
+        """Jacobian products of one sample that the score took, all its measurements together."""
+        return sum(measured.products for measured in self.measurements)
+
+    def tensor(self) -> Float[Tensor, " S"]:
+        """The values in float64, NaN where there is none."""
+        return self.measurements[0].tensor()
+
+
+@dataclass(frozen=True)
+class Scores(Mapping[str, ScoreResult]):
+    """The result of each score under the name that it was asked by, in that order.
+
+    Printed, it is a table of samples by measurements, with error bars and what to know of it; so it
+    is in a notebook.
+
+    Attributes:
+        results: by name.
+        notes: what holds of all of them: in which mode the model was scored, what a sample's δ is.
+    """
+
+    results: Mapping[str, ScoreResult]
+    notes: tuple[str, ...] = ()
+    _shown_rows: int = field(default=20, repr=False, compare=False)
+
+    def __getitem__(self, name: str) -> ScoreResult:
+        if name not in self.results:
+            raise KeyError(f"no score {name!r}, only {list(self.results)}")
+        return self.results[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __str__(self) -> str:
+        return to_text(self._columns(), self.notes, self._shown_rows)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return to_html(self._columns(), self.notes, self._shown_rows)
+
+    def _columns(self) -> list[Column]:
+        return [
+            Column(name, measured, result.error)
+            for name, result in self.results.items()
+            for measured in result
+        ]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A row for each sample and measurement, with all that is known of it.
+
+        Its columns are ``score`` (the name that was asked by), ``measurement``, ``sample``,
+        ``value`` (NaN where there is none), ``error``, ``state``, ``unit``, ``direction`` and
+        ``note``. ``frame.pivot(index="sample", columns=["score", "measurement"], values="value")``
+        has a row for each sample.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(
+                "to_pandas() needs pandas, which is not installed: pip install pandas, or "
+                "flwr-leakage[pandas]. tensor() of each result needs nothing."
+            ) from error
+        rows = [
+            (column.score, m.name, sample, value, bar, state, m.unit, m.direction, note)
+            for column in self._columns()
+            for m in [column.measurement]
+            for sample, (value, bar, state, note) in enumerate(column.entries())
+        ]
+        names = "score measurement sample value error state unit direction note"
+        frame = pandas.DataFrame(rows, columns=names.split())
+        return frame.astype({"value": "float64", "error": "float64"})

@@ -1,0 +1,228 @@
+"""One round's scores within what the client's training pays for, most at risk first."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.operators import Meter
+from flwr_leakage.per_sample import ClientSamples
+from flwr_leakage.randomness import derive_seed
+from flwr_leakage.records import Exposure, Measurement
+from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.compute import ScoreResult, score_client, warned
+from flwr_leakage.scores.plan import ScorePlan, rank_samples
+
+RANKING_PRICES = {"first": 0.0, "random": 0.0, "most_at_risk": 2.0, "largest_gradient": 10.0}
+"""What ranking one sample counts in training gradients: no less than was measured."""
+
+SETUP_PRICE = 3.0
+"""Products that setting up the Jacobian of one sample counts."""
+
+PATIENCE = 2.0
+"""A round is scored once the account covers so many times the ranking and one sample: prices vary,
+and samples are cheaper together."""
+
+MARGIN = 1.3
+"""A group is scored if the account covers so many times its foreseen cost."""
+
+NOT_CHOSEN = "not scored: the plan's max_samples are others"
+
+BLANKS = {"values": None, "errors": None, "states": "unresolved"}
+"""What a measurement holds of a sample that was left out."""
+
+Part = tuple[list[int], dict[str, ScoreResult]]
+"""Places of some samples, ascending, and their scores."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a client's training has paid for and its scores have not spent yet.
+
+    In CPU seconds or, where a plan has a ``product_price``, in training gradients of one sample.
+
+    Attributes:
+        balance: negative while the first sample's scores are not paid back.
+        ranking: what ranking the samples last cost.
+        sample: what the scores of one sample last cost; 0 before the first.
+    """
+
+    balance: float = 0.0
+    ranking: float = 0.0
+    sample: float = 0.0
+
+
+def score_round(
+    scores: Mapping[str, Score],
+    gradient_map: GradientMap,
+    exposure: Exposure,
+    plan: ScorePlan,
+    account: Account,
+    *,
+    server_round: int,
+    train_seconds: float,
+    seed: int,
+    warnings: Sequence[str] = (),
+) -> tuple[list[Measurement], Account]:
+    """Score as many samples of a round as the training of the rounds so far pays for.
+
+    Every round adds ``plan.relative_cost`` times its training's cost to the account. A scored round
+    ranks all samples, then scores them in that order, in groups, as long as the account covers the
+    next group at the price of the last one and a ``MARGIN``. A round that cannot cover ``PATIENCE``
+    times the ranking and one sample leaves its pay to a later one. The first scored round does not
+    know the prices: it scores one sample in advance, and the next rounds pay it back. So over any
+    number of rounds
+
+        cost(scores) ≤ relative_cost · cost(training) + cost(ranking and one sample),
+
+    and without the last term once the advance is paid back. A round that is dearer than foreseen is
+    paid back likewise. ``plan.min_samples`` comes on top.
+
+    Args:
+        scores: by name.
+        gradient_map: of the client's model and loss.
+        exposure: the client's round.
+        plan: what may be spent.
+        account: as the client's last round left it.
+        server_round: counted from 1.
+        train_seconds: CPU seconds of the round's training.
+        seed: of all random draws.
+        warnings: see ``compute_scores``.
+
+    Returns:
+        The measurements, and the account for the next round. A sample that was left out has no
+        number, and the reason as note.
+    """
+    purse = _Purse(plan, account)
+    purse.earn(exposure, train_seconds)
+    if not scores or not plan.includes(server_round):
+        return [], purse.account()
+    missing = purse.missing
+    if missing > 0 and not plan.min_samples:
+        name = "input_gradient_norm" if plan.which == "most_at_risk" else next(iter(scores))
+        count = len(exposure.private)
+        note = f"not scored: the training of rounds to come must pay {purse.say(missing)} first"
+        return [Measurement(name, (None,) * count, "", "", (note,) * count)], purse.account()
+    starts = derive_seed(seed, purpose="shared by all scores")
+    client = ClientSamples(gradient_map, exposure, starts, Meter(plan.budget))
+    purse.start()
+    order, ranking = rank_samples(client, plan.which, seed)
+    purse.pay_ranking(len(client))
+    available, chosen = purse.balance, order[: plan.max_samples]
+    parts: list[Part] = []
+    done = 0
+    while done < len(chosen):
+        affordable = purse.affordable(len(chosen) - done)
+        size = affordable if done else max(1, plan.min_samples, affordable)
+        if size < 1:
+            break
+        group = sorted(chosen[done : done + size])
+        products = client.meter.products
+        parts.append((group, score_client(scores, client.select(group), seed)))
+        purse.pay_scores(client.meter.products - products, len(group))
+        done += len(group)
+    if done == len(chosen):
+        purse.balance = min(purse.balance, 0.0)  # nothing is left to save for
+    left_out = dict.fromkeys(order, NOT_CHOSEN)
+    spent = f"not scored: the budget of {purse.say(max(available, 0.0))} was spent"
+    left_out.update(dict.fromkeys(chosen[done:], f"{spent} on {done} samples before this one"))
+    for name in scores:
+        ranking += _join([(group, found[name]) for group, found in parts], left_out, len(order))
+    doubts = (*warnings, *client.doubts)
+    return [warned(measured, doubts) for measured in ranking], purse.account()
+
+
+class _Purse:
+    """An account in use, and the clock or the counter that says what was spent."""
+
+    def __init__(self, plan: ScorePlan, account: Account) -> None:
+        self.plan = plan
+        self.balance = account.balance
+        self.ranking = account.ranking
+        self.price = account.sample
+        self._began = 0.0
+
+    def account(self) -> Account:
+        return Account(self.balance, self.ranking, self.price)
+
+    @property
+    def missing(self) -> float:
+        """What the account lacks for a scored round, at the last prices."""
+        if self.plan.relative_cost is None:
+            return 0.0
+        return PATIENCE * (self.ranking + self.price) - self.balance
+
+    def earn(self, exposure: Exposure, train_seconds: float) -> None:
+        """Add what a round's training is worth."""
+        if self.plan.product_price is not None:
+            schedule, count = exposure.raw.schedule, exposure.raw.num_examples
+            cost = float(sum(step.stop - step.start for step in schedule.slices(count)))
+        else:
+            cost = train_seconds
+        self.balance += cost * (self.plan.relative_cost or 0.0)
+
+    def start(self) -> None:
+        self._began = time.process_time()
+
+    def affordable(self, count: int) -> int:
+        """How many of ``count`` samples can be paid for."""
+        if self.plan.relative_cost is None:
+            return count
+        if not self.price or self.balance <= 0:
+            return 0
+        return min(count, int(self.balance / (MARGIN * self.price)))
+
+    def pay_ranking(self, count: int) -> None:
+        self.ranking = self._pay(RANKING_PRICES[self.plan.which] * count)
+
+    def pay_scores(self, products: int, count: int) -> None:
+        counted = (self.plan.product_price or 0.0) * (products + SETUP_PRICE * count)
+        self.price = self._pay(counted) / count
+
+    def _pay(self, counted: float) -> float:
+        """Take what was spent since the last time from the account."""
+        now = time.process_time()
+        cost = now - self._began if self.plan.product_price is None else counted
+        self._began = now
+        if self.plan.relative_cost is not None:
+            self.balance -= cost
+        return cost
+
+    def say(self, amount: float) -> str:
+        if self.plan.product_price is None:
+            return f"{amount:.2g} CPU seconds"
+        return f"{amount:.0f} training gradients"
+
+
+def _join(
+    parts: Sequence[tuple[list[int], ScoreResult]], left_out: Mapping[int, str], count: int
+) -> list[Measurement]:
+    """The measurements of one score of all samples, from those of groups of them."""
+    shown = next((found for _, found in parts if not found.error), parts[0][1])
+    return [
+        _merge([(places, found[model.name]) for places, found in parts], left_out, count)
+        for model in shown
+    ]
+
+
+def _merge(
+    groups: Sequence[tuple[list[int], Measurement]], left_out: Mapping[int, str], count: int
+) -> Measurement:
+    """One quantity of all samples."""
+
+    def column(name: str, blanks: list[Any]) -> tuple[Any, ...]:
+        for places, found in groups:
+            for place, value in zip(places, getattr(found, name), strict=False):
+                blanks[place] = value
+        return tuple(blanks)
+
+    scored = {place for places, _ in groups for place in places}
+    reasons = ["" if place in scored else left_out[place] for place in range(count)]
+    notes = column("notes", reasons)
+    merged: dict[str, Any] = {"notes": notes if any(notes) else ()}
+    for name, blank in BLANKS.items():
+        if any(getattr(found, name, ()) for _, found in groups):
+            merged[name] = column(name, [blank] * count)
+    products = sum(found.products for _, found in groups)
+    return replace(groups[0][1], products=products, **merged)

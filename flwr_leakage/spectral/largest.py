@@ -1,0 +1,186 @@
+"""The largest eigenvalue of AᵀA of each of S operators, by one Lanczos process."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.spectral.estimate import Estimate, remaining_growth
+from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos
+
+
+@dataclass(frozen=True)
+class TopPairs(EigenPairs):
+    """The largest eigenvalue of each block, and the Krylov space that it was found in.
+
+    Attributes:
+        angle: (S,) about how far the eigenvector is off, in radians.
+        basis: (S, k, N) the orthonormal vectors of the block's own steps, and zeros.
+        trace: (S,) Σ‖Av‖² over them.
+    """
+
+    angle: Float[Tensor, " S"]
+    basis: Float[Tensor, "S k N"]
+    trace: Float[Tensor, " S"]
+
+
+class LargestEigenvalue:
+    """λmax of AᵀA, from below, by a Lanczos process that goes on where more is asked of it.
+
+    A block's answer is read at the first step that passes two tests. With θ the largest Ritz value,
+    r its residual and gap its distance to the second one:
+
+    - min(r, r²/gap)/θ ≤ tolerance (Parlett, theorem 11.7.1). This bounds the error of θ as *an*
+      eigenvalue, which need not be the largest.
+    - θ has not grown by more than the tolerance over the last quarter of the steps (three at
+      least). Else a neighbour of λmax could pass for it, while the start's small component along
+      the true eigenvector still grows.
+
+    An answer depends on the operator, the start, the tolerance and the limit of steps only: not
+    on what was asked before, nor on the other blocks. So one process serves several callers. A
+    block that has its answer takes no part in the steps of the others: a batch takes as many
+    products as its blocks alone.
+
+    Args:
+        operator: A, of S blocks.
+        start: not orthogonal to the eigenvector sought; ``random_start`` is generic.
+    """
+
+    def __init__(self, operator: LinearOperator, start: Float[Tensor, "S N"]) -> None:
+        self.operator = operator
+        blocks = torch.arange(operator.num_blocks, device=operator.device)
+        self._groups = [_Group(blocks, Lanczos(operator, start))]
+
+    def __call__(self, tolerance: float, max_steps: int) -> TopPairs:
+        """λmax and its eigenvector to a relative tolerance, in ``max_steps`` Gram products at most.
+
+        Raises:
+            ValueError: ``max_steps`` is below 1.
+        """
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {max_steps}.")
+        first = self.operator.products
+        for group in list(self._groups):
+            self._settle(group, tolerance, max_steps)
+        joined = torch.cat([group.blocks for group in self._groups]).argsort()
+        found = [group.answer(tolerance, max_steps) for group in self._groups]
+        widest = max(basis.shape[1] for *_, basis in found)
+        wide = [(*rest, pad(basis, (0, 0, 0, widest - basis.shape[1]))) for *rest, basis in found]
+        top, done, error, vectors, angle, trace, basis = (
+            torch.cat(parts)[joined] for parts in zip(*wide, strict=True)
+        )
+        spent = self.operator.products - first
+        estimate = Estimate(top, done, error, spent, "Lanczos")
+        return TopPairs(estimate, vectors, angle, basis, trace)
+
+    def _settle(self, group: "_Group", tolerance: float, max_steps: int) -> None:
+        """Take steps until each block of a group has its answer; those that have it leave."""
+        limit = min(max_steps, self.operator.num_inputs)
+        while group.num_steps < limit:
+            done = group.first_within(tolerance, group.num_steps) >= 0
+            if bool(done.all()):
+                return
+            if bool(done.any()):
+                place = self._groups.index(group)
+                parts = [group.narrow(rows.nonzero()[:, 0]) for rows in (done, ~done)]
+                self._groups[place : place + 1] = parts
+                group = parts[1]
+            group.extend()
+
+
+class _Group:
+    """Blocks that have taken the same steps, with the largest Ritz value at each of them.
+
+    Args:
+        blocks: their indices.
+        process: of these blocks.
+    """
+
+    def __init__(self, blocks: Int[Tensor, " G"], process: Lanczos) -> None:
+        self.blocks = blocks
+        self.process = process
+        self._tops: list[Tensor] = []
+        self._residuals: list[Tensor] = []
+        self._growths: list[Tensor] = []
+        self._angles: list[Tensor] = []
+        self._coefficients: list[Tensor] = []
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._tops)
+
+    def narrow(self, rows: Int[Tensor, " R"]) -> "_Group":
+        """Some of the blocks, with what they have come to."""
+        other = _Group(self.blocks[rows], self.process.narrow(rows))
+        for name in ("_tops", "_residuals", "_growths", "_angles", "_coefficients"):
+            setattr(other, name, [entry[rows] for entry in getattr(self, name)])
+        return other
+
+    def first_within(self, tolerance: float, num_steps: int) -> Int[Tensor, " G"]:
+        """The first of so many steps at which a block passes both tests, or −1."""
+        first = torch.full_like(self.blocks, -1)
+        for step in reversed(range(num_steps)):
+            within = (self._residuals[step] <= tolerance) & (self._growths[step] <= tolerance)
+            first = torch.where(within, step, first)
+        return first
+
+    def answer(self, tolerance: float, max_steps: int) -> tuple[Tensor, ...]:
+        """λmax, whether it is within the tolerance, its error, and the rest of ``TopPairs``."""
+        taken = min(max_steps, self.num_steps)
+        first = self.first_within(tolerance, taken)
+        last = torch.where(first >= 0, first, taken - 1)
+        rows = torch.arange(len(last), device=last.device)
+        histories = (self._tops, self._residuals, self._growths, self._angles)
+        top, residual, growth, angle = (torch.stack(each)[last, rows] for each in histories)
+        # Two steps say nothing about growth; the residual bound then stands alone.
+        error = torch.maximum(residual, torch.where(growth.isfinite(), growth, 0.0))
+        error = error + 2 * self.process.operator.rounding.to(error)
+        widest = int(last.max()) + 1
+        coefficients = top.new_zeros(len(last), widest)
+        for row, step in enumerate(last.tolist()):
+            coefficients[row, : step + 1] = self._coefficients[step][row]
+        own = torch.arange(widest, device=last.device) <= last[:, None]
+        basis = torch.where(own[:, :, None], self.process.basis[:, :widest], 0.0)
+        vectors = torch.einsum("sk,skn->sn", coefficients.to(basis.dtype), basis)
+        quotients = self.process.rayleigh_quotients[:, :widest].double()
+        trace = torch.where(own, quotients, 0.0).sum(1)
+        return top, first >= 0, error, vectors, angle, trace, basis
+
+    def extend(self) -> None:
+        """Take one step more; a product that exceeds a budget raises and leaves all as it was."""
+        process = self.process
+        process.step()
+        theta, vectors = process.ritz()
+        top = theta[:, -1].clamp_min(0)
+        residual = process.last_beta * vectors[:, -1, -1].abs()
+        error, angle = residual, torch.ones_like(residual)
+        if process.num_steps > 1:
+            gap = (top - theta[:, -2]).clamp_min(torch.finfo(top.dtype).tiny)
+            error = torch.minimum(residual, residual**2 / gap)
+            angle = (residual / gap).clamp_max(1.0)
+        self._angles.append(torch.where(process.last_beta == 0, 0.0, angle))
+        self._tops.append(top)
+        self._residuals.append(error / top.clamp_min(torch.finfo(top.dtype).tiny))
+        growth = remaining_growth(self._tops)
+        self._growths.append(torch.where(process.last_beta == 0, 0.0, growth))
+        self._coefficients.append(vectors[:, :, -1])
+
+
+def largest_eigenvalue(
+    operator: LinearOperator,
+    start: Float[Tensor, "S N"],
+    tolerance: float = 1e-3,
+    max_steps: int = 100,
+) -> TopPairs:
+    """λmax of AᵀA, from below, and its eigenvector; see ``LargestEigenvalue``.
+
+    Args:
+        operator: A, of S blocks.
+        start: not orthogonal to the eigenvector sought; ``random_start`` is generic.
+        tolerance: relative error of λmax.
+        max_steps: most Gram products.
+    """
+    return LargestEigenvalue(operator, start)(tolerance, max_steps)

@@ -1,0 +1,100 @@
+"""How many directions of the inputs a map sees: the numerical rank, from random rows."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.randomness import Draws, normal_rows
+
+FIRST_ROWS = 32
+"""Rows of the first look; each further one has twice as many."""
+
+SURPLUS = 1.25
+"""Random rows for each direction, so that their smallest singular value is no artefact."""
+
+
+@dataclass(frozen=True)
+class NumericalRank:
+    """The rank of each of S maps A_s, or a lower bound of it.
+
+    Attributes:
+        rank: (S,) singular values above the tolerance; at least so many directions are seen.
+        resolved: (S,) whether it is the rank; else all rows that were drawn are independent.
+        least_seen: (S,) the smallest singular value above the tolerance, over the largest.
+        most_unseen: (S,) the largest one below it, over the largest; 0 where there is none.
+    """
+
+    rank: Int[Tensor, " S"]
+    resolved: Bool[Tensor, " S"]
+    least_seen: Float[Tensor, " S"]
+    most_unseen: Float[Tensor, " S"]
+
+
+def rows_needed(num_inputs: int, num_outputs: int) -> int:
+    """Products that ``numerical_rank`` takes at most."""
+    return min(num_outputs, math.ceil(SURPLUS * num_inputs) + 8)
+
+
+def numerical_rank(
+    operator: LinearOperator, draws: Draws, tolerance: float, max_rows: int
+) -> NumericalRank:
+    """Count the singular values of A ∈ R^{P×N} above ``tolerance`` times the largest.
+
+    By products uᵀA with Gaussian u: m of them have the rank min(m, rank A) with probability 1
+    (Halko, Martinsson and Tropp 2011), and ``SURPLUS`` times as many as the rank keep small
+    singular values apart from zero. Rows are added until they are dependent, which gives the rank,
+    or until there are ``max_rows``, which gives a lower bound. A map with fewer rows than that is
+    formed itself.
+
+    Args:
+        operator: in float64, as rounding in float32 hides small singular values.
+        draws: of u, one generator for each map.
+        tolerance: in (0, 1), relative to the largest singular value.
+        max_rows: most products of each map, ≥ 1.
+
+    Raises:
+        ValueError: the operator works in float32, or a setting is out of range.
+    """
+    if operator.dtype != torch.float64:
+        raise ValueError(f"a numerical rank needs a float64 operator, got {operator.dtype}.")
+    if not 0 < tolerance < 1 or max_rows < 1:
+        raise ValueError(
+            f"tolerance must lie in (0, 1) and max_rows be at least 1, got {tolerance} and "
+            f"{max_rows}."
+        )
+    blocks, outputs = operator.num_blocks, operator.num_outputs
+    needed = rows_needed(operator.num_inputs, outputs)
+    whole = outputs == needed <= max_rows
+    limit = min(max_rows, needed)
+    rows: list[Tensor] = []
+    goal = limit if whole else min(FIRST_ROWS, limit)
+    while True:
+        while len(rows) < goal:
+            if whole:
+                vector = torch.zeros(blocks, outputs, dtype=operator.dtype, device=operator.device)
+                vector[:, len(rows)] = 1
+            else:
+                vector = normal_rows((blocks, outputs), draws).to(operator.device)
+            rows.append(operator.rmatvec(vector))
+        values = torch.linalg.svdvals(torch.stack(rows, 1))
+        found = _count(values, tolerance)
+        dependent = SURPLUS * found.rank <= goal
+        if goal == limit:
+            resolved = dependent | (limit == needed)
+            return NumericalRank(found.rank, resolved, found.least_seen, found.most_unseen)
+        if bool(dependent.all()):
+            return found
+        goal = min(limit, 2 * goal)
+
+
+def _count(values: Float[Tensor, "S M"], tolerance: float) -> NumericalRank:
+    """The rank by singular values in descending order; a map of zeros has rank 0."""
+    relative = values / values[:, :1].clamp_min(torch.finfo(values.dtype).tiny)
+    seen = relative > tolerance
+    least = torch.where(seen, relative, torch.inf).amin(1)
+    most = torch.where(seen, 0.0, relative).amax(1)
+    return NumericalRank(seen.sum(1), torch.ones_like(seen[:, 0]), least, most)

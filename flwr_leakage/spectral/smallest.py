@@ -1,0 +1,75 @@
+"""The smallest eigenvalue of AᵀA of each of S operators, where Lanczos resolves it."""
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.randomness import Draws
+from flwr_leakage.spectral.estimate import Estimate
+from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos, random_start
+
+RESOLVABLE_CONDITION = 1e7
+"""λmax/λmin beyond which Lanczos with a random start does not resolve λmin in practice."""
+
+SETTLING_STEPS = 30
+"""Steps before which no smallest Ritz value passes for λmin, unless the space is exhausted."""
+
+
+def smallest_eigenvalue(
+    operator: LinearOperator,
+    generator: Draws,
+    tolerance: float = 1e-2,
+    max_steps: int = 300,
+) -> EigenPairs:
+    """λmin of AᵀA where Lanczos can resolve it, else an upper bound that says so.
+
+    The smallest Ritz value never lies below λmin. A small residual shows only that it is near *an*
+    eigenvalue. So it counts as resolved in two cases:
+
+    - The residual is small, λmax/λmin is below ``RESOLVABLE_CONDITION``, and the value has not
+      moved by more than the tolerance over the last third of at least ``SETTLING_STEPS`` steps.
+    - The Krylov space of the random start is exhausted, and λmin stands out from rounding.
+
+    Args:
+        operator: A, of S blocks.
+        generator: for the random start.
+        tolerance: relative error of λmin.
+        max_steps: most Gram products.
+    """
+    process = Lanczos(operator, random_start(operator, generator))
+    first = operator.products
+    rounding = 10 * torch.finfo(operator.dtype).eps
+    history: list[Tensor] = []
+    blocks = torch.arange(operator.num_blocks, device=operator.device)
+    found: list[tuple[Tensor, ...]] = []
+    while len(blocks):
+        process.step()
+        theta, vectors = process.ritz()
+        lowest = theta[:, 0]
+        history.append(lowest)
+        scale = lowest.clamp_min(torch.finfo(lowest.dtype).tiny)
+        residual = process.last_beta * vectors[:, -1, 0].abs() / scale
+        moved = (history[2 * len(history) // 3] - lowest) / scale
+        done = (residual <= tolerance) & (moved <= tolerance)
+        done &= theta[:, -1] <= RESOLVABLE_CONDITION * lowest
+        done &= torch.tensor(process.num_steps > SETTLING_STEPS)
+        done |= (process.last_beta == 0) & (rounding * theta[:, -1] <= tolerance * lowest)
+        last = process.num_steps >= min(max_steps, operator.num_inputs)
+        leaving = done | torch.tensor(last)
+        if bool(leaving.any()):
+            # T = AᵀA knows an eigenvalue to its precision times the largest one.
+            conditions = theta[:, -1] / scale
+            own = process.operator.rounding.to(scale)
+            error = residual + moved + rounding * conditions + 2 * own * conditions.sqrt()
+            # A block that is done takes no part in the steps of the others.
+            weights = vectors[leaving, :, 0].to(operator.dtype)
+            pairs = torch.einsum("sk,skn->sn", weights, process.basis[leaving])
+            value = lowest[leaving].clamp_min(0)
+            found.append((blocks[leaving], value, done[leaving], error[leaving], pairs))
+            rest = (~leaving).nonzero()[:, 0]
+            blocks, history = blocks[rest], [entry[rest] for entry in history]
+            process = process.narrow(rest)
+    order, *parts = (torch.cat(column) for column in zip(*found, strict=True))
+    value, finished, error, eigenvectors = (part[order.argsort()] for part in parts)
+    estimate = Estimate(value, finished, error, operator.products - first, "Lanczos")
+    return EigenPairs(estimate, eigenvectors)
