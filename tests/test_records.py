@@ -164,14 +164,6 @@ def test_a_reconstruction_prints_shapes_instead_of_tensors():
     )
 
 
-def test_one_mean_and_one_deviation_are_those_of_every_channel():
-    spec = InputSpec((3, 2, 2), 10)
-    assert (spec.mean, spec.std) == ((0.0,) * 3, (1.0,) * 3)
-    assert InputSpec((3, 2, 2), 10, (0.5,), (0.25,)).std == (0.25,) * 3
-    with pytest.raises(ValueError, match="one entry for each of 3 channels"):
-        InputSpec((3, 2, 2), 10, (0.5, 0.5), (1.0,))
-
-
 @pytest.mark.parametrize(
     ("errors", "states", "expected"),
     [
@@ -191,3 +183,11 @@ def test_a_measurement_s_errors_and_states_fit_its_values(errors, states, expect
     )
     with pytest.raises(ValueError, match=re.escape(expected)):
         Measurement("psnr", (1.0, None), "dB", "larger leaks more", (), 0, errors, states)
+
+
+def test_one_mean_and_one_deviation_are_those_of_every_channel():
+    spec = InputSpec((3, 2, 2), 10)
+    assert (spec.mean, spec.std) == ((0.0,) * 3, (1.0,) * 3)
+    assert InputSpec((3, 2, 2), 10, (0.5,), (0.25,)).std == (0.25,) * 3
+    with pytest.raises(ValueError, match="one entry for each of 3 channels"):
+        InputSpec((3, 2, 2), 10, (0.5, 0.5), (1.0,))

@@ -98,6 +98,7 @@ class JsonlTracker:
             row["value"] = value
             if not is_plottable(value):
                 row |= {"value": None, "note": f"value is {value}; {row['note']}".rstrip("; ")}
+                row |= {"error": None, "state": ""}
         if record.error is not None and not is_plottable(record.error):
             row["error"] = None
         self._enter(record.server_round)

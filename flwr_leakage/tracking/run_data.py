@@ -1,7 +1,6 @@
 """Read a run folder back, also one that a crash left incomplete."""
 
 import json
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -154,8 +153,10 @@ def _record(row: Mapping[str, Any]) -> LeakageRecord:
 def _error(value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"error must be a finite number ≥ 0 or null, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ValueError(f"error must be a number ≥ 0 or null, got {value!r}")
+    if not is_plottable(value):
+        raise ValueError(f"error must be at most {MAX_VALUE:g}, got {value!r}")
     return float(value)
 
 

@@ -73,7 +73,7 @@ def networks(seed: int) -> Iterator[tuple[str, Network]]:
     tanh = nn.Sequential(nn.Flatten(), nn.Linear(196, 64), nn.Tanh(), nn.Linear(64, 10))
     yield "tanh MLP, 14×14", Network(tanh, 14, 30)
     yield "ConvNet, BatchNorm, 14×14", Network(convolutions(14, norm=True), 14, 5)
-    wide = MLP((1, 14, 14), 10, (1000, 1000))
+    wide = MLP((1, 14, 14), 10, (400, 200))
     yield "wide MLP, 14×14", Network(draw(wide), 14, 3)
     yield "ReLU ConvNet, 5 epochs, 28×28", Network(convolutions(28), 28, 5)
     lenet = LeNet((1, 28, 28), 10, num_convolutions=3)
