@@ -1,0 +1,91 @@
+"""Means over the eigenvalues of JJᵀ: exact from the dense Jacobian, or bounded from below."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.per_sample import SampleProblem
+from flwr_leakage.randomness import Draws
+from flwr_leakage.spectral import spectral_sum
+from flwr_leakage.spectral.dense import dense_bytes, dense_spectrum
+
+ROUNDING = 1e-15
+"""λ/λmax below which an eigenvalue of a float64 Gram product is rounding."""
+
+
+@dataclass(frozen=True)
+class EigenvalueMean:
+    """The mean of f(λ) over the N eigenvalues of JJᵀ, for S samples.
+
+    Attributes:
+        values: (S,).
+        errors: (S,) absolute: of rounding where exact, else the standard error over the probes.
+        exact: whether it comes from the dense Jacobian; else it is a lower bound but for the
+            sampling error.
+        rank: (S,) eigenvalues above ``(rank_cutoff)² λmax``; −1 where not known.
+    """
+
+    values: Float[Tensor, " S"]
+    errors: Float[Tensor, " S"]
+    exact: bool
+    rank: Float[Tensor, " S"]
+
+
+def fits(
+    num_inputs: int, num_parameters: int, max_dense_inputs: int, memory_bytes: int
+) -> bool:
+    """Whether the dense route is taken."""
+    needed = dense_bytes(num_inputs, num_parameters, torch.float64)
+    return num_inputs <= max_dense_inputs and needed <= memory_bytes
+
+
+def eigenvalue_mean(
+    problem: SampleProblem,
+    function: Callable[[Tensor], Tensor],
+    draws: Draws,
+    dense: bool,
+    num_probes: int,
+    max_steps: int,
+    rank_cutoff: float = 1e-12,
+) -> EigenvalueMean:
+    """Σf(λ)/N for a completely monotone f, such as 1/λ or 1/(λ + c).
+
+    Without the dense Jacobian it is Lanczos quadrature. All even derivatives of such an f are
+    positive, so that Gauss quadrature never exceeds zᵀf(JJᵀ)z, whatever the number of its steps
+    (Golub and Meurant 1994, theorem 3.1): stopped early it is still a bound. Nodes that rounding
+    makes too small are raised, which lowers f.
+
+    Args:
+        problem: in float64.
+        function: f of eigenvalues (S, k).
+        draws: for the probes z.
+        dense: whether to form J.
+        num_probes: random z.
+        max_steps: most steps of Lanczos for each.
+        rank_cutoff: relative size of singular values that count as zero.
+    """
+    count = problem.operator.num_inputs
+    if dense:
+        eigenvalues = dense_spectrum(problem.operator)
+        values = function(eigenvalues).mean(1)
+        # A singular value is known to about ten units of rounding of the largest.
+        slack = 10 * torch.finfo(torch.float64).eps * eigenvalues[:, :1].sqrt()
+        least = (eigenvalues.sqrt() - slack).clamp_min(0) ** 2
+        errors = (function(least).mean(1) - values).abs()
+        rank = (eigenvalues > rank_cutoff**2 * eigenvalues[:, :1]).sum(1).double()
+        return EigenvalueMean(values, errors, True, rank)
+    trace = spectral_sum(
+        problem.operator,
+        lambda nodes, top: function(torch.maximum(nodes, ROUNDING * top)),
+        draws,
+        num_probes,
+        max_steps,
+        tolerance=0.0,
+    )
+    unknown = torch.full((len(problem),), -1.0, dtype=torch.float64)
+    return EigenvalueMean(
+        trace.estimate.value / count, trace.standard_error / count, False, unknown
+    )
