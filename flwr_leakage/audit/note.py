@@ -55,6 +55,8 @@ class ClientNote:
                     "direction": m.direction,
                     "notes": list(m.notes),
                     "products": m.products,
+                    "errors": list(m.errors),
+                    "states": list(m.states),
                 }
                 for m in self.measurements
             ],
@@ -100,6 +102,9 @@ def _measurement(entry: dict[str, Any]) -> Measurement:
         direction=direction,
         notes=tuple(_text(note, 500) for note in _list(entry["notes"])),
         products=_count(entry["products"]),
+        errors=tuple(None if e is None else _number(e) for e in _list(entry.get("errors", []))),
+        # ``Measurement`` refuses a state that does not exist.
+        states=tuple(_list(entry.get("states", []))),
     )
 
 

@@ -1,6 +1,7 @@
 """An audit's numbers, pictures and events on their way to the tracker."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from flwr_leakage.audit.attack import Attempt
 from flwr_leakage.audit.evaluate import Outcome
@@ -12,6 +13,7 @@ from flwr_leakage.records import (
     Reconstruction,
     RecordKind,
     RunEvent,
+    State,
     ThreatModel,
 )
 from flwr_leakage.tracking import Tracker
@@ -82,19 +84,27 @@ class Recorder:
     def _measurement(
         self, server_round: int, client_id: int, kind: RecordKind, measurement: Measurement
     ) -> None:
-        notes = measurement.notes or ("",) * len(measurement.values)
-        for sample, (value, note) in enumerate(zip(measurement.values, notes, strict=True)):
+        count = len(measurement.values)
+        notes = measurement.notes or ("",) * count
+        errors = measurement.errors or (None,) * count
+        nothing: State | Literal[""] = ""
+        states = measurement.states or (nothing,) * count
+        for sample, (value, note, error, state) in enumerate(
+            zip(measurement.values, notes, errors, states, strict=True)
+        ):
             self._number(
                 server_round, client_id, sample, kind, measurement.name, value,
-                measurement.unit, measurement.direction, note,
+                measurement.unit, measurement.direction, note, error, state,
             )  # fmt: skip
 
     def _number(
         self, server_round: int, client_id: int, sample: int, kind: RecordKind, name: str,
         value: float | None, unit: str = "", direction: Direction = "", note: str = "",
+        error: float | None = None, state: State | Literal[""] = "",
     ) -> None:  # fmt: skip
         self.tracker.log(
             LeakageRecord(
-                self.run, server_round, client_id, sample, kind, name, value, unit, direction, note
+                self.run, server_round, client_id, sample, kind, name, value, unit, direction, note,
+                error, state,
             )
-        )
+        )  # fmt: skip

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,7 +13,7 @@ from torch import Tensor
 from flwr_leakage.per_sample import ClientSamples, Point, Precision, SampleProblem
 from flwr_leakage.per_sample.client import DEFAULT_MEMORY_BYTES
 from flwr_leakage.randomness import Draws
-from flwr_leakage.records import Direction, Measurement
+from flwr_leakage.records import NUMBERS, Direction, Measurement, State
 from flwr_leakage.spectral import Estimate
 
 UNDEFENDED = "δ = 0: nothing was hidden, a perfect attacker recovers this sample exactly"
@@ -48,6 +48,10 @@ class Column:
         unit: ``1``, ``model input``, …
         direction: what a larger value means.
         notes: one for each sample, or none at all: why there is no number, or how to read it.
+        errors: (S,) half the width of the error bar, in ``unit``; NaN where it is unknown, ``None``
+            where nothing is said.
+        states: one for each sample, or none at all, see ``Measurement``. A sample that gets no
+            number is ``unresolved`` unless its state is a bound.
     """
 
     name: str
@@ -55,6 +59,8 @@ class Column:
     unit: str
     direction: Direction
     notes: Sequence[str] = ()
+    errors: Float[Tensor, " S"] | None = None
+    states: Sequence[State] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,20 +121,41 @@ class SampleScore(ABC):
 def _measured(column: Column, problem: SampleProblem) -> Measurement:
     """Put no number where a sample is unsound or a value not finite, and say why."""
     count = len(problem)
-    if column.values.shape != (count,) or len(column.notes) not in (0, count):
+    bars = column.values.new_full((count,), math.nan) if column.errors is None else column.errors
+    given = (column.values.shape, bars.shape, len(column.notes), len(column.states))
+    if given[:2] != ((count,), (count,)) or not {*given[2:]} <= {0, count}:
         raise ValueError(
-            f"values and notes of {column.name} must have one entry for each of {count} samples, "
-            f"got {tuple(column.values.shape)} and {len(column.notes)}."
+            f"values, errors, notes and states of {column.name} must have one entry for each of "
+            f"{count} samples, got {tuple(given[0])}, {tuple(given[1])}, {given[2]} and {given[3]}."
         )
     values: list[float | None] = []
+    errors: list[float | None] = []
     notes: list[str] = []
-    for value, unsound, note in zip(
-        column.values.tolist(), problem.notes, column.notes or [""] * count, strict=True
+    for value, error, unsound, note in zip(
+        column.values.tolist(),
+        bars.tolist(),
+        problem.notes,
+        column.notes or [""] * count,
+        strict=True,
     ):
         number = math.isfinite(value)
-        values.append(value if number and not unsound else None)
+        sound = number and not unsound
+        values.append(value if sound else None)
+        errors.append(error if sound and math.isfinite(error) else None)
         notes.append(unsound or note or ("" if number else f"no number: {value}"))
-    return Measurement(column.name, tuple(values), column.unit, column.direction, tuple(notes))
+    states = [
+        "unresolved" if unsound or (value is None and state in NUMBERS) else state
+        for value, unsound, state in zip(values, problem.notes, column.states, strict=False)
+    ]
+    return Measurement(
+        column.name,
+        tuple(values),
+        column.unit,
+        column.direction,
+        tuple(notes),
+        errors=() if column.errors is None else tuple(errors),
+        states=tuple(states),
+    )
 
 
 def _join(parts: Sequence[Measurement]) -> Measurement:
@@ -138,7 +165,10 @@ def _join(parts: Sequence[Measurement]) -> Measurement:
         raise ValueError(f"measure must give the same quantities of all samples, got {names}.")
     notes = tuple(note for part in parts for note in part.notes)
     values = tuple(value for part in parts for value in part.values)
-    return replace(parts[0], values=values, notes=notes if any(notes) else ())
+    errors = tuple(error for part in parts for error in part.errors)
+    states = tuple(state for part in parts for state in part.states)
+    notes = notes if any(notes) else ()
+    return replace(parts[0], values=values, notes=notes, errors=errors, states=states)
 
 
 def notes_where(condition: Bool[Tensor, " S"], text: str) -> list[str]:
@@ -151,17 +181,34 @@ def first_notes(*notes: Sequence[str]) -> list[str]:
     return [next((note for note in own if note), "") for own in zip(*notes, strict=True)]
 
 
-def numbers_of(estimate: Estimate, bound: str) -> tuple[Float[Tensor, " S"], list[str]]:
-    """Values and notes of an estimate; a value that did not converge is NaN, with a bound as note.
+class Numbers(NamedTuple):
+    """What a score reads of an estimate, one entry for each of S samples; see ``Column``."""
+
+    values: Float[Tensor, " S"]
+    notes: list[str]
+    errors: Float[Tensor, " S"]
+    states: list[State]
+
+
+def numbers_of(
+    estimate: Estimate, bound: str, quantity: str = "", state: State = "within tolerance"
+) -> Numbers:
+    """What a score reads of an estimate; a value that did not converge is NaN, and a bound.
 
     Args:
         estimate: one for each of S samples.
-        bound: how to read a value that did not converge, such as ``at least``.
+        bound: how to read a value that did not converge: ``at least``, ``at most``, or nothing
+            where it is no bound.
+        quantity: what the estimate is of, where the measurement is of something else.
+        state: of a value that converged.
     """
-    notes = [
-        "" if converged else f"unresolved: {bound} {value:.3g} ({estimate.method})"
-        for value, converged in zip(
-            estimate.value.tolist(), estimate.converged.tolist(), strict=True
-        )
-    ]
-    return torch.where(estimate.converged, estimate.value, torch.nan), notes
+    subject = f"{quantity} {bound}".strip()
+    missed: dict[str, State] = {"at least": "lower bound", "at most": "upper bound"}
+    notes: list[str] = []
+    states: list[State] = []
+    for value, converged in zip(estimate.value.tolist(), estimate.converged.tolist(), strict=True):
+        said = f"{subject} {value:.3g} ({estimate.method})".strip()
+        notes.append("" if converged else f"unresolved: {said}")
+        states.append(state if converged else missed.get(bound, "unresolved"))
+    values = torch.where(estimate.converged, estimate.value, torch.nan)
+    return Numbers(values, notes, (estimate.residual * estimate.value).abs(), states)

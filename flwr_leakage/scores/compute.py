@@ -7,7 +7,7 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import Budget, BudgetExhausted, Meter
 from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.randomness import derive_seed
-from flwr_leakage.records import Direction, Exposure, Measurement
+from flwr_leakage.records import Direction, Exposure, Measurement, State
 from flwr_leakage.scores.base import Score
 
 
@@ -50,6 +50,16 @@ class ScoreResult:
     def notes(self) -> tuple[str, ...]:
         """One a sample, why there is no number or how to read it; or empty."""
         return self.measurements[0].notes
+
+    @property
+    def errors(self) -> tuple[float | None, ...]:
+        """Half the width of each value's error bar; or empty."""
+        return self.measurements[0].errors
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """How each value may be read, see ``Measurement``; or empty."""
+        return self.measurements[0].states
 
     @property
     def unit(self) -> str:
@@ -132,7 +142,9 @@ def _compute(name: str, score: Score, client: ClientSamples, seed: int) -> Score
         reason = f"{'not computed' if stopped else type(error).__name__}: {error}"
         none, notes = (None,) * len(client), (reason,) * len(client)
         products = client.meter.products - before
-        return ScoreResult((Measurement(name, none, "", "", notes, products),), reason)
+        states: list[State] = ["unresolved"] * len(client)
+        failed = Measurement(name, none, "", "", notes, products, states=tuple(states))
+        return ScoreResult((failed,), reason)
     return ScoreResult(tuple(found))
 
 
@@ -142,7 +154,17 @@ def _spread(measured: Measurement, chosen: tuple[int, ...], count: int) -> Measu
         return measured
     values: list[float | None] = [None] * count
     notes = ["not selected for scoring in this round"] * count
+    errors: list[float | None] = [None] * count
+    states: list[State] = ["unresolved"] * count
     for place, index in enumerate(chosen):
         values[index] = measured.values[place]
         notes[index] = measured.notes[place] if measured.notes else ""
-    return replace(measured, values=tuple(values), notes=tuple(notes))
+        errors[index] = measured.errors[place] if measured.errors else None
+        states[index] = measured.states[place] if measured.states else "unresolved"
+    return replace(
+        measured,
+        values=tuple(values),
+        notes=tuple(notes),
+        errors=tuple(errors) if measured.errors else (),
+        states=tuple(states) if measured.states else (),
+    )

@@ -38,8 +38,8 @@ class InfluenceLowerBound(SampleScore):
         """``influence_nominal`` (I_nom = ‖Jδ‖) and ``influence_lower_bound``."""
         nominal = row_norms(problem.operator.rmatvec(problem.deltas)).double()
         estimate = problem.largest(self.tolerance, self.max_steps).estimate
-        top, unresolved = numbers_of(estimate, "λmax at least")
-        bound = torch.where(top > 0, nominal / (top * (1 + estimate.residual)), torch.nan)
+        top, unresolved, widths, _ = numbers_of(estimate, "at least", "λmax")
+        bound = torch.where(top > 0, nominal / (top + widths), torch.nan)
         unhidden = notes_where(problem.undefended, UNDEFENDED)
         notes = first_notes(unresolved, notes_where(top == 0, FLAT), unhidden)
         return [

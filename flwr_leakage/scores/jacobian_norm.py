@@ -34,7 +34,7 @@ class JacobianNorm(SampleScore):
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """``jacobian_norm`` and ``jacobian_frobenius_norm``."""
         found = problem.largest(self.tolerance, self.max_steps)
-        top, notes = numbers_of(found.estimate, "λmax at least")
+        top, notes, widths, states = numbers_of(found.estimate, "at least", "λmax")
         squares = []
         for _ in range(self.num_probes):
             signs = sign_rows(problem.inputs.shape, draws)
@@ -45,6 +45,14 @@ class JacobianNorm(SampleScore):
         error = stacked.std(0) / self.num_probes**0.5 / mean.clamp_min(1e-300) / 2
         remarks = [f"standard error {e:.0%}" if e > 0.1 else "" for e in error.tolist()]
         return [
-            Column("jacobian_norm", top.sqrt(), "1", "larger leaks more", notes),
+            Column(
+                "jacobian_norm",
+                top.sqrt(),
+                "1",
+                "larger leaks more",
+                notes,
+                widths / (2 * top.sqrt()).clamp_min(1e-300),
+                states,
+            ),
             Column("jacobian_frobenius_norm", mean.sqrt(), "1", "larger leaks more", remarks),
         ]

@@ -27,5 +27,5 @@ class LambdaMax(SampleScore):
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """``lambda_max``."""
         found = problem.largest(self.tolerance, self.max_steps)
-        values, notes = numbers_of(found.estimate, "at least")
-        return [Column("lambda_max", values, "1", "larger is safer", notes)]
+        values, notes, errors, states = numbers_of(found.estimate, "at least")
+        return [Column("lambda_max", values, "1", "larger is safer", notes, errors, states)]

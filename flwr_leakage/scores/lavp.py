@@ -5,17 +5,22 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 
 from flwr_leakage.operators import AngularJacobian, LinearOperator
 from flwr_leakage.per_sample import Precision, SampleProblem
 from flwr_leakage.randomness import Draws
-from flwr_leakage.scores.base import Column, SampleScore, first_notes, notes_where, numbers_of
+from flwr_leakage.records import State
+from flwr_leakage.scores.base import (
+    Column,
+    Numbers,
+    SampleScore,
+    first_notes,
+    notes_where,
+    numbers_of,
+)
 from flwr_leakage.spectral import choose_smallest_eigenvalue, largest_eigenvalue, route_bytes
 
 Quantity = Literal["lambda_max", "lambda_min", "angular_max", "angular_min", "lavp_fusion"]
-Found = tuple[Tensor, list[str]]
-"""Values, NaN where there is no number, and notes."""
 
 
 @dataclass(frozen=True)
@@ -64,39 +69,43 @@ class LAVP(SampleScore):
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """One quantity for each of ``quantities``."""
-        known: dict[str, Found] = {}
+        known: dict[str, Numbers] = {}
         columns = []
         for name in self.quantities:
-            values, notes = self._find(name, problem, known)
-            columns.append(Column(name, values, "1", "larger is safer", notes))
+            values, notes, errors, states = self._find(name, problem, known)
+            columns.append(Column(name, values, "1", "larger is safer", notes, errors, states))
         return columns
 
-    def _find(self, name: str, problem: SampleProblem, known: dict[str, Found]) -> Found:
+    def _find(self, name: str, problem: SampleProblem, known: dict[str, Numbers]) -> Numbers:
         if name not in known:
             known[name] = self._compute(name, problem, known)
         return known[name]
 
-    def _compute(self, name: str, problem: SampleProblem, known: dict[str, Found]) -> Found:
+    def _compute(self, name: str, problem: SampleProblem, known: dict[str, Numbers]) -> Numbers:
         if name == "lavp_fusion":
-            top, top_notes = self._find("lambda_max", problem, known)
-            bottom, bottom_notes = self._find("angular_min", problem, known)
-            return (top * bottom).sqrt(), first_notes(top_notes, bottom_notes)
+            return _geometric_mean(
+                self._find("lambda_max", problem, known), self._find("angular_min", problem, known)
+            )
         if name == "lambda_max":
-            found = problem.largest(self.tolerance, self.max_steps)
-            return numbers_of(found.estimate, "at least")
+            top = problem.largest(self.tolerance, self.max_steps)
+            return numbers_of(top.estimate, "at least")
         if name == "lambda_min":
             return self._smallest(problem, problem.operator)
         operator, notes = angular_operator(problem)
         if name == "angular_min":
-            values, remarks = self._smallest(problem, operator)
+            found = self._smallest(problem, operator)
         else:
             start = problem.start(self.tolerance)
-            found = largest_eigenvalue(operator, start, self.tolerance, self.max_steps)
-            values, remarks = numbers_of(found.estimate, "at least")
+            pairs = largest_eigenvalue(operator, start, self.tolerance, self.max_steps)
+            found = numbers_of(pairs.estimate, "at least")
         directed = torch.tensor([not note for note in notes])
-        return torch.where(directed, values, torch.nan), first_notes(notes, remarks)
+        states: list[State] = [
+            "unresolved" if note else state for note, state in zip(notes, found.states, strict=True)
+        ]
+        values = torch.where(directed, found.values, torch.nan)
+        return Numbers(values, first_notes(notes, found.notes), found.errors, states)
 
-    def _smallest(self, problem: SampleProblem, operator: LinearOperator) -> Found:
+    def _smallest(self, problem: SampleProblem, operator: LinearOperator) -> Numbers:
         # The problem's own seed, so that one minimum does not depend on whether another is asked.
         estimate = choose_smallest_eigenvalue(
             operator,
@@ -107,6 +116,16 @@ class LAVP(SampleScore):
             self.memory_bytes,
         )
         return numbers_of(estimate, "at most")
+
+
+def _geometric_mean(left: Numbers, right: Numbers) -> Numbers:
+    """√(ab) of two quantities; it is resolved where both are."""
+    values = (left.values * right.values).sqrt()
+    relative = left.errors / left.values + right.errors / right.values
+    states: list[State] = [
+        "within tolerance" if known else "unresolved" for known in values.isfinite().tolist()
+    ]
+    return Numbers(values, first_notes(left.notes, right.notes), values * relative / 2, states)
 
 
 def angular_operator(problem: SampleProblem) -> tuple[LinearOperator, list[str]]:

@@ -4,8 +4,11 @@ from dataclasses import dataclass, field
 
 from flwr_leakage.per_sample import Precision, SampleProblem
 from flwr_leakage.randomness import Draws
+from flwr_leakage.records import State
 from flwr_leakage.scores.base import FLAT, Column, SampleScore, first_notes, notes_where
 from flwr_leakage.scores.lavp import LAVP
+
+_TURNED: dict[State, State] = {"lower bound": "upper bound", "upper bound": "lower bound"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,11 @@ class SingularInfluence(SampleScore):
         ):
             notes = first_notes(notes_where(source.values == 0, FLAT), source.notes)
             unit = "model input per unit of gradient"
-            columns.append(Column(name, source.values**-0.5, unit, "larger is safer", notes))
+            values = source.values**-0.5
+            errors = None if source.errors is None else values * source.errors / source.values / 2
+            # The power turns bounds around.
+            states = [_TURNED.get(state, state) for state in source.states]
+            columns.append(Column(name, values, unit, "larger is safer", notes, errors, states))
         return columns
 
     def _spectrum(self) -> LAVP:

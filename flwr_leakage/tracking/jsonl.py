@@ -86,6 +86,8 @@ class JsonlTracker:
             row["value"] = value if math.isfinite(value) else None
             if not math.isfinite(value):
                 row["note"] = f"value is {value}; {record.note}".rstrip("; ")
+        if record.error is not None and not math.isfinite(record.error):
+            row["error"] = None
         self._enter(record.server_round)
         self._append({"type": "record", **row})
 

@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.records import LeakageRecord, RunEvent, State
 from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, image_path
 
 _Row = TypeVar("_Row", LeakageRecord, RunEvent)
 _KINDS = get_args(LeakageRecord.__annotations__["kind"])
+_STATES = get_args(State)
 _LEVELS = get_args(RunEvent.__annotations__["level"])
 
 
@@ -126,7 +127,18 @@ def _record(row: Mapping[str, Any]) -> LeakageRecord:
         value = float(value)
     if row["kind"] not in _KINDS:
         raise ValueError(f"kind must be one of {_KINDS}, got {row['kind']!r}")
-    return _row(LeakageRecord, {**row, "value": value})
+    # Records of earlier versions have neither an error nor a state.
+    if row.get("state", "") not in ("", *_STATES):
+        raise ValueError(f"state must be one of {_STATES} or empty, got {row['state']!r}")
+    return _row(LeakageRecord, {**row, "value": value, "error": _error(row.get("error"))})
+
+
+def _error(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"error must be a finite number ≥ 0 or null, got {value!r}")
+    return float(value)
 
 
 def _event(row: Mapping[str, Any]) -> RunEvent:
@@ -139,7 +151,7 @@ def _row(row_type: type[_Row], row: Mapping[str, Any]) -> _Row:
     """Build a record of the known fields, with integers and text checked to be such."""
     content = {field.name: row[field.name] for field in fields(row_type) if field.name in row}
     for field in fields(row_type):
-        if field.name not in content or field.name == "value":
+        if field.name not in content or field.name in ("value", "error"):
             continue
         expected = int if field.type is int else str
         if type(content[field.name]) is not expected:
