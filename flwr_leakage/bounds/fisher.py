@@ -5,7 +5,6 @@ x is then JJᵀ/σ², whatever the network. All errors here are means over the N
 model input units.
 """
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -32,10 +31,10 @@ def cramer_rao_mse(
 
 
 def posterior_variance(
-    eigenvalues: Float[Tensor, "*n"],
-    noise_variance: Float[Tensor, "*n"] | float,
+    eigenvalues: Float[Tensor, "..."],
+    noise_variance: Float[Tensor, "..."] | float,
     prior_variance: float,
-) -> Float[Tensor, "*n"]:
+) -> Float[Tensor, "..."]:
     """τ²σ²/(σ² + τ²λ): variance that a measurement √λ x + N(0, σ²) leaves of x ~ N(0, τ²).
 
     Args:
@@ -54,8 +53,8 @@ def bayesian_mse(
     Exact for a linear gradient map and x ~ N(μ, τ²I), for every attacker, biased ones too, as a
     mean over images of the prior. For a network it is the linearised one at x. A bound for the
     network itself is that of van Trees (1968): JJᵀ averaged over the prior takes the place of JJᵀ,
-    which is never larger than the mean of this over the prior (Jensen). It does not bind on a single
-    image, nor where images are not of this prior: an attacker with a better prior may go below.
+    which is never larger than the mean of this over the prior (Jensen). It does not bind on a
+    single image, nor where images are not of this prior: a better prior may go below.
 
     Args:
         eigenvalues: λ ≥ 0 of JJᵀ.

@@ -39,6 +39,8 @@ class LinearOperator(ABC):
         self.dtype = like.dtype
         self.device = like.device
         self.meter = Meter() if meter is None else meter
+        self.samples_a_product = 1
+        """Gradients of single samples that one map of a product goes through."""
         self.products = 0
         """Products (``matvec`` or ``rmatvec``) spent so far, counted for each of the S maps."""
 
@@ -98,5 +100,5 @@ class LinearOperator(ABC):
                 f"vectors must have shape ({self.num_blocks}, {length}), got "
                 f"{tuple(vectors.shape)}."
             )
-        self.meter.spend(self.num_blocks)
+        self.meter.spend(self.num_blocks * self.samples_a_product)
         self.products += 1

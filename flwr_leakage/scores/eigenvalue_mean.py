@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from scipy.stats import t as student_t
 from torch import Tensor
 
 from flwr_leakage.per_sample import SampleProblem
@@ -22,21 +23,22 @@ class EigenvalueMean:
 
     Attributes:
         values: (S,).
-        errors: (S,) absolute: of rounding where exact, else the standard error over the probes.
+        errors: (S,) half widths of error bars: of rounding where exact, else of 99 % over the
+            random probes.
         exact: whether it comes from the dense Jacobian; else it is a lower bound but for the
             sampling error.
         rank: (S,) eigenvalues above ``(rank_cutoff)² λmax``; −1 where not known.
+        largest: (S,) λmax, from below where not exact.
     """
 
     values: Float[Tensor, " S"]
     errors: Float[Tensor, " S"]
     exact: bool
-    rank: Float[Tensor, " S"]
+    rank: Int[Tensor, " S"]
+    largest: Float[Tensor, " S"]
 
 
-def fits(
-    num_inputs: int, num_parameters: int, max_dense_inputs: int, memory_bytes: int
-) -> bool:
+def fits(num_inputs: int, num_parameters: int, max_dense_inputs: int, memory_bytes: int) -> bool:
     """Whether the dense route is taken."""
     needed = dense_bytes(num_inputs, num_parameters, torch.float64)
     return num_inputs <= max_dense_inputs and needed <= memory_bytes
@@ -75,8 +77,8 @@ def eigenvalue_mean(
         slack = 10 * torch.finfo(torch.float64).eps * eigenvalues[:, :1].sqrt()
         least = (eigenvalues.sqrt() - slack).clamp_min(0) ** 2
         errors = (function(least).mean(1) - values).abs()
-        rank = (eigenvalues > rank_cutoff**2 * eigenvalues[:, :1]).sum(1).double()
-        return EigenvalueMean(values, errors, True, rank)
+        rank = (eigenvalues > rank_cutoff**2 * eigenvalues[:, :1]).sum(1)
+        return EigenvalueMean(values, errors, True, rank, eigenvalues[:, 0])
     trace = spectral_sum(
         problem.operator,
         lambda nodes, top: function(torch.maximum(nodes, ROUNDING * top)),
@@ -85,7 +87,7 @@ def eigenvalue_mean(
         max_steps,
         tolerance=0.0,
     )
-    unknown = torch.full((len(problem),), -1.0, dtype=torch.float64)
-    return EigenvalueMean(
-        trace.estimate.value / count, trace.standard_error / count, False, unknown
-    )
+    unknown = torch.full((len(problem),), -1)
+    # Of a few probes: Student's t.
+    width = float(student_t.ppf(0.995, num_probes - 1)) * trace.standard_error / count
+    return EigenvalueMean(trace.estimate.value / count, width, False, unknown, trace.largest)

@@ -9,10 +9,16 @@ from torch import Tensor
 
 from flwr_leakage.per_sample import Precision, SampleProblem
 from flwr_leakage.randomness import Draws
+from flwr_leakage.records import State
 from flwr_leakage.scores.base import FLAT, Column, SampleScore, first_notes, notes_where
-from flwr_leakage.scores.eigenvalue_mean import EigenvalueMean, eigenvalue_mean, fits
+from flwr_leakage.scores.eigenvalue_mean import eigenvalue_mean, fits
 from flwr_leakage.scores.noise_level import check_noise_std, noise_level
 from flwr_leakage.spectral.dense import dense_bytes
+
+LACKING = (
+    "J has rank {} of {}: no unbiased attacker has a finite error; what the update does not tell "
+    "is only guessed"
+)
 
 
 @dataclass(frozen=True)
@@ -53,54 +59,52 @@ class SpectralBound(SampleScore):
         return dense_bytes(num_inputs, num_parameters, torch.float64)
 
     @abstractmethod
-    def name(self) -> str:
-        """Of the quantity."""
-
-    @abstractmethod
     def squared_error(
         self, eigenvalues: Float[Tensor, "S k"], noise_std: Float[Tensor, "S 1"]
     ) -> Float[Tensor, "S k"]:
         """What each eigenvalue adds to the squared error: completely monotone in it."""
 
-    def unbounded(self, mean: EigenvalueMean, num_inputs: int) -> list[str]:
-        """For each sample why there is no finite bound, or nothing."""
-        return []
+    def bound(
+        self, name: str, problem: SampleProblem, draws: Draws, exact: State, full_rank: bool
+    ) -> Column:
+        """√ of the mean of ``squared_error`` over the eigenvalues, in model input units.
 
-    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """One bound of the RMSE, in model input units."""
+        Args:
+            name: of the quantity.
+            problem: of S samples.
+            draws: for the probes.
+            exact: the state of a value from the dense Jacobian.
+            full_rank: whether the bound is infinite where J lacks rank.
+        """
         operator = problem.operator
         level, silent = noise_level(problem, self.noise_std)
         known = level.isfinite()
         if not bool(known.any()):
-            return [self._column(torch.full_like(level, torch.nan), silent)]
+            none: list[State] = ["unresolved"] * len(problem)
+            return Column(name, level, "model input", "larger is safer", silent, None, none)
         noise = torch.where(known, level, 1.0)[:, None]
-        dense = fits(
-            operator.num_inputs, operator.num_outputs, self.max_dense_inputs, self.memory_bytes
-        )
+        size = (operator.num_inputs, operator.num_outputs)
         mean = eigenvalue_mean(
             problem,
             lambda values: self.squared_error(values, noise),
             draws,
-            dense,
+            fits(*size, self.max_dense_inputs, self.memory_bytes),
             self.num_probes,
             self.max_steps,
             self.rank_cutoff,
         )
-        flat = notes_where((problem.operator.rmatvec(problem.gradients) == 0).all(1), FLAT)
-        notes = first_notes(silent, flat, self.unbounded(mean, operator.num_inputs))
-        error = mean.errors / mean.values / 2
-        if not mean.exact:
-            remarks = [
-                f"at least this, but for a standard error of {e:.0%} over {self.num_probes} probes"
-                for e in error.tolist()
+        missing = first_notes(silent, notes_where(mean.largest == 0, FLAT))
+        if full_rank and mean.exact:
+            lacking = [
+                LACKING.format(rank, size[0]) if rank < size[0] else ""
+                for rank in mean.rank.tolist()
             ]
-            return [self._column(mean.values.sqrt(), first_notes(notes, remarks), notes)]
-        return [self._column(mean.values.sqrt(), notes, notes)]
-
-    def _column(
-        self, values: Float[Tensor, " S"], notes: list[str], missing: list[str] | None = None
-    ) -> Column:
-        """Values where nothing is missing."""
-        kept = torch.tensor([not note for note in missing or notes])
-        shown = torch.where(kept, values, torch.nan)
-        return Column(self.name(), shown, "model input", "larger is safer", notes)
+            missing = first_notes(missing, lacking)
+        bare = torch.tensor([bool(note) for note in missing])
+        values = torch.where(bare, torch.nan, mean.values.sqrt())
+        by_probes = f"a lower bound of it, by quadrature with {self.num_probes} probes"
+        notes = first_notes(missing, ["" if mean.exact else by_probes] * len(problem))
+        kind: State = exact if mean.exact else "lower bound"
+        states: list[State] = ["unresolved" if gone else kind for gone in bare.tolist()]
+        errors = mean.errors / values / 2
+        return Column(name, values, "model input", "larger is safer", notes, errors, states)
