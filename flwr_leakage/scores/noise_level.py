@@ -4,6 +4,7 @@ import math
 
 import torch
 from jaxtyping import Float
+from scipy.special import gammainc, gammaincc
 from torch import Tensor
 
 from flwr_leakage.per_sample import SampleProblem
@@ -11,7 +12,9 @@ from flwr_leakage.scores.base import first_notes, notes_where
 
 NO_NOISE = "no noise: there is no bound, a perfect attacker recovers this sample exactly"
 _DEVIATIONS = 6.0
-"""Standard errors by which δ may differ from Gaussian noise in a test; six never happen."""
+"""Standard errors by which δ may differ from Gaussian noise in a test."""
+_CHANCE = 1e-9
+"""Chance below which a mean square is not taken for one of Gaussian noise; that of six errors."""
 
 
 def check_noise_std(noise_std: float | None) -> None:
@@ -51,14 +54,16 @@ def _not_gaussian(problem: SampleProblem) -> str:
     delta = problem.deltas[0].double()
     standard = delta / delta.square().mean().sqrt()
     count = len(standard)
-    found = ""
     kurtosis = float((standard**4).mean())
+    found = ""
     if abs(kurtosis - 3) > _DEVIATIONS * math.sqrt(96 / count):
         found = f"its kurtosis is {kurtosis:.2g}, that of Gaussian noise 3"
     sizes = [value.numel() for value in problem.samples.params.values()]
     for name, part in zip(problem.samples.params, standard.split(sizes), strict=True):
-        if abs(float((part**2).mean()) - 1) > _DEVIATIONS * math.sqrt(2 / len(part)):
-            found = f"its mean square differs from tensor to tensor ({name})"
+        # The sum of squares is χ² distributed.
+        half, total = len(part) / 2, float((part**2).sum()) / 2
+        if min(float(gammainc(half, total)), float(gammaincc(half, total))) < _CHANCE:
+            found = found or f"its mean square differs from tensor to tensor ({name})"
     gradients = problem.gradients.double()
     lengths = gradients.norm(dim=1).clamp_min(1e-300)
     along = (gradients @ standard).abs() / lengths
