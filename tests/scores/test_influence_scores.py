@@ -174,7 +174,7 @@ def test_batch_lipschitz_with_batch_norm_in_train_mode(batch):
 def test_gradient_sensitivity_is_a_mean_over_directions(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch)
     found = by_name(measure(GradientSensitivity(400), gradient_map, exposure))
-    J, gradients = dense_jacobian(gradient_map, batch)
+    J, _ = dense_jacobian(gradient_map, batch)
     noise = torch.randn(36, 20_000, generator=torch.Generator().manual_seed(7)).double()
     for name, rows in (("", slice(None)), ("/0", slice(30)), ("/3", slice(30, None))):
         image = J[:, :, rows].transpose(1, 2) @ noise
