@@ -337,7 +337,8 @@ def run(arguments: argparse.Namespace) -> None:
     )  # fmt: skip
     for name in arguments.networks.split(","):
         network = networks(name, arguments.seed)
-        for kind, batch in sets.items():
+        for kind in arguments.sets.split(","):
+            batch = sets[kind]
             gradients = jacobian(network, batch).value
             unit = float(gradients.square().mean(1).sqrt().median())
             bounds = Bounds(gram_matrices(network, batch), precision, prior.grey.flatten())

@@ -57,6 +57,6 @@ def test_the_page_shows_it(tmp_path):
     for record in records():
         tracker.log(record)
     tracker.close()
-    write_metadata(tmp_path, extra={"input_std": [0.25]})
+    write_metadata(tmp_path, config={}, seed=0, extra={"input_std": [0.25]})
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert "Attack and bounds" in page and "Cramér–Rao" in page
