@@ -379,6 +379,7 @@ def main() -> None:
     parser = lab.command(__doc__)
     lab.add_data(parser)
     lab.add_window(parser, images=32)
+    parser.add_argument("--sets", default="prior,CIFAR-10")
     parser.add_argument("--networks", default="lenet,relu")
     parser.add_argument(
         "--nearby", default="1e-5,1e-4,1e-3,1e-2,1e-1", help="levels for the first two"
