@@ -1,6 +1,6 @@
 """What of the config belongs to no class of the package. Its defaults are in ``config.yaml``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -72,12 +72,15 @@ class TopLevel:
         num_clients: ≥ 1, each with a partition of the data.
         num_rounds: of training, ≥ 1.
         run_dir: where numbers, images, the config and the report go.
+        objective: what a sweeper is told of the run: a measure of ``flwr_leakage.comparison``,
+            several of them, or ``None``.
     """
 
     seed: int
     num_clients: int
     num_rounds: int
     run_dir: str
+    objective: str | Sequence[str] | None
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from flwr_leakage.records import LeakageRecord, RunEvent, State
 from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, image_path
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _Row = TypeVar("_Row", LeakageRecord, RunEvent)
 _KINDS = get_args(LeakageRecord.__annotations__["kind"])
@@ -60,6 +63,14 @@ class RunData:
     closed: bool
     last_write: str
     problems: tuple[str, ...]
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """All records as a table: a row a record, a column a field of ``LeakageRecord``."""
+        import pandas as pd
+
+        names = [field.name for field in fields(LeakageRecord)]
+        rows = [[getattr(record, name) for name in names] for record in self.records]
+        return pd.DataFrame(rows, columns=names)
 
 
 def read_run(folder: str | Path) -> RunData:
