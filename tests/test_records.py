@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -161,3 +162,24 @@ def test_a_reconstruction_prints_shapes_instead_of_tensors():
     assert repr(Reconstruction(None, float("nan"), error="no bias")) == (
         "Reconstruction(batch=None, objective=nan, stats={}, error='no bias')"
     )
+
+
+@pytest.mark.parametrize(
+    ("errors", "states", "expected"),
+    [
+        ((0.1,), (), "errors must have one entry for each of 2 samples, got 1"),
+        ((), ("exact",), "states must have one entry for each of 2 samples, got 1"),
+        ((-0.1, None), (), "got -0.1 for the value 1.0"),
+        ((0.1, 0.1), (), "got 0.1 for the value None"),
+        ((math.inf, None), (), "got inf for the value 1.0"),
+        ((), ("unresolved", "unresolved"), "the state of psnr = 1.0 cannot be 'unresolved'"),
+        ((), ("exact", "exact"), "the state of psnr = None cannot be 'exact'"),
+        ((), ("good", "unresolved"), "got 'good'"),
+    ],
+)
+def test_a_measurement_s_errors_and_states_fit_its_values(errors, states, expected):
+    Measurement(
+        "psnr", (1.0, None), "dB", "larger leaks more", (), 0, (0.1, None), ("exact", "lower bound")
+    )
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        Measurement("psnr", (1.0, None), "dB", "larger leaks more", (), 0, errors, states)

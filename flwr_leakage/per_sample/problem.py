@@ -12,8 +12,8 @@ from flwr_leakage.operators import FunctionJacobian, Meter, SampleJacobian
 from flwr_leakage.per_sample.samples import Samples
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.spectral import (
-    EigenPairs,
     LargestEigenvalue,
+    TopPairs,
     gradient_start,
     last_layer_start,
 )
@@ -72,7 +72,12 @@ class SampleProblem:
     @cached_property
     def operator(self) -> SampleJacobian:
         """Jᵀ of each sample."""
-        return self.samples.jacobian(self.meter)
+        return self.samples.jacobian(self.meter, self.rounding)
+
+    @cached_property
+    def rounding(self) -> Float[Tensor, " S"]:
+        """How far rounding takes g and products with J, relative to their size, in float64."""
+        return self.samples.rounding()[0]
 
     def jacobian_of(self, function: Callable[[Tensor], Tensor]) -> FunctionJacobian:
         """The Jacobian of any function of the inputs, (S, N) ↦ (S, P), at the samples."""
@@ -90,7 +95,7 @@ class SampleProblem:
         """
         return self._rough_start if tolerance > WELL_KNOWN else self._good_start
 
-    def largest(self, tolerance: float, max_steps: int) -> EigenPairs:
+    def largest(self, tolerance: float, max_steps: int) -> TopPairs:
         """λmax of JJᵀ and its eigenvector, by Lanczos from ``start``.
 
         A later question goes on where an earlier one stopped, and is answered as if it were the

@@ -10,7 +10,14 @@ from flwr_leakage.audit import ClientNote
 from flwr_leakage.records import Measurement
 
 SCORE = Measurement(
-    "lambda_max", (0.25, None), "1", "larger is safer", ("", "did not converge"), 12
+    "lambda_max",
+    (0.25, None),
+    "1",
+    "larger is safer",
+    ("", "did not converge"),
+    12,
+    (0.01, None),
+    ("within tolerance", "lower bound"),
 )
 NOTE = ClientNote(3, (SCORE,), 0.5, 1.5, reproducible=True, remark="own", own_config=True)
 CONTENT = json.loads(NOTE.to_text())
@@ -30,6 +37,14 @@ MEASUREMENTS = st.builds(
 def test_what_is_sent_is_read(client_id, measurements):
     note = ClientNote(client_id, tuple(measurements), 0.25, 2.0, True, "own", True)
     assert ClientNote.from_text(note.to_text()) == note
+
+
+def test_error_bars_and_states_travel_and_notes_without_them_are_read():
+    assert ClientNote.from_text(NOTE.to_text()).measurements == (SCORE,)
+    earlier = dict(CONTENT["measurements"][0])
+    del earlier["errors"], earlier["states"]
+    (read,) = ClientNote.from_text(json.dumps(CONTENT | {"measurements": [earlier]})).measurements
+    assert read.values == SCORE.values and read.errors == () and read.states == ()
 
 
 def _text(change=None, **measurement):
@@ -56,6 +71,12 @@ def _text(change=None, **measurement):
         _text({"reproducible": 1}),
         _text({"remark": 3}),
         _text({"client-id": -1}),
+        _text(errors=[-1.0, None]),
+        _text(errors=[0.1]),
+        _text(errors=["0.1", None]),
+        _text(states=["good", "unresolved"]),
+        _text(states=[["exact"], "unresolved"]),
+        _text(states="exact"),
         _text({"client-id": "3"}),
         _text({"client-id": 3.0}),
         _text({"client-id": True}),

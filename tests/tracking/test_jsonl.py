@@ -36,6 +36,8 @@ def rows(folder):
 def test_what_is_written_is_read_again(tmp_path):
     tracker = JsonlTracker(tmp_path / "run")
     records = [record(), record(None, 2), record(-1e-300, 2, kind="score")]
+    records += [record(2.0, 2, error=0.5, state="within tolerance")]
+    records += [record(None, 2, state="lower bound")]
     for entry in records:
         tracker.log(entry)
     tracker.event(EVENT)
@@ -220,6 +222,28 @@ def test_values_that_are_no_finite_number_are_refused(tmp_path, value):
     path.write_text(path.read_text().replace('"value": 0.5', f'"value": {value}'))
     with pytest.warns(UserWarning, match="line 2"):
         assert read_run(tmp_path).records == ()
+
+
+@pytest.mark.parametrize("change", [("null", "-1.0"), ("null", "true"), ('""', '"good"')])
+def test_errors_and_states_that_are_none_are_refused(tmp_path, change):
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(record(0.5))
+    path = tmp_path / "records.jsonl"
+    for name, content in (("error", change), ("state", change)):
+        path.write_text(
+            path.read_text().replace(f'"{name}": {content[0]}', f'"{name}": {content[1]}')
+        )
+    with pytest.warns(UserWarning, match="line 2"):
+        assert read_run(tmp_path).records == ()
+
+
+def test_records_of_earlier_versions_are_read(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(record(0.5))
+    path = tmp_path / "records.jsonl"
+    path.write_text(path.read_text().replace(', "error": null, "state": ""', ""))
+    assert "state" not in path.read_text()
+    assert read_run(tmp_path).records == (record(0.5),)
 
 
 def test_fields_of_later_versions_are_ignored(tmp_path):
