@@ -1,7 +1,9 @@
 """The command: ``python -m flwr_leakage.simulation [group=option] [key=value] …``."""
 
 import logging
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -17,6 +19,7 @@ from flwr_leakage.simulation.config import Config, ConfigError, to_config
 from flwr_leakage.simulation.nodes import instantiate
 from flwr_leakage.simulation.overrides import check_overrides
 from flwr_leakage.simulation.sweep import fail, objective_of
+from flwr_leakage.simulation.watch import closed_afterwards
 from flwr_leakage.tracking import read_run
 
 
@@ -57,7 +60,8 @@ def launch(config: Config) -> None:
     engine = instantiate(config, "engine")
     client_app = make_client_app(lambda _: build(config))
     server_app = make_server_app(lambda _: config, Console())
-    engine(server_app, client_app, config["num_clients"])
+    with closed_afterwards(Path(config["run_dir"])):
+        engine(server_app, client_app, config["num_clients"])
     records = read_run(config["run_dir"]).records
     if not any(record.name == "train_cpu_seconds" for record in records):
         raise NoUpdateError("no client returned a usable update in any round; the report says why.")
@@ -68,4 +72,5 @@ def main() -> None:
     problem = check_overrides(sys.argv[1:])
     if problem:
         sys.exit(f"error: {problem}")
+    os.umask(0o077)  # Hydra makes the run folder and its log, which may tell of private data
     _main()

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from flwr_leakage.flower.strategy import BadReplies
 from flwr_leakage.models.initialization import Scheme
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import LocalSchedule
@@ -40,6 +41,8 @@ class ServerSettings:
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
         test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
         wait_seconds: how long to wait until there is a node for every client, ≥ 0.
+        bad_replies: ``drop`` leaves out what would break or poison an aggregation; ``pass`` hands
+            everything on, as Flower does without an audit.
     """
 
     attack_workers: int
@@ -48,6 +51,7 @@ class ServerSettings:
     num_threads: int | None
     test_samples: int | None
     wait_seconds: float
+    bad_replies: BadReplies
 
 
 @dataclass(frozen=True)
