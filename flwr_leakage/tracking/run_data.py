@@ -1,6 +1,7 @@
 """Read a run folder back, also one that a crash left incomplete."""
 
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
