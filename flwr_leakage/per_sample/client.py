@@ -89,12 +89,17 @@ class ClientSamples:
             return
         delta = update_perturbation(self.gradient_map, self.exposure, point)
         kept = []
-        for dtype, places in self._by_dtype(point, precision):
-            samples = self._samples(point, dtype)
+        for dtype, samples, places, rounding in self._by_dtype(point, precision):
             for window in places.split(size if dtype == _DTYPES[precision] else (size + 1) // 2):
                 indices = tuple(self.exposure.indices[place] for place in window.tolist())
-                own = samples[window]
-                problem = _problem(own, indices, delta.to(dtype), self.seed, self.meter)
+                problem = _problem(
+                    samples[window],
+                    indices,
+                    delta.to(dtype),
+                    rounding[window],
+                    self.seed,
+                    self.meter,
+                )
                 # More samples than fit mean that memory is short: each window is dropped before
                 # the next.
                 kept += [problem] if len(self) <= size else []
@@ -102,18 +107,21 @@ class ClientSamples:
         if kept:
             self._kept[point, precision] = tuple(kept)
 
-    def _by_dtype(self, point: Point, precision: Precision) -> Iterator[tuple[torch.dtype, Tensor]]:
-        """The places of the samples that are to be done in each type."""
-        dtype = _DTYPES[precision]
-        everyone = torch.arange(len(self))
-        if dtype == torch.float64:
-            yield dtype, everyone
-            return
-        relative, slopes = self._samples(point, dtype).rounding()
+    def _by_dtype(
+        self, point: Point, precision: Precision
+    ) -> Iterator[tuple[torch.dtype, Samples, Tensor, Tensor]]:
+        """All samples in each type, the places of those that are done in it, and the rounding."""
+        dtype, double = _DTYPES[precision], torch.float64
+        samples = self._samples(point, dtype)
+        relative, slopes = samples.rounding()
         lost = (relative > MOST_ROUNDING) | (slopes < LEAST_SLOPE)
-        for kind, chosen in ((dtype, ~lost), (torch.float64, lost)):
-            if bool(chosen.any()):
-                yield kind, everyone[chosen]
+        lost &= torch.tensor(dtype != double)
+        everyone = torch.arange(len(self))
+        if not bool(lost.all()):
+            yield dtype, samples, everyone[~lost], relative
+        if bool(lost.any()):
+            samples = self._samples(point, double)
+            yield double, samples, everyone[lost], samples.rounding()[0]
 
     def _samples(self, point: Point, dtype: torch.dtype) -> Samples:
         """Those to be scored, with the statistics of the whole round."""
@@ -130,7 +138,12 @@ class ClientSamples:
 
 
 def _problem(
-    samples: Samples, indices: tuple[int, ...], delta: Tensor, seed: int, meter: Meter
+    samples: Samples,
+    indices: tuple[int, ...],
+    delta: Tensor,
+    rounding: Tensor,
+    seed: int,
+    meter: Meter,
 ) -> SampleProblem:
     """The problem of some samples, with a reason for each that has none."""
     gradients = samples.gradients()
@@ -149,7 +162,7 @@ def _problem(
         for sound, uses in zip(finite.tolist(), used.tolist(), strict=True)
     )
     deltas = delta[None] / torch.where(used, samples.weights, 1.0).to(delta)[:, None]
-    return SampleProblem(samples, indices, gradients, deltas, notes, seed, meter)
+    return SampleProblem(samples, indices, gradients, deltas, notes, rounding, seed, meter)
 
 
 def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> None:

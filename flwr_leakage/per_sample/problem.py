@@ -40,6 +40,8 @@ class SampleProblem:
         gradients: g of each sample, (S, P).
         deltas: δᵢ of each sample, (S, P); all zero where nothing was done to the update.
         notes: one for each sample: why it has no number, or empty where it is sound.
+        rounding: how far it takes g and products with J, relative to their size, see
+            ``Samples.rounding``.
         seed: seed of the random starts of Krylov methods.
         meter: counts the products of all operators of the problem.
     """
@@ -49,6 +51,7 @@ class SampleProblem:
     gradients: Float[Tensor, "S P"]
     deltas: Float[Tensor, "S P"]
     notes: tuple[str, ...]
+    rounding: Float[Tensor, " S"]
     seed: int
     meter: Meter
 
@@ -73,11 +76,6 @@ class SampleProblem:
     def operator(self) -> SampleJacobian:
         """Jᵀ of each sample."""
         return self.samples.jacobian(self.meter, self.rounding)
-
-    @cached_property
-    def rounding(self) -> Float[Tensor, " S"]:
-        """How far rounding takes g and products with J, relative to their size, in float64."""
-        return self.samples.rounding()[0]
 
     def jacobian_of(self, function: Callable[[Tensor], Tensor]) -> FunctionJacobian:
         """The Jacobian of any function of the inputs, (S, N) ↦ (S, P), at the samples."""

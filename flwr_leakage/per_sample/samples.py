@@ -91,7 +91,8 @@ class Samples:
         relative = LOGIT_UNITS * unit * (1 + logits.double().abs().flatten(1).amax(1))
         if not isinstance(loss, StableCrossEntropy):
             relative = relative * (1 + 1 / slopes.clamp_min(torch.finfo(torch.float64).tiny))
-        return relative, slopes
+        # Logits that are no numbers are told of elsewhere.
+        return relative.nan_to_num(0.0, posinf=torch.inf), slopes
 
 
 def separate(

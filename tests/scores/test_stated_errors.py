@@ -190,16 +190,16 @@ def test_ordinary_values_have_narrow_bars_in_float32(build):
             assert error <= most * value, name
 
 
-@pytest.mark.parametrize("num_probes", [1, 4])
+@pytest.mark.parametrize("num_probes", [1, 3])
 def test_bars_of_random_estimates_hold_for_nearly_all_draws(num_probes):
-    """A bar of 99 % is missed by four of sixty draws or more in one case out of 250."""
+    """A bar of 99 % is missed by four of thirty draws or more in one case out of 4,000."""
     model, inputs, _ = ill_conditioned()
     gradient_map = GradientMap(model)
     exposure = make_exposure(gradient_map, Batch(inputs[:1], torch.tensor([0])))
     exact = exact_values(gradient_map, exposure)
     missed = dict.fromkeys(("jacobian_frobenius_norm", "expected_influence_rmse_1e-02"), 0)
     client = ClientSamples(gradient_map, exposure)
-    for seed in range(60):
+    for seed in range(30):
         found = InversionInfluence(
             (1e-2,), expected="always", num_probes=num_probes, max_dense_inputs=0
         )(client, seed)
@@ -209,3 +209,19 @@ def test_bars_of_random_estimates_hold_for_nearly_all_draws(num_probes):
                 truth = float(exact[measured.name][0])
                 missed[measured.name] += abs(measured.values[0] - truth) > measured.errors[0]
     assert max(missed.values()) < 4, missed
+
+
+@pytest.mark.parametrize("margin", [12.0, 30.0, 45.0])
+def test_a_loss_of_one_s_own_gets_float64_or_a_wider_bar(margin):
+    model, inputs = sequence(6, 30, nn.ReLU(), 4), blurred(2, 6)
+    with torch.no_grad():
+        model[-1].bias[1] += margin
+    batch = Batch(inputs, torch.tensor([1, 1]))
+    exact = exact_values(GradientMap(model), make_exposure(GradientMap(model), batch))
+    own = GradientMap(model, lambda logits, targets: nn.functional.cross_entropy(logits, targets))
+    exposure = make_exposure(own, batch)
+    found = compute_scores({"norm": GradientNorm(), "top": LambdaMax()}, own, exposure)
+    for name, result in (("gradient_norm", found["norm"]), ("lambda_max", found["top"])):
+        for value, error, truth in zip(result.values, result.errors, exact[name], strict=True):
+            assert value is not None and abs(value - float(truth)) <= error
+            assert margin > 15 or error <= 0.03 * value
