@@ -75,6 +75,12 @@ class GradientMap:
         other.batch_norm = mode
         return other
 
+    def with_loss(self, loss: Loss) -> "GradientMap":
+        """Return the same map with another loss."""
+        other = copy.copy(self)
+        other.loss = loss
+        return other
+
     def logits(
         self,
         params: Mapping[str, Tensor],

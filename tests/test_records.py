@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_clamp_projects_onto_the_box_of_pixels():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mean": (0.1,)}, "each of 3 channels"),
+        ({"mean": (0.1, 0.1)}, "each of 3 channels"),
         ({"std": (0.5, 0.0, 1.0)}, "std must be positive"),
         ({"std": (0.5, math.nan, 1.0)}, "std must be positive"),
     ],
@@ -161,3 +162,32 @@ def test_a_reconstruction_prints_shapes_instead_of_tensors():
     assert repr(Reconstruction(None, float("nan"), error="no bias")) == (
         "Reconstruction(batch=None, objective=nan, stats={}, error='no bias')"
     )
+
+
+def test_one_mean_and_one_deviation_are_those_of_every_channel():
+    spec = InputSpec((3, 2, 2), 10)
+    assert (spec.mean, spec.std) == ((0.0,) * 3, (1.0,) * 3)
+    assert InputSpec((3, 2, 2), 10, (0.5,), (0.25,)).std == (0.25,) * 3
+    with pytest.raises(ValueError, match="one entry for each of 3 channels"):
+        InputSpec((3, 2, 2), 10, (0.5, 0.5), (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("errors", "states", "expected"),
+    [
+        ((0.1,), (), "errors must have one entry for each of 2 samples, got 1"),
+        ((), ("exact",), "states must have one entry for each of 2 samples, got 1"),
+        ((-0.1, None), (), "got -0.1 for the value 1.0"),
+        ((0.1, 0.1), (), "got 0.1 for the value None"),
+        ((math.inf, None), (), "got inf for the value 1.0"),
+        ((), ("unresolved", "unresolved"), "the state of psnr = 1.0 cannot be 'unresolved'"),
+        ((), ("exact", "exact"), "the state of psnr = None cannot be 'exact'"),
+        ((), ("good", "unresolved"), "got 'good'"),
+    ],
+)
+def test_a_measurement_s_errors_and_states_fit_its_values(errors, states, expected):
+    Measurement(
+        "psnr", (1.0, None), "dB", "larger leaks more", (), 0, (0.1, None), ("exact", "lower bound")
+    )
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        Measurement("psnr", (1.0, None), "dB", "larger leaks more", (), 0, errors, states)

@@ -38,6 +38,10 @@ class Recorder:
         """Something went wrong; the run goes on."""
         self.tracker.event(RunEvent(self.run, server_round, client_id, "warning", message))
 
+    def error(self, server_round: int, message: str) -> None:
+        """Something ended the run, or makes its record worth nothing."""
+        self.tracker.event(RunEvent(self.run, server_round, SERVER, "error", message))
+
     def information(self, server_round: int, client_id: int, message: str) -> None:
         """Something that is worth knowing, and no failure."""
         self.tracker.event(RunEvent(self.run, server_round, client_id, "info", message))

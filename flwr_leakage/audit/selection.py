@@ -30,13 +30,19 @@ class Selection:
         if self.clients is not None:
             object.__setattr__(self, "clients", tuple(self.clients))
 
+    def includes(self, server_round: int, client_id: int) -> bool:
+        """Whether a client's update may be attacked; ``max_clients`` may still leave it out."""
+        return (
+            server_round >= self.first
+            and (server_round - self.first) % self.every == 0
+            and (self.clients is None or client_id in self.clients)
+        )
+
     def __call__(self, observations: Sequence[Observation]) -> list[Observation]:
         """Return the observations to attack, by client."""
         chosen = [
             observation
             for observation in observations
-            if observation.server_round >= self.first
-            and (observation.server_round - self.first) % self.every == 0
-            and (self.clients is None or observation.client_id in self.clients)
+            if self.includes(observation.server_round, observation.client_id)
         ]
         return sorted(chosen, key=lambda observation: observation.client_id)[: self.max_clients]

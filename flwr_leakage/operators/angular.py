@@ -31,10 +31,13 @@ class AngularJacobian(LinearOperator):
             jacobian.num_outputs,
             like=gradients,
             meter=jacobian.meter,
+            rounding=jacobian.rounding,
         )
         self._jacobian = jacobian
         self._norms = norms
         self._directions = gradients / norms
+        self.removed = row_norms(jacobian.rmatvec(self._directions)) / norms[:, 0]
+        """(S,) ‖Jĝ‖/‖g‖: the length of what the projection takes away."""
 
     def _project(self, vectors: Tensor) -> Tensor:
         along = (self._directions * vectors).sum(1, keepdim=True)

@@ -23,6 +23,8 @@ class LinearOperator(ABC):
         num_outputs: P.
         like: a tensor whose dtype and device the operator works in.
         meter: counts the products of all S maps, and stops them where a budget is spent.
+        rounding: (S,) the length of the error of a product, relative to the operator's norm, from
+            rounding; 16 units in the last place by default.
     """
 
     def __init__(
@@ -32,7 +34,12 @@ class LinearOperator(ABC):
         num_outputs: int,
         like: Tensor,
         meter: Meter | None = None,
+        rounding: Float[Tensor, " S"] | None = None,
     ) -> None:
+        if rounding is None:
+            unit = 16 * torch.finfo(like.dtype).eps
+            rounding = torch.full((num_blocks,), unit, dtype=torch.float64)
+        self.rounding = rounding
         self.num_blocks = num_blocks
         self.num_inputs = num_inputs
         self.num_outputs = num_outputs

@@ -30,6 +30,7 @@ class FunctionJacobian(LinearOperator):
         function: F: (S, N) → (S, P), row s of the result depending on row s alone.
         point: x, (S, N), floating.
         meter: see ``LinearOperator``.
+        rounding: see ``LinearOperator``.
 
     Raises:
         ValueError: the point is no (S, N) floating-point tensor.
@@ -37,7 +38,11 @@ class FunctionJacobian(LinearOperator):
     """
 
     def __init__(
-        self, function: Function, point: Float[Tensor, "S N"], meter: Meter | None = None
+        self,
+        function: Function,
+        point: Float[Tensor, "S N"],
+        meter: Meter | None = None,
+        rounding: Float[Tensor, " S"] | None = None,
     ) -> None:
         if point.ndim != 2 or not point.is_floating_point():
             raise ValueError(
@@ -46,7 +51,8 @@ class FunctionJacobian(LinearOperator):
             )
         point = point.detach()
         self.value, pullback = _pullback(function, point)
-        super().__init__(point.shape[0], point.shape[1], self.value.shape[1], point, meter)
+        num_blocks, num_inputs = point.shape
+        super().__init__(num_blocks, num_inputs, self.value.shape[1], point, meter, rounding)
         self.point = point
         self._pullback = pullback
         try:
@@ -116,6 +122,7 @@ class SampleJacobian(FunctionJacobian):
         batch: S samples.
         buffers: BatchNorm statistics for the map to use.
         meter: see ``LinearOperator``.
+        rounding: see ``LinearOperator``.
     """
 
     def __init__(
@@ -125,6 +132,7 @@ class SampleJacobian(FunctionJacobian):
         batch: Batch,
         buffers: Mapping[str, Tensor] | None = None,
         meter: Meter | None = None,
+        rounding: Float[Tensor, " S"] | None = None,
     ) -> None:
         _require_floating(batch.inputs)
         theta: Params = dict(params)
@@ -133,7 +141,7 @@ class SampleJacobian(FunctionJacobian):
             samples = Batch(x.reshape(batch.inputs.shape), batch.targets)
             return sample_gradients(gradient_map, theta, samples, buffers, names)
 
-        super().__init__(function, batch.inputs.flatten(1), meter)
+        super().__init__(function, batch.inputs.flatten(1), meter, rounding)
         self._function = function
         self._last_layer = last_layer(params)
 

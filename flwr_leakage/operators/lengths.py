@@ -1,13 +1,25 @@
 """Lengths of long vectors in single precision."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+
+SMALLEST_SQUARE = 1e-30
+"""In float32, a sum of squares below this may have lost entries to underflow."""
 
 
 def row_norms(rows: Float[Tensor, "S D"]) -> Float[Tensor, " S"]:
     """Euclidean length of each row.
 
     ``torch.linalg.vector_norm`` adds the squares one after the other, so that in float32 it is
-    4e-4 off at 1e7 entries; ``sum`` adds in pairs and keeps seven digits.
+    4e-4 off at 1e7 entries; ``sum`` adds in pairs and keeps seven digits. Short rows are scaled
+    before they are squared: with confident samples the squares are below the smallest number.
     """
-    return rows.square().sum(1).sqrt()
+    squares = rows.square().sum(1)
+    if rows.dtype != torch.float32 or not bool((squares < SMALLEST_SQUARE).any()):
+        return squares.sqrt()
+    peak = rows.abs().amax(1, keepdim=True)
+    scaled = rows / torch.where(peak > 0, peak, 1.0)
+    return torch.where(
+        squares < SMALLEST_SQUARE, peak[:, 0] * scaled.square().sum(1).sqrt(), squares.sqrt()
+    )

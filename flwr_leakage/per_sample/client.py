@@ -15,6 +15,11 @@ from flwr_leakage.records import Batch, Exposure
 
 Precision = Literal["float32", "float64"]
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+MOST_ROUNDING = 1e-3
+"""Relative error of a product with J above which a sample is done in float64."""
+LEAST_SLOPE = 1e-17
+"""‖∂L/∂z‖ below which a sample is done in float64: squares of J's entries would underflow."""
 NOT_FINITE = "the gradient of this sample is not finite"
 NOT_USED = "the local schedule never uses this sample"
 _GRAPH_COPIES = 12
@@ -45,7 +50,7 @@ class ClientSamples:
         self.exposure = exposure
         self.seed = seed
         self.meter = Meter() if meter is None else meter
-        self._kept: dict[tuple[Point, Precision], SampleProblem] = {}
+        self._kept: dict[tuple[Point, Precision], tuple[SampleProblem, ...]] = {}
 
     def __len__(self) -> int:
         return len(self.exposure.indices)
@@ -57,14 +62,18 @@ class ClientSamples:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         extra_bytes: int = 0,
     ) -> Iterator[SampleProblem]:
-        """Yield the samples in their order, as many at a time as fit into memory.
+        """Yield the samples, as many at a time as fit into memory, each once.
+
+        Their order is that of ``exposure.indices``, except that those whose numbers float32 would
+        lose come last, in float64: a sample whose loss has next to no gradient, because the model
+        is too sure of it (see ``Samples.rounding``).
 
         Args:
             point: ``defended``: the samples as they entered training, and δ = released − raw;
                 ``private``: the samples before the defense, and δ = released − the update that
                 undefended training on them would have given. The second counts what an
                 encoding of the batch hides.
-            precision: of all computations.
+            precision: of all computations; see above for samples that ``float32`` cannot do.
             memory_bytes: for the graphs of the samples treated together.
             extra_bytes: of them, what a sample needs beside its graphs.
         """
@@ -72,22 +81,47 @@ class ClientSamples:
             raise ValueError(f"point must be 'defended' or 'private', got {point!r}.")
         if precision not in get_args(Precision):
             raise ValueError(f"precision must be 'float32' or 'float64', got {precision!r}.")
-        dtype = torch.float64 if precision == "float64" else torch.float32
         entries = sum(value.numel() for value in self.exposure.params.values())
-        one = _GRAPH_COPIES * entries * torch.finfo(dtype).bits // 8 + extra_bytes
+        one = _GRAPH_COPIES * entries * (8 if precision == "float64" else 4) + extra_bytes
         size = max(1, memory_bytes // max(1, one))
         if len(self) <= size and (point, precision) in self._kept:
-            yield self._kept[point, precision]
+            yield from self._kept[point, precision]
             return
+        delta = update_perturbation(self.gradient_map, self.exposure, point)
+        kept = []
+        for dtype, samples, places, rounding in self._by_dtype(point, precision):
+            for window in places.split(size if dtype == _DTYPES[precision] else (size + 1) // 2):
+                indices = tuple(self.exposure.indices[place] for place in window.tolist())
+                problem = _problem(
+                    samples[window],
+                    indices,
+                    delta.to(dtype),
+                    rounding[window],
+                    self.seed,
+                    self.meter,
+                )
+                # More samples than fit mean that memory is short: each window is dropped before
+                # the next.
+                kept += [problem] if len(self) <= size else []
+                yield problem
+        if kept:
+            self._kept[point, precision] = tuple(kept)
+
+    def _by_dtype(
+        self, point: Point, precision: Precision
+    ) -> Iterator[tuple[torch.dtype, Samples, Tensor, Tensor]]:
+        """All samples in each type, the places of those that are done in it, and the rounding."""
+        dtype, double = _DTYPES[precision], torch.float64
         samples = self._samples(point, dtype)
-        delta = update_perturbation(self.gradient_map, self.exposure, point).to(dtype)
-        for window in torch.arange(len(self)).split(size):
-            indices = tuple(self.exposure.indices[place] for place in window.tolist())
-            problem = _problem(samples[window], indices, delta, self.seed, self.meter)
-            # Several windows mean that memory is short: each is dropped before the next.
-            if len(window) == len(self):
-                self._kept[point, precision] = problem
-            yield problem
+        relative, slopes = samples.rounding()
+        lost = (relative > MOST_ROUNDING) | (slopes < LEAST_SLOPE)
+        lost &= torch.tensor(dtype != double)
+        everyone = torch.arange(len(self))
+        if not bool(lost.all()):
+            yield dtype, samples, everyone[~lost], relative
+        if bool(lost.any()):
+            samples = self._samples(point, double)
+            yield double, samples, everyone[lost], samples.rounding()[0]
 
     def _samples(self, point: Point, dtype: torch.dtype) -> Samples:
         """Those to be scored, with the statistics of the whole round."""
@@ -104,7 +138,12 @@ class ClientSamples:
 
 
 def _problem(
-    samples: Samples, indices: tuple[int, ...], delta: Tensor, seed: int, meter: Meter
+    samples: Samples,
+    indices: tuple[int, ...],
+    delta: Tensor,
+    rounding: Tensor,
+    seed: int,
+    meter: Meter,
 ) -> SampleProblem:
     """The problem of some samples, with a reason for each that has none."""
     gradients = samples.gradients()
@@ -123,7 +162,7 @@ def _problem(
         for sound, uses in zip(finite.tolist(), used.tolist(), strict=True)
     )
     deltas = delta[None] / torch.where(used, samples.weights, 1.0).to(delta)[:, None]
-    return SampleProblem(samples, indices, gradients, deltas, notes, seed, meter)
+    return SampleProblem(samples, indices, gradients, deltas, notes, rounding, seed, meter)
 
 
 def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> None:

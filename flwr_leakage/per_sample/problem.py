@@ -12,8 +12,8 @@ from flwr_leakage.operators import FunctionJacobian, Meter, SampleJacobian
 from flwr_leakage.per_sample.samples import Samples
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.spectral import (
-    EigenPairs,
     LargestEigenvalue,
+    TopPairs,
     gradient_start,
     last_layer_start,
 )
@@ -40,6 +40,8 @@ class SampleProblem:
         gradients: g of each sample, (S, P).
         deltas: δᵢ of each sample, (S, P); all zero where nothing was done to the update.
         notes: one for each sample: why it has no number, or empty where it is sound.
+        rounding: how far it takes g and products with J, relative to their size, see
+            ``Samples.rounding``.
         seed: seed of the random starts of Krylov methods.
         meter: counts the products of all operators of the problem.
     """
@@ -49,6 +51,7 @@ class SampleProblem:
     gradients: Float[Tensor, "S P"]
     deltas: Float[Tensor, "S P"]
     notes: tuple[str, ...]
+    rounding: Float[Tensor, " S"]
     seed: int
     meter: Meter
 
@@ -72,7 +75,7 @@ class SampleProblem:
     @cached_property
     def operator(self) -> SampleJacobian:
         """Jᵀ of each sample."""
-        return self.samples.jacobian(self.meter)
+        return self.samples.jacobian(self.meter, self.rounding)
 
     def jacobian_of(self, function: Callable[[Tensor], Tensor]) -> FunctionJacobian:
         """The Jacobian of any function of the inputs, (S, N) ↦ (S, P), at the samples."""
@@ -90,7 +93,7 @@ class SampleProblem:
         """
         return self._rough_start if tolerance > WELL_KNOWN else self._good_start
 
-    def largest(self, tolerance: float, max_steps: int) -> EigenPairs:
+    def largest(self, tolerance: float, max_steps: int) -> TopPairs:
         """λmax of JJᵀ and its eigenvector, by Lanczos from ``start``.
 
         A later question goes on where an earlier one stopped, and is answered as if it were the

@@ -12,11 +12,16 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.func import grad, vmap
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import Meter, SampleJacobian, sample_gradients
 from flwr_leakage.params import Params
+from flwr_leakage.per_sample.cross_entropy import StableCrossEntropy, stable
 from flwr_leakage.records import Batch
+
+LOGIT_UNITS = 4
+"""Units in the last place of the largest logit by which rounding moves the logits, roughly."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,36 @@ class Samples:
         """∇_θL of each sample, flat, of all parameters or of those in ``names``."""
         return sample_gradients(self.gradient_map, self.params, self.batch, self.buffers, names)
 
-    def jacobian(self, meter: Meter | None = None) -> SampleJacobian:
-        """Jᵀ = ∂ₓ∂_θL of each sample, not weighted."""
-        return SampleJacobian(self.gradient_map, self.params, self.batch, self.buffers, meter)
+    def jacobian(
+        self, meter: Meter | None = None, rounding: Float[Tensor, " S"] | None = None
+    ) -> SampleJacobian:
+        """Jᵀ = ∂ₓ∂_θL of each sample, not weighted; ``rounding`` where it is known already."""
+        rounding = self.rounding()[0] if rounding is None else rounding
+        return SampleJacobian(
+            self.gradient_map, self.params, self.batch, self.buffers, meter, rounding
+        )
+
+    def rounding(self) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+        """How far rounding takes a product with J, relative to ‖J‖, and ‖∂L/∂z‖; in float64.
+
+        Logits z are off by some units in the last place of the largest. As this is the relative
+        error of a small probability, J inherits it. A loss other than ``StableCrossEntropy``
+        may subtract numbers of the size of one to get ∂L/∂z, so that its error is of that size.
+        The factors were found on trained and untrained networks; it is an estimate, no bound.
+        """
+        logits = self.gradient_map.logits(self.params, self.batch.inputs, self.buffers)
+        loss = self.gradient_map.loss
+
+        def alone(z: Tensor, y: Tensor) -> Tensor:
+            return loss(z[None], y[None])
+
+        slopes = vmap(grad(alone))(logits, self.batch.targets).double().flatten(1).norm(dim=1)
+        unit = torch.finfo(logits.dtype).eps
+        relative = LOGIT_UNITS * unit * (1 + logits.double().abs().flatten(1).amax(1))
+        if not isinstance(loss, StableCrossEntropy):
+            relative = relative * (1 + 1 / slopes.clamp_min(torch.finfo(torch.float64).tiny))
+        # Logits that are no numbers are told of elsewhere.
+        return relative.nan_to_num(0.0, posinf=torch.inf), slopes
 
 
 def separate(
@@ -72,6 +104,9 @@ def separate(
     dtype: torch.dtype | None = None,
 ) -> Samples:
     """Look at the samples of a batch one by one; take a part of them only after this.
+
+    Torch's cross-entropy is replaced by ``StableCrossEntropy``, the same function, which keeps the
+    digits of confident samples. Other losses stay as they are.
 
     Args:
         gradient_map: of the client's model and loss.
@@ -88,4 +123,5 @@ def separate(
     if gradient_map.uses_batch_statistics:
         buffers = {**buffers, **gradient_map.statistics(params, batch.inputs, buffers)}
         gradient_map = gradient_map.with_batch_norm("running")
+    gradient_map = gradient_map.with_loss(stable(gradient_map.loss) or gradient_map.loss)
     return Samples(gradient_map, params, buffers, batch, weights)

@@ -130,6 +130,7 @@ def render_report(run: RunData, recovered_psnr: float = 25.0, max_gallery: int =
         score_notes=(*tables.missing(index, "score"), *_constant_scores(index)),
         rounds=tables.rounds_table(index, recovered_psnr),
         attacks=tables.attacks_table(index),
+        sureness=tables.scores_table(index),
         gallery=make_gallery(run.images, index, recovered_psnr, max_gallery),
         agreements=[
             _score_chart(i, entry)

@@ -103,6 +103,35 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
     )
 
 
+def scores_table(index: Index) -> Table:
+    """Return one row a score: its median with the error bar of that value, and all states."""
+    rows = []
+    for name in index.names("score"):
+        series = index.series("score", name)
+        if not any(record.state or record.error is not None for record in series.values()):
+            continue
+        known = sorted(
+            ((r.value, r.error) for r in series.values() if r.value is not None),
+            key=lambda pair: pair[0],
+        )
+        typical = known[(len(known) - 1) // 2] if known else (None, None)
+        bars = [e / abs(v) for v, e in known if e is not None and v]
+        states = Counter(record.state or "not said" for record in series.values())
+        rows.append(
+            (
+                heading(name, unit_of(series)),
+                _with_bar(*typical),
+                f"{100 * max(bars):.2g} %" if bars else "–",
+                ", ".join(f"{amount:,} {state}" for state, amount in states.most_common()),
+            )
+        )
+    return Table(("score", "median value", "widest error bar", "values"), tuple(rows))
+
+
+def _with_bar(value: float | None, error: float | None) -> str:
+    return number(value) if error is None else f"{number(value)} ± {number(error, 2)}"
+
+
 def attacks_table(index: Index) -> Table:
     """Return one row a round with what the attacker itself can see of its success."""
     names = index.names("attack")

@@ -4,17 +4,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
+from scipy.stats import chi2, t
 from torch import Tensor
 
 from flwr_leakage.per_sample import ClientSamples, Point, Precision, SampleProblem
 from flwr_leakage.per_sample.client import DEFAULT_MEMORY_BYTES
 from flwr_leakage.randomness import Draws
 from flwr_leakage.records import NUMBERS, Direction, Measurement, State
-from flwr_leakage.spectral import Estimate
+from flwr_leakage.spectral import CONFIDENCE, Estimate, sampling_error
 
 UNDEFENDED = "δ = 0: nothing was hidden, a perfect attacker recovers this sample exactly"
 FLAT = "J = 0: there is nothing to invert"
@@ -110,11 +111,14 @@ class SampleScore(ABC):
         num_parameters = sum(value.numel() for value in client.exposure.params.values())
         extra = self.extra_bytes(num_inputs, num_parameters)
         windows = []
+        places: list[int] = []
         for problem in client.problems(self.point, self.precision, self.memory_bytes, extra):
             columns = self.measure(problem, problem.generators(seed))
             windows.append([_measured(column, problem) for column in columns])
+            places += problem.indices
         products = client.meter.products - before
-        joined = [_join(parts) for parts in zip(*windows, strict=True)]
+        order = [places.index(index) for index in client.exposure.indices]
+        joined = [_join(parts, order) for parts in zip(*windows, strict=True)]
         return [replace(m, products=0 if i else products) for i, m in enumerate(joined)]
 
 
@@ -158,17 +162,24 @@ def _measured(column: Column, problem: SampleProblem) -> Measurement:
     )
 
 
-def _join(parts: Sequence[Measurement]) -> Measurement:
-    """The same quantity of all samples, from those of each window."""
+def _join(parts: Sequence[Measurement], order: Sequence[int]) -> Measurement:
+    """The same quantity of all samples, from those of each window, put in order."""
     names = {part.name for part in parts}
     if len(names) > 1:
         raise ValueError(f"measure must give the same quantities of all samples, got {names}.")
-    notes = tuple(note for part in parts for note in part.notes)
-    values = tuple(value for part in parts for value in part.values)
-    errors = tuple(error for part in parts for error in part.errors)
-    states = tuple(state for part in parts for state in part.states)
-    notes = notes if any(notes) else ()
-    return replace(parts[0], values=values, notes=notes, errors=errors, states=states)
+
+    def joined(name: str) -> tuple[Any, ...]:
+        entries = [entry for part in parts for entry in getattr(part, name)]
+        return tuple(entries[place] for place in order) if entries else ()
+
+    notes = joined("notes")
+    return replace(
+        parts[0],
+        values=joined("values"),
+        notes=notes if any(notes) else (),
+        errors=joined("errors"),
+        states=joined("states"),
+    )
 
 
 def notes_where(condition: Bool[Tensor, " S"], text: str) -> list[str]:
@@ -179,6 +190,41 @@ def notes_where(condition: Bool[Tensor, " S"], text: str) -> list[str]:
 def first_notes(*notes: Sequence[str]) -> list[str]:
     """For each sample, the first of its notes that is not empty."""
     return [next((note for note in own if note), "") for own in zip(*notes, strict=True)]
+
+
+def states_of(values: Float[Tensor, " S"], state: State) -> list[State]:
+    """The state of all samples but of those without a number, which are unresolved."""
+    return [state if number else "unresolved" for number in values.isfinite().tolist()]
+
+
+def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """Half the width of the bar of √v, from that of v; not to first order."""
+    root = values.sqrt()
+    return torch.maximum(
+        (values + errors).sqrt() - root, root - (values - errors).clamp_min(0).sqrt()
+    )
+
+
+def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
+    """The mean of n ≥ 2 squared lengths of random vectors, and half the width of its bar of 99 %.
+
+    Squares are skewed: few draws see too small a variance too often. So it is raised to what it
+    exceeds in 5 % of the cases, and the bar is that of a χ² variable, see ``sampling_error``.
+    """
+    count = len(draws)
+    mean = draws.mean(0)
+    raised = (count - 1) / float(chi2.ppf(0.05, count - 1))
+    return mean, mean * sampling_error(mean, raised * draws.var(0) / count)
+
+
+def mean_with_error(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
+    """The mean of n draws, and half the width of its bar of 99 % by Student's t; NaN for n = 1."""
+    count = len(draws)
+    mean = draws.mean(0)
+    if count == 1:
+        return mean, torch.full_like(mean, torch.nan)
+    width = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) / count**0.5
+    return mean, width * draws.std(0)
 
 
 class Numbers(NamedTuple):

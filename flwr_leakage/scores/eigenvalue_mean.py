@@ -9,8 +9,8 @@ from scipy.stats import t as student_t
 from torch import Tensor
 
 from flwr_leakage.per_sample import SampleProblem
-from flwr_leakage.randomness import Draws
-from flwr_leakage.spectral import spectral_sum
+from flwr_leakage.randomness import Draws, sign_rows
+from flwr_leakage.spectral import Lanczos
 from flwr_leakage.spectral.dense import dense_bytes, dense_spectrum
 
 ROUNDING = 1e-15
@@ -69,25 +69,42 @@ def eigenvalue_mean(
         max_steps: most steps of Lanczos for each.
         rank_cutoff: relative size of singular values that count as zero.
     """
-    count = problem.operator.num_inputs
     if dense:
         eigenvalues = dense_spectrum(problem.operator)
         values = function(eigenvalues).mean(1)
-        # A singular value is known to about ten units of rounding of the largest.
-        slack = 10 * torch.finfo(torch.float64).eps * eigenvalues[:, :1].sqrt()
+        slack = problem.operator.rounding[:, None] * eigenvalues[:, :1].sqrt()
         least = (eigenvalues.sqrt() - slack).clamp_min(0) ** 2
         errors = (function(least).mean(1) - values).abs()
         rank = (eigenvalues > rank_cutoff**2 * eigenvalues[:, :1]).sum(1)
         return EigenvalueMean(values, errors, True, rank, eigenvalues[:, 0])
-    trace = spectral_sum(
-        problem.operator,
-        lambda nodes, top: function(torch.maximum(nodes, ROUNDING * top)),
-        draws,
-        num_probes,
-        max_steps,
-        tolerance=0.0,
-    )
+    values, largest = _quadrature(problem, function, draws, num_probes, max_steps)
     unknown = torch.full((len(problem),), -1)
     # Of a few probes: Student's t.
-    width = float(student_t.ppf(0.995, num_probes - 1)) * trace.standard_error / count
-    return EigenvalueMean(trace.estimate.value / count, width, False, unknown, trace.largest)
+    quantile = float(student_t.ppf(0.995, num_probes - 1))
+    width = quantile * values.std(0) / num_probes**0.5
+    return EigenvalueMean(values.mean(0), width, False, unknown, largest)
+
+
+def _quadrature(
+    problem: SampleProblem,
+    function: Callable[[Tensor], Tensor],
+    draws: Draws,
+    num_probes: int,
+    max_steps: int,
+) -> tuple[Float[Tensor, "n S"], Float[Tensor, " S"]]:
+    """zᵀf(JJᵀ)z/N by Gauss' rule for each of n random signs z, and λmax from below."""
+    operator = problem.operator
+    largest = torch.zeros(len(problem), dtype=torch.float64)
+    values = []
+    for _ in range(num_probes):
+        process = Lanczos(operator, sign_rows(problem.inputs.shape, draws).to(problem.inputs))
+        for _ in range(min(max_steps, operator.num_inputs)):
+            process.step()
+            if bool((process.last_beta == 0).all()):
+                break
+        nodes, vectors = process.ritz()
+        top = nodes[:, -1:].clamp_min(0)
+        raised = torch.maximum(nodes, ROUNDING * top)
+        values.append((vectors[:, 0] ** 2 * function(raised)).sum(1))
+        largest = torch.maximum(largest, top[:, 0])
+    return torch.stack(values), largest

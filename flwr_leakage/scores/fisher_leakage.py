@@ -71,7 +71,6 @@ class FisherLeakage(SampleScore):
         missed = notes_where(~found.converged, "λmax did not converge: at least this")
         unit, bar = "1 per model input", leakage * relative
         inverse = 1 / leakage
-        rounding = 16 * torch.finfo(problem.inputs.dtype).eps
         return [
             _column("fisher_leakage", leakage, unit, "larger leaks more", notes, bar, sure),
             _column(
@@ -89,7 +88,7 @@ class FisherLeakage(SampleScore):
                 unit,
                 "larger leaks more",
                 first_notes(notes, missed),
-                top * (found.residual / 2 + rounding),
+                top * (found.residual / 2 + problem.rounding),
                 largest,
             ),
         ]

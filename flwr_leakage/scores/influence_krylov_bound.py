@@ -13,11 +13,14 @@ from flwr_leakage.scores.base import (
     SampleScore,
     first_notes,
     notes_where,
+    states_of,
 )
 from flwr_leakage.spectral import solve_damped
 
 NOT_FINITE = "δ, the released minus the raw update, is not finite: look for NaN in the batch"
 _NO_DAMPING = 1e-12
+ROUNDING_FACTOR = 32
+"""By how much more than J rounding moves ‖x_k‖, relative to it, as measured; see the results."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,15 @@ class InfluenceKrylovBound(SampleScore):
             notes_where(~known, NOT_FINITE), notes_where(solved.largest == 0, FLAT)
         )
         name, unit = "influence_krylov_bound_rmse", "model input"
+        # A few steps see the large singular values only, which rounding moves least.
+        errors = ROUNDING_FACTOR * problem.rounding * bound
+        states = states_of(bound, "lower bound")
         if hidden:
-            return [Column(name, bound, unit, "larger is safer", reasons)]
+            return [Column(name, bound, unit, "larger is safer", reasons, errors, states)]
         recovered = first_notes(reasons, [UNDEFENDED] * len(problem))
         probe, probe_unit = "unit_noise_influence_bound_rmse", "model input per unit of noise"
+        zeros, exact = 0 * bound, states_of(bound, "exact")
         return [
-            Column(name, 0 * bound, unit, "larger is safer", recovered),
-            Column(probe, bound, probe_unit, "larger is safer", reasons),
+            Column(name, zeros, unit, "larger is safer", recovered, zeros, exact),
+            Column(probe, bound, probe_unit, "larger is safer", reasons, errors, states),
         ]

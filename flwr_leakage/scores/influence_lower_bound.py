@@ -15,6 +15,7 @@ from flwr_leakage.scores.base import (
     first_notes,
     notes_where,
     numbers_of,
+    states_of,
 )
 
 
@@ -41,8 +42,27 @@ class InfluenceLowerBound(SampleScore):
         top, unresolved, widths, _ = numbers_of(estimate, "at least", "λmax")
         bound = torch.where(top > 0, nominal / (top + widths), torch.nan)
         unhidden = notes_where(problem.undefended, UNDEFENDED)
+        reach = estimate.value.sqrt() * row_norms(problem.deltas).double()
+        slips = problem.rounding * reach
+        errors = slips / (top + widths) + bound * 2 * estimate.residual
         notes = first_notes(unresolved, notes_where(top == 0, FLAT), unhidden)
         return [
-            Column("influence_nominal", nominal, "1", "larger is safer", unhidden),
-            Column("influence_lower_bound", bound, "model input", "larger is safer", notes),
+            Column(
+                "influence_nominal",
+                nominal,
+                "1",
+                "larger is safer",
+                unhidden,
+                slips,
+                states_of(nominal, "exact"),
+            ),
+            Column(
+                "influence_lower_bound",
+                bound,
+                "model input",
+                "larger is safer",
+                notes,
+                errors,
+                states_of(bound, "lower bound"),
+            ),
         ]

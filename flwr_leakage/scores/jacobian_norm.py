@@ -6,7 +6,15 @@ import torch
 
 from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.randomness import Draws, sign_rows
-from flwr_leakage.scores.base import Column, SampleScore, numbers_of
+from flwr_leakage.scores.base import (
+    Column,
+    SampleScore,
+    mean_of_squares,
+    numbers_of,
+    root_error,
+    states_of,
+)
+from flwr_leakage.spectral.estimate import orthogonalize
 
 
 @dataclass(frozen=True)
@@ -14,8 +22,9 @@ class JacobianNorm(SampleScore):
     """‖J‖₂ = √λmax(JJᵀ) and ‖J‖_F = √Σλᵢ, J = ∇ₓ∇_θL ∈ R^{N×P}.
 
     How far the update moves with the input: a larger norm drowns noise of a fixed strength.
-    ‖J‖_F² = E‖Jᵀz‖² over random signs z (Hutchinson 1990): its relative standard error over
-    the probes is in the note where it exceeds 10 %.
+    The Lanczos vectors Q of λmax give their part of ‖J‖_F² exactly, ‖JᵀQ‖_F². Of the rest, it is
+    E‖Jᵀ(I − QQᵀ)z‖² over random signs z (Hutchinson 1990; Meyer et al. 2021). The error bar
+    follows from the spread of the probes.
 
     Attributes:
         num_probes: how many z are drawn, of one product each.
@@ -34,25 +43,29 @@ class JacobianNorm(SampleScore):
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """``jacobian_norm`` and ``jacobian_frobenius_norm``."""
         found = problem.largest(self.tolerance, self.max_steps)
-        top, notes, widths, states = numbers_of(found.estimate, "at least", "λmax")
+        top = numbers_of(found.estimate, "at least", "λmax")
         squares = []
         for _ in range(self.num_probes):
-            signs = sign_rows(problem.inputs.shape, draws)
-            image = problem.operator.matvec(signs.to(problem.inputs))
+            signs = sign_rows(problem.inputs.shape, draws).to(problem.inputs)
+            image = problem.operator.matvec(orthogonalize(signs, found.basis))
             squares.append((image.double() ** 2).sum(1))
-        stacked = torch.stack(squares)
-        mean = stacked.mean(0)
-        error = stacked.std(0) / self.num_probes**0.5 / mean.clamp_min(1e-300) / 2
-        remarks = [f"standard error {e:.0%}" if e > 0.1 else "" for e in error.tolist()]
+        mean, width = mean_of_squares(torch.stack(squares))
+        total = found.trace + mean
+        widths = width + 2 * problem.rounding * total
+        frobenius, errors = total.sqrt(), root_error(total, widths)
+        relative = errors / frobenius.clamp_min(1e-300)
+        remarks = [f"error bar of {e:.0%}" if e > 0.1 else "" for e in relative.tolist()]
+        name, states = "jacobian_frobenius_norm", states_of(frobenius, "within tolerance")
+        root = root_error(top.values, top.errors)
         return [
             Column(
                 "jacobian_norm",
-                top.sqrt(),
+                top.values.sqrt(),
                 "1",
                 "larger leaks more",
-                notes,
-                widths / (2 * top.sqrt()).clamp_min(1e-300),
-                states,
+                top.notes,
+                root,
+                top.states,
             ),
-            Column("jacobian_frobenius_norm", mean.sqrt(), "1", "larger leaks more", remarks),
+            Column(name, frobenius, "1", "larger leaks more", remarks, errors, states),
         ]

@@ -103,7 +103,9 @@ class LAVP(SampleScore):
             "unresolved" if note else state for note, state in zip(notes, found.states, strict=True)
         ]
         values = torch.where(directed, found.values, torch.nan)
-        return Numbers(values, first_notes(notes, found.notes), found.errors, states)
+        # The projection may remove nearly all of J, and leaves its rounding.
+        slips = 2 * problem.rounding * operator.removed.double() * values.sqrt()
+        return Numbers(values, first_notes(notes, found.notes), found.errors + slips, states)
 
     def _smallest(self, problem: SampleProblem, operator: LinearOperator) -> Numbers:
         # The problem's own seed, so that one minimum does not depend on whether another is asked.
@@ -128,7 +130,7 @@ def _geometric_mean(left: Numbers, right: Numbers) -> Numbers:
     return Numbers(values, first_notes(left.notes, right.notes), values * relative / 2, states)
 
 
-def angular_operator(problem: SampleProblem) -> tuple[LinearOperator, list[str]]:
+def angular_operator(problem: SampleProblem) -> tuple[AngularJacobian, list[str]]:
     """The Jacobian of each gradient's direction, and a note for a sample that has none."""
     zero = (problem.gradients == 0).all(1)
     # A zero gradient has no direction. Another vector stands in, and a note leaves the sample out.

@@ -7,7 +7,13 @@ from torch import Tensor
 
 from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.randomness import Draws, sign_rows
-from flwr_leakage.scores.base import Column, SampleScore, notes_where
+from flwr_leakage.scores.base import (
+    Column,
+    SampleScore,
+    mean_with_error,
+    notes_where,
+    states_of,
+)
 
 
 def layer_slices(params: dict[str, Tensor]) -> dict[str, list[slice]]:
@@ -47,17 +53,37 @@ class LayerShares(SampleScore):
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """``layer_share/…`` and ``layer_top_share/…`` for each layer."""
         slices = layer_slices(problem.samples.params)
-        every = torch.zeros(len(slices), len(problem), dtype=torch.float64)
+        probes = []
         for _ in range(self.num_probes):
             signs = sign_rows(problem.inputs.shape, draws)
-            every += _squares(problem.operator.matvec(signs.to(problem.inputs)), slices)
-        top = problem.largest(self.tolerance, self.max_steps).vectors
-        along = _squares(problem.operator.matvec(top), slices)
+            probes.append(_squares(problem.operator.matvec(signs.to(problem.inputs)), slices))
+        drawn = torch.stack(probes)
+        totals = drawn.sum(1)
+        shares = drawn.sum(0) / totals.sum(0)
+        # To first order, a ratio of means errs as the mean of these residuals.
+        residuals = (drawn - shares * totals[:, None]) / totals.mean(0)
+        bars = mean_with_error(residuals.flatten(1))[1].view_as(shares) + 4 * problem.rounding
+        top = problem.largest(self.tolerance, self.max_steps)
+        along = _squares(problem.operator.matvec(top.vectors), slices)
+        part = along / along.sum(0)
+        # A unit vector that is off by an angle φ has squared entries that are off by 2φ√ + φ².
+        slips = top.angle * (2 * part.sqrt() + top.angle) + 4 * problem.rounding
         flat = notes_where(along.sum(0) == 0, "J = 0: no layer tells about the input")
         return [
-            Column(f"{kind}/{layer}", part / parts.sum(0), "1", "larger leaks more", flat)
-            for kind, parts in (("layer_share", every), ("layer_top_share", along))
-            for layer, part in zip(slices, parts, strict=True)
+            Column(
+                f"{kind}/{layer}",
+                value,
+                "1",
+                "larger leaks more",
+                flat,
+                error,
+                states_of(value, "within tolerance"),
+            )
+            for kind, values, errors in (
+                ("layer_share", shares, bars),
+                ("layer_top_share", part, slips),
+            )
+            for layer, value, error in zip(slices, values, errors, strict=True)
         ]
 
 

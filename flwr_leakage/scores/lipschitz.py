@@ -10,7 +10,7 @@ from torch import Tensor
 from flwr_leakage.operators import row_norms
 from flwr_leakage.per_sample import Precision, SampleProblem
 from flwr_leakage.randomness import Draws, normal_rows
-from flwr_leakage.scores.base import Column, SampleScore, notes_where
+from flwr_leakage.scores.base import Column, SampleScore, notes_where, states_of
 from flwr_leakage.spectral.estimate import normalize_rows
 
 Oracle = Callable[[Tensor], Tensor]
@@ -89,7 +89,29 @@ class Lipschitz(SampleScore):
             problem.oracle, problem.inputs, draws, self.noise_std, self.num_draws
         )
         notes = notes_where(~angular.isfinite(), "no direction: g or x is zero")
+        size = row_norms(problem.inputs).double()
+        step = self.noise_std * problem.inputs.shape[1] ** 0.5
+        slips = 2 * problem.rounding * row_norms(problem.gradients).double() / step
+        # A difference of unit vectors, whose square counts, is off by twice the rounding.
+        turns = angular.double().sqrt() * step / size.clamp_min(1e-300)
+        unsure = 4 * problem.rounding * (1 / turns.clamp_min(1e-300) + size / step)
         return [
-            Column("lipschitz", plain, "1", "larger is safer"),
-            Column("angular_lipschitz", angular, "1", "larger is safer", notes),
+            Column(
+                "lipschitz",
+                plain,
+                "1",
+                "larger is safer",
+                (),
+                slips,
+                states_of(plain, "lower bound"),
+            ),
+            Column(
+                "angular_lipschitz",
+                angular,
+                "1",
+                "larger is safer",
+                notes,
+                angular * unsure,
+                states_of(angular, "lower bound"),
+            ),
         ]

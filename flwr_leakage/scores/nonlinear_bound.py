@@ -9,7 +9,7 @@ from torch import Tensor
 from flwr_leakage.operators import row_norms
 from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.randomness import Draws, normal_rows
-from flwr_leakage.scores.base import UNDEFENDED, Column, SampleScore, notes_where
+from flwr_leakage.scores.base import UNDEFENDED, Column, SampleScore, notes_where, states_of
 from flwr_leakage.spectral import largest_eigenvalue, random_start
 
 
@@ -44,8 +44,8 @@ class NonlinearBound(SampleScore):
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """``nonlinear_influence_bound``."""
-        top = problem.largest(self.tolerance, self.max_steps).estimate.value
-        norm = top.clamp_min(0).sqrt()
+        top = problem.largest(self.tolerance, self.max_steps).estimate
+        norm = top.value.clamp_min(0).sqrt()
         mu_gradient, mu_jacobian = curvature(
             problem, norm, draws, self.radius, self.num_draws, self.tolerance, self.max_steps
         )
@@ -53,8 +53,11 @@ class NonlinearBound(SampleScore):
         released = row_norms(problem.gradients + problem.deltas).double()
         bound = projected / (mu_gradient * norm + 2 * mu_jacobian * released)
         notes = notes_where(problem.undefended, UNDEFENDED)
-        name = "nonlinear_influence_bound"
-        return [Column(name, bound, "model input", "larger is safer", notes)]
+        # Constants from below make the bound too large: the theorem's lies below this one.
+        errors = bound * (top.residual + self.tolerance + 32 * problem.rounding)
+        states = states_of(bound, "upper bound")
+        name, unit = "nonlinear_influence_bound", "model input"
+        return [Column(name, bound, unit, "larger is safer", notes, errors, states)]
 
 
 def curvature(

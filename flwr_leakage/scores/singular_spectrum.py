@@ -56,8 +56,7 @@ class SingularSpectrum(SampleScore):
             )
         singular = dense_spectrum(problem.operator).sqrt()
         top = singular[:, 0]
-        # A singular value is known to about ten units of rounding of the largest.
-        slack = 10 * torch.finfo(problem.inputs.dtype).eps * top
+        slack = problem.rounding.to(top) * top
         columns = []
         for position in self.positions:
             own = singular[:, round(position * (size[0] - 1))]

@@ -5,6 +5,7 @@ from operator import attrgetter
 
 from flwr.serverapp.strategy import Strategy
 
+from flwr_leakage.comparison import MEASURES
 from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.nodes import checked
@@ -36,6 +37,11 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(f"{key} must be at least 1, got {value}.")
     if not 0 <= settings.seed < 2**63:
         raise ConfigError(f"seed must lie in [0, 2^63), got {settings.seed}.")
+    known = [measure.name for measure in MEASURES]
+    named = settings.objective
+    for name in [named] if isinstance(named, str) else named or []:
+        if name not in known:
+            raise ConfigError(f"objective must be among {known}, got {name!r}.")
     if settings.server.wait_seconds < 0:
         raise ConfigError(f"server.wait_seconds must be ≥ 0, got {settings.server.wait_seconds}.")
 

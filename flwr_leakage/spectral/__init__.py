@@ -1,35 +1,40 @@
 """Estimators of spectral quantities; each says whether it converged and what it cost."""
 
 from flwr_leakage.spectral.choose import choose_smallest_eigenvalue, route_bytes
-from flwr_leakage.spectral.dense import dense_spectrum, gram_spectrum
+from flwr_leakage.spectral.dense import dense_spectrum, gram_spectrum, inverse_sum
 from flwr_leakage.spectral.estimate import Estimate
 from flwr_leakage.spectral.lanczos import (
     EigenPairs,
     Lanczos,
     LargestEigenvalue,
+    TopPairs,
     largest_eigenvalue,
     random_start,
     smallest_eigenvalue,
 )
 from flwr_leakage.spectral.lsqr import DampedSolution, solve_damped
-from flwr_leakage.spectral.quadrature import Trace, spectral_sum
+from flwr_leakage.spectral.quadrature import CONFIDENCE, Trace, sampling_error, spectral_sum
 from flwr_leakage.spectral.start import gradient_start, last_layer_start
 
 __all__ = [
+    "CONFIDENCE",
     "DampedSolution",
     "EigenPairs",
     "Estimate",
     "Lanczos",
     "LargestEigenvalue",
+    "TopPairs",
     "Trace",
     "choose_smallest_eigenvalue",
     "dense_spectrum",
     "gradient_start",
     "gram_spectrum",
+    "inverse_sum",
     "largest_eigenvalue",
     "last_layer_start",
     "random_start",
     "route_bytes",
+    "sampling_error",
     "smallest_eigenvalue",
     "solve_damped",
     "spectral_sum",

@@ -59,15 +59,36 @@ def estimate_of(
 ) -> Estimate:
     """One eigenvalue of a dense spectrum, not converged where it may be no more than rounding.
 
-    A singular value carries an absolute error of about ε σmax, an eigenvalue of a Gram matrix one
-    of about ε λmax. Both are multiplied by a safety factor of ten.
+    A singular value carries an absolute error of ρ σmax, with ρ the operator's rounding. An
+    eigenvalue of a Gram matrix has one of ten units in the last place of λmax besides.
     """
     value = eigenvalues[:, index]
     top = eigenvalues[:, 0]
-    ratio = top / value.clamp_min(torch.finfo(top.dtype).tiny)
-    epsilon = torch.finfo(operator.dtype).eps
-    relative = _SAFETY * epsilon * (ratio if squared else 2 * ratio.sqrt())
+    slip = _SAFETY * torch.finfo(torch.float64).eps * top if squared else 0.0
+    bound = (value.sqrt() + operator.rounding.to(top) * top.sqrt()) ** 2 + slip
+    relative = (bound - value) / value.clamp_min(torch.finfo(top.dtype).tiny)
     method = "dense Gram matrix in float64" if squared else "dense SVD in float64"
     resolved = (relative <= tolerance) & (value > 0)
-    bound = torch.maximum(value, _SAFETY * epsilon * top * (1 if squared else epsilon * _SAFETY))
     return Estimate(torch.where(resolved, value, bound), resolved, relative, products, method)
+
+
+def inverse_sum(operator: LinearOperator, tolerance: float = 1e-2) -> Estimate:
+    """Σ1/λᵢ of AᵀA from the dense matrix: the sum that the smallest eigenvalues decide.
+
+    Every singular value may be off by ρ σmax, with ρ the operator's rounding. Where that moves the
+    sum by more than the tolerance, it has not converged, and its value is a lower bound.
+
+    Args:
+        operator: A, of S blocks.
+        tolerance: relative error.
+    """
+    first = operator.products
+    singular = dense_spectrum(operator).sqrt()
+    slip = operator.rounding[:, None].to(singular) * singular[:, :1]
+    least, most = (singular + slip) ** -2, (singular - slip).clamp_min(0) ** -2
+    value = (singular**-2).sum(1)
+    error = ((most - least).sum(1) / value).nan_to_num(torch.inf)
+    resolved = error <= tolerance
+    spent = operator.products - first
+    known = torch.where(resolved, value, least.sum(1))
+    return Estimate(known, resolved, error, spent, "dense SVD in float64")

@@ -17,7 +17,8 @@ class Estimate:
     Attributes:
         value: (S,); where ``converged`` is false it is no estimate, but a bound at best.
         converged: (S,) whether the value is within the tolerance asked for.
-        residual: (S,) the estimator's own estimate of the relative error.
+        residual: (S,) the relative error of the value, rounding included. Where it did not
+            converge, what the estimator knows of it, which may be too little.
         products: ``matvec`` and ``rmatvec`` spent for each operator.
         method: what computed it.
     """

@@ -77,6 +77,11 @@ class Lanczos:
         self._alphas.append(alpha)
         self._betas.append(torch.where(exhausted, 0.0, beta))
 
+    @property
+    def rayleigh_quotients(self) -> Float[Tensor, "S k"]:
+        """‖Av‖² of each vector of the basis: the diagonal of T."""
+        return torch.stack(self._alphas, 1)
+
     def tridiagonal(self) -> Float[Tensor, "S k k"]:
         """T, of k rows and columns after k steps."""
         alphas = torch.stack(self._alphas, 1)
@@ -98,6 +103,21 @@ class EigenPairs:
 
     estimate: Estimate
     vectors: Float[Tensor, "S N"]
+
+
+@dataclass(frozen=True)
+class TopPairs(EigenPairs):
+    """The largest eigenvalue of each block, and the Krylov space that it was found in.
+
+    Attributes:
+        angle: (S,) about how far the eigenvector is off, in radians.
+        basis: (S, k, N) the orthonormal vectors of the block's own steps, and zeros.
+        trace: (S,) Σ‖Av‖² over them.
+    """
+
+    angle: Float[Tensor, " S"]
+    basis: Float[Tensor, "S k N"]
+    trace: Float[Tensor, " S"]
 
 
 def random_start(operator: LinearOperator, generator: Draws) -> Float[Tensor, "S N"]:
@@ -132,9 +152,10 @@ class LargestEigenvalue:
         self._tops: list[Tensor] = []
         self._residuals: list[Tensor] = []
         self._growths: list[Tensor] = []
+        self._angles: list[Tensor] = []
         self._coefficients: list[Tensor] = []
 
-    def __call__(self, tolerance: float, max_steps: int) -> EigenPairs:
+    def __call__(self, tolerance: float, max_steps: int) -> TopPairs:
         """λmax and its eigenvector to a relative tolerance, in ``max_steps`` Gram products at most.
 
         Raises:
@@ -155,18 +176,27 @@ class LargestEigenvalue:
             if bool(done.all()):
                 break
         blocks = torch.arange(count, device=last.device)
-        top, residual = (
-            torch.stack(history)[last, blocks] for history in (self._tops, self._residuals)
-        )
+        histories = (self._tops, self._residuals, self._growths, self._angles)
+        top, residual, growth, angle = (torch.stack(each)[last, blocks] for each in histories)
+        # Two steps say nothing about growth; the residual bound then stands alone.
+        error = torch.maximum(residual, torch.where(growth.isfinite(), growth, 0.0))
+        error = error + 2 * self.operator.rounding.to(error)
         widest = int(last.max()) + 1
         coefficients = top.new_zeros(count, widest)
         for block, step in enumerate(last.tolist()):
             coefficients[block, : step + 1] = self._coefficients[step][block]
-        vectors = torch.einsum(
-            "sk,skn->sn", coefficients.to(self.operator.dtype), self._process.basis[:, :widest]
-        )
+        own = torch.arange(widest, device=last.device) <= last[:, None]
+        basis = torch.where(own[:, :, None], self._process.basis[:, :widest], 0.0)
+        vectors = torch.einsum("sk,skn->sn", coefficients.to(self.operator.dtype), basis)
+        quotients = self._process.rayleigh_quotients[:, :widest].double()
         spent = self.operator.products - first
-        return EigenPairs(Estimate(top, done, residual, spent, "Lanczos"), vectors)
+        return TopPairs(
+            Estimate(top, done, error, spent, "Lanczos"),
+            vectors,
+            angle,
+            basis,
+            torch.where(own, quotients, 0.0).sum(1),
+        )
 
     def _extend(self) -> None:
         process = self._process
@@ -174,10 +204,12 @@ class LargestEigenvalue:
         theta, vectors = process.ritz()
         top = theta[:, -1].clamp_min(0)
         residual = process.last_beta * vectors[:, -1, -1].abs()
-        error = residual
+        error, angle = residual, torch.ones_like(residual)
         if process.num_steps > 1:
             gap = (top - theta[:, -2]).clamp_min(torch.finfo(top.dtype).tiny)
             error = torch.minimum(residual, residual**2 / gap)
+            angle = (residual / gap).clamp_max(1.0)
+        self._angles.append(torch.where(process.last_beta == 0, 0.0, angle))
         self._tops.append(top)
         self._residuals.append(error / top.clamp_min(torch.finfo(top.dtype).tiny))
         growth = remaining_growth(self._tops)
@@ -190,7 +222,7 @@ def largest_eigenvalue(
     start: Float[Tensor, "S N"],
     tolerance: float = 1e-3,
     max_steps: int = 100,
-) -> EigenPairs:
+) -> TopPairs:
     """λmax of AᵀA, from below, and its eigenvector; see ``LargestEigenvalue``.
 
     Args:
@@ -242,7 +274,10 @@ def smallest_eigenvalue(
         done &= torch.tensor(process.num_steps > SETTLING_STEPS)
         done |= (process.last_beta == 0) & (rounding * theta[:, -1] <= tolerance * lowest)
         value = keep_finished(finished, value, lowest.clamp_min(0))
-        error = keep_finished(finished, error, residual)
+        # T = AᵀA knows an eigenvalue to its precision times the largest one.
+        conditions = theta[:, -1] / scale
+        slips = rounding * conditions + 2 * operator.rounding.to(scale) * conditions.sqrt()
+        error = keep_finished(finished, error, residual + moved + slips)
         weights = keep_finished(finished, weights, vectors[:, :, 0])
         finished = finished | done
         if bool(finished.all()) or process.num_steps >= min(max_steps, operator.num_inputs):

@@ -15,7 +15,7 @@ class DenseSolution:
 
     Attributes:
         solutions: x (S, N).
-        errors: (S,) half the width of an error bar of ‖x‖, from the rounding of A.
+        errors: (S,) half the width of an error bar of ‖x‖, from the operator's rounding.
         rank: (S,) singular values that count.
         inverse_diagonal: (S, N), the diagonal of (AᵀA)⁺: variances of x for unit noise on b.
     """
@@ -38,8 +38,10 @@ def solve_dense(
     """
     first = operator.products
     found = [
-        _solve(matrix.double(), b.double(), cutoff, torch.finfo(operator.dtype).eps)
-        for matrix, b in zip(operator.to_dense(), right_hand_side, strict=True)
+        _solve(matrix.double(), b.double(), cutoff, rounding)
+        for matrix, b, rounding in zip(
+            operator.to_dense(), right_hand_side, operator.rounding.tolist(), strict=True
+        )
     ]
     assert operator.products - first == operator.num_inputs
     solutions, errors, ranks, diagonals = zip(*found, strict=True)
@@ -49,15 +51,14 @@ def solve_dense(
 
 
 def _solve(
-    matrix: Tensor, b: Tensor, cutoff: float, epsilon: float
+    matrix: Tensor, b: Tensor, cutoff: float, rounding: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, triangle = torch.linalg.qr(matrix)
     u, sigma, vh = torch.linalg.svd(triangle, full_matrices=False)
     counted = (sigma > cutoff * sigma[0]) & (sigma > 0)
     inverse = torch.where(counted, 1 / sigma, 0.0)
     along = u.T @ (q.T @ b)
-    # A singular value is known to about ten units of rounding of the largest.
-    slack = 10 * epsilon * sigma[0]
+    slack = rounding * sigma[0]
     worst = torch.where(counted, 1 / (sigma - slack).clamp_min(1e-300), 0.0)
     error = (worst * along).norm() - (inverse * along).norm()
     diagonal = ((inverse[:, None] * vh) ** 2).sum(0)

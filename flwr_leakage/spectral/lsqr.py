@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.spectral.bidiagonal import column_rules, lower_bidiagonal
 from flwr_leakage.spectral.estimate import (
     keep_finished,
     normalize_rows,
@@ -24,7 +25,7 @@ class DampedSolution:
         norms: (S, E), ‖x‖ extrapolated to infinitely many steps.
         lower_bounds: (S, E), ‖x‖ of ``solutions``, which grows with the steps.
         converged: (S, E), whether the norm is within the tolerance.
-        residual: (S, E), estimated relative error of the lower bound.
+        residual: (S, E), how far above the lower bound the upper one lies, relative to it.
         dampings: (S, E), ε as used.
         largest: (S,) λmax of AᵀA as the Krylov space sees it, from below.
         products: ``matvec`` and ``rmatvec`` spent for each operator.
@@ -55,10 +56,11 @@ def solve_damped(
     every ε from one SVD of B. Equal to conjugate gradients on (AᵀA + εI)x = Aᵀb in exact
     arithmetic, without squaring the condition number, and λmax ≈ σmax(B)² comes along.
 
-    A damping stops where the error bound ‖normal residual‖/(ε‖x‖) is within the tolerance, or where
-    ‖x‖, which never decreases, has grown by less than the tolerance over the last quarter of the
-    steps. The same holds of λmax where it is not given. A block's result is that of the step at
-    which all of its dampings have stopped, so that it does not depend on the other blocks.
+    ‖x‖ never decreases, and Radau's quadrature with a node at 0 bounds it from above (Golub and
+    Meurant 1994, section 4). A damping stops where both agree to the tolerance, and where λmax, if
+    it is not given, has grown by less than the tolerance over the last quarter of the steps. A
+    block's result is that of the step at which all of its dampings have stopped, so that it does
+    not depend on the other blocks.
 
     Args:
         operator: A, of S blocks.
@@ -77,7 +79,6 @@ def solve_damped(
     basis = right[:, None]
     diagonal: list[Tensor] = []
     below: list[Tensor] = []
-    norm_history: list[Tensor] = []
     largest_history: list[Tensor] = []
     relative = torch.tensor(relative_dampings, dtype=torch.float64)
     next_check = 1 if tolerance > 0 else max_steps
@@ -99,17 +100,17 @@ def solve_damped(
         last = steps >= min(max_steps, operator.num_inputs) or bool(exhausted.all())
         if steps >= next_check or last:
             next_check = steps + max(1, steps // 10)
-            bidiagonal = _bidiagonal(diagonal, below)
+            bidiagonal = lower_bidiagonal(diagonal, below)
             factors = torch.linalg.svd(bidiagonal, full_matrices=False)
             top = factors[1][:, 0] ** 2
             dampings = relative * (top if largest is None else largest.double())[:, None]
             coordinates = _project(factors, scale, dampings)
             norms = torch.linalg.vector_norm(coordinates, dim=2)
-            normal = (alpha.double() * below[-1])[:, None] * coordinates[:, :, -1].abs()
-            bound = normal / (dampings * norms).clamp_min(torch.finfo(torch.float64).tiny)
-            norm_history += [norms] * (steps - len(norm_history))
+            upper = _upper_bounds(bidiagonal, alpha, scale, dampings)
             largest_history += [top] * (steps - len(largest_history))
-            error = torch.minimum(bound, remaining_growth(norm_history))
+            tiny_norm = torch.finfo(torch.float64).tiny
+            error = ((upper - norms) / norms.clamp_min(tiny_norm)).clamp_min(0)
+            error = torch.where(exhausted[:, None], 0.0, error)
             if largest is None:
                 growth = torch.where(exhausted, 0.0, remaining_growth(largest_history))
                 error = torch.maximum(error, growth[:, None])
@@ -125,7 +126,7 @@ def solve_damped(
             }
             if last or bool((done & ~finished).any()):
                 limit = _extrapolated(bidiagonal, scale, dampings, norms)
-                current["limit"] = torch.minimum(limit, norms * (1 + bound))
+                current["limit"] = torch.minimum(limit, norms * (1 + error))
             for name, value in current.items():
                 kept[name] = keep_finished(finished, kept.get(name), value)
             finished = done
@@ -143,6 +144,19 @@ def solve_damped(
         kept["top"],
         operator.products - first,
     )
+
+
+def _upper_bounds(
+    bidiagonal: Float[Tensor, "S k1 k"],
+    next_alpha: Float[Tensor, " S"],
+    scale: Float[Tensor, " S"],
+    dampings: Float[Tensor, "S E"],
+) -> Float[Tensor, "S E"]:
+    """Upper bounds of the norms: Radau's rule of ‖x‖² = ∫(λ + ε)⁻²dμ, with a node at 0."""
+    mass = (scale * bidiagonal[:, 0, 0])[:, None] ** 2
+    nodes, weights = column_rules(bidiagonal, next_alpha.cpu(), mass)[1]
+    shifted = nodes[:, None] + dampings[:, :, None]
+    return (weights[:, None] / shifted.clamp_min(1e-150) ** 2).sum(2).sqrt()
 
 
 def _extrapolated(
@@ -188,12 +202,3 @@ def _limit(last: Tensor, before: Tensor, first: Tensor) -> Tensor:
     rest = growth * growth / (earlier - growth)
     slowing = (earlier > growth) & (rest < earlier + growth)
     return last + torch.where(slowing, rest, earlier + growth)
-
-
-def _bidiagonal(diagonal: list[Tensor], below: list[Tensor]) -> Float[Tensor, "S k1 k"]:
-    steps = len(diagonal)
-    result = torch.zeros(diagonal[0].shape[0], steps + 1, steps, dtype=torch.float64)
-    index = torch.arange(steps)
-    result[:, index, index] = torch.stack(diagonal, 1).cpu()
-    result[:, index + 1, index] = torch.stack(below, 1).cpu()
-    return result

@@ -1,19 +1,21 @@
-"""Stochastic Lanczos quadrature: traces of functions of AᵀA."""
+"""Stochastic quadrature: traces of functions of AᵀA, between proven bounds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
+from scipy.stats import chi2
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
 from flwr_leakage.randomness import Draws, sign_rows
+from flwr_leakage.spectral.bidiagonal import Bidiagonal
 from flwr_leakage.spectral.estimate import Estimate, keep_finished, remaining_growth
-from flwr_leakage.spectral.lanczos import Lanczos
 
 SpectralFunction = Callable[[Tensor, Tensor], Tensor]
 """(eigenvalues (S, k), λmax (S, 1)) ↦ (S, k)."""
+CONFIDENCE = 0.99
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,18 @@ class Trace:
     """An estimate of Σᵢf(λᵢ), the mean over random probes.
 
     Attributes:
-        estimate: its value, and its relative error (quadrature error plus standard error).
-        standard_error: (S,) absolute standard error of the mean; 0 for a single probe.
+        estimate: its value, half-way between both rules where the quadrature of every probe has
+            converged, else the lower one. Its residual counts the quadrature's error and, with a
+            probability of 99 %, the sampling error.
+        lower: (S,) the mean of the lower rule.
+        upper: (S,) that of the upper rule.
+        standard_error: (S,) absolute standard error of the mean.
         largest: (S,) the largest Ritz value over the probes.
     """
 
     estimate: Estimate
+    lower: Float[Tensor, " S"]
+    upper: Float[Tensor, " S"]
     standard_error: Float[Tensor, " S"]
     largest: Float[Tensor, " S"]
 
@@ -38,48 +46,67 @@ def spectral_sum(
     num_probes: int = 10,
     max_steps: int = 60,
     tolerance: float = 0.02,
+    order: int = 0,
 ) -> Trace:
-    """Σᵢf(λᵢ) of AᵀA by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017, algorithm 2).
+    """Σᵢλᵢᵖg(λᵢ) of AᵀA, p = ``order``, by stochastic quadrature (Ubaru, Chen and Saad 2017).
 
-    For a random sign vector z, E[zᵀf(AᵀA)z] is the trace, and k steps of Lanczos from z give
-    zᵀf(AᵀA)z ≈ N Σⱼ wⱼf(θⱼ) with Gauss nodes θⱼ and weights wⱼ = (first entry of T's
-    eigenvector)². A probe stops when the last quarter of its steps changed its value by less
-    than half the tolerance.
+    For a random sign vector z, E[zᵀf(AᵀA)z] is the trace. k steps of Golub and Kahan's process
+    from z give two quadrature rules of zᵀf(AᵀA)z, that of Gauss and that of Radau with a node at
+    0. Where the derivatives of g alternate in sign, as those of 1/(λ + ε) and 1/(λ + ε)² do, the
+    first lies below and the second above (Golub and Meurant 1994, section 4). p = 1 counts λ
+    into the measure, so that λ/(λ + ε)² is bracketed, too. A probe stops where both rules agree
+    to the tolerance, and λmax has stopped growing.
+
+    The variance of zᵀf(AᵀA)z is at most 2Σf(λᵢ)² (Hutchinson 1990). The same nodes estimate that
+    from a single probe, and the bar of the mean is that of a χ² variable of the same variance.
 
     Args:
         operator: A, of S blocks.
-        function: f of the eigenvalues, which is given λmax too, so that a damping may be relative
-            to it.
+        function: g of the eigenvalues, which is given λmax too, so that a damping may be relative
+            to it. Of a g whose derivatives do not alternate, both rules are estimates only.
         generator: for the probes.
         num_probes: how many vectors z are drawn.
-        max_steps: most Gram products for each probe.
-        tolerance: the value has converged if its relative error is below this.
+        max_steps: most steps for each probe, of two products each.
+        tolerance: relative error of the quadrature.
+        order: p, 0 or 1.
     """
     if num_probes < 1:
         raise ValueError(f"num_probes must be at least 1, got {num_probes}.")
+    if order not in (0, 1):
+        raise ValueError(f"order must be 0 or 1, got {order}.")
     first = operator.products
-    values: list[Tensor] = []
-    largest = torch.zeros(operator.num_blocks, dtype=torch.float64)
-    moved = torch.zeros(operator.num_blocks, dtype=torch.float64)
+    probes = []
     for _ in range(num_probes):
         signs = sign_rows((operator.num_blocks, operator.num_inputs), generator)
         start = signs.to(dtype=operator.dtype, device=operator.device)
-        value, change, top = _probe(operator, start, function, max_steps, tolerance)
-        values.append(value)
-        moved = torch.maximum(moved, change)
-        largest = torch.maximum(largest, top)
-    stacked = torch.stack(values)
-    mean = stacked.mean(0)
-    error = stacked.std(0) / num_probes**0.5 if num_probes > 1 else torch.zeros_like(mean)
-    relative = moved + error / mean.abs().clamp_min(torch.finfo(mean.dtype).tiny)
+        probes.append(_probe(operator, start, function, max_steps, tolerance, order))
+    lows, highs, squares, errors, tops = (torch.stack(each) for each in zip(*probes, strict=True))
+    lower, upper = lows.mean(0), highs.mean(0)
+    converged = errors.amax(0) <= tolerance
+    mean = torch.where(converged, (lower + upper) / 2, lower)
+    variance = 2 * squares.mean(0) / num_probes
+    relative = errors.amax(0) + sampling_error(mean, variance)
     estimate = Estimate(
         mean,
-        relative <= tolerance,
+        converged,
         relative,
         operator.products - first,
-        f"stochastic Lanczos quadrature, {num_probes} probes",
+        f"stochastic quadrature, {num_probes} probes",
     )
-    return Trace(estimate, error, largest)
+    return Trace(estimate, lower, upper, variance.sqrt(), tops.amax(0))
+
+
+def sampling_error(mean: Tensor, variance: Tensor) -> Tensor:
+    """Half the width of the bar of 99 % of a mean of zᵀFz, F ⪰ 0, relative to the mean.
+
+    A mean of ν = 2·mean²/variance squares of normal variables has this mean and variance. The
+    truth T then lies where mean/T is a usual value of χ²_ν/ν.
+    """
+    freedom = 2 * mean.double() ** 2 / variance.clamp_min(torch.finfo(torch.float64).tiny)
+    freedom = freedom.clamp(1.0, 1e12).nan_to_num(1.0)
+    low = torch.as_tensor(chi2.ppf((1 - CONFIDENCE) / 2, freedom.numpy())) / freedom
+    high = torch.as_tensor(chi2.ppf((1 + CONFIDENCE) / 2, freedom.numpy())) / freedom
+    return torch.maximum(1 / low - 1, 1 - 1 / high)
 
 
 def _probe(
@@ -88,23 +115,36 @@ def _probe(
     function: SpectralFunction,
     max_steps: int,
     tolerance: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    process = Lanczos(operator, start)
-    history: list[Tensor] = []
+    order: int,
+) -> tuple[Tensor, ...]:
+    """zᵀf z by the lower and the upper rule, zᵀf²z, the error of their mean, and λmax."""
+    process = Bidiagonal(operator, start)
     finished = torch.zeros(operator.num_blocks, dtype=torch.bool)
-    value = change = top = None
+    kept: list[Tensor | None] = [None] * 5
+    tops: list[Tensor] = []
+    next_check = 1
     while True:
         process.step()
-        nodes, vectors = process.ritz()
-        nodes = nodes.clamp_min(0)
-        weights = vectors[:, 0] ** 2
-        history.append(
-            operator.num_inputs * (weights * function(nodes, nodes[:, -1:])).sum(1).cpu()
-        )
-        growth = torch.where(process.last_beta.cpu() == 0, 0.0, remaining_growth(history))
-        value = keep_finished(finished, value, history[-1])
-        change = keep_finished(finished, change, growth)
-        top = keep_finished(finished, top, nodes[:, -1].cpu())
-        finished = finished | (growth <= tolerance / 2)
-        if bool(finished.all()) or len(history) >= min(max_steps, operator.num_inputs):
-            return value, change, top
+        last = process.num_steps >= min(max_steps, operator.num_inputs)
+        if not (last or process.num_steps >= next_check or bool(process.exhausted.any())):
+            continue
+        next_check = process.num_steps + max(1, process.num_steps // 10)
+        rules = process.rules(order)
+        top = rules[0][0][:, :1]
+        tops += [top[:, 0]] * (process.num_steps - len(tops))
+        ends = []
+        for nodes, weights in rules:
+            images = torch.where(weights > 0, function(nodes, top), 0.0)
+            ends.append((weights * images).sum(1))
+            square = (weights * nodes**order * images**2).sum(1)
+        lower, upper = torch.stack(ends).aminmax(dim=0)
+        value, error = (lower + upper) / 2, (upper - lower) / 2
+        growth = torch.where(process.exhausted, 0.0, remaining_growth(tops))
+        relative = error / value.abs().clamp_min(torch.finfo(value.dtype).tiny)
+        relative = torch.where(value == 0, 0.0, torch.maximum(relative, growth))
+        relative = relative.nan_to_num(torch.inf)
+        for place, current in enumerate((lower, upper, square, relative, top[:, 0])):
+            kept[place] = keep_finished(finished, kept[place], current)
+        finished = finished | (relative <= tolerance) | process.exhausted
+        if bool(finished.all()) or last:
+            return tuple(each for each in kept if each is not None)

@@ -8,9 +8,17 @@ from hypothesis import strategies as st
 
 from flwr_leakage.audit import ClientNote
 from flwr_leakage.records import Measurement
+from flwr_leakage.tracking.text import plain_text
 
 SCORE = Measurement(
-    "lambda_max", (0.25, None), "1", "larger is safer", ("", "did not converge"), 12
+    "lambda_max",
+    (0.25, None),
+    "1",
+    "larger is safer",
+    ("", "did not converge"),
+    12,
+    (0.01, None),
+    ("within tolerance", "lower bound"),
 )
 NOTE = ClientNote(3, (SCORE,), 0.5, 1.5, reproducible=True, remark="own", own_config=True)
 CONTENT = json.loads(NOTE.to_text())
@@ -19,7 +27,7 @@ MEASUREMENTS = st.builds(
     lambda name, values, direction, products: Measurement(
         name, tuple(values), "1", direction, tuple(str(v) for v in values), products
     ),
-    st.text(st.characters(codec="utf-8"), max_size=20),
+    st.text(max_size=5).map(plain_text),
     st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=4),
     st.sampled_from(["larger is safer", "smaller is safer", "larger leaks more", ""]),
     st.integers(0, 10**6),
@@ -30,6 +38,14 @@ MEASUREMENTS = st.builds(
 def test_what_is_sent_is_read(client_id, measurements):
     note = ClientNote(client_id, tuple(measurements), 0.25, 2.0, True, "own", True)
     assert ClientNote.from_text(note.to_text()) == note
+
+
+def test_error_bars_and_states_travel_and_notes_without_them_are_read():
+    assert ClientNote.from_text(NOTE.to_text()).measurements == (SCORE,)
+    earlier = dict(CONTENT["measurements"][0])
+    del earlier["errors"], earlier["states"]
+    (read,) = ClientNote.from_text(json.dumps(CONTENT | {"measurements": [earlier]})).measurements
+    assert read.values == SCORE.values and read.errors == () and read.states == ()
 
 
 def _text(change=None, **measurement):
@@ -56,6 +72,12 @@ def _text(change=None, **measurement):
         _text({"reproducible": 1}),
         _text({"remark": 3}),
         _text({"client-id": -1}),
+        _text(errors=[-1.0, None]),
+        _text(errors=[0.1]),
+        _text(errors=["0.1", None]),
+        _text(states=["good", "unresolved"]),
+        _text(states=[["exact"], "unresolved"]),
+        _text(states="exact"),
         _text({"client-id": "3"}),
         _text({"client-id": 3.0}),
         _text({"client-id": True}),
@@ -78,6 +100,8 @@ def _text(change=None, **measurement):
         _text(values={"a": 1}),
         _text(values=None),
         _text(values=[1, 2, 3]),
+        _text(values=[1.0] * 100_000, notes=[]),
+        _text({"measurements": [CONTENT["measurements"][0]] * 30_000}),
         _text(notes=["one for two"]),
         _text(notes=7),
         _text(notes=[1, 2]),
@@ -120,3 +144,15 @@ def test_long_texts_are_cut_and_texts_that_no_file_can_hold_are_mended():
     assert len(measurement.name) == 100
     assert len(measurement.notes[0]) == 500
     measurement.unit.encode()
+
+
+def test_what_a_terminal_would_obey_is_spelled_out():
+    escape, mark = chr(27), chr(0x202E)
+    note = ClientNote.from_text(_text({"remark": f"{escape}[2J{mark}x"}, name=f"{mark}score"))
+    assert note.remark == "\\u001b[2J\\u202ex"
+    assert note.measurements[0].name == "\\u202escore"
+
+
+def test_too_many_values_are_named_with_their_number():
+    with pytest.raises(ValueError, match="at most 20,000 values, got 100,001"):
+        ClientNote.from_text(_text(values=[1.0] * 100_000, notes=[]))

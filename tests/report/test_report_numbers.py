@@ -19,6 +19,7 @@ from flwr_leakage.report.tables import (
     events_table,
     missing,
     rounds_table,
+    scores_table,
 )
 from flwr_leakage.report.verdict import judge
 
@@ -346,3 +347,24 @@ def test_flatten_names_every_leaf_as_an_override():
 def test_describe_of_nothing():
     assert describe(None) == ("", "")
     assert describe({"_target_": 3}) == ("", "")
+
+
+def test_scores_stand_with_their_error_bars_and_states():
+    def bar(sample, value, error, state):
+        return LeakageRecord(
+            "r", 1, 0, sample, "score", "lambda_max", value, "1", "", "", error, state
+        )
+
+    records = [
+        bar(0, 2.0, 0.1, "within tolerance"),
+        bar(1, 1.0, 0.3, "within tolerance"),
+        bar(2, 4.0, None, "lower bound"),
+        bar(3, None, None, "unresolved"),
+        score(1, 0, 0, 3.0),
+    ]
+    table = scores_table(Index(records))
+    assert table.rows == (
+        ("λmax", "2.00 ± 0.10", "30 %", "2 within tolerance, 1 lower bound, 1 unresolved"),
+    )
+    only_bounds = scores_table(Index([bar(0, None, None, "upper bound")]))
+    assert only_bounds.rows == (("λmax", "–", "–", "1 upper bound"),)

@@ -10,12 +10,14 @@ from flwr_leakage.operators import (
     FunctionJacobian,
     Meter,
 )
+from flwr_leakage.randomness import sign_rows
 from flwr_leakage.spectral import (
     Lanczos,
     LargestEigenvalue,
     choose_smallest_eigenvalue,
     dense_spectrum,
     gram_spectrum,
+    inverse_sum,
     largest_eigenvalue,
     random_start,
     smallest_eigenvalue,
@@ -244,7 +246,7 @@ def damped_reference(dense, rhs, damping):
 def test_lsqr_solves_for_several_dampings_at_once(dtype):
     operator, dense = with_spectrum(GEOMETRIC, FLAT, dtype=dtype)
     rhs = torch.randn(2, 40, generator=generator(3), dtype=torch.float64)
-    solved = solve_damped(operator, rhs.to(dtype), (1e-1, 1e-3), tolerance=1e-5)
+    solved = solve_damped(operator, rhs.to(dtype), (1e-1, 1e-3), tolerance=1e-8)
     assert bool(solved.converged.all())
     tops = torch.tensor([1.0, max(FLAT)]).double()
     for index, relative in enumerate((1e-1, 1e-3)):
@@ -327,3 +329,66 @@ def test_estimates_bracket_the_spectrum(spectrum, seed):
     assert float(low.value) >= min(spectrum) * (1 - 1e-6)
     if bool(low.converged.all()):
         assert float(low.value) == pytest.approx(min(spectrum), rel=1e-2)
+
+
+PLATEAU = [1.0] + [1e-2] * 10 + [10.0 ** (-4 - k / 20) for k in range(60)]
+
+
+def test_both_rules_bracket_a_sum_at_every_number_of_steps():
+    operator, dense = with_spectrum(PLATEAU, rows=80)
+    eigenvalues, vectors = torch.linalg.eigh(dense[0].T @ dense[0])
+    signs = sign_rows((1, len(PLATEAU)), generator(7)).double()
+    measure = (vectors.T @ signs[0]) ** 2
+    for damping in (1e-2, 1e-4, 1e-6):
+        for order in (0, 1):
+            exact = (measure * eigenvalues**order / (eigenvalues + damping) ** 2).sum()
+            for steps in (2, 5, 10, 20, 40, 70):
+                found = spectral_sum(
+                    operator,
+                    lambda x, top, damping=damping: 1 / (x + damping) ** 2,
+                    generator(7),
+                    1,
+                    steps,
+                    0.0,
+                    order,
+                )
+                assert found.lower <= exact * (1 + 1e-9) and exact <= found.upper * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("damping", [1e-4, 1e-5])
+def test_a_sum_that_rests_on_a_plateau_is_not_finished(damping):
+    operator, dense = with_spectrum(PLATEAU, rows=80)
+    eigenvalues, vectors = torch.linalg.eigh(dense[0].T @ dense[0])
+    signs = sign_rows((1, len(PLATEAU)), generator(7)).double()
+    exact = ((vectors.T @ signs[0]) ** 2 * eigenvalues / (eigenvalues + damping) ** 2).sum()
+
+    def function(nodes, top):
+        return 1 / (nodes + damping * top) ** 2
+
+    found = spectral_sum(operator, function, generator(7), 1, 70, 0.02, order=1)
+    assert bool(found.estimate.converged)
+    assert float(found.estimate.value) == pytest.approx(float(exact), rel=0.02)
+    stopped = spectral_sum(operator, function, generator(7), 1, 4, 0.02, order=1).estimate
+    assert not bool(stopped.converged) and float(stopped.value) <= float(exact)
+
+
+def test_lsqr_s_error_reaches_to_an_upper_bound():
+    operator, dense = with_spectrum(PLATEAU, rows=80)
+    rhs = torch.randn(1, 80, generator=generator(2), dtype=torch.float64)
+    for damping in (1e-3, 1e-5):
+        exact = float(
+            damped_reference(dense, rhs, torch.tensor([damping], dtype=torch.float64)).norm()
+        )
+        for steps in (3, 8, 20, 50):
+            solved = solve_damped(operator, rhs, (damping,), 0.0, steps, torch.ones(1).double())
+            low, error = float(solved.lower_bounds), float(solved.residual)
+            assert low <= exact * (1 + 1e-9) and exact <= low * (1 + error) * (1 + 1e-9)
+            assert low * (1 - 1e-9) <= float(solved.norms) <= low * (1 + error) * (1 + 1e-9)
+
+
+def test_the_sum_of_inverses_is_right_or_a_lower_bound():
+    operator, _ = with_spectrum([1.0, 1e-3, 1e-6], [1.0, 1e-3, 1e-30])
+    found = inverse_sum(operator)
+    assert found.converged.tolist() == [True, False]
+    assert float(found.value[0]) == pytest.approx(1e6 + 1e3 + 1, rel=1e-6)
+    assert 1e3 < float(found.value[1]) < 1e30

@@ -16,6 +16,7 @@ from PIL import Image
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking import JsonlTracker, read_run
 from flwr_leakage.tracking.jsonl import write_private
+from flwr_leakage.tracking.text import plain_text
 
 
 def record(value=1.5, server_round=1, **changes):
@@ -36,14 +37,18 @@ def rows(folder):
 def test_what_is_written_is_read_again(tmp_path):
     tracker = JsonlTracker(tmp_path / "run")
     records = [record(), record(None, 2), record(-1e-300, 2, kind="score")]
+    records += [record(2.0, 2, error=0.5, state="within tolerance")]
+    records += [record(None, 2, state="lower bound")]
     for entry in records:
         tracker.log(entry)
     tracker.event(EVENT)
     tracker.image(2, 3, 1, "defended", torch.rand(3, 4, 5))
     tracker.close()
     run = read_run(tmp_path / "run")
-    assert run.records == tuple(records)
-    assert run.events == (EVENT,)
+    said = plain_text(records[0].note)
+    assert said == "ü </script>\\u2028\\ud800 \n"
+    assert run.records == tuple(replace(entry, note=said) for entry in records)
+    assert run.events == (replace(EVENT, message="ValueError: <b>\\u000d\n"),)
     [image] = run.images
     assert (image.server_round, image.client_id, image.sample, image.role) == (2, 3, 1, "defended")
     assert run.closed and run.problems == () and run.metadata == {}
@@ -92,7 +97,7 @@ def test_a_line_torn_at_any_byte_loses_itself_only(cut, tmp_path_factory):
         torn = read_run(folder)
     assert [entry.value for entry in torn.records] == [1.0]
 
-    reopened = JsonlTracker(folder)
+    reopened = JsonlTracker(folder, resume=True)
     reopened.log(record(3.0))
     reopened.close()
     with pytest.warns(UserWarning, match="line 3"):
@@ -130,9 +135,17 @@ def test_a_killed_process_loses_nothing_that_was_logged(tmp_path):
     assert not run.closed
 
 
+def test_a_folder_that_holds_a_run_is_refused_unless_it_is_to_be_continued(tmp_path):
+    JsonlTracker(tmp_path).close()
+    before = (tmp_path / "records.jsonl").read_bytes()
+    with pytest.raises(FileExistsError, match=r"which holds a run: choose another, .*resume=True"):
+        JsonlTracker(tmp_path)
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+
+
 def test_reopening_appends(tmp_path):
     for value in (1.0, 2.0):
-        tracker = JsonlTracker(tmp_path)
+        tracker = JsonlTracker(tmp_path, resume=True)
         tracker.log(record(value))
         tracker.close()
         tracker.close()
@@ -222,12 +235,34 @@ def test_values_that_are_no_finite_number_are_refused(tmp_path, value):
         assert read_run(tmp_path).records == ()
 
 
+@pytest.mark.parametrize("change", [("null", "-1.0"), ("null", "true"), ('""', '"good"')])
+def test_errors_and_states_that_are_none_are_refused(tmp_path, change):
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(record(0.5))
+    path = tmp_path / "records.jsonl"
+    for name, content in (("error", change), ("state", change)):
+        path.write_text(
+            path.read_text().replace(f'"{name}": {content[0]}', f'"{name}": {content[1]}')
+        )
+    with pytest.warns(UserWarning, match="line 2"):
+        assert read_run(tmp_path).records == ()
+
+
+def test_records_of_earlier_versions_are_read(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(record(0.5))
+    path = tmp_path / "records.jsonl"
+    path.write_text(path.read_text().replace(', "error": null, "state": ""', ""))
+    assert "state" not in path.read_text()
+    assert read_run(tmp_path).records == (record(0.5),)
+
+
 def test_fields_of_later_versions_are_ignored(tmp_path):
     tracker = JsonlTracker(tmp_path)
     tracker.log(record(0.5))
     path = tmp_path / "records.jsonl"
     path.write_text(path.read_text().replace('"value": 0.5', '"value": 0.5, "new": 1'))
-    assert read_run(tmp_path).records == (record(0.5),)
+    assert [entry.value for entry in read_run(tmp_path).records] == [0.5]
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):

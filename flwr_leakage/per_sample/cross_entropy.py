@@ -1,0 +1,91 @@
+"""The cross-entropy without cancellation: right to the last digits for confident samples, too."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flwr_leakage.gradient_map import Loss
+
+
+@dataclass(frozen=True)
+class StableCrossEntropy:
+    """``torch.nn.functional.cross_entropy`` whose derivatives of every order do not cancel.
+
+    The gradient of the usual form in the logit of the true class is p_y − 1. In float32 nothing is
+    left of it where p_y is within 1e-7 of one, and the gradient of all weights carries that error.
+    Here it is −Σ_{k≠y}p_k, a sum of terms of one sign, because the loss is written as
+
+        −log p_y = log(1 + eˢ)   with   s = log Σ_{k≠y} exp(z_k − z_y).
+
+    For class probabilities t, with a the most probable class and T = Σ_k t_k,
+
+        −Σ_k t_k log p_k = −T log p_a + Σ_{k≠a} t_k(z_a − z_k).
+
+    Attributes:
+        weight: as torch's, one for each class.
+        ignore_index: as torch's, for class indices only.
+        reduction: ``mean`` or ``sum``.
+        label_smoothing: as torch's.
+    """
+
+    weight: Tensor | None = None
+    ignore_index: int = -100
+    reduction: str = "mean"
+    label_smoothing: float = 0.0
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss, a scalar.
+
+        Args:
+            logits: (B, K).
+            targets: (B,) class indices or (B, K) probabilities.
+        """
+        count = logits.shape[1]
+        weight = logits.new_ones(count) if self.weight is None else self.weight.to(logits)
+        if targets.is_floating_point():
+            share, used = targets.to(logits), None
+            total = logits.new_tensor(float(len(targets)))
+        else:
+            used = targets != self.ignore_index
+            known = torch.where(used, targets, 0)
+            share = (known[:, None] == torch.arange(count, device=known.device)).to(logits)
+            total = torch.where(used, share @ weight, 0.0).sum()
+        smooth = self.label_smoothing
+        losses = _losses(logits, weight * (share * (1 - smooth) + smooth / count), share)
+        losses = losses if used is None else torch.where(used, losses, 0.0)
+        return losses.sum() / total if self.reduction == "mean" else losses.sum()
+
+
+def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
+    """−Σ_k t_k log p_k of each row, with t = ``shares`` and a the largest of ``ranks``."""
+    top = ranks.argmax(1, keepdim=True)
+    is_top = top == torch.arange(logits.shape[1], device=logits.device)
+    below = logits - logits.gather(1, top)
+    s = below.masked_fill(is_top, -torch.inf).logsumexp(1)
+    return shares.sum(1) * _softplus(s) - torch.where(is_top, 0.0, shares * below).sum(1)
+
+
+def _softplus(s: Tensor) -> Tensor:
+    """log(1 + eˢ). ``F.softplus`` and ``F.logsigmoid`` lose digits in their second derivatives."""
+    positive = s > 0
+    return torch.where(positive, s, 0.0) + torch.log1p(torch.exp(torch.where(positive, -s, s)))
+
+
+def stable(loss: Loss) -> Loss | None:
+    """The loss itself without cancellation, where it is torch's cross-entropy; else ``None``."""
+    if loss is F.cross_entropy:
+        return StableCrossEntropy()
+    if type(loss) is nn.CrossEntropyLoss and loss.reduction in ("mean", "sum"):
+        return StableCrossEntropy(
+            loss.weight, loss.ignore_index, loss.reduction, loss.label_smoothing
+        )
+    if isinstance(loss, partial) and loss.func is F.cross_entropy and not loss.args:
+        options = dict(loss.keywords)
+        if options.keys() <= set(StableCrossEntropy.__dataclass_fields__) and options.get(
+            "reduction", "mean"
+        ) in ("mean", "sum"):
+            return StableCrossEntropy(**options)
+    return loss if isinstance(loss, StableCrossEntropy) else None

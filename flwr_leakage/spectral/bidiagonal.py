@@ -1,0 +1,122 @@
+"""Golub–Kahan bidiagonalisation of S operators at once, and quadrature rules that bracket."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.operators.base import LinearOperator
+from flwr_leakage.spectral.estimate import normalize_rows, orthogonalize
+
+Rule = tuple[Tensor, Tensor]
+"""Nodes and weights of a quadrature rule, (S, k) each, the largest node first."""
+
+
+class Bidiagonal:
+    """The bidiagonalisation Aᵀ V = U B of A from a vector z of inputs: u₁ = z/‖z‖.
+
+    Golub and Kahan 1965, in the form of Paige and Saunders 1982, section 3, with u kept
+    orthonormal. B is lower bidiagonal, (k + 1) × k after k steps, with α on its diagonal and β
+    below. It knows σ to ε σmax with ε the precision, where T = BBᵀ of the Lanczos process knows
+    λ = σ² to ε λmax only. A step costs two products.
+
+    Args:
+        operator: A, of S blocks.
+        start: z, (S, N), not zero.
+    """
+
+    def __init__(self, operator: LinearOperator, start: Float[Tensor, "S N"]) -> None:
+        self.operator = operator
+        self._inputs, self.start_norm = normalize_rows(start)
+        self.basis = self._inputs[:, None]
+        self._outputs, alpha = normalize_rows(operator.matvec(self._inputs))
+        self._alphas = [alpha.double()]
+        self._betas: list[Tensor] = []
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken: the columns of B."""
+        return len(self._betas)
+
+    def step(self) -> None:
+        """Extend B by one column, and take α of the next one."""
+        operator, alpha = self.operator, self._alphas[-1].to(self._inputs.dtype)
+        image = operator.rmatvec(self._outputs) - alpha[:, None] * self._inputs
+        fresh, beta = normalize_rows(orthogonalize(image, self.basis))
+        # Below this, the remainder is rounding and its direction has no meaning.
+        floor = torch.finfo(beta.dtype).eps * self._alphas[0].to(beta.dtype)
+        full = torch.tensor(self.num_steps + 1 >= operator.num_inputs)
+        exhausted = (beta <= floor) | full
+        self._inputs = torch.where(exhausted[:, None], 0.0, fresh)
+        beta = torch.where(exhausted, 0.0, beta)
+        self._betas.append(beta.double())
+        self.basis = torch.cat([self.basis, self._inputs[:, None]], dim=1)
+        following = operator.matvec(self._inputs) - beta[:, None] * self._outputs
+        self._outputs, alpha = normalize_rows(torch.where(exhausted[:, None], 0.0, following))
+        self._alphas.append(alpha.double())
+
+    @property
+    def exhausted(self) -> Tensor:
+        """(S,) where the Krylov space is complete."""
+        return self._betas[-1] == 0
+
+    def matrix(self) -> Float[Tensor, "S k1 k"]:
+        """B."""
+        return lower_bidiagonal(self._alphas[:-1], self._betas)
+
+    def rules(self, order: int) -> tuple[Rule, Rule]:
+        """Gauss' and Radau's rules, the latter with a node at 0, of the measure λᵖμ.
+
+        μ is the spectral measure of z: ∫f dμ = zᵀf(AᵀA)z. Its moments follow from BBᵀ, those of λμ
+        from BᵀB.
+
+        Args:
+            order: p, 0 or 1.
+        """
+        bidiagonal = self.matrix()
+        squared = self.start_norm.double()[:, None].cpu() ** 2
+        if order == 0:
+            square = bidiagonal[:, :-1]
+            return _rule(square.mT, squared), _rule(bidiagonal.mT, squared)
+        squared = squared * bidiagonal[:, 0, :1] ** 2
+        return column_rules(bidiagonal, self._alphas[-1].cpu(), squared)
+
+
+def lower_bidiagonal(diagonal: list[Tensor], below: list[Tensor]) -> Float[Tensor, "S k1 k"]:
+    """B with its diagonal and the diagonal below, each (S,) an entry, in float64."""
+    steps = len(diagonal)
+    result = torch.zeros(diagonal[0].shape[0], steps + 1, steps, dtype=torch.float64)
+    index = torch.arange(steps)
+    result[:, index, index] = torch.stack(diagonal, 1).double().cpu()
+    result[:, index + 1, index] = torch.stack(below, 1).double().cpu()
+    return result
+
+
+def column_rules(
+    bidiagonal: Float[Tensor, "S k1 k"],
+    next_alpha: Float[Tensor, " S"],
+    mass: Float[Tensor, "S 1"],
+) -> tuple[Rule, Rule]:
+    """Gauss' and Radau's rules of BᵀB at its first unit vector, with a node at 0 in the latter.
+
+    Of g whose derivatives alternate in sign, Gauss' rule is a lower bound and Radau's an upper one
+    (Golub and Meurant 1994, section 4). Radau's comes from the upper bidiagonal factor R of BᵀB:
+    one column more, and nothing below it.
+
+    Args:
+        bidiagonal: B.
+        next_alpha: the diagonal entry that B's next column would have.
+        mass: of the measure.
+    """
+    factor = torch.linalg.qr(bidiagonal, mode="r").R
+    pivot, coupling = factor[:, -1, -1], next_alpha.double() * bidiagonal[:, -1, -1]
+    column = torch.zeros_like(factor[:, :, :1])
+    column[:, -1, 0] = torch.where(pivot == 0, 0.0, coupling / torch.where(pivot == 0, 1.0, pivot))
+    return _rule(bidiagonal, mass), _rule(torch.cat([factor, column], dim=2), mass)
+
+
+def _rule(matrix: Float[Tensor, "S r k"], mass: Float[Tensor, "S 1"]) -> Rule:
+    """Nodes and weights of MᵀM at its first unit vector."""
+    _, values, vectors = torch.linalg.svd(matrix, full_matrices=True)
+    missing = matrix.shape[2] - values.shape[1]
+    nodes = torch.nn.functional.pad(values**2, (0, max(0, missing)))
+    return nodes, mass * vectors[:, :, 0] ** 2
