@@ -252,9 +252,11 @@ def test_records_of_earlier_versions_are_read(tmp_path):
     tracker = JsonlTracker(tmp_path)
     tracker.log(record(0.5))
     path = tmp_path / "records.jsonl"
+    written = read_run(tmp_path).records
     path.write_text(path.read_text().replace(', "error": null, "state": ""', ""))
     assert "state" not in path.read_text()
-    assert read_run(tmp_path).records == (record(0.5),)
+    assert read_run(tmp_path).records == written
+    assert (written[0].error, written[0].state) == (None, "")
 
 
 def test_fields_of_later_versions_are_ignored(tmp_path):
