@@ -6,8 +6,6 @@ from flwr_leakage.defenses.accounting import (
     canary_epsilon,
     gaussian_delta,
     gaussian_epsilon,
-    guess_bound,
-    image_psnr,
 )
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.defenses.chain import Chain
@@ -69,8 +67,6 @@ __all__ = [
     "flip_signs",
     "gaussian_delta",
     "gaussian_epsilon",
-    "guess_bound",
-    "image_psnr",
     "instahide_batch",
     "load_public_images",
     "mixup_batch",

@@ -1,4 +1,4 @@
-"""What Gaussian noise on an update guarantees: (ε, δ), guesses, images, and what canaries show.
+"""What Gaussian noise on an update guarantees, (ε, δ), and what canaries show.
 
 Everything follows from one number. Adding N(0, σ²) to a sum that one client can move by at most
 Δ in norm, T times, is as private as telling N(0, 1) from N(μ, 1) with
@@ -6,6 +6,7 @@ Everything follows from one number. Adding N(0, σ²) to a sum that one client c
     μ = √T Δ / σ                                                                     (1)
 
 (Gaussian differential privacy, Dong, Roth and Su 2022, corollary 3.3: exact, no approximation).
+What that allows of guesses and images: ``flwr_leakage.bounds``.
 """
 
 import math
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.special import log_ndtr, ndtri
 from torch import Tensor
 
 from flwr_leakage.params import Params
@@ -57,39 +58,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     highest = mu * (mu / 2 - float(ndtri(delta)))
     found = brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, highest, xtol=1e-13 * highest)
     return min(highest, float(found) * (1 + 1e-12))  # on the side that holds
-
-
-def guess_bound(mu: float, prior: float) -> float:
-    """Largest chance of naming a record, of an attacker who has chance ``prior`` without it.
-
-    Reconstruction robustness Φ(Φ⁻¹(κ) + μ) (Balle et al. 2022; Hayes et al. 2023; for Gaussian
-    privacy Kaissis et al. 2023). It holds for every attacker, whatever else it knows.
-
-    Args:
-        mu: (1), ≥ 0.
-        prior: κ in (0, 1): 1/n for one of n equally likely records.
-    """
-    if not 0 < prior < 1:
-        raise ValueError(f"prior must lie in (0, 1), got {prior}.")
-    return float(ndtr(ndtri(prior) + mu))
-
-
-def image_psnr(noise_to_clip: float, num_pixels: int, mean_square: float = 0.25) -> float:
-    """PSNR in dB of an image that makes up the whole update, as read without prior knowledge.
-
-    The client's worst case: the update is the image x in [0, 1]^N times C/‖x‖, as a wide linear
-    first layer gives away for a batch of one. Scaled back, the noise has standard deviation
-    (σ/C) ‖x‖ a pixel (Riess et al. 2024): PSNR = −20 log₁₀(σ/C) − 10 log₁₀(N · mean square). An
-    attacker who knows how images look does better where this is low.
-
-    Args:
-        noise_to_clip: σ/C, after averaging over the releases of the same image.
-        num_pixels: N.
-        mean_square: of the image's pixels; 0.25 is that of a bright photograph.
-    """
-    if noise_to_clip == 0:
-        return math.inf
-    return -20 * math.log10(noise_to_clip) - 10 * math.log10(num_pixels * mean_square)
 
 
 @dataclass(frozen=True)

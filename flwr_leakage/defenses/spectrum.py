@@ -9,7 +9,8 @@ left singular vector, and who knows everything else, is left with the squared er
 
 This is the expected I²F (Zhang et al. 2023, section 3.3: variance σ_noise² Σ λ/(λ + ε)²) at the
 damping ε = e/τ² that is best for the attacker, with the error that the damping itself causes.
-It never exceeds N τ²: no noise hides more than there is.
+It never exceeds N τ²: no noise hides more than there is. It is the linearised Bayesian bound,
+with the conditions of ``flwr_leakage.bounds.bayesian_mse``.
 """
 
 import math
@@ -20,6 +21,7 @@ from jaxtyping import Float
 from scipy.optimize import brentq
 from torch import Tensor
 
+from flwr_leakage.bounds import posterior_variance
 from flwr_leakage.defenses.base import LocalRound
 from flwr_leakage.operators import SampleJacobian
 from flwr_leakage.randomness import Randomness
@@ -93,7 +95,7 @@ class SampleSpectra:
         tau, energy = self.prior_std, noise_std**2
         if energy == 0:
             return torch.zeros(len(self.exposures), dtype=torch.float64)
-        return self.rmse(self.trace(tau**2 * energy / (energy + (tau * self.singular_values) ** 2)))
+        return self.rmse(self.trace(posterior_variance(self.singular_values**2, energy, tau**2)))
 
     def energies(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S k"]:
         """e(σ) = τ² σ (c − σ)₊: of all allotments of its total energy, (1) is largest for it.

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flwr_leakage.defenses.accounting import gaussian_epsilon, guess_bound, image_psnr
+from flwr_leakage.bounds import guess_bound, image_psnr
+from flwr_leakage.defenses.accounting import gaussian_epsilon
 
 Level = Literal["guarantee", "condition", "weaker", "none"]
 

@@ -57,6 +57,8 @@ class LinearOperator(ABC):
         self.device = like.device
         self.meter = Meter() if meter is None else meter
         self.tally = Tally()
+        self.samples_a_product = 1
+        """Gradients of single samples that one map of a product goes through."""
 
     @property
     def products(self) -> int:
@@ -130,7 +132,7 @@ class LinearOperator(ABC):
                 f"vectors must have shape ({self.num_blocks}, {length}), got "
                 f"{tuple(vectors.shape)}."
             )
-        self.meter.spend(self.num_blocks)
+        self.meter.spend(self.num_blocks * self.samples_a_product)
         self.tally.products += 1
 
 

@@ -202,7 +202,15 @@ class SampleJacobian(FunctionJacobian):
 
 
 class BatchJacobian(FunctionJacobian):
-    """∂ₓ∂_θL of the mean loss of a whole batch: one map R^{B·C·H·W} → R^P."""
+    """∂ₓ∂_θL of the mean loss of a whole batch: one map R^{B·C·H·W} → R^P.
+
+    Args:
+        gradient_map: of the client's model and loss.
+        params: θ.
+        batch: B samples.
+        buffers: BatchNorm statistics for the map to use.
+        meter: see ``LinearOperator``; a product counts once for each sample.
+    """
 
     def __init__(
         self,
@@ -210,6 +218,7 @@ class BatchJacobian(FunctionJacobian):
         params: Mapping[str, Tensor],
         batch: Batch,
         buffers: Mapping[str, Tensor] | None = None,
+        meter: Meter | None = None,
     ) -> None:
         _require_floating(batch.inputs)
         theta = dict(params)
@@ -219,7 +228,8 @@ class BatchJacobian(FunctionJacobian):
             return ravel(gradient_map(theta, Batch(inputs, batch.targets), buffers))[None]
 
         plain = bool(gradient_map.one_by_one)
-        super().__init__(function, batch.inputs.reshape(1, -1), plain=plain)
+        super().__init__(function, batch.inputs.reshape(1, -1), meter, plain=plain)
+        self.samples_a_product = len(batch)
 
 
 class UpdateJacobian(FunctionJacobian):
@@ -227,6 +237,14 @@ class UpdateJacobian(FunctionJacobian):
 
     One map R^{N·C·H·W} → R^P over all samples of the round; for one plain step over all of
     them it equals ``BatchJacobian``.
+
+    Args:
+        gradient_map: of the client's model and loss.
+        params: θ_t.
+        batch: all samples of the round.
+        schedule: of the local training.
+        buffers: BatchNorm statistics for the map to use.
+        meter: see ``LinearOperator``; a product counts once for each sample of each step.
     """
 
     def __init__(
@@ -236,6 +254,7 @@ class UpdateJacobian(FunctionJacobian):
         batch: Batch,
         schedule: LocalSchedule,
         buffers: Mapping[str, Tensor] | None = None,
+        meter: Meter | None = None,
     ) -> None:
         _require_floating(batch.inputs)
         theta: Params = dict(params)
@@ -246,7 +265,9 @@ class UpdateJacobian(FunctionJacobian):
             return -ravel(delta)[None] / schedule.learning_rate
 
         plain = bool(gradient_map.one_by_one)
-        super().__init__(function, batch.inputs.reshape(1, -1), plain=plain)
+        super().__init__(function, batch.inputs.reshape(1, -1), meter, plain=plain)
+        windows = schedule.slices(len(batch))
+        self.samples_a_product = sum(window.stop - window.start for window in windows)
 
 
 def _require_floating(inputs: Tensor) -> None:

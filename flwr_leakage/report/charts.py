@@ -176,3 +176,37 @@ def _inline(figure: Figure, name: str, description: str) -> Markup:
         f'xmlns:xlink="http://www.w3.org/1999/xlink">'
     )
     return Markup(opening + svg[svg.index(">") + 1 :])
+
+
+def corridor_chart(
+    reached: Sequence[float],
+    limits: Mapping[str, Sequence[float | None]],
+    name: str,
+    description: str,
+) -> Markup:
+    """Draw what the attack reached on each sample as a dot, and the limits above it as lines.
+
+    Args:
+        reached: PSNR of the attack on each sample, in dB, in the order of drawing.
+        limits: by what they are called, the highest PSNR that each lets an attacker have.
+        name: makes the ids of this chart unique on the page.
+        description: what the chart shows, for a reader who does not see it.
+    """
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure, axes = _figure()
+        places = np.arange(1, len(reached) + 1)
+        for (limit, psnr), (colour, dashes) in zip(
+            limits.items(), ((_LEAK, (0, ())), (_INK, (0, (4, 2)))), strict=False
+        ):
+            line = np.asarray([np.nan if value is None else value for value in psnr], dtype=float)
+            axes.plot(places, line, color=colour, lw=1.4, ls=dashes, label=limit)
+            axes.fill_between(
+                places, reached, line, where=line >= reached, color=_MUTED, alpha=0.12, lw=0
+            )
+        axes.scatter(places, reached, s=12, color=_ACCENT, lw=0, zorder=3, label="attack")
+        axes.set_xlabel("sample, least protected first")
+        axes.set_ylabel("PSNR")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
+                    borderaxespad=0.2, handlelength=1.6, columnspacing=1.2)  # fmt: skip
+        return _inline(figure, name, description)

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from flwr_leakage.report import charts, tables
 from flwr_leakage.report.agreement import Agreement, agreements
+from flwr_leakage.report.corridor import corridors
 from flwr_leakage.report.gallery import make_gallery
 from flwr_leakage.report.header import facts, flatten, given_to_attacker, planned_rounds
 from flwr_leakage.report.index import (
@@ -124,7 +125,7 @@ def render_report(run: RunData, recovered_psnr: float = 25.0, max_gallery: int =
         rounds_done=max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0),
         rounds_planned=planned_rounds(run.metadata),
         psnr_chart=_psnr_chart(index, recovered_psnr),
-        score_charts=_charts(index, "score"),
+        score_charts=[*corridors(index, run.metadata), *_charts(index, "score")],
         utility_charts=_charts(index, "utility"),
         score_notes=(*tables.missing(index, "score"), *_constant_scores(index)),
         rounds=tables.rounds_table(index, recovered_psnr),

@@ -46,7 +46,9 @@ class NonlinearBound(SampleScore):
         """``nonlinear_influence_bound``."""
         top = problem.largest(self.tolerance, self.max_steps).estimate
         norm = top.value.clamp_min(0).sqrt()
-        mu_gradient, mu_jacobian = self._constants(problem, norm, draws)
+        mu_gradient, mu_jacobian = curvature(
+            problem, norm, draws, self.radius, self.num_draws, self.tolerance, self.max_steps
+        )
         projected = row_norms(problem.operator.rmatvec(problem.deltas)).double()
         released = row_norms(problem.gradients + problem.deltas).double()
         bound = projected / (mu_gradient * norm + 2 * mu_jacobian * released)
@@ -57,23 +59,40 @@ class NonlinearBound(SampleScore):
         name, unit = "nonlinear_influence_bound", "model input"
         return [Column(name, bound, unit, "larger is safer", notes, errors, states)]
 
-    def _constants(
-        self, problem: SampleProblem, norm: Float[Tensor, " S"], draws: Draws
-    ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """μ_L and μ_J, from ‖J‖ and the random points."""
-        mu_gradient, mu_jacobian = norm, torch.zeros_like(norm)
-        for _ in range(self.num_draws):
-            noise = self.radius * normal_rows(problem.inputs.shape, draws).to(problem.inputs)
-            length = row_norms(noise).double()
 
-            def change(samples: Samples, shift: Tensor = noise) -> Tensor:
-                moved = samples.with_inputs(samples.inputs + shift)
-                return moved.gradients() - samples.gradients()
+def curvature(
+    problem: SampleProblem,
+    norm: Float[Tensor, " S"],
+    draws: Draws,
+    radius: float,
+    num_draws: int,
+    tolerance: float,
+    max_steps: int,
+) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+    """μ_L and μ_J: Lipschitz constants of x ↦ g(x) and x ↦ J(x), from below.
 
-            difference = problem.jacobian_of(change)
-            mu_gradient = torch.maximum(mu_gradient, row_norms(difference.value) / length)
-            start = random_start(difference, draws)
-            top = largest_eigenvalue(difference, start, self.tolerance, self.max_steps)
-            steepest = top.estimate.value.clamp_min(0).sqrt() / length
-            mu_jacobian = torch.maximum(mu_jacobian, steepest)
-        return mu_gradient, mu_jacobian
+    Args:
+        problem: of S samples.
+        norm: ‖J‖.
+        draws: for the random points.
+        radius: their distance as an RMS per input.
+        num_draws: how many.
+        tolerance: relative error to which spectral norms are computed.
+        max_steps: most steps of a Lanczos run.
+    """
+    mu_gradient, mu_jacobian = norm, torch.zeros_like(norm)
+    for _ in range(num_draws):
+        noise = radius * normal_rows(problem.inputs.shape, draws).to(problem.inputs)
+        length = row_norms(noise).double()
+
+        def change(samples: Samples, shift: Tensor = noise) -> Tensor:
+            moved = samples.with_inputs(samples.inputs + shift)
+            return moved.gradients() - samples.gradients()
+
+        difference = problem.jacobian_of(change)
+        mu_gradient = torch.maximum(mu_gradient, row_norms(difference.value) / length)
+        start = random_start(difference, draws)
+        top = largest_eigenvalue(difference, start, tolerance, max_steps)
+        steepest = top.estimate.value.clamp_min(0).sqrt() / length
+        mu_jacobian = torch.maximum(mu_jacobian, steepest)
+    return mu_gradient, mu_jacobian

@@ -45,7 +45,12 @@ def describe(config: Config, experiment: Experiment) -> None:
     run_dir = Path(experiment.settings.run_dir)
     if (run_dir / RECORDS_FILE).exists():
         raise ConfigError(f"run_dir must be a new folder, got {run_dir}, which holds a run.")
-    extra = {"run": run_dir.name, "threat": experiment.threat.describe(), **config["choices"]}
+    extra = {
+        "run": run_dir.name,
+        "threat": experiment.threat.describe(),
+        "input_std": list(experiment.spec.std),  # pixels per model input, for the report
+        **config["choices"],
+    }
     write_metadata(run_dir, config=config, seed=experiment.settings.seed, extra=extra)
 
 

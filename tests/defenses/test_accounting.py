@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
+from flwr_leakage.bounds import guess_bound, image_psnr
 from flwr_leakage.defenses.accounting import (
     _epsilon_between,
     _hockey_stick,
@@ -15,8 +16,6 @@ from flwr_leakage.defenses.accounting import (
     canary_epsilon,
     gaussian_delta,
     gaussian_epsilon,
-    guess_bound,
-    image_psnr,
 )
 
 

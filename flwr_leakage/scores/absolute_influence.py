@@ -1,0 +1,115 @@
+"""I²F with an absolute damping, as the paper has it, and how the paper chooses it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.per_sample import SampleProblem
+from flwr_leakage.randomness import Draws
+from flwr_leakage.records import State
+from flwr_leakage.scores.base import UNDEFENDED, Column, SampleScore, first_notes, notes_where
+from flwr_leakage.spectral import solve_damped
+
+
+@dataclass(frozen=True)
+class AbsoluteInfluence(SampleScore):
+    """‖(JJᵀ + εI)⁻¹Jδ‖ with ε in units of λ (Zhang et al. 2023, section 4), J ∈ R^{N×P}.
+
+    The paper's extension to a singular J. ε is a hyperparameter there, chosen so that attacks'
+    errors are linear in I²F (``fit_damping``): 1 to 10 on LeNet and MNIST. It means another thing
+    on every model, as λ scales with the square of the loss: ``InversionInfluence`` takes ε/λmax.
+
+    ``absolute_influence_rmse_…`` is the norm divided by √N, one for each ε.
+
+    Attributes:
+        dampings: ε > 0.
+        tolerance: relative error to which I²F is computed.
+        max_steps: most steps of LSQR, of two products each.
+    """
+
+    dampings: Sequence[float] = (1.0,)
+    tolerance: float = 1e-2
+    max_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dampings", tuple(self.dampings))
+        if not self.dampings or min(self.dampings) <= 0:
+            raise ValueError(f"dampings must be positive, got {self.dampings}.")
+
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
+        """One quantity for each damping."""
+        count, unit = len(problem), "model input"
+        names = [f"absolute_influence_rmse_{damping:.0e}" for damping in self.dampings]
+        if bool(problem.undefended.all()):
+            zeros, notes = torch.zeros(count, dtype=torch.float64), [UNDEFENDED] * count
+            exact: list[State] = ["exact"] * count
+            return [
+                Column(name, zeros, unit, "larger is safer", notes, zeros, exact) for name in names
+            ]
+        # Relative to a λmax of 1, the dampings are absolute.
+        solved = solve_damped(
+            problem.operator,
+            problem.deltas,
+            tuple(self.dampings),
+            self.tolerance,
+            self.max_steps,
+            largest=torch.ones(count, dtype=torch.float64),
+        )
+        columns = []
+        root = problem.operator.num_inputs**0.5
+        for index, name in enumerate(names):
+            done, norms = solved.converged[:, index], solved.norms[:, index] / root
+            least = (solved.lower_bounds[:, index] / root).tolist()
+            missed = [
+                "" if sure else f"unresolved: at least {value:.3g} after {self.max_steps} steps"
+                for sure, value in zip(done.tolist(), least, strict=True)
+            ]
+            notes = first_notes(notes_where(problem.undefended, UNDEFENDED), missed)
+            states: list[State] = [
+                "within tolerance" if sure else "lower bound" for sure in done.tolist()
+            ]
+            values = torch.where(done, norms, torch.nan)
+            bars = values * self.tolerance
+            columns.append(Column(name, values, unit, "larger is safer", notes, bars, states))
+        return columns
+
+
+@dataclass(frozen=True)
+class DampingFit:
+    """Which damping makes attacks' errors linear in I²F.
+
+    Attributes:
+        damping: the best one.
+        r_squared: of the straight line for each damping, in the order given.
+    """
+
+    damping: float
+    r_squared: tuple[float, ...]
+
+
+def fit_damping(
+    dampings: Sequence[float], influences: Float[Tensor, "E n"], errors: Float[Tensor, " n"]
+) -> DampingFit:
+    """The ε for which a straight line through (I²F, RMSE) fits best (Zhang et al. 2023, section 4).
+
+    The errors are those of attacks that were run: the choice is for one model and one attack.
+
+    Args:
+        dampings: E candidates.
+        influences: I²F of n samples for each.
+        errors: RMSE that an attack reached on the same samples.
+
+    Raises:
+        ValueError: fewer than three samples, or shapes that do not fit.
+    """
+    if influences.shape != (len(dampings), len(errors)) or len(errors) < 3:
+        raise ValueError(
+            f"influences must have one row for each of {len(dampings)} dampings and one column for "
+            f"each of at least 3 errors, got {tuple(influences.shape)} and {len(errors)} errors."
+        )
+    stacked = torch.cat([errors[None].double(), influences.double()])
+    fits = tuple((torch.corrcoef(stacked)[0, 1:] ** 2).tolist())
+    return DampingFit(dampings[fits.index(max(fits))], fits)

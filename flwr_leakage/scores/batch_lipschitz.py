@@ -1,0 +1,73 @@
+"""Lipschitz and angular Lipschitz constants of a whole batch's gradient, as trained."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.params import ravel
+from flwr_leakage.per_sample import ClientSamples
+from flwr_leakage.randomness import make_generator
+from flwr_leakage.records import Batch, Measurement, State
+from flwr_leakage.scores.lipschitz import lipschitz_constants
+
+OF_THE_BATCH = "of the whole batch, the same for each of its samples"
+
+
+@dataclass(frozen=True)
+class BatchLipschitz:
+    """L̃ and L̃cos of the batch's gradient: the angular Lipschitz constant as its paper has it.
+
+    L̃ = maxₙ ‖g(x + n) − g(x)‖/‖n‖ and L̃cos = maxₙ (1 − cos(g(x + n), g(x)))/(1 − cos(x + n, x)),
+    where x is the whole batch and g the gradient of its mean loss. BatchNorm in train mode
+    normalises every draw with that draw's own statistics, as the client does. Each draw takes one
+    gradient of the batch; both are maxima over draws, hence lower bounds. Larger is safer, in the
+    paper's reading. In float64.
+
+    Attributes:
+        noise_std: of n ~ N(0, noise_std²), in the units of the inputs, > 0.
+        num_draws: gradients of the batch, ≥ 1.
+    """
+
+    noise_std: float = 1e-3
+    num_draws: int = 1000
+
+    def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
+        """``batch_lipschitz`` and ``batch_angular_lipschitz``."""
+        exposure = client.exposure.whole
+        batch = exposure.defended
+        soft = batch.targets.is_floating_point()
+        targets = batch.targets.double() if soft else batch.targets
+        params = {name: value.double() for name, value in exposure.params.items()}
+
+        def oracle(flat: Tensor) -> Tensor:
+            inputs = flat.reshape(batch.inputs.shape)
+            found = client.gradient_map(params, Batch(inputs, targets), exposure.buffers)
+            return ravel(found)[None]
+
+        constants = lipschitz_constants(
+            oracle,
+            batch.inputs.double().reshape(1, -1),
+            make_generator(seed, purpose="batch lipschitz"),
+            self.noise_std,
+            self.num_draws,
+        )
+        names = ("batch_lipschitz", "batch_angular_lipschitz")
+        return [
+            _repeated(name, float(value), len(client))
+            for name, value in zip(names, constants, strict=True)
+        ]
+
+
+def _repeated(name: str, value: float, count: int) -> Measurement:
+    known = bool(torch.tensor(value).isfinite())
+    state: State = "lower bound" if known else "unresolved"
+    note = OF_THE_BATCH if known else "no direction: the batch or its gradient is zero"
+    return Measurement(
+        name,
+        (value if known else None,) * count,
+        "1",
+        "larger is safer",
+        (note,) * count,
+        states=(state,) * count,
+    )

@@ -1,0 +1,44 @@
+"""The Bayesian bound: what attackers with a Gaussian prior reach on average."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flwr_leakage.bounds import posterior_variance
+from flwr_leakage.per_sample import SampleProblem
+from flwr_leakage.randomness import Draws
+from flwr_leakage.scores.base import Column
+from flwr_leakage.scores.spectral_bound import SpectralBound
+
+
+@dataclass(frozen=True)
+class BayesianBound(SpectralBound):
+    """√(Σ 1/(λ/σᵢ² + 1/τ²)/N), the linearised Bayesian bound of the RMSE; J ∈ R^{N×P}.
+
+    The formula by which ``TargetRisk`` sets its noise. It is the expected RMSE of the best
+    attacker, biased or not, to whom every input is N(μ, τ²) before the update is seen, if the
+    gradient were linear in the image. It holds as a mean over images of that prior (van Trees 1968
+    with JJᵀ averaged over them is the bound of the network itself, and lies at or below the mean of
+    this). It binds on no single image, and real images have a better prior than independent pixels:
+    an attacker with a prior of smooth images may go below it.
+
+    Attributes:
+        prior_std: τ > 0, in model input units; 1 for standardised inputs.
+    """
+
+    prior_std: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.prior_std < math.inf:
+            raise ValueError(f"prior_std must be positive, got {self.prior_std}.")
+
+    def squared_error(self, eigenvalues: Tensor, noise_std: Tensor) -> Tensor:
+        """τ²σ²/(σ² + τ²λ)."""
+        return posterior_variance(eigenvalues, noise_std**2, self.prior_std**2)
+
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
+        """``bayesian_bound_rmse``."""
+        name = "bayesian_bound_rmse"
+        return [self.bound(name, problem, draws, exact="exact", full_rank=False)]

@@ -1,0 +1,72 @@
+"""σ of the noise on a client's update: given, or read from δ where δ is isotropic Gaussian."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from scipy.special import gammainc, gammaincc
+from torch import Tensor
+
+from flwr_leakage.per_sample import SampleProblem
+from flwr_leakage.scores.base import first_notes, notes_where
+
+NO_NOISE = "no noise: there is no bound, a perfect attacker recovers this sample exactly"
+_DEVIATIONS = 6.0
+"""Standard errors by which δ may differ from Gaussian noise in a test."""
+_CHANCE = 1e-9
+"""Chance below which a mean square is not taken for one of Gaussian noise; that of six errors."""
+
+
+def check_noise_std(noise_std: float | None) -> None:
+    """Raise ``ValueError`` unless σ is ``None``, or finite and ≥ 0."""
+    if noise_std is not None and not 0 <= noise_std < math.inf:
+        raise ValueError(f"noise_std must be None, or finite and ≥ 0, got {noise_std}.")
+
+
+def noise_level(
+    problem: SampleProblem, noise_std: float | None
+) -> tuple[Float[Tensor, " S"], list[str]]:
+    """σᵢ of the noise on each sample's own gradient, NaN where there is no bound, and why.
+
+    An attacker who knows all but sample i sees gᵢ + n with n of standard deviation σ/wᵢ, with wᵢ
+    the sample's weight in the pseudo-gradient and σ that of the noise on the pseudo-gradient.
+    Knowing less does not help, so that a bound for this attacker holds for all of them.
+
+    Args:
+        problem: of S samples.
+        noise_std: σ; ``None`` takes the root mean square of δ, where δ looks like independent
+            Gaussian noise of one size on all entries. Pruning, clipping, Laplacian noise and
+            encodings of the batch do not, and get no bound of this kind.
+    """
+    weights = torch.where(problem.samples.weights > 0, problem.samples.weights, 1.0).double()
+    if noise_std is not None:
+        level = noise_std / weights
+        return torch.where(level > 0, level, torch.nan), notes_where(level == 0, NO_NOISE)
+    level = problem.deltas.double().square().mean(1).sqrt()
+    reason = "" if bool(problem.undefended.all()) else _not_gaussian(problem)
+    notes = first_notes(notes_where(problem.undefended, NO_NOISE), [reason] * len(problem))
+    known = torch.tensor([not note for note in notes])
+    return torch.where(known, level, torch.nan), notes
+
+
+def _not_gaussian(problem: SampleProblem) -> str:
+    """Why δ is no independent Gaussian noise of one size, or nothing."""
+    delta = problem.deltas[0].double()
+    standard = delta / delta.square().mean().sqrt()
+    count = len(standard)
+    kurtosis = float((standard**4).mean())
+    found = ""
+    if abs(kurtosis - 3) > _DEVIATIONS * math.sqrt(96 / count):
+        found = f"its kurtosis is {kurtosis:.2g}, that of Gaussian noise 3"
+    sizes = [value.numel() for value in problem.samples.params.values()]
+    for name, part in zip(problem.samples.params, standard.split(sizes), strict=True):
+        # The sum of squares is χ² distributed.
+        half, total = len(part) / 2, float((part**2).sum()) / 2
+        if min(float(gammainc(half, total)), float(gammaincc(half, total))) < _CHANCE:
+            found = found or f"its mean square differs from tensor to tensor ({name})"
+    gradients = problem.gradients.double()
+    lengths = gradients.norm(dim=1).clamp_min(1e-300)
+    along = (gradients @ standard).abs() / lengths
+    if float(along.max()) > _DEVIATIONS:
+        found = "it depends on the gradient, as pruning and clipping do"
+    return found and f"δ is no independent Gaussian noise of one size: {found}; name noise_std"

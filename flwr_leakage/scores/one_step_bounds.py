@@ -1,0 +1,98 @@
+"""LAVP's bi-Lipschitz constants, and how far one step of an attack can get."""
+
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.per_sample import Precision, SampleProblem
+from flwr_leakage.randomness import Draws, sign_rows
+from flwr_leakage.records import State
+from flwr_leakage.scores.base import FLAT, Column, SampleScore, first_notes, notes_where
+from flwr_leakage.scores.lavp import LAVP
+
+
+@dataclass(frozen=True)
+class OneStepBounds(SampleScore):
+    """L = √λmax and M = √λmin, and the loss that one step of an L2 attack drops (Hong et al. 2024).
+
+    Near the truth M‖x₁ − x₂‖ ≤ ‖g(x₁) − g(x₂)‖ ≤ L‖x₁ − x₂‖, to first order. The attack's loss is
+    ℓ(x) = ‖g(x) − g*‖², and it starts at x* + ρ·(random signs), as in the paper's appendix:
+
+    - ``upper_lipschitz`` L, ``lower_lipschitz`` M: larger is safer, in the paper's reading;
+    - ``one_step_drop_least`` ‖∇ℓ‖²/(4L²ℓ): the best step drops at least this share of the loss
+      (theorem 1, step 1/(2L²));
+    - ``one_step_drop_most`` min(1, ‖∇ℓ‖²/(4M²ℓ)): no step drops more (theorem 2).
+
+    The theorems hold where L and M hold between start and truth. Those at the truth are used here,
+    so that both are approximations that get better with smaller ρ.
+
+    Attributes:
+        start: ρ > 0, in model input units; 0.1 in the paper.
+        smallest: whether to compute M and what needs it, which is dear (see ``LAVP``).
+        tolerance: relative error to which λmax is computed.
+        min_tolerance: relative error to which λmin is computed.
+        max_steps: most steps of a Lanczos run.
+        max_dense_inputs: see ``LAVP``.
+    """
+
+    start: float = 0.1
+    smallest: bool = True
+    tolerance: float = 1e-2
+    min_tolerance: float = 1e-2
+    max_steps: int = 300
+    max_dense_inputs: int = 4096
+    precision: Precision = field(default="float64", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.start > 0:
+            raise ValueError(f"start must be positive, got {self.start}.")
+
+    def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
+        """Memory of the dense route to λmin, for one sample."""
+        return self._spectrum().extra_bytes(num_inputs, num_parameters)
+
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
+        """Two quantities for L, and two for M."""
+        slope, loss = self._at_start(problem, draws)
+        found = []
+        names = (
+            ("upper_lipschitz", "one_step_drop_least"),
+            ("lower_lipschitz", "one_step_drop_most"),
+        )
+        for (constant, drop), source in zip(
+            names, self._spectrum().measure(problem, draws), strict=False
+        ):
+            notes = first_notes(notes_where(source.values == 0, FLAT), source.notes)
+            root = source.values.sqrt()
+            bars = None if source.errors is None else source.errors / root / 2
+            states = list(source.states)
+            found.append(Column(constant, root, "1", "larger is safer", notes, bars, states))
+            share = (slope / (4 * source.values * loss)).clamp_max(1)
+            known = share.isfinite().tolist()
+            kind: State = "lower bound" if drop.endswith("least") else "upper bound"
+            told: list[State] = [kind if sure else "unresolved" for sure in known]
+            found.append(Column(drop, share, "1", "larger leaks more", notes, None, told))
+        return found
+
+    def _at_start(
+        self, problem: SampleProblem, draws: Draws
+    ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+        """‖∇ℓ‖² and ℓ at the start."""
+        signs = sign_rows(problem.inputs.shape, draws).to(problem.inputs)
+        moved = problem.samples.with_inputs(problem.inputs + self.start * signs)
+        operator = moved.jacobian(problem.meter)
+        residual = operator.value - problem.gradients
+        slope = 2 * operator.rmatvec(residual)
+        return slope.double().square().sum(1), residual.double().square().sum(1)
+
+    def _spectrum(self) -> LAVP:
+        return LAVP(
+            ("lambda_max", "lambda_min") if self.smallest else ("lambda_max",),
+            self.tolerance,
+            self.min_tolerance,
+            self.max_steps,
+            self.max_dense_inputs,
+            precision=self.precision,
+            memory_bytes=self.memory_bytes,
+        )

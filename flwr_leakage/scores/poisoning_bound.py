@@ -1,0 +1,120 @@
+"""How far a small change of a sample can push the loss on others: ‖J‖ seen as poisoning."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.operators import row_norms
+from flwr_leakage.params import Params, ravel, subtract, unravel
+from flwr_leakage.per_sample import ClientSamples, SampleProblem
+from flwr_leakage.randomness import Draws
+from flwr_leakage.records import Batch, Measurement, State
+from flwr_leakage.scores.base import Column, SampleScore, numbers_of
+from flwr_leakage.scores.nonlinear_bound import curvature
+
+
+@dataclass(frozen=True)
+class PoisoningBound(SampleScore):
+    """η‖J E∇L‖ and its bound η(‖J‖ + μ_J r)‖E∇L‖ (Zhang et al. 2023, section 5.2), J ∈ R^{N×P}.
+
+    A client takes one step θ′ = θ − η g(x + δ_x) on the sample alone. By how much does the mean
+    loss on the others grow for each unit of ‖δ_x‖ ≤ r?
+
+    - ``poisoning_amplification``: η‖J E∇_θ′L‖, exact to first order in δ_x;
+    - ``poisoning_bound``: η‖J_δ‖‖E∇_θ′L‖ with ‖J_δ‖ ≤ ‖J‖ + μ_J r, as J moves with the input.
+
+    E is the mean over all samples of the client, at θ′ without the change. The paper has η = 1. A
+    sample with a large ‖J‖ gives itself away and can do harm. μ_J is a maximum over a few random
+    points at distance r, and lies below the true constant: with r > 0 the bound is an estimate.
+
+    Attributes:
+        radius: r as an RMS per input, in the units of the inputs; 0 for infinitely small changes.
+        num_draws: random points for μ_J, where ``radius`` > 0.
+        learning_rate: η > 0; ``None`` takes that of the client's schedule.
+        tolerance: relative error to which spectral norms are computed.
+        max_steps: most steps of a Lanczos run.
+    """
+
+    radius: float = 0.0
+    num_draws: int = 3
+    learning_rate: float | None = None
+    tolerance: float = 1e-2
+    max_steps: int = 60
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.radius < math.inf or self.num_draws < 1:
+            raise ValueError(
+                f"radius must be ≥ 0 and num_draws at least 1, got {self.radius}, {self.num_draws}."
+            )
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
+
+    def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
+        """As for every score of samples, with the client's own samples as the others."""
+        whole = client.exposure.whole
+        rate = self.learning_rate or whole.raw.schedule.learning_rate
+        return _Poisoning(
+            self, whole.defended, rate,
+            point=self.point, precision=self.precision, memory_bytes=self.memory_bytes,
+        )(client, seed)  # fmt: skip
+
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
+        """Two quantities, with the samples of the problem as the others."""
+        rate = 1.0 if self.learning_rate is None else self.learning_rate
+        return _Poisoning(self, problem.samples.batch, rate).measure(problem, draws)
+
+
+@dataclass(frozen=True)
+class _Poisoning(SampleScore):
+    """The score with what it needs of the round.
+
+    Attributes:
+        settings: of the user.
+        others: the samples on which the loss is counted.
+        rate: η.
+    """
+
+    settings: PoisoningBound
+    others: Batch
+    rate: float
+
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
+        """``poisoning_amplification`` and ``poisoning_bound``."""
+        settings = self.settings
+        found = problem.largest(settings.tolerance, settings.max_steps)
+        top, notes, widths, states = numbers_of(found.estimate, "at least", "λmax")
+        norm = top.sqrt()
+        steep = self._gradients_after(problem)
+        amplification = self.rate * row_norms(problem.operator.rmatvec(steep)).double()
+        if settings.radius > 0:
+            _, mu = curvature(
+                problem, norm, draws,
+                settings.radius, settings.num_draws, settings.tolerance, settings.max_steps,
+            )  # fmt: skip
+            norm = norm + mu * settings.radius * problem.operator.num_inputs**0.5
+        bound = self.rate * norm * row_norms(steep).double()
+        kinds: list[State] = [
+            "upper bound" if state == "within tolerance" else "unresolved" for state in states
+        ]
+        bars = bound * widths / (2 * top.clamp_min(1e-300))
+        unit = "loss per model input"
+        return [
+            Column("poisoning_amplification", amplification, unit, "larger leaks more"),
+            Column("poisoning_bound", bound, unit, "larger leaks more", notes, bars, kinds),
+        ]
+
+    def _gradients_after(self, problem: SampleProblem) -> Float[Tensor, "S P"]:
+        """E∇L at θ′ of each sample, one gradient of all samples for each."""
+        samples, dtype = problem.samples, problem.gradients.dtype
+        soft = self.others.targets.is_floating_point()
+        targets = self.others.targets.to(dtype) if soft else self.others.targets
+        batch = Batch(self.others.inputs.to(dtype), targets)
+        rows = []
+        for gradient in problem.gradients:
+            change = unravel(self.rate * gradient, samples.params)
+            moved: Params = subtract(samples.params, change)
+            rows.append(ravel(samples.gradient_map(moved, batch, samples.buffers)))
+        return torch.stack(rows)

@@ -1,0 +1,74 @@
+"""The PSNR that noise allows in the worst of all models."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from flwr_leakage.operators import row_norms
+from flwr_leakage.per_sample import SampleProblem
+from flwr_leakage.randomness import Draws
+from flwr_leakage.records import State
+from flwr_leakage.scores.base import Column, SampleScore, first_notes, notes_where
+from flwr_leakage.scores.noise_level import check_noise_std, noise_level
+from flwr_leakage.scores.reconstruction_robustness import check_clipping, sample_norms
+
+
+@dataclass(frozen=True)
+class PSNRBound(SampleScore):
+    """(σᵢ/Cᵢ)‖x‖/√T as RMSE, and as PSNR: what is left of an image that is the whole update.
+
+    Riess et al. (2024): an attacker who chooses the model makes the sample's gradient the image
+    itself, scaled to norm C; the noise on a pixel is then (σ/C)‖x‖. No attacker without a prior of
+    images reads it better, whatever the model. One with a prior does, where the PSNR is low.
+
+    - ``psnr_bound_rmse``: in model input units, larger is safer;
+    - ``psnr_bound``: 20 log₁₀(range/RMSE) in dB, larger leaks more. The range is
+      ``data_range``, or that of the sample's own inputs.
+
+    Attributes:
+        clipping_norm: C of every sample's gradient; ``None`` takes ‖gᵢ‖, so that nothing is lost to
+            clipping.
+        num_rounds: T releases of the sample under independent noise, which average out, ≥ 1.
+        data_range: largest less smallest possible model input, > 0; ``None`` takes the
+            sample's own, which is smaller.
+        noise_std: σ of the noise on the pseudo-gradient; ``None`` reads it from δ, where δ is
+            independent Gaussian noise of one size.
+    """
+
+    clipping_norm: float | None = None
+    num_rounds: int = 1
+    data_range: float | None = None
+    noise_std: float | None = None
+
+    def __post_init__(self) -> None:
+        check_noise_std(self.noise_std)
+        check_clipping(self.clipping_norm, self.num_rounds)
+        if self.data_range is not None and not 0 < self.data_range < math.inf:
+            raise ValueError(f"data_range must be None or positive, got {self.data_range}.")
+
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
+        """Two quantities."""
+        level, silent = noise_level(problem, self.noise_std)
+        norms = sample_norms(problem, self.clipping_norm)
+        length = row_norms(problem.inputs).double()
+        rmse = level / norms * length / math.sqrt(self.num_rounds)
+        spans = problem.inputs.amax(1) - problem.inputs.amin(1)
+        span = spans.double() if self.data_range is None else torch.tensor(self.data_range)
+        psnr = 20 * (span / rmse).log10()
+        empty = "no bound: the sample's gradient or its image is zero"
+        notes = first_notes(silent, notes_where((norms == 0) | (length == 0), empty))
+        known = [not note for note in notes]
+        states: tuple[list[State], ...] = (
+            ["lower bound" if sure else "unresolved" for sure in known],
+            ["upper bound" if sure and ok else "unresolved"
+             for sure, ok in zip(known, psnr.isfinite().tolist(), strict=True)],
+        )  # fmt: skip
+        shown = torch.tensor(known)
+        rmse, psnr = (torch.where(shown, values, torch.nan) for values in (rmse, psnr))
+        return [
+            Column(
+                "psnr_bound_rmse", rmse, "model input", "larger is safer", notes, None, states[0]
+            ),
+            Column("psnr_bound", psnr, "dB", "larger leaks more", notes, None, states[1]),
+        ]

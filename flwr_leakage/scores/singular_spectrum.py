@@ -1,0 +1,86 @@
+"""The influence of a unit perturbation along any right singular vector of J."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from flwr_leakage.per_sample import Precision, SampleProblem
+from flwr_leakage.randomness import Draws
+from flwr_leakage.records import State
+from flwr_leakage.scores.base import FLAT, Column, SampleScore, first_notes, notes_where
+from flwr_leakage.scores.eigenvalue_mean import fits
+from flwr_leakage.spectral.dense import dense_bytes, dense_spectrum
+
+
+@dataclass(frozen=True)
+class SingularSpectrum(SampleScore):
+    """I²F = 1/√λ_k of a unit δ along the k-th right singular vector of J, J ∈ R^{N×P}.
+
+    ``singular_influence_0.5`` is that of the median, ``…_0`` of the first (largest λ) and ``…_1``
+    of the last (Zhang et al. 2023, section 5.1 and figure 5). From the dense Jacobian, where N and
+    the memory allow; the two ends alone are cheaper by ``SingularInfluence``.
+
+    Attributes:
+        positions: in [0, 1]: k − 1 over N − 1, rounded to the nearest k.
+        max_dense_inputs: N up to which J is formed.
+    """
+
+    positions: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    max_dense_inputs: int = 1024
+    precision: Precision = field(default="float64", kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "positions", tuple(self.positions))
+        if not self.positions or min(self.positions) < 0 or max(self.positions) > 1:
+            raise ValueError(f"positions must lie in [0, 1], got {self.positions}.")
+
+    def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
+        """Memory of the dense Jacobian, for one sample."""
+        if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
+            return 0
+        return dense_bytes(num_inputs, num_parameters, torch.float64)
+
+    def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
+        """One quantity for each position.
+
+        Raises:
+            ValueError: the dense Jacobian is not allowed.
+        """
+        size = (problem.operator.num_inputs, problem.operator.num_outputs)
+        if not fits(*size, self.max_dense_inputs, self.memory_bytes):
+            raise ValueError(
+                f"singular directions need the dense Jacobian: at most {self.max_dense_inputs} "
+                f"inputs (max_dense_inputs) that fit into {self.memory_bytes:,} bytes, got "
+                f"{size[0]} inputs and {size[1]} parameters."
+            )
+        singular = dense_spectrum(problem.operator).sqrt()
+        top = singular[:, 0]
+        slack = problem.rounding.to(top) * top
+        columns = []
+        for position in self.positions:
+            own = singular[:, round(position * (size[0] - 1))]
+            told = own > slack
+            flat = notes_where(top == 0, FLAT)
+            lost = [
+                "" if sure else f"unresolved: at least {1 / limit:.3g}, as σ is within rounding"
+                for sure, limit in zip(told.tolist(), slack.clamp_min(1e-300).tolist(), strict=True)
+            ]
+            values = torch.where(told, 1 / own, torch.nan)
+            bars = 1 / (own - slack).clamp_min(1e-300) - values
+            states: list[State] = [
+                "exact" if sure else "lower bound" if some else "unresolved"
+                for sure, some in zip(told.tolist(), (top > 0).tolist(), strict=True)
+            ]
+            columns.append(
+                Column(
+                    f"singular_influence_{position:g}",
+                    values,
+                    "model input per unit of gradient",
+                    "larger is safer",
+                    first_notes(flat, lost),
+                    bars,
+                    states,
+                )
+            )
+        return columns

@@ -1,0 +1,110 @@
+"""What the bounds from the eigenvalues of JJᵀ share: noise level, dense or iterative route."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.per_sample import Precision, SampleProblem
+from flwr_leakage.randomness import Draws
+from flwr_leakage.records import State
+from flwr_leakage.scores.base import FLAT, Column, SampleScore, first_notes, notes_where
+from flwr_leakage.scores.eigenvalue_mean import eigenvalue_mean, fits
+from flwr_leakage.scores.noise_level import check_noise_std, noise_level
+from flwr_leakage.spectral.dense import dense_bytes
+
+LACKING = (
+    "J has rank {} of {}: no unbiased attacker has a finite error; what the update does not tell "
+    "is only guessed"
+)
+
+
+@dataclass(frozen=True)
+class SpectralBound(SampleScore):
+    """A lower bound of an attacker's RMSE that is √ of a mean over the eigenvalues of JJᵀ.
+
+    Attributes:
+        noise_std: σ of the noise on the pseudo-gradient; ``None`` reads it from δ, where δ is
+            independent Gaussian noise of one size (see ``noise_level``).
+        max_dense_inputs: N up to which J is formed, where ``memory_bytes`` allows: N products and
+            an SVD. Beyond, Lanczos quadrature bounds the bound from below.
+        num_probes: random vectors of the quadrature, ≥ 2.
+        max_steps: most Lanczos steps for each, of two products.
+        rank_cutoff: relative size of singular values that count as zero.
+    """
+
+    noise_std: float | None = None
+    max_dense_inputs: int = 1024
+    num_probes: int = 4
+    max_steps: int = 100
+    rank_cutoff: float = 1e-12
+    precision: Precision = field(default="float64", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_noise_std(self.noise_std)
+        if self.num_probes < 2 or self.max_steps < 1:
+            raise ValueError(
+                f"num_probes must be at least 2 and max_steps at least 1, got {self.num_probes}, "
+                f"{self.max_steps}."
+            )
+        if self.precision != "float64":
+            raise ValueError(f"precision must be 'float64' for small λ, got {self.precision!r}.")
+
+    def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
+        """Memory of the dense route, for one sample."""
+        if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
+            return 0
+        return dense_bytes(num_inputs, num_parameters, torch.float64)
+
+    @abstractmethod
+    def squared_error(
+        self, eigenvalues: Float[Tensor, "S k"], noise_std: Float[Tensor, "S 1"]
+    ) -> Float[Tensor, "S k"]:
+        """What each eigenvalue adds to the squared error: completely monotone in it."""
+
+    def bound(
+        self, name: str, problem: SampleProblem, draws: Draws, exact: State, full_rank: bool
+    ) -> Column:
+        """√ of the mean of ``squared_error`` over the eigenvalues, in model input units.
+
+        Args:
+            name: of the quantity.
+            problem: of S samples.
+            draws: for the probes.
+            exact: the state of a value from the dense Jacobian.
+            full_rank: whether the bound is infinite where J lacks rank.
+        """
+        operator = problem.operator
+        level, silent = noise_level(problem, self.noise_std)
+        known = level.isfinite()
+        if not bool(known.any()):
+            none: list[State] = ["unresolved"] * len(problem)
+            return Column(name, level, "model input", "larger is safer", silent, None, none)
+        noise = torch.where(known, level, 1.0)[:, None]
+        size = (operator.num_inputs, operator.num_outputs)
+        mean = eigenvalue_mean(
+            problem,
+            lambda values: self.squared_error(values, noise),
+            draws,
+            fits(*size, self.max_dense_inputs, self.memory_bytes),
+            self.num_probes,
+            self.max_steps,
+            self.rank_cutoff,
+        )
+        missing = first_notes(silent, notes_where(mean.largest == 0, FLAT))
+        if full_rank and mean.exact:
+            lacking = [
+                LACKING.format(rank, size[0]) if rank < size[0] else ""
+                for rank in mean.rank.tolist()
+            ]
+            missing = first_notes(missing, lacking)
+        bare = torch.tensor([bool(note) for note in missing])
+        values = torch.where(bare, torch.nan, mean.values.sqrt())
+        by_probes = f"a lower bound of it, by quadrature with {self.num_probes} probes"
+        notes = first_notes(missing, ["" if mean.exact else by_probes] * len(problem))
+        kind: State = exact if mean.exact else "lower bound"
+        states: list[State] = ["unresolved" if gone else kind for gone in bare.tolist()]
+        errors = mean.errors / values / 2
+        return Column(name, values, "model input", "larger is safer", notes, errors, states)

@@ -1,0 +1,65 @@
+"""Least squares without damping, from the dense matrix in float64."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from flwr_leakage.operators.base import LinearOperator
+
+
+@dataclass(frozen=True)
+class DenseSolution:
+    """x = A⁺b of each of S blocks, the shortest of all least-squares solutions.
+
+    Attributes:
+        solutions: x (S, N).
+        errors: (S,) half the width of an error bar of ‖x‖, from the operator's rounding.
+        rank: (S,) singular values that count.
+        inverse_diagonal: (S, N), the diagonal of (AᵀA)⁺: variances of x for unit noise on b.
+    """
+
+    solutions: Float[Tensor, "S N"]
+    errors: Float[Tensor, " S"]
+    rank: Int[Tensor, " S"]
+    inverse_diagonal: Float[Tensor, "S N"]
+
+
+def solve_dense(
+    operator: LinearOperator, right_hand_side: Float[Tensor, "S P"], cutoff: float = 1e-12
+) -> DenseSolution:
+    """A⁺b from A = QR and the SVD of R, in float64.
+
+    Args:
+        operator: A, of S blocks.
+        right_hand_side: b.
+        cutoff: singular values below it, relative to the largest, count as zero.
+    """
+    first = operator.products
+    found = [
+        _solve(matrix.double(), b.double(), cutoff, rounding)
+        for matrix, b, rounding in zip(
+            operator.to_dense(), right_hand_side, operator.rounding.tolist(), strict=True
+        )
+    ]
+    assert operator.products - first == operator.num_inputs
+    solutions, errors, ranks, diagonals = zip(*found, strict=True)
+    return DenseSolution(
+        torch.stack(solutions), torch.stack(errors), torch.stack(ranks), torch.stack(diagonals)
+    )
+
+
+def _solve(
+    matrix: Tensor, b: Tensor, cutoff: float, rounding: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, triangle = torch.linalg.qr(matrix)
+    u, sigma, vh = torch.linalg.svd(triangle, full_matrices=False)
+    counted = (sigma > cutoff * sigma[0]) & (sigma > 0)
+    inverse = torch.where(counted, 1 / sigma, 0.0)
+    along = u.T @ (q.T @ b)
+    slack = rounding * sigma[0]
+    worst = torch.where(counted, 1 / (sigma - slack).clamp_min(1e-300), 0.0)
+    error = (worst * along).norm() - (inverse * along).norm()
+    diagonal = ((inverse[:, None] * vh) ** 2).sum(0)
+    return vh.T @ (inverse * along), error, counted.sum(), diagonal
