@@ -18,10 +18,12 @@ from flwr_leakage.records import (
     ThreatModel,
     Update,
 )
+from flwr_leakage.schedules import EpochSchedule
 from flwr_leakage.scores.one_call import score
 
 __all__ = [
     "Batch",
+    "EpochSchedule",
     "Exposure",
     "GradientMap",
     "InputSpec",

@@ -15,15 +15,18 @@ class Selection:
         first: the first round to attack, ≥ 1.
         clients: the partition ids to attack, or ``None`` for all.
         max_clients: at most so many in a round, the lowest ids first; ``None`` for no limit.
+        max_examples: updates of more samples are not attacked; ``None`` for no limit. The number
+            is the client's own word.
     """
 
     every: int = 1
     first: int = 1
     clients: Sequence[int] | None = None
     max_clients: int | None = None
+    max_examples: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("every", "first", "max_clients"):
+        for name in ("every", "first", "max_clients", "max_examples"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
@@ -32,11 +35,27 @@ class Selection:
 
     def __call__(self, observations: Sequence[Observation]) -> list[Observation]:
         """Return the observations to attack, by client."""
-        chosen = [
-            observation
-            for observation in observations
-            if observation.server_round >= self.first
-            and (observation.server_round - self.first) % self.every == 0
-            and (self.clients is None or observation.client_id in self.clients)
-        ]
+        chosen = [observation for observation in observations if not self._against(observation)]
         return sorted(chosen, key=lambda observation: observation.client_id)[: self.max_clients]
+
+    def left_out(self, observations: Sequence[Observation]) -> dict[int, str]:
+        """Why the other clients of a round are not attacked, in words, by client."""
+        chosen = {observation.client_id for observation in self(observations)}
+        limit = f"at most {self.max_clients} clients are attacked in a round"
+        return {
+            observation.client_id: self._against(observation) or limit
+            for observation in observations
+            if observation.client_id not in chosen
+        }
+
+    def _against(self, observation: Observation) -> str:
+        """Why an update is not attacked, whatever the others are; empty where nothing speaks."""
+        server_round, count = observation.server_round, observation.update.num_examples
+        if server_round < self.first or (server_round - self.first) % self.every:
+            every = f"every {self.every} rounds " if self.every > 1 else ""
+            return f"attacks run {every}from round {self.first} on"
+        if self.clients is not None and observation.client_id not in self.clients:
+            return "the client was not selected"
+        if self.max_examples is not None and count > self.max_examples:
+            return f"{count:,} images, more than selection.max_examples={self.max_examples}"
+        return ""

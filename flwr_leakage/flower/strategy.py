@@ -171,6 +171,7 @@ class HonestButCurious(Strategy):
             self._states[id(sent)] = read_arrays(sent, gradient_map)
         params, buffers = self._states[id(sent)]
         local_params, local_buffers = read_arrays(records[0], gradient_map)
+        num_examples = self._num_examples(reply)
         return Observation(
             server_round=server_round,
             client_id=self._client_of[node_id],
@@ -179,8 +180,8 @@ class HonestButCurious(Strategy):
             update=Update(
                 delta=subtract(local_params, params),
                 buffers=local_buffers,
-                schedule=self.audit.schedule,
-                num_examples=self._num_examples(reply),
+                schedule=self.audit.schedule.for_client(num_examples),
+                num_examples=num_examples,
             ),
         )
 

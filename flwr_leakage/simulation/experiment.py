@@ -1,5 +1,6 @@
 """The objects of an experiment, and what follows from them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ from flwr_leakage.flower.client import ClientAudit
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.randomness import Reproducible
-from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
+from flwr_leakage.records import Batch, InputSpec, ThreatModel
+from flwr_leakage.schedules import Schedule
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
 from flwr_leakage.simulation.config import Config
@@ -38,7 +40,7 @@ class Experiment:
     data: FederatedDataset
     network: nn.Module
     gradient_map: GradientMap
-    schedule: LocalSchedule
+    schedule: Schedule
     defense: Defense
     scores: Mapping[str, Score]
     score_plan: ScorePlan
@@ -55,7 +57,17 @@ class Experiment:
 
     def client_batch(self, client_id: int, server_round: int) -> Batch:
         """The private samples of a client in a round."""
-        return self._batch(client_id, server_round, self.settings.client.num_examples)
+        return self._batch(client_id, server_round, self.num_examples(client_id))
+
+    def num_examples(self, client_id: int) -> int:
+        """How many private samples a client trains on in a round."""
+        given = self.settings.client.num_examples
+        return len(self.data.partitions[client_id]) if given is None else given
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many private samples each client trains on in a round."""
+        return [self.num_examples(client) for client in range(self.data.num_clients)]
 
     def _batch(self, client_id: int, server_round: int, num_examples: int) -> Batch:
         drawn_in = 1 if self.settings.client.same_samples else server_round
@@ -103,7 +115,7 @@ class Experiment:
         own, and says so beside its update (``ClientNote.own_config``). If there are several
         epochs, the encodings are those of the first.
         """
-        used = self.schedule.num_samples_used(num_examples)
+        used = self.schedule.for_client(num_examples).num_samples_used(num_examples)
         private = self._batch(client_id, server_round, num_examples)[:used]
         draws = Reproducible.from_seed(
             self.settings.seed, server_round=server_round, client_id=client_id, purpose="encode"
@@ -119,13 +131,27 @@ class Experiment:
             "Clients train on encodings: attacks recover these, and PSNR compares them with the "
             "private originals. Decoding them is not part of a run (docs/defenses.md)."
         ]
-        if self.schedule.num_steps * self.schedule.batch_size > self.settings.client.num_examples:
+        if any(self._repeats(size) for size in self.sizes):
             found.append(
                 "Encodings are drawn anew in each epoch, but attacks and scores take the first "
                 "epoch's as repeated: they cannot explain the update, and recovering little is no "
                 "sign of safety. Train one epoch a round."
             )
         return found
+
+    def epsilon(self, num_rounds: int) -> float | None:
+        """The largest ε of a client's sample after so many rounds; ``None`` if there is none."""
+        found = [
+            self.defense.epsilon(self.schedule.for_client(size), size, num_rounds)
+            for size in sorted(set(self.sizes))
+        ]
+        known = [epsilon for epsilon in found if epsilon is not None]
+        return max(known) if len(known) == len(found) else None
+
+    def _repeats(self, num_examples: int) -> bool:
+        """Whether a client of this size goes through its samples more than once in a round."""
+        schedule = self.schedule.for_client(num_examples)
+        return schedule.num_steps > math.ceil(num_examples / schedule.batch_size)
 
     def strategy(self) -> Strategy:
         """A fresh strategy of the config's."""
