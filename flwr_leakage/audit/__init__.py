@@ -5,6 +5,7 @@ from flwr_leakage.audit.progress import ConsoleProgress, Progress, SilentProgres
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.server_audit import ServerAudit
 from flwr_leakage.audit.truth import Truth, TruthSource
+from flwr_leakage.audit.what_if import WhatIf, WhatIfSource, relative_change
 
 __all__ = [
     "ClientNote",
@@ -15,4 +16,7 @@ __all__ = [
     "SilentProgress",
     "Truth",
     "TruthSource",
+    "WhatIf",
+    "WhatIfSource",
+    "relative_change",
 ]

@@ -1,22 +1,25 @@
 """What an honest-but-curious server does with what it observes: the walk, step by step."""
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.audit.attack import attempt
 from flwr_leakage.audit.evaluate import evaluate
-from flwr_leakage.audit.grant import Case, check_grantable, grant
+from flwr_leakage.audit.grant import Case, check_grantable, disclose, grant
 from flwr_leakage.audit.note import ClientNote
-from flwr_leakage.audit.progress import Progress, SilentProgress
+from flwr_leakage.audit.progress import Progress, SilentProgress, count
 from flwr_leakage.audit.record import Recorder
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.targets import History, Target, find_targets
 from flwr_leakage.audit.truth import TruthSource
+from flwr_leakage.audit.what_if import WhatIfSource
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.metrics import Evaluator
-from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Reconstruction, ThreatModel
+from flwr_leakage.metrics import Evaluator, Reference
+from flwr_leakage.records import InputSpec, Observation, Reconstruction, ThreatModel
+from flwr_leakage.schedules import Schedule
 from flwr_leakage.tracking import Tracker
 
 
@@ -27,7 +30,7 @@ class ServerAudit:
     Attributes:
         gradient_map: the public model and loss, in the BatchNorm mode of the clients.
         spec: the public facts about the data.
-        schedule: the clients' local training, which the server sets.
+        schedule: the clients' local training, which the server sets: by steps or by epochs.
         tracker: where numbers, events and images go.
         run: the run's name.
         attack: the attack, or ``None`` to record scores and failures only.
@@ -37,6 +40,10 @@ class ServerAudit:
         truth: where the truth comes from; ``None`` outside of simulations, where labels and
             BatchNorm statistics can not be granted either. It is not asked about clients that
             say they run by a config of their own.
+        reference: the blind guess and the pool that reconstructions are measured against; by
+            default the mean colour, and no pool.
+        what_ifs: by name, what each update would have been under a defense. It is attacked in the
+            same round and recorded under names of its own; training never sees it.
         seed: of the attack's random draws.
         progress: what a person sees.
         num_rounds: for the progress only.
@@ -44,7 +51,7 @@ class ServerAudit:
 
     gradient_map: GradientMap
     spec: InputSpec
-    schedule: LocalSchedule
+    schedule: Schedule
     tracker: Tracker
     run: str = "audit"
     attack: Attack | None = None
@@ -52,6 +59,8 @@ class ServerAudit:
     selection: Selection = field(default_factory=Selection)
     evaluator: Evaluator | None = None
     truth: TruthSource | None = None
+    reference: Reference | None = None
+    what_ifs: Mapping[str, WhatIfSource] = field(default_factory=dict)
     seed: int = 0
     progress: Progress = field(default_factory=SilentProgress)
     num_rounds: int | None = None
@@ -86,17 +95,53 @@ class ServerAudit:
         for note in notes:
             self._recorder.note(server_round, note)
             self._tell_of_settings(server_round, note)
+        left_out = self._left_out(observations)
+        for seen in observations:
+            self._recorder.client(server_round, seen, left_out.get(seen.client_id, ""))
         if self.attack is not None:
             targets = self._targets(server_round, observations)
             unknown = {note.client_id for note in notes if note.own_config}
             cases = [case for target in targets if (case := self._grant(target, unknown))]
             for case, answer in self._answers(server_round, self.attack, cases):
                 self._record(case, answer)
+            for name, source in self.what_ifs.items():
+                self._ask(server_round, self.attack, name, source, cases)
         self._recorder.cost(server_round, "round_wall_seconds", self._elapsed())
         self.progress.line(
-            f"{self._round_name(server_round)} · {len(observations)} updates · "
+            f"{self._round_name(server_round)} · {count(len(observations), 'update')} · "
             f"{self._elapsed():.1f} s"
         )
+
+    def _left_out(self, observations: list[Observation]) -> dict[int, str]:
+        """Why clients are not attacked, in words, by client."""
+        if self.attack is None:
+            return {seen.client_id: "no attack is configured" for seen in observations}
+        return self.selection.left_out(observations)
+
+    def _ask(
+        self, server_round: int, attack: Attack, name: str, source: WhatIfSource, cases: list[Case]
+    ) -> None:
+        """Attack what the same updates would have been under a defense."""
+        asked: list[Case] = []
+        changes: list[float] = []
+        for case in cases:
+            seen = case.observation
+            if case.truth is None or seen.client_id < 0 or seen.earlier:
+                continue  # nobody knows the samples, or it is no single update
+            try:
+                found = source(seen)
+            except ValueError as error:
+                reason = f"client {seen.client_id} was not attacked under {name}: {error}"
+                self.warn(server_round, seen.client_id, reason)
+                continue
+            disclosed = disclose(seen, self.threat, self.gradient_map, found.truth)
+            asked.append(Case(replace(seen, update=found.update, disclosed=disclosed), found.truth))
+            changes.append(found.relative_change)
+        answers = self._answers(server_round, attack, asked, f"what if {name}")
+        for (case, answer), change in zip(answers, changes, strict=True):
+            outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self.reference)
+            client_id = case.observation.client_id
+            self._recorder.what_if(server_round, client_id, name, change, outcome)
 
     def _tell_of_settings(self, server_round: int, note: ClientNote) -> None:
         """Say once that draws can be repeated, and what a client says of its own settings."""
@@ -144,32 +189,35 @@ class ServerAudit:
             return None
 
     def _answers(
-        self, server_round: int, attack: Attack, cases: list[Case]
+        self, server_round: int, attack: Attack, cases: list[Case], what: str = ""
     ) -> list[tuple[Case, Reconstruction]]:
         """Each case with the attack's answer; all are attacked together."""
         if not cases:
             return []
-        name = self._round_name(server_round)
-        self.progress.status(f"{name} · attack on {len(cases)} updates")
+        name = " · ".join(filter(None, (self._round_name(server_round), what)))
+        self.progress.status(f"{name} · attack on {count(len(cases), 'update')}")
         seen = [case.observation for case in cases]
         job = AttackJob(self.gradient_map, self.spec, seen, self.threat, self.seed)
         made = attempt(attack, job, self._reporter(name))
         if made.error:
-            self.warn(server_round, -1, f"the attack failed: {made.error}")
-        self._recorder.attempt(server_round, made)
+            self.warn(server_round, -1, f"{what}: the attack failed: {made.error}".lstrip(": "))
+        self._recorder.attempt(server_round, made, "what_if" if what else "attack")
         return list(zip(cases, made.answers, strict=True))
 
     def _record(self, case: Case, answer: Reconstruction) -> None:
         server_round, client_id = case.observation.server_round, case.observation.client_id
         if answer.error:
             self.warn(server_round, client_id, f"client {client_id} not recovered: {answer.error}")
-        outcome = evaluate(answer, case.truth, self.evaluator, self.spec)
+        outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self.reference)
+        if case.truth is not None and client_id >= 0:
+            names = self.reference.class_names if self.reference else ()
+            self._recorder.classes(server_round, client_id, case.truth, names)
         self._recorder.outcome(server_round, client_id, answer, self.threat, outcome)
 
     def _reporter(self, name: str) -> ProgressCallback:
         def report(progress: AttackProgress) -> None:
             self.progress.status(
-                f"{name} · attack on {progress.total} updates · {progress.done} done · "
+                f"{name} · attack on {count(progress.total, 'update')} · {progress.done} done · "
                 f"iteration {progress.iteration}/{progress.iterations} · "
                 f"objective {progress.objective:.3g}"
             )

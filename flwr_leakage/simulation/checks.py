@@ -121,7 +121,11 @@ def check_defense(experiment: Experiment) -> None:
     """The defense can work on these samples, network and number of rounds."""
     settings, defense = experiment.settings, experiment.defense
     used = [experiment.schedule.for_client(n).num_samples_used(n) for n in experiment.sizes]
-    checked("defense", defense.validate)(experiment.gradient_map, experiment.spec, min(used))
+    fewest = min(used)
+    checked("defense", defense.validate)(experiment.gradient_map, experiment.spec, fewest)
+    for name, other in experiment.what_ifs.items():
+        check = checked(f"what_if.{name}", other.validate)
+        check(experiment.gradient_map, experiment.spec, fewest)
     if defense.replaces_update and settings.client.max_samples < max(used):
         raise ConfigError(
             f"client.max_samples must be at least {max(used)}, the samples of a round, as the "
