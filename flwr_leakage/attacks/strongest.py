@@ -43,7 +43,12 @@ class Strongest:
         best: list[Reconstruction] = [failure("not attacked")] * len(job.observations)
         seconds = [0.0] * len(best)
         for name, attack in self.attacks.items():
-            open_targets = [i for i, r in enumerate(best) if not r.objective <= self.tolerance]
+            limit = math.inf if job.max_seconds is None else job.max_seconds
+            open_targets = [
+                i
+                for i, r in enumerate(best)
+                if not r.objective <= self.tolerance and seconds[i] < limit
+            ]
             if not open_targets:
                 break
             found = attack(job.take(open_targets), progress)

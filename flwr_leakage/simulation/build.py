@@ -42,7 +42,8 @@ def build(config: Config, remark: str | None = None) -> Experiment:
     Raises:
         ConfigError: naming the key that is wrong and why.
     """
-    return _build(json.dumps(config, sort_keys=True), remark)
+    # Only the top is sorted: inside, an order may mean something, such as that of attacks to try.
+    return _build(json.dumps(dict(sorted(config.items()))), remark)
 
 
 @lru_cache(maxsize=2)
