@@ -69,7 +69,9 @@ class Recorder:
         if kept_out:
             self._number(*where, "not_attacked", count, "image", note=kept_out)
 
-    def classes(self, server_round: int, client_id: int, truth: Truth, names: Sequence[str]) -> None:
+    def classes(
+        self, server_round: int, client_id: int, truth: Truth, names: Sequence[str]
+    ) -> None:
         """The class of each private sample, which a simulation knows."""
         for sample, label in enumerate(class_indices(truth.private.targets).tolist()):
             name = names[label] if label < len(names) else str(label)
@@ -79,9 +81,7 @@ class Recorder:
         self, server_round: int, client_id: int, name: str, change: float, outcome: Outcome
     ) -> None:
         """What the attack would have reached under a defense, under names of its own."""
-        self._number(
-            server_round, client_id, -1, "what_if", f"{name}/relative_change", change, "1"
-        )
+        self._number(server_round, client_id, -1, "what_if", f"{name}/relative_change", change, "1")
         for measurement in outcome.measurements:
             named = replace(measurement, name=f"{name}/{measurement.name}")
             self._measurement(server_round, client_id, "what_if", named)

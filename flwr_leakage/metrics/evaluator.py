@@ -113,7 +113,9 @@ class Evaluator:
         if self.lpips is not None:
             measurements.append(_lpips(self.lpips, measure, ours, theirs))
         measurements.append(measure("label_accuracy", list(labels), "1", _LEAKS))
-        measurements += _against(reference or Reference.of(spec), measure, ours, theirs, true_pixels)
+        measurements += _against(
+            reference or Reference.of(spec), measure, ours, theirs, true_pixels
+        )
         return Evaluation(measurements, assignment, matched)
 
     def _psnr(self, measure: "_Rows", ours: Tensor, theirs: Tensor) -> Measurement:

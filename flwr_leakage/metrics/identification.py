@@ -1,4 +1,4 @@
-"""What could be known of a sample without its update, and whether a reconstruction tells it apart."""
+"""What is known of a sample without its update, and whether a reconstruction tells it apart."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Reference:
 
     @staticmethod
     def of(spec: InputSpec) -> "Reference":
-        """The least that is public: one colour, the mean of the normalisation; nobody to hide in."""
+        """The least that is public: the mean colour of the normalisation, and an empty pool."""
         guess = spec.denormalize(torch.zeros(spec.shape)).clamp(0, 1)
         return Reference(guess, torch.empty(0, *spec.shape))
 
@@ -58,6 +58,9 @@ def identification_ranks(
     originals = _directions(truth.flatten(1) - guess)
     own = (ours * originals).sum(1)
     same = _equal(truth, reference.pool)
+    # The pool may hold the original itself; where it does not, one is left out all the same.
+    if same.any():
+        same[~same.any(1), -1] = True
     nearer = ((ours @ others.T) >= own[:, None]) & ~same
     return 1 + nearer.sum(1), 1 + (~same).sum(1)
 

@@ -48,7 +48,10 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
 
     named = [n for n in index.names(kind) if n.startswith(before) and n != f"{before}blind_psnr"]
     keys = {key for name in named for key in index.series(kind, name) if key[2] >= 0}
-    ranks, classes = index.series(kind, f"{before}identification_rank"), index.series("client", "class")
+    ranks, classes = (
+        index.series(kind, f"{before}identification_rank"),
+        index.series("client", "class"),
+    )
     found = []
     for key in sorted(keys):
         psnr, blind = value(f"{before}psnr", key), value(f"{before}blind_psnr", key)
@@ -57,9 +60,14 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
         rank, label = ranks.get(key), classes.get(key)
         found.append(
             Attempt(
-                key, psnr, blind, rank.value if rank else None, rank.note if rank else "",
-                label.note if label else "", verdict,
-            )  # fmt: skip
+                key,
+                psnr,
+                blind,
+                rank.value if rank else None,
+                rank.note if rank else "",
+                label.note if label else "",
+                verdict,
+            )
         )
     return found
 

@@ -60,5 +60,3 @@ def _told(found: list[Attempt]) -> str:
     grades: Counter[Grade] = tally(found)
     middle = median([a.psnr for a in found if a.psnr is not None])
     return f"{graded(grades) or 'no result'} (median {decibel(middle)} dB)"
-
-

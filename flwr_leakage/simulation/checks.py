@@ -62,8 +62,10 @@ def check_clients(experiment: Experiment) -> None:
     sizes = [len(part) for part in experiment.data.partitions]
     smallest = min(sizes)
     if not smallest:
-        raise ConfigError(f"partition must give every client a sample, got none for client "
-                          f"{sizes.index(smallest)}.")
+        raise ConfigError(
+            f"partition must give every client a sample, got none for client "
+            f"{sizes.index(smallest)}."
+        )
     if given is not None and given > smallest:
         raise ConfigError(
             f"client.num_examples must be at most {smallest}, the samples that the partition "
@@ -96,7 +98,7 @@ def check_threat(experiment: Experiment) -> None:
     if threat.view == "aggregate" and len(steps) > 1:
         raise ConfigError(
             "threat.view must be single where clients take different numbers of steps, got "
-            f"aggregate and {min(steps)} to {max(steps)} steps; client.num_steps gives all the same."
+            f"aggregate and {min(steps)} to {max(steps)} steps; set client.num_steps."
         )
     if threat.rounds == 1:
         return

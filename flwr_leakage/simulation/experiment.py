@@ -143,7 +143,7 @@ class Experiment:
         """The blind guess: the mean of the server's test images; the pool: 101 clients' images.
 
         The pool has one more than the 100 others that an original hides among, as it may hold the
-        original itself.
+        original itself, which is then left out.
         """
         tests = self.data.test_batches(500, self.settings.server.test_samples)
         guess = torch.cat([self.spec.denormalize(batch.inputs) for batch in tests]).mean(0)

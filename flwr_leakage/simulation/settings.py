@@ -68,8 +68,7 @@ class ServerSettings:
     Attributes:
         attack_workers: processes that attack, ≥ 1.
         attack_chunk: targets attacked together in a process, ≥ 1.
-        attack_seconds: CPU seconds for each target, > 0; ``None`` for no limit. The strongest attack
-            then leaves out what it has not begun.
+        attack_seconds: CPU seconds for each target, > 0; ``None`` for no limit.
         attack_folder: where finished chunks are kept, or ``None``.
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
         test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
@@ -129,8 +128,8 @@ class Settings(TopLevel):
 class Sections:
     """The sections of a config, which most often name the target that reads them.
 
-    ``score`` and ``what_if`` are mappings of names to such sections; ``client`` and ``server`` are read into
-    ``Settings``, ``model`` as a ``ModelSettings``.
+    ``score`` and ``what_if`` are mappings of names to such sections; ``client`` and ``server`` are
+    read into ``Settings``, ``model`` as a ``ModelSettings``.
     """
 
     client: Mapping[str, Any]
