@@ -64,10 +64,10 @@ class Recorder:
         update = seen.update
         done = update.schedule.describe(update.num_examples)
         count = float(update.num_examples)
-        where = (server_round, seen.client_id, -1, "client")
-        self._number(*where, "images", count, "image", note=done)
+        where = (server_round, seen.client_id, -1)
+        self._number(*where, "client", "images", count, "image", note=done)
         if kept_out:
-            self._number(*where, "not_attacked", count, "image", note=kept_out)
+            self._number(*where, "client", "not_attacked", count, "image", note=kept_out)
 
     def classes(
         self, server_round: int, client_id: int, truth: Truth, names: Sequence[str]
