@@ -43,12 +43,7 @@ class Strongest:
         best: list[Reconstruction] = [failure("not attacked")] * len(job.observations)
         seconds = [0.0] * len(best)
         for name, attack in self.attacks.items():
-            limit = math.inf if job.max_seconds is None else job.max_seconds
-            open_targets = [
-                i
-                for i, r in enumerate(best)
-                if not r.objective <= self.tolerance and seconds[i] < limit
-            ]
+            open_targets = [i for i, r in enumerate(best) if not r.objective <= self.tolerance]
             if not open_targets:
                 break
             found = attack(job.take(open_targets), progress)

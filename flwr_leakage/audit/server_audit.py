@@ -44,7 +44,6 @@ class ServerAudit:
             default the mean colour, and no pool.
         what_ifs: by name, what each update would have been under a defense. It is attacked in the
             same round and recorded under names of its own; training never sees it.
-        max_seconds: CPU seconds that the attack may take for each target; ``None`` for no limit.
         seed: of the attack's random draws.
         progress: what a person sees.
         num_rounds: for the progress only.
@@ -62,7 +61,6 @@ class ServerAudit:
     truth: TruthSource | None = None
     reference: Reference | None = None
     what_ifs: Mapping[str, WhatIfSource] = field(default_factory=dict)
-    max_seconds: float | None = None
     seed: int = 0
     progress: Progress = field(default_factory=SilentProgress)
     num_rounds: int | None = None
@@ -199,9 +197,7 @@ class ServerAudit:
         name = " · ".join(filter(None, (self._round_name(server_round), what)))
         self.progress.status(f"{name} · attack on {count(len(cases), 'update')}")
         seen = [case.observation for case in cases]
-        job = AttackJob(
-            self.gradient_map, self.spec, seen, self.threat, self.seed, max_seconds=self.max_seconds
-        )
+        job = AttackJob(self.gradient_map, self.spec, seen, self.threat, self.seed)
         made = attempt(attack, job, self._reporter(name))
         if made.error:
             self.warn(server_round, -1, f"{what}: the attack failed: {made.error}".lstrip(": "))

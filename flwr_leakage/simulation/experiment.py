@@ -118,7 +118,6 @@ class Experiment:
             truth=self.truth,
             reference=self.reference(),
             what_ifs={name: partial(self.what_if, name) for name in self.what_ifs},
-            max_seconds=self.settings.server.attack_seconds,
             seed=self.settings.seed,
             progress=progress,
             num_rounds=self.settings.num_rounds,

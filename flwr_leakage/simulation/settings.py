@@ -68,7 +68,6 @@ class ServerSettings:
     Attributes:
         attack_workers: processes that attack, ≥ 1.
         attack_chunk: targets attacked together in a process, ≥ 1.
-        attack_seconds: CPU seconds for each target, > 0; ``None`` for no limit.
         attack_folder: where finished chunks are kept, or ``None``.
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
         test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
@@ -77,7 +76,6 @@ class ServerSettings:
 
     attack_workers: int
     attack_chunk: int
-    attack_seconds: float | None
     attack_folder: str | None
     num_threads: int | None
     test_samples: int | None
