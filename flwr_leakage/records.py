@@ -361,6 +361,50 @@ class Observation:
     earlier: "tuple[Observation, ...]" = ()
 
 
+PartOutcome = Literal["solved", "found", "stopped", "refused", "failed", "not run"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What came of one attack of several that were tried on an observation.
+
+    Attributes:
+        name: of the attack.
+        outcome: ``solved``: a candidate whose gradient meets the observed one, to a tolerance or
+            to the noise, or one that is proven. ``found``: another candidate. ``stopped``: the
+            best candidate when the time was up. ``refused``: it does not apply. ``failed``: an
+            error that is not foreseen. ``not run``: the time was up, or the target was solved.
+        objective: relative squared distance of the candidate's gradient; NaN without a candidate.
+        energy: what candidates are judged by, −2 log posterior up to a constant; NaN likewise.
+        seconds: CPU seconds.
+        reason: why there is no candidate, or how far the attack came; may be empty.
+    """
+
+    name: str
+    outcome: PartOutcome
+    objective: float = math.nan
+    energy: float = math.nan
+    seconds: float = 0.0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """A few words.
+
+        Example:
+            >>> str(Part("analytic", "refused", reason="the first layer is no linear one."))
+            'analytic refused (the first layer is no linear one)'
+            >>> str(Part("gauss_newton", "found", 2.5e-6, -1e5, 3.21))
+            'gauss_newton found 2.5e-06 in 3.2 s'
+        """
+        words = f"{self.name} {self.outcome}"
+        if not math.isnan(self.objective):
+            words += f" {self.objective:.2g}"
+        if self.seconds >= 0.05:
+            words += f" in {self.seconds:.1f} s"
+        reason = self.reason.strip().rstrip(".")
+        return f"{words} ({reason})" if reason else words
+
+
 @dataclass(frozen=True)
 class Reconstruction:
     """An attack's answer for one observation.
@@ -371,12 +415,21 @@ class Reconstruction:
         objective: the attacker's own final objective; NaN where it failed.
         stats: iterations, gradient evaluations, CPU seconds, the objective's history, …
         error: why there is no batch, or empty.
+        parts: what came of each attack, where several were tried.
     """
 
     batch: Batch | None
     objective: float
     stats: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """What each part said, in one line; empty where there are no parts."""
+        said = "; ".join(str(part) for part in self.parts)
+        chosen = self.stats.get("attack", "")
+        return f"{chosen} chosen: {said}" if chosen and said else said
 
     def __repr__(self) -> str:
         """Shapes in place of tensors, whose entries would fill the screen."""
@@ -386,9 +439,10 @@ class Reconstruction:
             inputs, targets = self.batch.inputs, self.batch.targets
             batch = f"Batch(inputs={_shape(inputs)}, targets={_shape(targets)})"
         stats = ", ".join(f"{name!r}: {_shape(value)}" for name, value in self.stats.items())
+        parts = f", parts: {self.summary}" if self.parts else ""
         return (
             f"Reconstruction(batch={batch}, objective={self.objective:.6g}, stats={{{stats}}}, "
-            f"error={self.error!r})"
+            f"error={self.error!r}{parts})"
         )
 
 

@@ -1,7 +1,9 @@
 """Gradient inversion attacks made of parts."""
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
+from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.distance import squared_distance
+from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.exact.analytic import Analytic
 from flwr_leakage.attacks.exact.batch_linear import ExactBatch, recover_batch
 from flwr_leakage.attacks.exact.batch_search import SearchSettings
@@ -65,9 +67,11 @@ __all__ = [
     "AttackProgress",
     "AutomaticLabels",
     "BatchNormStatistics",
+    "Budget",
     "ClassCounts",
     "Cosine",
     "Euclidean",
+    "Evidence",
     "ExactBatch",
     "FadingPrior",
     "FeatureMatching",
@@ -77,6 +81,7 @@ __all__ = [
     "Grey",
     "GroupConsistency",
     "Initialisation",
+    "Judgement",
     "LabelImpact",
     "LabelInference",
     "LayerWeighted",

@@ -23,6 +23,7 @@ class AttackProgress:
         iteration: how many iterations the targets being solved now have taken.
         iterations: the most iterations that they may take.
         objective: the attacker's own best objective, averaged over those targets.
+        attack: the name of the one that works now, where several are tried; else empty.
     """
 
     done: int
@@ -30,6 +31,7 @@ class AttackProgress:
     iteration: int
     iterations: int
     objective: float
+    attack: str = ""
 
 
 ProgressCallback = Callable[[AttackProgress], None]

@@ -25,9 +25,12 @@ class AttackJob:
         threat: what the attacker knows besides.
         seed: of all random draws, ≥ 0.
         restarts: the number 0, 1, … of each observation's restart; empty where all are 0.
+        max_seconds: CPU seconds that an attack may take for each observation. It then ends with
+            the best that it has, and says so by ``stats["stopped"]``; ``None`` for no limit.
 
     Raises:
-        ValueError: the seed is negative, or there is not one restart number for each observation.
+        ValueError: the seed is negative, there is not one restart number for each observation, or
+            ``max_seconds`` is not positive.
     """
 
     gradient_map: GradientMap
@@ -36,8 +39,11 @@ class AttackJob:
     threat: ThreatModel
     seed: int = 0
     restarts: Sequence[int] = ()
+    max_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        if self.max_seconds is not None and not self.max_seconds > 0:
+            raise ValueError(f"max_seconds must be positive or None, got {self.max_seconds}.")
         if self.seed < 0:
             raise ValueError(f"seed must be ≥ 0, got {self.seed}.")
         if self.restarts and len(self.restarts) != len(self.observations):

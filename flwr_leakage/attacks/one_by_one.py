@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 
 from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure
+from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.records import Reconstruction
@@ -27,9 +28,11 @@ class OneByOne(ABC):
         results = []
         for index, observation in enumerate(job.observations):
             stream = job.generator(index, self.purpose)
+            budget = Budget.of(job.max_seconds)
             try:
                 problem = pose(job.gradient_map, job.spec, observation, job.threat)
-                results.append(self.solve(problem.to(torch.float64), stream, job.restart(index)))
+                problem = problem.to(torch.float64)
+                results.append(self.solve(problem, stream, job.restart(index), budget))
             except (ValueError, RuntimeError, ArithmeticError) as error:
                 results.append(failure(error))
             if progress is not None:
@@ -38,7 +41,9 @@ class OneByOne(ABC):
         return results
 
     @abstractmethod
-    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
         """Attack one problem.
 
         Args:
@@ -46,6 +51,7 @@ class OneByOne(ABC):
             generator: of this target and restart.
             restart: its number 0, 1, …; a start that is not random, such as grey, is taken by
                 the first only.
+            budget: an attack that iterates ends with its best once this is spent.
 
         Raises:
             ValueError: the attack does not fit the problem.

@@ -75,6 +75,7 @@ def attack(
     seed: int = 0,
     workers: int = 1,
     folder: str | None = None,
+    max_seconds: float | None = None,
     progress: ProgressCallback | None = None,
 ) -> Reconstruction: ...
 @overload
@@ -95,6 +96,7 @@ def attack(
     seed: int = 0,
     workers: int = 1,
     folder: str | None = None,
+    max_seconds: float | None = None,
     progress: ProgressCallback | None = None,
 ) -> list[Reconstruction]: ...
 @overload
@@ -115,6 +117,7 @@ def attack(
     seed: int = 0,
     workers: int = 1,
     folder: str | None = None,
+    max_seconds: float | None = None,
     progress: ProgressCallback | None = None,
 ) -> list[Reconstruction]: ...
 def attack(
@@ -134,6 +137,7 @@ def attack(
     seed: int = 0,
     workers: int = 1,
     folder: str | None = None,
+    max_seconds: float | None = None,
     progress: ProgressCallback | None = None,
 ) -> Reconstruction | list[Reconstruction]:
     """Reconstruct the samples behind one update, or behind each of a list of updates.
@@ -159,6 +163,8 @@ def attack(
         seed: of the attack's random draws, ≥ 0.
         workers: processes that share the updates; see ``flwr_leakage.attacks.Parallel``.
         folder: where finished updates are kept, so that an interrupted call can go on.
+        max_seconds: CPU seconds that the attack may take for each update; it then ends with the
+            best that it has, and says so by ``stats["stopped"]``.
         progress: called from time to time.
 
     Returns:
@@ -201,7 +207,8 @@ def attack(
     chosen = load_preset(preset) if isinstance(preset, str) else preset
     if workers > 1 or folder is not None:
         chosen = Parallel(chosen, workers, folder=folder)
-    results = chosen(AttackJob(gradient_map, spec, observations, threat, seed), progress)
+    job = AttackJob(gradient_map, spec, observations, threat, seed, max_seconds=max_seconds)
+    results = chosen(job, progress)
     return results if isinstance(update, list) else results[0]
 
 

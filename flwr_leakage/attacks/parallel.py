@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback, failure
 from flwr_leakage.attacks.digest import digest, surroundings
 from flwr_leakage.attacks.job import AttackJob
-from flwr_leakage.records import Batch, Reconstruction
+from flwr_leakage.records import Batch, Part, Reconstruction
 
 Results = list[Reconstruction]
 
@@ -172,7 +172,7 @@ def _shifted(
         return None
 
     def tell(p: AttackProgress) -> None:
-        progress(AttackProgress(done + p.done, total, p.iteration, p.iterations, p.objective))
+        progress(replace(p, done=done + p.done, total=total))
 
     return tell
 
@@ -189,6 +189,7 @@ def _save(results: Results, file: Path | None) -> None:
             "objective": r.objective,
             "stats": r.stats,
             "error": r.error,
+            "parts": [vars(part) for part in r.parts],
         }
         for r in results
     ]
@@ -207,6 +208,7 @@ def _load(file: Path | None) -> Results | None:
             entry["objective"],
             entry["stats"],
             entry["error"],
+            tuple(Part(**part) for part in entry["parts"]),
         )
         for entry in torch.load(file, weights_only=True)
     ]

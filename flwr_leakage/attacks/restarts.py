@@ -22,8 +22,9 @@ class Restarts:
     same whatever the count.
 
     A result's stats are the chosen restart's, with its number as ``restart``, and with CPU seconds
-    and gradients summed over all restarts. Objectives of different restarts are compared with one
-    another: the attack's objective must be one number for all of them, as every attack's here is.
+    and gradients summed over all restarts. A job's ``max_seconds`` is shared out among restarts.
+    Objectives of different restarts are compared with one another: the attack's objective must be
+    one number for all of them, as every attack's here is.
 
     Attributes:
         attack: the attack of each restart.
@@ -47,6 +48,7 @@ class Restarts:
             observations=[job.observations[i] for i in every for _ in range(self.count)],
             # Restarts of restarts are numbered on, so that no two share a random stream.
             restarts=[job.restart(i) * self.count + n for i in every for n in range(self.count)],
+            max_seconds=None if job.max_seconds is None else job.max_seconds / self.count,
         )
         found = self.attack(repeated, self._of_targets(progress))
         return [choose(found[i * self.count : (i + 1) * self.count]) for i in every]

@@ -1,72 +1,210 @@
-"""Several attacks in order of strength; each target keeps what its own objective likes best."""
+"""A portfolio of attacks, cheap ones first; the most likely candidate is kept."""
 
 import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-import torch
-
-from flwr_leakage.attacks.base import Attack, ProgressCallback, failure
-from flwr_leakage.attacks.distance import gradient_distance
+from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
+from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
-from flwr_leakage.records import Batch, Observation, Reconstruction
+from flwr_leakage.records import Observation, Part, PartOutcome, Reconstruction
 
 
 @dataclass(frozen=True)
 class Strongest:
     """Try attacks one after another on the targets that are not solved yet.
 
-    All candidates are judged alike, by the relative squared distance of their gradients from
-    the observed one, whatever objective the attack itself used. A result's stats name the winner
-    as ``attack``, by its key, and hold that attack's own objective as ``own_objective``.
+    All candidates are judged alike, whatever objective the attack itself used: by the energy of
+    :class:`flwr_leakage.attacks.evidence.Evidence`, misfit in units of noise plus a prior of
+    images. The distance of gradients alone would prefer a candidate that fits the noise.
+
+    A target is *solved*, and no further attack is run on it, once a candidate's gradient meets the
+    observed one within ``tolerance``, or explains an update with noise to that noise, or once an
+    attack has proven all of its samples.
+
+    A result's ``parts`` tell what each attack said, what it took and why it refused. Its objective
+    is the relative squared distance of gradients. Its stats are the winner's, with the winner's
+    key as ``attack``, its own objective as ``own_objective``, its ``energy`` and ``misfit``, and
+    ``stopped`` where the budget ended an attack, or left one out.
+
+    As long as the budget is not spent, results depend on the job alone.
 
     Attributes:
         attacks: by name, in the order in which they are tried; one that does not fit a target
-            fails fast.
-        tolerance: a target is solved once its distance is at most this.
+            refuses fast.
+        tolerance: relative squared distance at which gradients meet, ≥ 0. Float32 parameters on
+            the wire leave 1e-12 to 1e-8.
+        max_seconds: CPU seconds for each target, > 0, or ``None`` for no limit. The job's own
+            limit holds, too.
+        share: of the CPU seconds that are left, what an attack may take if it is not the last, in
+            (0, 1]: one that is slow on a large network leaves time to the others.
     """
 
     attacks: Mapping[str, Attack]
-    tolerance: float = 1e-5
+    tolerance: float = 1e-7
+    max_seconds: float | None = 120.0
+    share: float = 0.5
 
     def __post_init__(self) -> None:
         if not isinstance(self.attacks, Mapping) or not self.attacks:
             raise ValueError(
                 f"attacks must be a mapping by name with at least one attack, got {self.attacks}."
             )
+        if self.max_seconds is not None and not self.max_seconds > 0:
+            raise ValueError(f"max_seconds must be positive or None, got {self.max_seconds}.")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must lie in (0, 1], got {self.share}.")
 
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
-        best: list[Reconstruction] = [failure("not attacked")] * len(job.observations)
-        seconds = [0.0] * len(best)
+        limits = [each for each in (self.max_seconds, job.max_seconds) if each is not None]
+        limit = min(limits, default=math.inf)
+        targets = [_Target.of(job, observation, self.tolerance) for observation in job.observations]
         for name, attack in self.attacks.items():
-            open_targets = [i for i, r in enumerate(best) if not r.objective <= self.tolerance]
-            if not open_targets:
-                break
-            found = attack(job.take(open_targets), progress)
-            for index, result in zip(open_targets, found, strict=True):
-                seconds[index] += result.stats.get("cpu_seconds", 0.0)
-                if result.batch is None:
-                    if best[index].batch is None:
-                        best[index] = result
-                    continue
-                value = _distance(job, job.observations[index], result.batch)
-                if not value >= best[index].objective:
-                    stats = {**result.stats, "attack": name, "own_objective": result.objective}
-                    best[index] = Reconstruction(result.batch, value, stats)
-        return [
-            Reconstruction(r.batch, r.objective, {**r.stats, "cpu_seconds": spent}, r.error)
-            for r, spent in zip(best, seconds, strict=True)
-        ]
+            chosen = []
+            for index, target in enumerate(targets):
+                if target.is_solved:
+                    target.leave_out(name, f"{target.winner} had solved it")
+                elif target.seconds >= limit:
+                    target.leave_out(name, f"the budget of {limit:g} s was spent", stops=True)
+                elif target.evidence is not None:
+                    chosen.append(index)
+            if not chosen:
+                continue
+            left = limit - max(targets[index].seconds for index in chosen)
+            left *= 1.0 if name == list(self.attacks)[-1] else self.share
+            part = replace(job.take(chosen), max_seconds=left if left < math.inf else None)
+            done = len(targets) - len(chosen)
+            began = time.process_time()
+            found = _attempt(attack, part, _within(progress, name, done, len(targets)))
+            shares = _seconds(found, time.process_time() - began)
+            for index, result, seconds in zip(chosen, found, shares, strict=True):
+                targets[index].take(name, result, seconds)
+        if progress is not None:
+            known = [t.best.objective for t in targets if math.isfinite(t.best.objective)]
+            mean = sum(known) / len(known) if known else math.nan
+            progress(AttackProgress(len(targets), len(targets), 1, 1, mean))
+        return [target.result() for target in targets]
 
 
-def _distance(job: AttackJob, observation: Observation, batch: Batch) -> float:
-    """The relative squared distance of a batch's gradient, in float64; infinite if not finite."""
-    problem = pose(job.gradient_map, job.spec, observation, job.threat).to(torch.float64)
-    soft = batch.targets.is_floating_point()
-    targets = batch.targets.double() if soft else batch.targets
-    value = gradient_distance(problem, Batch(batch.inputs.double(), targets))
-    return value if math.isfinite(value) else math.inf
+@dataclass
+class _Target:
+    """One observation on its way through the attacks."""
+
+    evidence: Evidence | None
+    best: Reconstruction
+    energy: float = math.inf
+    seconds: float = 0.0
+    is_solved: bool = False
+    stopped: bool = False
+    parts: list[Part] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, job: AttackJob, observation: Observation, tolerance: float) -> "_Target":
+        try:
+            problem = pose(job.gradient_map, job.spec, observation, job.threat)
+            evidence = Evidence.of(problem, tolerance)
+        except (ValueError, RuntimeError) as error:
+            return cls(None, Reconstruction(None, math.nan, error=str(error)))
+        return cls(evidence, Reconstruction(None, math.nan, error="not attacked"))
+
+    @property
+    def winner(self) -> str:
+        return str(self.best.stats.get("attack", ""))
+
+    def leave_out(self, name: str, reason: str, stops: bool = False) -> None:
+        """Note that an attack was not run."""
+        self.parts.append(Part(name, "not run", reason=reason))
+        self.stopped |= stops
+
+    def take(self, name: str, result: Reconstruction, seconds: float) -> None:
+        """Judge what an attack answered, and keep it if it is the most likely so far."""
+        assert self.evidence is not None
+        self.seconds += seconds
+        stopped = "stopped" in result.stats
+        self.stopped |= stopped
+        if result.batch is None:
+            outcome: PartOutcome = "failed" if result.error.startswith(FAILED) else "refused"
+            self.parts.append(Part(name, outcome, seconds=seconds, reason=result.error))
+            if self.best.batch is None:
+                self.best = result
+            return
+        judged = self.evidence.judge(result.batch)
+        proven = _is_proven(result)
+        solved = judged.is_met or judged.is_explained or proven
+        outcome = "solved" if solved else "stopped" if stopped else "found"
+        reason = "proven" if proven else str(result.stats.get("stage", ""))
+        self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
+        if self.best.batch is None or judged.energy < self.energy:
+            self.energy = judged.energy
+            self.best = _judged(result, name, judged)
+        self.is_solved |= solved
+
+    def result(self) -> Reconstruction:
+        """The best candidate, with what every attack said and what all of them took."""
+        stats = {**self.best.stats, "cpu_seconds": self.seconds}
+        stats.pop("stopped", None)
+        if self.stopped:
+            stats["stopped"] = "budget"
+        error = self.best.error
+        if self.best.batch is None and len(self.parts) > 1:
+            error = "; ".join(f"{part.name}: {part.reason}" for part in self.parts if part.reason)
+        return replace(self.best, stats=stats, error=error, parts=tuple(self.parts))
+
+
+FAILED = "an unforeseen "
+"""How the reason begins where an attack raised an error."""
+
+
+def _attempt(
+    attack: Attack, job: AttackJob, progress: ProgressCallback | None
+) -> list[Reconstruction]:
+    """The attack's answers; whatever it raises becomes the answer, and the others go on."""
+    try:
+        return attack(job, progress)
+    except Exception as error:  # a portfolio goes on without the attack that broke
+        text = f"{FAILED}{type(error).__name__}: {error}"
+        return [Reconstruction(None, math.nan, error=text) for _ in job.observations]
+
+
+def _judged(result: Reconstruction, name: str, judged: Judgement) -> Reconstruction:
+    stats = {
+        **result.stats,
+        "attack": name,
+        "own_objective": result.objective,
+        "energy": judged.energy,
+        "misfit": judged.misfit,
+    }
+    return replace(result, objective=judged.distance, stats=stats)
+
+
+def _is_proven(result: Reconstruction) -> bool:
+    """Whether the attack itself proved every sample."""
+    verdicts = result.stats.get("verdicts", ())
+    return len(verdicts) > 0 and all(verdict == "proven" for verdict in verdicts)
+
+
+def _seconds(found: list[Reconstruction], total: float) -> list[float]:
+    """CPU seconds of each answer; what nobody told is shared by those that told nothing."""
+    told = [result.stats.get("cpu_seconds") for result in found]
+    rest = max(total - sum(each for each in told if each is not None), 0.0)
+    silent = sum(each is None for each in told)
+    return [rest / silent if each is None else float(each) for each in told]
+
+
+def _within(
+    progress: ProgressCallback | None, name: str, done: int, total: int
+) -> ProgressCallback | None:
+    """Progress of one attack on some targets: none is done before the last attack has had it."""
+    if progress is None:
+        return None
+
+    def tell(p: AttackProgress) -> None:
+        if math.isfinite(p.objective):  # an attack that refused has nothing to tell
+            progress(replace(p, done=done, total=total, attack=name))
+
+    return tell

@@ -1,6 +1,8 @@
 """One call of the attack on a round's targets, with its cost; a failure is an answer too."""
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flwr_leakage.attacks.base import Attack, ProgressCallback, failure
@@ -40,3 +42,32 @@ def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = 
         error = f"{type(raised).__name__}: {raised}"
         answers = [failure(error) for _ in job.observations]
     return Attempt(answers, time.monotonic() - wall, time.process_time() - cpu, error)
+
+
+def describe_parts(answers: Sequence[Reconstruction]) -> str:
+    """What came of each of several attacks over a round's targets, in a line; empty of one attack.
+
+    Example:
+        >>> from flwr_leakage.records import Part
+        >>> parts = (Part("analytic", "refused", reason="no linear layer."), Part("idlg", "found"))
+        >>> describe_parts([Reconstruction(None, 0.0, {"attack": "idlg"}, parts=parts)] * 2)
+        'chosen: idlg 2. analytic: refused 2 (no linear layer); idlg: found 2'
+    """
+    chosen = Counter(answer.stats["attack"] for answer in answers if "attack" in answer.stats)
+    outcomes: dict[str, Counter[str]] = {}
+    reasons: dict[str, str] = {}
+    for part in (part for answer in answers for part in answer.parts):
+        outcomes.setdefault(part.name, Counter())[part.outcome] += 1
+        if part.outcome not in ("solved", "found") and part.reason:
+            reasons.setdefault(part.name, part.reason.rstrip("."))
+    if not outcomes:
+        return ""
+    said = "; ".join(
+        f"{name}: {_counted(counts)}" + (f" ({reasons[name]})" if name in reasons else "")
+        for name, counts in outcomes.items()
+    )
+    return f"chosen: {_counted(chosen) or 'none'}. {said}"
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())

@@ -104,9 +104,13 @@ class Recorder:
         threat: ThreatModel,
         outcome: Outcome,
     ) -> None:
-        """The attacker's own objective with what it was given, the metrics, the pictures."""
+        """The attacker's own objective, the metrics, the pictures.
+
+        The objective's note tells what the attacker was given, and what each of several attacks
+        said.
+        """
         objective = answer.objective if answer.batch is not None else None
-        note = answer.error or threat.describe()
+        note = answer.error or "; ".join(filter(None, (threat.describe(), answer.summary)))
         self._number(server_round, client_id, -1, "attack", "objective", objective, "1", note=note)
         for measurement in outcome.measurements:
             self._measurement(server_round, client_id, "metric", measurement)

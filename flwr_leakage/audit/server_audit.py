@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.job import AttackJob
-from flwr_leakage.audit.attack import attempt
+from flwr_leakage.audit.attack import attempt, describe_parts
 from flwr_leakage.audit.evaluate import evaluate
 from flwr_leakage.audit.grant import Case, check_grantable, disclose, grant
 from flwr_leakage.audit.note import ClientNote
@@ -47,6 +47,8 @@ class ServerAudit:
         seed: of the attack's random draws.
         progress: what a person sees.
         num_rounds: for the progress only.
+        max_seconds: CPU seconds that the attack may take for each target; ``None`` for no limit
+            but the attack's own.
     """
 
     gradient_map: GradientMap
@@ -64,6 +66,7 @@ class ServerAudit:
     seed: int = 0
     progress: Progress = field(default_factory=SilentProgress)
     num_rounds: int | None = None
+    max_seconds: float | None = None
 
     def __post_init__(self) -> None:
         check_grantable(self.threat, self.truth)
@@ -197,11 +200,20 @@ class ServerAudit:
         name = " · ".join(filter(None, (self._round_name(server_round), what)))
         self.progress.status(f"{name} · attack on {count(len(cases), 'update')}")
         seen = [case.observation for case in cases]
-        job = AttackJob(self.gradient_map, self.spec, seen, self.threat, self.seed)
+        job = AttackJob(
+            self.gradient_map,
+            self.spec,
+            seen,
+            self.threat,
+            self.seed,
+            max_seconds=self.max_seconds,
+        )
         made = attempt(attack, job, self._reporter(name))
         if made.error:
             self.warn(server_round, -1, f"{what}: the attack failed: {made.error}".lstrip(": "))
         self._recorder.attempt(server_round, made, "what_if" if what else "attack")
+        if said := describe_parts(made.answers):
+            self._recorder.information(server_round, -1, f"{what}: {said}".lstrip(": "))
         return list(zip(cases, made.answers, strict=True))
 
     def _record(self, case: Case, answer: Reconstruction) -> None:
@@ -216,8 +228,9 @@ class ServerAudit:
 
     def _reporter(self, name: str) -> ProgressCallback:
         def report(progress: AttackProgress) -> None:
+            part = f"{progress.attack} · " if progress.attack else ""
             self.progress.status(
-                f"{name} · attack on {count(progress.total, 'update')} · {progress.done} done · "
+                f"{name} · attack on {progress.total:,} · {progress.done} done · {part}"
                 f"iteration {progress.iteration}/{progress.iterations} · "
                 f"objective {progress.objective:.3g}"
             )

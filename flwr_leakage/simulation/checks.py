@@ -36,6 +36,9 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(f"{key} must be at least 1, got {value}.")
     if not 0 <= settings.seed < 2**63:
         raise ConfigError(f"seed must lie in [0, 2^63), got {settings.seed}.")
+    limit = settings.server.attack_max_seconds
+    if limit is not None and not limit > 0:
+        raise ConfigError(f"server.attack_max_seconds must be positive or null, got {limit}.")
     if settings.server.wait_seconds < 0:
         raise ConfigError(f"server.wait_seconds must be ≥ 0, got {settings.server.wait_seconds}.")
 

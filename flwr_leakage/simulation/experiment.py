@@ -121,6 +121,7 @@ class Experiment:
             seed=self.settings.seed,
             progress=progress,
             num_rounds=self.settings.num_rounds,
+            max_seconds=self.settings.server.attack_max_seconds,
         )
 
     def truth(self, server_round: int, client_id: int, num_examples: int) -> Truth:

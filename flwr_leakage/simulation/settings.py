@@ -69,6 +69,8 @@ class ServerSettings:
         attack_workers: processes that attack, ≥ 1.
         attack_chunk: targets attacked together in a process, ≥ 1.
         attack_folder: where finished chunks are kept, or ``None``.
+        attack_max_seconds: CPU seconds that an attack may take for a target, > 0; ``None`` for no
+            limit but the attack's own.
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
         test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
         wait_seconds: how long to wait until there is a node for every client, ≥ 0.
@@ -77,6 +79,7 @@ class ServerSettings:
     attack_workers: int
     attack_chunk: int
     attack_folder: str | None
+    attack_max_seconds: float | None
     num_threads: int | None
     test_samples: int | None
     wait_seconds: float

@@ -36,6 +36,7 @@ from flwr_leakage.defenses.pruning import GradientPruning
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.metrics.matching import match_samples
 from flwr_leakage.params import ravel
+from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import (
     Batch,
     InputSpec,
@@ -68,12 +69,12 @@ def observe(
     delta = local_update(gradient_map, params, batch, schedule, buffers)
     delta = {name: change.detach() for name, change in delta.items()}
     update = Update(delta, buffers, schedule, len(batch))
-    generator = torch.Generator().manual_seed(seed)
+    generator, draws = torch.Generator().manual_seed(seed), Reproducible.from_seed(seed)
     noise = None
     if kind == "noise":
         rms = float(ravel(delta).square().mean().sqrt())
         noise = torch.full_like(ravel(delta), float(value) * rms)
-        update = GaussianNoise(float(value), relative_to="norm").on_update(update, generator)
+        update = GaussianNoise(float(value), relative_to="norm").on_update(update, draws)
     elif kind == "rows":
         sizes = {k: float(value) * v.square().mean().sqrt() for k, v in delta.items()}
         noise = torch.cat([size.expand(delta[k].numel()) for k, size in sizes.items()])
@@ -82,7 +83,7 @@ def observe(
         }
         update = Update(noised, buffers, schedule, len(batch))
     elif kind == "pruned":
-        update = GradientPruning(float(value)).on_update(update, generator)
+        update = GradientPruning(float(value)).on_update(update, draws)
     return Observation(1, index, params, buffers, update), noise
 
 

@@ -61,8 +61,10 @@ def test_unknown_names_and_settings_fail():
         ("huang", ["priors.total_variation.weight=0.05"], "priors[total_variation].weight", 0.05),
         ("gradinversion", ["count=2", "attack.dtype=float64"], "attack.dtype", "float64"),
         ("fedavg", ["attacks.euclidean.order.starts=2"], "attacks[cosine].order.starts", 2),
-        ("strongest", ["~attacks.cosine"], "attacks", ["feature_matching", "feature_recursion",
-                                                      "euclidean"]),
+        ("strongest", ["~attacks.cosine"], "attacks",
+         ["analytic", "exact_batch", "feature_matching", "feature_recursion", "gauss_newton",
+          "gauss_newton_smooth", "ordered", "euclidean"]),
+        ("strongest", ["attacks.gauss_newton.products=5"], "attacks[gauss_newton].products", 5),
         ("idlg", ["+relu_sharpness=10.0"], "relu_sharpness", 10.0),
     ],
 )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
@@ -28,7 +29,9 @@ class Analytic(OneByOne):
 
     purpose: ClassVar[str] = "analytic"
 
-    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
         """Attack one problem.
 
         Raises:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.batch_layer import feeds, pose_layers
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs, conclude
@@ -19,12 +20,21 @@ from flwr_leakage.records import Batch, Reconstruction
 
 
 def recover_batch(
-    problem: Problem, settings: SearchSettings, generator: torch.Generator
+    problem: Problem,
+    settings: SearchSettings,
+    generator: torch.Generator,
+    images_only: bool = False,
 ) -> BatchInputs:
     """The inputs of a linear layer for every sample of a batch, from one update.
 
     The layer is the first that takes the network's input; else the first that shows the most
     samples.
+
+    Args:
+        problem: the network and the observed gradient.
+        settings: how long is searched, and what is accepted.
+        generator: of all starts.
+        images_only: refuse layers whose inputs are features.
 
     Raises:
         ValueError: no layer can be used, or no sample was found; in words.
@@ -36,6 +46,11 @@ def recover_batch(
         raise ValueError("; ".join(refusals))
     ranked = sorted(layers, key=lambda layer: (not layer.takes_input, -layer.factor.rank))
     layer = ranked[0]
+    if images_only and not layer.takes_input:
+        raise ValueError(
+            f"{layer.name} takes features: images follow from a linear layer on the network's "
+            "input only."
+        )
     logits = problem.spec.num_classes
     if layer.matrix.shape[0] == logits and layer.factor.rank < problem.num_samples:
         raise ValueError(
@@ -80,20 +95,28 @@ class ExactBatch(OneByOne):
 
     Attributes:
         search: how long is searched, and what is accepted.
+        images_only: refuse at once where convolutions come first, instead of searching for
+            features.
     """
 
     purpose: ClassVar[str] = "exact batch"
 
     search: SearchSettings = field(default_factory=SearchSettings)
+    images_only: bool = False
 
-    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
         """Attack one problem.
 
         Raises:
             ValueError: it does not fit any linear layer.
         """
         began = time.process_time()
-        found = recover_batch(problem, self.search, generator)
+        allowed = min(self.search.max_seconds, budget.left)
+        search = replace(self.search, max_seconds=allowed)
+        found = recover_batch(problem, search, generator, self.images_only)
+        stopped = budget.is_spent and len(found.labels) < problem.num_samples
         stats: dict[str, Any] = {
             **(found.stats or {}),
             "layer": found.layer,
@@ -104,6 +127,7 @@ class ExactBatch(OneByOne):
             "relative_errors": found.relative_errors.tolist(),
             "refusals": found.refusals,
             "cpu_seconds": time.process_time() - began,
+            **stop_mark(stopped),
         }
         if not found.takes_input:
             text = (

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.exact.fading_solver import FadingSolver
 from flwr_leakage.attacks.exact.mask_equations import LinearisedMasks, MaskEquations
 
@@ -94,7 +95,13 @@ class Faded:
     solver: FadingSolver
 
 
-def fade(equations: MaskEquations, inputs: Tensor, fading: Fading, solver: FadingSolver) -> Faded:
+def fade(
+    equations: MaskEquations,
+    inputs: Tensor,
+    fading: Fading,
+    solver: FadingSolver,
+    budget: Budget = UNLIMITED,
+) -> Faded:
     """Take one step at every weight of a fading.
 
     Args:
@@ -102,6 +109,7 @@ def fade(equations: MaskEquations, inputs: Tensor, fading: Fading, solver: Fadin
         inputs: where to start, (1, C, H, W).
         fading: the weights and the settings of the steps.
         solver: solves the linear systems of the steps, and holds the prior.
+        budget: there is no further step once it is spent.
     """
     prior, single = solver.prior, equations.single()
     coordinates = prior.coordinates(inputs)
@@ -123,4 +131,6 @@ def fade(equations: MaskEquations, inputs: Tensor, fading: Fading, solver: Fadin
                 break
             length *= fading.shortening
         weight *= fading.factor
+        if budget.is_spent:
+            break
     return Faded(inputs, value, solver)

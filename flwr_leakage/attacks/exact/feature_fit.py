@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.exact.recover_features import Features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
@@ -29,7 +30,12 @@ class Fit:
 
 
 def fit_features(
-    problem: Problem, features: Features, start: Fit, weight: float, optimizer: LBFGS
+    problem: Problem,
+    features: Features,
+    start: Fit,
+    weight: float,
+    optimizer: LBFGS,
+    budget: Budget = UNLIMITED,
 ) -> Fit:
     """Fit the input to known features, by the sum of their :func:`feature_distance`.
 
@@ -39,6 +45,7 @@ def fit_features(
         start: the fit to go on from.
         weight: weight of the input's smoothed total variation beside that sum, ≥ 0.
         optimizer: minimises over all entries of the input at once.
+        budget: ends it earlier once it is spent.
     """
     shape, deepest = start.inputs.shape, max(features.outputs)
 
@@ -59,7 +66,7 @@ def fit_features(
     def project(points: Tensor) -> Tensor:
         return problem.spec.clamp(points.reshape(shape)).reshape(1, -1)
 
-    found = optimizer(evaluate, start.inputs.reshape(1, -1), project)
+    found = optimizer(evaluate, start.inputs.reshape(1, -1), project, budget=budget)
     return Fit(
         found.points.reshape(shape),
         float(found.values[0]),

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.chain import Link, features_of, trace_chain
 from flwr_leakage.attacks.exact.fading_prior import FadingPrior
@@ -101,7 +102,9 @@ class FeatureMatching(OneByOne):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
-    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
         """Attack one problem in float64.
 
         Raises:
@@ -126,11 +129,13 @@ class FeatureMatching(OneByOne):
         hidden = walk.hidden
         targets = assume_targets(problem, lambda *_: idlg_label(walk.logit_error), generator).values
         if hidden is not None:
-            fit = fit_through_relus(hidden, ImagePrior.of(problem.spec), self.fading, self.newton)
+            prior = ImagePrior.of(problem.spec)
+            fit = fit_through_relus(hidden, prior, self.fading, self.newton, budget)
+            stopped = fit.stopped
             hidden, candidates = fit.hidden, fit.candidates
         else:
             start = self.initialisation(problem.spec, 1, restart, generator).double()
-            candidates = self._fit_levels(chain, walk.levels, start)
+            candidates, stopped = self._fit_levels(chain, walk.levels, start, budget)
         judged = [_judge(problem, targets, each) for each in candidates]
         judged = [each for each in judged if math.isfinite(each.distance)]
         if not judged:
@@ -147,27 +152,34 @@ class FeatureMatching(OneByOne):
                 "proven_masks": hidden.num_proven if hidden else 0,
                 "masks": len(hidden.masks.certain) if hidden else 0,
                 "stage": best.stage,
+                **stop_mark(stopped),
             },
         )
 
     def _fit_levels(
-        self, chain: Sequence[Link], levels: Sequence[Knowledge], start: Tensor
-    ) -> list[Candidate]:
+        self, chain: Sequence[Link], levels: Sequence[Knowledge], start: Tensor, budget: Budget
+    ) -> tuple[list[Candidate], bool]:
         """Inputs that explain the deepest level of the walk, and then the level before it.
+
+        And whether the budget ended a fit.
 
         A walk may go one layer too far. The features found there are roughly right, but the errors
         are not. The fit to them is then a good start for a fit to the level before.
         """
         position = len(chain) - 1 - len(levels)
-        inputs = fit_level(chain[:position], levels[-1], start, self.fit_iterations)
+        before, iterations = chain[:position], self.fit_iterations
+        inputs, stopped = fit_level(before, levels[-1], start, iterations, budget)
         found = [Candidate("deepest", inputs)]
         if len(levels) > 1:
-            inputs = fit_level(chain[: position + 1], levels[-2], inputs, self.fit_iterations)
+            before = chain[: position + 1]
+            inputs, stopped = fit_level(before, levels[-2], inputs, iterations, budget)
             found.append(Candidate("sure", inputs))
-        return found
+        return found, stopped
 
 
-def fit_level(before: Sequence[Link], level: Knowledge, start: Tensor, iterations: int) -> Tensor:
+def fit_level(
+    before: Sequence[Link], level: Knowledge, start: Tensor, iterations: int, budget: Budget
+) -> tuple[Tensor, bool]:
     """Fit the input to one layer's outputs and to its weight's gradient, by L-BFGS.
 
     Args:
@@ -175,6 +187,10 @@ def fit_level(before: Sequence[Link], level: Knowledge, start: Tensor, iteration
         level: what is known of the layer.
         start: the input to start from, (1, *shape).
         iterations: most iterations of L-BFGS.
+        budget: ends them earlier once it is spent.
+
+    Returns:
+        The input, and whether the budget ended the fit.
     """
     size = level.equations.values.square().sum().clamp_min(1e-30)
 
@@ -188,7 +204,8 @@ def fit_level(before: Sequence[Link], level: Knowledge, start: Tensor, iteration
         return value[None], gradient[None]
 
     optimizer = LBFGS(iterations, tolerance=1e-18, relative_tolerance=1e-3)
-    return optimizer(evaluate, start.reshape(1, -1)).points.reshape(start.shape)
+    found = optimizer(evaluate, start.reshape(1, -1), budget=budget)
+    return found.points.reshape(start.shape), found.stopped
 
 
 def _judge(problem: Problem, targets: Tensor, candidate: Candidate) -> Judged:

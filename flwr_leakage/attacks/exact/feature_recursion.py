@@ -25,6 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.feature_fit import Fit, fit_features
 from flwr_leakage.attacks.exact.recover_features import Features, recover_features
@@ -120,7 +121,9 @@ class FeatureRecursion(OneByOne):
         if not self.zeros or min(self.zeros) < 0:
             raise ValueError(f"zeros must hold fractions of at least 0, got {self.zeros}.")
 
-    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
         """Attack one problem.
 
         Raises:
@@ -130,9 +133,10 @@ class FeatureRecursion(OneByOne):
         start = self.initialisation(problem.spec, 1, restart, generator).double()
         best: Reconstruction | None = None
         reason: ValueError | RuntimeError | None = None
+        stopped = False
         for zero in self.zeros:
             try:
-                attempt = self._attempt(problem, start, zero, generator)
+                attempt = self._attempt(problem, start, zero, generator, budget)
             except (ValueError, RuntimeError) as error:
                 reason = reason or error
                 continue
@@ -141,13 +145,22 @@ class FeatureRecursion(OneByOne):
                 best = found
             if attempt.is_sure or best.objective <= self.solved:
                 break
+            if budget.is_spent:
+                stopped = True
+                break
         if best is None:
             assert reason is not None
             raise reason
-        return replace(best, stats={**best.stats, "cpu_seconds": time.process_time() - began})
+        stats = {**best.stats, "cpu_seconds": time.process_time() - began, **stop_mark(stopped)}
+        return replace(best, stats=stats)
 
     def _attempt(
-        self, problem: Problem, start: Tensor, zero: float, generator: torch.Generator
+        self,
+        problem: Problem,
+        start: Tensor,
+        zero: float,
+        generator: torch.Generator,
+        budget: Budget,
     ) -> Attempt:
         """Recover the features with one threshold of ``zeros``, and the input that has them."""
         known = recover_features(problem, self.rank_tolerance, zero, self.trims, self.contradiction)
@@ -156,10 +169,10 @@ class FeatureRecursion(OneByOne):
         if known.is_pooled:
             # Far from a solution rounding does no harm, and single precision is twice as fast.
             chosen = known.first(1)
-            fit = self._search(problem.to(torch.float32), chosen.single(), generator)
+            fit = self._search(problem.to(torch.float32), chosen.single(), generator, budget)
             fit = replace(fit, inputs=fit.inputs.double())
         last = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16)
-        fit = fit_features(problem, chosen, fit, 0.0, last)
+        fit = fit_features(problem, chosen, fit, 0.0, last, budget)
         targets = assume_targets(problem, SignOfGradient(), generator).values
         batch = Batch(fit.inputs, targets)
         found = Reconstruction(
@@ -175,7 +188,9 @@ class FeatureRecursion(OneByOne):
         outnumbered = chosen.outputs[chosen.shallowest].numel() > start.numel()
         return Attempt(found, known.is_pooled and outnumbered and fit.value <= self.solved)
 
-    def _search(self, problem: Problem, known: Features, generator: torch.Generator) -> Fit:
+    def _search(
+        self, problem: Problem, known: Features, generator: torch.Generator, budget: Budget
+    ) -> Fit:
         """The input behind pooled features: read from them by regression, then fitted in rounds."""
         number = known.shallowest
 
@@ -193,7 +208,7 @@ class FeatureRecursion(OneByOne):
                 noise = torch.randn(start.shape, generator=generator)
                 fit = replace(fit, inputs=fit.inputs + self.shaking * noise)
             for weight in (*self.smoothing, 0.0):
-                fit = fit_features(problem, known, fit, weight, optimizer)
-            if fit.value <= self.solved:
+                fit = fit_features(problem, known, fit, weight, optimizer, budget)
+            if fit.value <= self.solved or budget.is_spent:
                 break
         return fit

@@ -116,6 +116,8 @@ def recover_features(
     probe = ReluWalk(names)
     probe.run(problem, inputs)
     count, windows = len(probe.preactivations), probe.windows
+    if not count or not probe.uses:
+        raise ValueError("the network must have convolutions and ReLUs.")
     masks = {number: torch.ones_like(z) for number, z in enumerate(probe.preactivations)}
     pooled = mean_feature(problem.gradient[layer.weight], logit_error)
     masks[count - 1] = last_mask(backward, masks, windows.get(count - 1), pooled, zero)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.exact.fading import fade
 from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.fading_solver import FadingSolver
@@ -48,14 +49,20 @@ class ReluFit:
             equations do not hold exactly, and all candidates are returned for the gradient to
             choose from.
         hidden: the ReLUs, with all masks that were proven.
+        stopped: whether the budget ended it.
     """
 
     candidates: list[Candidate]
     hidden: Hidden
+    stopped: bool = False
 
 
 def fit_through_relus(
-    hidden: Hidden, prior: ImagePrior, fading: FadingPrior, newton: GaussNewton
+    hidden: Hidden,
+    prior: ImagePrior,
+    fading: FadingPrior,
+    newton: GaussNewton,
+    budget: Budget = UNLIMITED,
 ) -> ReluFit:
     """Fit the input to what is known of ReLUs and of the layer behind them.
 
@@ -69,6 +76,7 @@ def fit_through_relus(
         fading: the settings of the fadings.
         newton: the settings of Gauss–Newton, which is left out for inputs of more than
             ``newton.most_unknowns`` entries.
+        budget: there is no further step once it is spent.
     """
     solver = FadingSolver(prior, fading.solver)
     stage, met = first_stage(hidden.is_settled), False
@@ -77,11 +85,13 @@ def fit_through_relus(
         start = prior.grey
         if candidates and stage is not Stage.DEEP_FROM_GREY:
             start = best_of(candidates, hidden.equations).inputs
-        faded = fade(hidden.equations, start, fading.of(stage), solver)
+        faded = fade(hidden.equations, start, fading.of(stage), solver, budget)
         candidates.append(Candidate(stage.value, faded.inputs))
         solver, met = faded.solver, faded.value <= fading.near
         if stage.is_deep and met:
             stage = Stage.MET
+            break
+        if budget.is_spent:
             break
         refined = hidden.refine(faded.inputs)
         has_proven = refined.num_proven > hidden.num_proven
@@ -92,12 +102,15 @@ def fit_through_relus(
             break
     if stage is Stage.DOUBTFUL:
         return ReluFit(candidates, hidden)
-    if stage is Stage.MET:
-        candidates.append(_refit(hidden.equations, candidates[-1].inputs, fading, prior))
+    if stage is Stage.MET and not budget.is_spent:
+        candidates.append(_refit(hidden.equations, candidates[-1].inputs, fading, prior, budget))
+    if budget.is_spent:
+        return ReluFit(candidates, hidden, stopped=True)
     if met and hidden.num_proven and prior.grey.numel() <= newton.most_unknowns:
-        exact, hidden = _solve_exactly(hidden, candidates[-1].inputs, newton)
+        exact, hidden = _solve_exactly(hidden, candidates[-1].inputs, newton, budget)
         candidates += exact
-    return ReluFit([best_of(candidates, hidden.equations)], hidden)
+    stopped = budget.is_spent
+    return ReluFit([best_of(candidates, hidden.equations)], hidden, stopped)
 
 
 def best_of(candidates: Sequence[Candidate], equations: MaskEquations) -> Candidate:
@@ -106,15 +119,20 @@ def best_of(candidates: Sequence[Candidate], equations: MaskEquations) -> Candid
 
 
 def _refit(
-    equations: MaskEquations, inputs: Tensor, fading: FadingPrior, prior: ImagePrior
+    equations: MaskEquations,
+    inputs: Tensor,
+    fading: FadingPrior,
+    prior: ImagePrior,
+    budget: Budget,
 ) -> Candidate:
     """A fading from a candidate, with a prior that has the spectrum of this candidate."""
     solver = FadingSolver(prior.fitted(inputs), fading.solver)
-    return Candidate("fitted prior", fade(equations, inputs, fading.fitted(), solver).inputs)
+    faded = fade(equations, inputs, fading.fitted(), solver, budget)
+    return Candidate("fitted prior", faded.inputs)
 
 
 def _solve_exactly(
-    hidden: Hidden, start: Tensor, newton: GaussNewton
+    hidden: Hidden, start: Tensor, newton: GaussNewton, budget: Budget
 ) -> tuple[list[Candidate], Hidden]:
     """Gauss–Newton without a prior; every step tries to prove more masks first."""
     found: list[Candidate] = []
@@ -124,6 +142,6 @@ def _solve_exactly(
         iterate = newton.step(hidden.equations, iterate)
         if iterate.has_moved:
             found.append(Candidate("exact equations", iterate.inputs))
-        if iterate.is_last:
+        if iterate.is_last or budget.is_spent:
             break
     return found, hidden

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
+from flwr_leakage.attacks.budget import UNLIMITED, Budget, stop_mark
 from flwr_leakage.attacks.inversion.blur import Blurred, measure
 from flwr_leakage.attacks.inversion.label_moves import label_moves
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
@@ -143,7 +144,9 @@ class GaussNewton(OneByOne):
         if not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance must lie in (0, 1), got {self.tolerance}.")
 
-    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
         """Attack one problem.
 
         Raises:
@@ -156,14 +159,14 @@ class GaussNewton(OneByOne):
         model = _Model.of(problem, assumed.values, generator)
         products = steps = chosen = moved = 0
         if assumed.may_change and self.label_trials:
-            model, moved, products, steps = self._correct_labels(model, likelihood)
+            model, moved, products, steps = self._correct_labels(model, likelihood, budget)
         best: Candidate | None = None
         for number, annealing in enumerate(self.annealings):
-            found = self._run(model, likelihood, annealing)
+            found = self._run(model, likelihood, annealing, budget)
             products, steps = products + found.products, steps + found.steps
             if best is None or found.energy < best.energy:
                 best, chosen = found, number
-            if best.distance <= self.solved_distance:
+            if best.distance <= self.solved_distance or budget.is_spent:
                 break
         assert best is not None
         if not math.isfinite(best.distance):
@@ -181,11 +184,12 @@ class GaussNewton(OneByOne):
                 "iterations": steps,
                 "products": products,
                 "cpu_seconds": time.process_time() - began,
+                **stop_mark(best.stopped),
             },
         )
 
     def _correct_labels(
-        self, model: "_Model", likelihood: Likelihood
+        self, model: "_Model", likelihood: Likelihood, budget: Budget
     ) -> "tuple[_Model, int, int, int]":
         """The model under better labels, how many changed, and products and steps spent on it."""
         problem = model.problem
@@ -197,10 +201,10 @@ class GaussNewton(OneByOne):
         short = replace(self, steps=self.trial_steps)
         # The energy compares short runs only if what they have not fitted yet counts as error.
         annealing = replace(self.annealings[0], model_error=1.0)
-        best = short._run(model, likelihood, annealing)
+        best = short._run(model, likelihood, annealing, budget)
         products, steps, moved, trials = best.products, best.steps, 0, 0
         tried = {tuple(model.targets.tolist())}
-        while True:
+        while not budget.is_spent:
             batch = Batch(best.inputs, model.targets)
             gradient = problem.gradient_map(problem.params, batch, problem.buffers)
             residual = gradient[bias] - problem.gradient[bias]
@@ -213,7 +217,7 @@ class GaussNewton(OneByOne):
                 tried.add(tuple(targets.tolist()))
                 trials += 1
                 other = replace(model, targets=targets)
-                found = short._run(other, likelihood, annealing)
+                found = short._run(other, likelihood, annealing, budget)
                 products, steps = products + found.products, steps + found.steps
                 rivals.append((found.energy, other, found))
             least = best.energy - MARGIN * len(likelihood.observed)
@@ -224,13 +228,19 @@ class GaussNewton(OneByOne):
             moved += 1
         return model, moved, products, steps
 
-    def _run(self, model: "_Model", likelihood: Likelihood, annealing: Annealing) -> "Candidate":
+    def _run(
+        self,
+        model: "_Model",
+        likelihood: Likelihood,
+        annealing: Annealing,
+        budget: Budget = UNLIMITED,
+    ) -> "Candidate":
         """From grey to the end of one annealing."""
         prior = model.prior
         coordinates = torch.zeros(model.shape)
         products, passes, step, unit, stage = 0, 0, 0, 0.0, "ended by its steps"
         weight = first = 0.0
-        precise = False
+        precise = stopped = False
         while step < self.steps:
             blur = (
                 annealing.blur * (weight / first) ** annealing.exponent if step else annealing.blur
@@ -284,6 +294,9 @@ class GaussNewton(OneByOne):
             if passes >= self.products:
                 stage = "ended by its products"
                 break
+            if budget.is_spent:
+                stage, stopped = "ended by its budget", True
+                break
             weight = max(weight * annealing.factor, 1 / unit)
         inputs = model.inputs(coordinates).double()
         residual = likelihood.residual(model.gradient(inputs, 0.0, precise=True))
@@ -297,6 +310,7 @@ class GaussNewton(OneByOne):
             steps=step,
             products=products,
             stage=stage,
+            stopped=stopped,
         )
 
 
@@ -313,6 +327,7 @@ class Candidate:
         steps: taken.
         products: with the Jacobian or its transpose.
         stage: how it ended, in words.
+        stopped: whether the budget ended it.
     """
 
     inputs: Tensor
@@ -323,6 +338,7 @@ class Candidate:
     steps: int
     products: int
     stage: str
+    stopped: bool = False
 
 
 @dataclass(frozen=True)

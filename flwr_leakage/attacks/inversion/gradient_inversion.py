@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.inversion.evaluation import Batching, Candidates, Evaluator, faster
 from flwr_leakage.attacks.inversion.factored_evaluation import FactoredEvaluator, supports
 from flwr_leakage.attacks.inversion.objectives.base import Objective
@@ -121,7 +122,9 @@ class GradientInversion:
             for begin in range(0, len(group), size):
                 chunk = group[begin : begin + size]
                 report = Reporter(progress, done, len(results), self.optimizer.iterations)
-                for target, found in zip(chunk, self._solve_safely(chunk, report), strict=True):
+                budget = _budget(job.max_seconds, chunk)
+                solved = self._solve_safely(chunk, report, budget)
+                for target, found in zip(chunk, solved, strict=True):
                     for index, result in zip(target.indices, found, strict=True):
                         results[index] = result
                     done += len(target.indices)
@@ -141,6 +144,9 @@ class GradientInversion:
         stream = job.generator(indices[0], "labels", same_for_restarts=True)
         assumed = assume_targets(problem, self.labels, stream)
         slots = make_slots(problem, self.order.epochs if self.order else "repeated")
+        ordered = self._searches_order(assumed) and slots.has_order
+        if self.order and self.order.required and not ordered:
+            raise ValueError("the order of the samples is known, or makes no difference.")
         streams = [job.generator(index, "inversion") for index in indices]
         search = self.order if self._searches_order(assumed) else None
         num_starts = search.starts if search else 1
@@ -183,32 +189,36 @@ class GradientInversion:
             return False
         return assumed.origin != "granted" or self.order.epochs == "reshuffled"
 
-    def _solve_safely(self, chunk: "list[_Target]", report: Reporter) -> list[list[Reconstruction]]:
+    def _solve_safely(
+        self, chunk: "list[_Target]", report: Reporter, budget: Budget
+    ) -> list[list[Reconstruction]]:
         """Solve together; where that fails, in halves, so that one target spoils no other."""
         sharpness = self.relu_sharpness
         try:
             with SmoothedRelu(sharpness) if sharpness else nullcontext():
-                return self._solve(chunk, report)
+                return self._solve(chunk, report, budget)
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
             if len(chunk) == 1:
                 return [[failure(error) for _ in chunk[0].indices]]
         half = len(chunk) // 2
-        return self._solve_safely(chunk[:half], report) + self._solve_safely(chunk[half:], report)
+        first = self._solve_safely(chunk[:half], report, budget)
+        return first + self._solve_safely(chunk[half:], report, budget)
 
-    def _solve(self, chunk: "list[_Target]", report: Reporter) -> list[list[Reconstruction]]:
+    def _solve(
+        self, chunk: "list[_Target]", report: Reporter, budget: Budget
+    ) -> list[list[Reconstruction]]:
         """The results of targets of one kind, each with one a restart."""
         began = time.process_time()
         rows = _Rows.of(chunk)
         bounds = rows.project if self.box else None
         batching = self._choose_batching(rows)
         if self._searches_order(rows.assumed):
-            rows = self._search_order(rows, batching, report)
-        found = self.optimizer(self._objective_of(rows, batching), rows.points, bounds, report)
+            rows = self._search_order(rows, batching, report, budget)
+        evaluate = self._objective_of(rows, batching)
+        found = self.optimizer(evaluate, rows.points, bounds, report, budget)
         share = (time.process_time() - began) / len(rows.points)
-        results = [
-            _reconstruction(rows, found, row, {"cpu_seconds": share, "batching": batching})
-            for row in range(len(rows.points))
-        ]
+        stats = {"cpu_seconds": share, "batching": batching, **stop_mark(found.stopped)}
+        results = [_reconstruction(rows, found, row, stats) for row in range(len(rows.points))]
         count = len(chunk[0].indices)
         return [results[begin : begin + count] for begin in range(0, len(results), count)]
 
@@ -220,7 +230,9 @@ class GradientInversion:
             return "products"
         return faster(lambda way: self._evaluator(rows, way), rows.points)
 
-    def _search_order(self, rows: "_Rows", batching: Batching, report: Reporter) -> "_Rows":
+    def _search_order(
+        self, rows: "_Rows", batching: Batching, report: Reporter, budget: Budget
+    ) -> "_Rows":
         """Rows with the best order and labels found, one a restart instead of one a start."""
         assert self.order is not None
         points, targets, orders = self.order.search(
@@ -236,6 +248,7 @@ class GradientInversion:
             rows.problems[0].spec.num_classes if rows.assumed.may_change else None,
             rows.project if self.box else None,
             report,
+            budget,
         )
         return replace(rows, points=points, targets=targets, orders=orders)
 
@@ -275,6 +288,12 @@ class GradientInversion:
             tuple(self.priors.values()),
             together=parameters < self.large_network,
         )
+
+
+def _budget(seconds: float | None, chunk: "list[_Target]") -> Budget:
+    """What the observations of a chunk may take together, as they are solved together."""
+    count = sum(len(target.indices) for target in chunk)
+    return Budget.of(None if seconds is None else seconds * count)
 
 
 @dataclass(frozen=True)

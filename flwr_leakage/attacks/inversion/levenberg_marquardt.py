@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
@@ -54,7 +55,9 @@ class LevenbergMarquardt(OneByOne):
         if self.damping <= 0:
             raise ValueError(f"damping must be positive, got {self.damping}.")
 
-    def solve(self, problem: Problem, generator: torch.Generator, restart: int) -> Reconstruction:
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
         """Attack one problem in float64.
 
         Raises:
@@ -81,11 +84,16 @@ class LevenbergMarquardt(OneByOne):
                 found.append(ravel({k: gradient[k] for k in p.gradient}))
             return (torch.cat(found) - observed) / scale
 
-        def columns(flat: Tensor, directions: Tensor) -> Tensor:
-            return torch.func.vmap(
-                lambda direction: torch.func.jvp(residual, (flat,), (direction,))[1],
-                chunk_size=self.chunk_size,
-            )(directions)
+        def columns(flat: Tensor, directions: Tensor) -> Tensor | None:
+            push = torch.func.vmap(
+                lambda direction: torch.func.jvp(residual, (flat,), (direction,))[1]
+            )
+            found = []
+            for block in directions.split(self.chunk_size):
+                if budget.is_spent:
+                    return None
+                found.append(push(block))
+            return torch.cat(found)
 
         point = (
             self.initialisation(spec, problem.num_samples, restart, generator).double().reshape(-1)
@@ -95,10 +103,14 @@ class LevenbergMarquardt(OneByOne):
         basis = torch.eye(size, dtype=torch.float64)
         damping, taken = self.damping, 0
         fresh = True
+        stopped = False
         while taken < self.iterations and value > self.tolerance and damping <= 1e6:
+            transposed = columns(point, basis) if fresh else None  # Jᵀ (N, P)
+            stopped = budget.is_spent
+            if stopped:
+                break
             taken += 1
-            if fresh:
-                transposed = columns(point, basis)  # Jᵀ (N, P)
+            if transposed is not None:
                 gram, slope = transposed @ transposed.T, transposed @ error
                 largest = gram.diagonal().max()
             factor = torch.linalg.cholesky(gram + damping * largest * basis)
@@ -116,5 +128,9 @@ class LevenbergMarquardt(OneByOne):
         return Reconstruction(
             batch=answer(spec.clamp(point.reshape(shape)), targets),
             objective=value,
-            stats={"iterations": taken, "cpu_seconds": time.process_time() - began},
+            stats={
+                "iterations": taken,
+                "cpu_seconds": time.process_time() - began,
+                **stop_mark(stopped),
+            },
         )

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.inversion.evaluation import Evaluator
 from flwr_leakage.attacks.optimizers.base import Optimizer, Report
 from flwr_leakage.attacks.problem import Problem
@@ -36,6 +37,11 @@ class Slots:
     step: Int[Tensor, " S"]
     epoch: Int[Tensor, " S"]
     used: int
+
+    @property
+    def has_order(self) -> bool:
+        """Whether samples of one epoch are used in several steps."""
+        return len(set(self.step[self.epoch == 0].tolist()) - {-1}) > 1
 
 
 def make_slots(problem: Problem, epochs: Literal["repeated", "reshuffled"]) -> Slots:
@@ -93,6 +99,7 @@ class OrderSearch:
         max_moves: how many moves are tried at once at most, ≥ 1. Where there are more, they are
             drawn at random.
         improvement: a move is made only if it lowers the objective by this fraction, in (0, 1).
+        required: refuse updates in which the order is known or makes no difference.
     """
 
     starts: int = 4
@@ -102,6 +109,7 @@ class OrderSearch:
     relabel: bool = True
     max_moves: int = 256
     improvement: float = 1e-3
+    required: bool = False
 
     def __post_init__(self) -> None:
         if self.turns < 0:
@@ -132,6 +140,7 @@ class OrderSearch:
         num_classes: int | None,
         project: Callable[[Tensor], Tensor] | None,
         report: Report | None,
+        budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Search the orders and targets of R rows, ``starts`` in a sequence for each stream.
 
@@ -146,6 +155,7 @@ class OrderSearch:
             num_classes: of the labels that may be tried; ``None`` leaves the targets alone.
             project: onto the feasible set.
             report: of the optimizer.
+            budget: no further move is tried once it is spent.
 
         Returns:
             Point, targets and order of the best of each ``starts`` rows.
@@ -164,9 +174,10 @@ class OrderSearch:
                     None if trusts else num_classes,
                     partial(evaluate.moves, points[row], row),
                     streams[row // self.starts],
+                    budget,
                 )
             if turn < self.turns:
-                points = quick(evaluator(targets, orders), points, project, report).points
+                points = quick(evaluator(targets, orders), points, project, report, budget).points
         groups = values.reshape(-1, self.starts).nan_to_num(nan=torch.inf)
         firsts = torch.arange(0, len(points), self.starts, device=points.device)
         best = firsts + groups.argmin(dim=1)
@@ -180,6 +191,7 @@ class OrderSearch:
         num_classes: int | None,
         values: Values,
         generator: torch.Generator,
+        budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, Tensor, float]:
         """Make the best move while there is one; returns order, targets and their objective.
 
@@ -190,11 +202,12 @@ class OrderSearch:
             num_classes: of the labels that may be tried; ``None`` leaves the targets alone.
             values: the objective of moves.
             generator: draws among too many moves.
+            budget: no further move is tried once it is spent.
         """
         value = float(values(order[None], targets[None])[0])
         for _ in range(2 * len(order)):
             orders, labels = _moves(order, targets, slots, num_classes)
-            if not len(orders):
+            if not len(orders) or budget.is_spent:
                 break
             chosen = torch.randperm(len(orders), generator=generator)[: self.max_moves]
             orders, labels = orders[chosen], labels[chosen]

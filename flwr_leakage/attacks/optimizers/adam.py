@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Report
 
 
@@ -63,8 +64,10 @@ class Adam:
         start: Float[Tensor, "R D"],
         project: Callable[[Tensor], Tensor] | None = None,
         report: Report | None = None,
+        budget: Budget = UNLIMITED,
     ) -> Minimum:
         """Minimise R objectives from ``start`` (R, D); the best iterate of every row is kept."""
+        stopped = False
         num_rows = start.shape[0]
         rows = torch.arange(num_rows, device=start.device)
         points = start.clone()
@@ -83,6 +86,9 @@ class Adam:
             alive = torch.isfinite(values) & (values > self.tolerance)
             if step == self.iterations or not bool(alive.any()):
                 break
+            if budget.is_spent:
+                stopped = True
+                break
             if not bool(alive.all()):
                 rows, points, gradients = rows[alive], points[alive], gradients[alive]
                 first, second = first[alive], second[alive]
@@ -94,7 +100,7 @@ class Adam:
             points = points - self.rate(step) * mean / (root + self.eps)
             if project is not None:
                 points = project(points)
-        return Minimum(best_points, best_values, (taken - 1).clamp_min(0), taken)
+        return Minimum(best_points, best_values, (taken - 1).clamp_min(0), taken, stopped)
 
     def _signed(self, gradients: Tensor) -> Tensor:
         if self.sign == "hard":

@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
+
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(points (A, D), rows (A,)) ↦ values (A,) and gradients (A, D) of those rows' objectives."""
 
@@ -23,12 +25,14 @@ class Minimum:
         values: (R,); infinite where no finite value was met.
         iterations: (R,) steps taken.
         evaluations: (R,) gradients computed.
+        stopped: whether the budget was spent before all rows were finished.
     """
 
     points: Float[Tensor, "R D"]
     values: Float[Tensor, " R"]
     iterations: Int[Tensor, " R"]
     evaluations: Int[Tensor, " R"]
+    stopped: bool = False
 
 
 @runtime_checkable
@@ -50,6 +54,10 @@ class Optimizer(Protocol):
         start: Tensor,
         project: Callable[[Tensor], Tensor] | None = None,
         report: Report | None = None,
+        budget: Budget = UNLIMITED,
     ) -> Minimum:
-        """Minimise from ``start`` (R, D); ``project`` maps points onto the feasible set."""
+        """Minimise from ``start`` (R, D); ``project`` maps points onto the feasible set.
+
+        Once the budget is spent, it ends with the best points that it has.
+        """
         ...

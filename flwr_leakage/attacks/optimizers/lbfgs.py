@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Report
 
 
@@ -58,6 +59,7 @@ class LBFGS:
         start: Float[Tensor, "R D"],
         project: Callable[[Tensor], Tensor] | None = None,
         report: Report | None = None,
+        budget: Budget = UNLIMITED,
     ) -> Minimum:
         """Minimise R objectives from ``start`` (R, D); see ``attacks/optimizers/base.py``."""
         num_rows = start.shape[0]
@@ -69,7 +71,8 @@ class LBFGS:
         evaluations = torch.ones_like(iterations)
         state = _State.begin(all_rows, start, values, gradients, self.history)
         state = state.select(torch.isfinite(values) & ~self._converged(values, gradients))
-        while len(state.rows):
+        stopped = False
+        while len(state.rows) and not stopped:
             trial = state.x + state.t[:, None] * state.d
             values, gradients = evaluate(trial, state.rows)
             evaluations[state.rows] += 1
@@ -86,9 +89,10 @@ class LBFGS:
                     done,
                     best_values,
                 )
+            stopped = budget.is_spent and len(state.rows) > 0
         if project is not None:
             best = project(best)
-        return Minimum(best, best_values, iterations, evaluations)
+        return Minimum(best, best_values, iterations, evaluations, stopped)
 
     def _converged(self, values: Tensor, gradients: Tensor) -> Tensor:
         flat = gradients.abs().amax(dim=1) <= self.gradient_tolerance

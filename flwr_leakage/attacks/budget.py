@@ -1,0 +1,47 @@
+"""How long an attack may work: CPU seconds, not wall time, which a busy machine would stretch."""
+
+import math
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A moment of this process's CPU clock after which an attack ends with its best so far.
+
+    Attacks look at it between their steps, and end at the first look that finds it spent. So a
+    result does not depend on it as long as it is not spent, and a step may overrun it.
+
+    Attributes:
+        ends: the moment, of ``time.process_time()``; infinite for no limit.
+
+    Example:
+        >>> Budget().is_spent, Budget.of(0.0).is_spent
+        (False, True)
+    """
+
+    ends: float = math.inf
+
+    @classmethod
+    def of(cls, seconds: float | None) -> "Budget":
+        """From now on so many CPU seconds; ``None`` for no limit."""
+        return cls() if seconds is None else cls(time.process_time() + seconds)
+
+    @property
+    def left(self) -> float:
+        """CPU seconds until the end, ≥ 0."""
+        return max(self.ends - time.process_time(), 0.0)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the end has come."""
+        return time.process_time() >= self.ends
+
+
+UNLIMITED = Budget()
+"""No limit."""
+
+
+def stop_mark(stopped: bool) -> dict[str, str]:
+    """The entry of a result's stats that says that its attack ended as its budget was spent."""
+    return {"stopped": "budget"} if stopped else {}

@@ -1,0 +1,158 @@
+"""``strongest`` beside every other preset: is it ever worse than the best of them?
+
+    python -m simulations.benchmarks.attacks_portfolio --root FOLDER --output rows.jsonl
+
+runs every preset on every case, with ``--seconds`` of the CPU for each target (``strongest`` with
+those of its own), appends a row to ``--output`` as soon as it is known, and prints the table of all
+rows in that file; rows that are there are not run again, so that an interrupted call goes on. A
+case is NETWORK/BATCH/SETTING:
+
+* ``lenet`` (sigmoid), ``relu`` (three convolutions of stride 1, 2, 2), ``mlp`` (two hidden layers
+  of 256) and ``pool`` (two convolutions with max pooling), all of CIFAR-10, untrained, or
+  ``-trained`` for three epochs on 4,000 training images;
+* samples in the update;
+* ``clean``, ``noise-X`` (Gaussian, X of the update's norm), ``pruned-X`` (a share X of all entries)
+  or ``steps-N`` (N local steps on the whole batch, learning rate 0.05).
+
+Weights are drawn from ``--seed``, images are CIFAR-10 test images from ``--first`` on, others for
+every case; labels are inferred. One thread.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flwr_leakage.attacks import AttackJob
+from flwr_leakage.attacks.presets import load_preset, preset_names
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.models import MLP
+from flwr_leakage.records import Batch, ThreatModel
+from simulations.benchmarks import lab
+from simulations.benchmarks.attacks_second_order import observe, psnr
+
+OWN = "strongest"
+
+CASES = (
+    "lenet/1/clean", "lenet/2/clean", "lenet/4/clean", "lenet/8/clean", "lenet/1/noise-1e-2",
+    "lenet/1/pruned-0.9", "lenet/1/steps-3", "lenet-trained/1/clean", "relu/1/clean",
+    "relu/2/clean", "relu/4/clean", "relu/8/clean", "relu/1/noise-1e-2", "relu/1/pruned-0.9",
+    "relu/1/steps-3", "relu-trained/1/clean", "relu-trained/2/clean", "mlp/1/clean", "mlp/4/clean",
+    "mlp/8/clean", "mlp/4/noise-1e-3", "mlp/1/pruned-0.9", "mlp/2/steps-3", "pool/1/clean",
+    "pool/2/clean", "pool/1/noise-1e-2", "pool/1/pruned-0.9", "pool/1/steps-3",
+    "pool-trained/1/clean",
+)  # fmt: skip
+
+
+def max_pool_network() -> nn.Module:
+    """A small CNN as tutorials write it."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 64, lab.CLASSES),
+    )  # fmt: skip
+
+
+def make_network(name: str, root: Path, seed: int) -> nn.Module:
+    """A network of the table, untrained or trained."""
+    kind, _, trained = name.partition("-")
+    if kind == "lenet":
+        network = lab.make_network("lenet", lab.CIFAR10, root, seed)
+    else:
+        torch.manual_seed(seed)
+        makers = {"relu": lab.small_convnet, "pool": max_pool_network}
+        network = MLP(lab.SHAPE, lab.CLASSES, (256, 256)) if kind == "mlp" else makers[kind]()
+    if trained:
+        images = lab.normalize(lab.load(root, "train", 0, 4000), lab.CIFAR10)
+        rate = 1.0 if kind == "lenet" else 0.05  # sigmoids are slow
+        optimizer = torch.optim.SGD(network.parameters(), rate, momentum=0.9)
+        for _ in range(3):
+            lab.train(network, optimizer, lab.shuffled(images, 64))
+    return network.eval()
+
+
+def run_case(case: str, position: int, names: Sequence[str], given: argparse.Namespace) -> None:
+    """Attack one case by some presets, and append a row for each."""
+    kind, count, setting = case.split("/")
+    network = make_network(kind, given.root, given.seed)
+    first = given.first + 8 * position
+    truth = lab.load(given.root, "test", first, int(count))
+    batch = Batch(lab.CIFAR10.normalize(truth.inputs), truth.targets)
+    seen, _ = observe(network, batch, setting, first, given.seed)
+    gradient_map = GradientMap(network)
+    for name in names:
+        limit = None if name == OWN else given.seconds
+        job = AttackJob(gradient_map, lab.CIFAR10, [seen], ThreatModel(), max_seconds=limit)
+        with lab.Stopwatch() as watch:
+            (result,) = load_preset(name)(job)
+        found = None if result.batch is None else result.batch.inputs
+        values = psnr(found, truth.inputs, lab.CIFAR10)
+        row = {
+            "case": case,
+            "image": first,
+            "seed": given.seed,
+            "preset": name,
+            "psnr": sum(values) / len(values),
+            "cpu_seconds": watch.seconds,
+            "stopped": "stopped" in result.stats,
+            "said": result.summary or result.error or str(result.stats.get("stage", "")),
+        }
+        with given.output.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """All rows so far."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def print_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    """A row a case with all presets run, and how far ``strongest`` is from the best of them."""
+    lab.print_header(
+        "case", "strongest, dB", "CPU s", "chosen", "best preset", "its dB", "CPU s", "difference"
+    )
+    complete = worse = 0
+    for case in CASES:
+        each = {row["preset"]: row for row in rows if row["case"] == case}
+        if OWN not in each or not all(name in each for name in names):
+            continue
+        own = each[OWN]
+        best = max((each[name] for name in names if name != OWN), key=lambda row: row["psnr"])
+        difference = own["psnr"] - best["psnr"]
+        complete, worse = complete + 1, worse + (difference < -0.5)
+        chosen = own["said"].partition(" chosen")[0] + (", budget spent" if own["stopped"] else "")
+        lab.print_row(
+            case, f"{own['psnr']:.1f}", f"{own['cpu_seconds']:.1f}", chosen, best["preset"],
+            f"{best['psnr']:.1f}", f"{best['cpu_seconds']:.1f}", f"{difference:+.1f}",
+        )  # fmt: skip
+    print(f"\n{worse} of {complete} cases more than 0.5 dB below the best of the others.")
+
+
+def main() -> None:
+    """Read the command line, run what is missing, print the table."""
+    parser = lab.command(__doc__)
+    lab.add_data(parser)
+    parser.set_defaults(seed=100)
+    parser.add_argument("--first", type=int, default=100, help="below 100 for development")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--presets", default=",".join(n for n in preset_names() if n != OWN))
+    parser.add_argument("--seconds", type=float, default=None, help="of the CPU, for each target")
+    parser.add_argument("--output", type=Path, required=True, help="JSON lines, appended")
+    given = lab.start(parser)
+    presets = given.presets.split(",")
+    for position, case in enumerate(CASES):
+        if case not in given.cases.split(","):
+            continue
+        done = {row["preset"] for row in read_rows(given.output) if row["case"] == case}
+        missing = [name for name in (OWN, *presets) if name not in done]
+        if missing:
+            run_case(case, position, missing, given)
+    print_table(read_rows(given.output), presets)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""The portfolio: what it keeps, what it tells, and when it ends."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from attacked import observe, tiny_network
+from torch import nn
+
+from flwr_leakage.attacks import (
+    LBFGS,
+    Adam,
+    AttackJob,
+    Euclidean,
+    Evidence,
+    ExactBatch,
+    FeatureMatching,
+    FeatureRecursion,
+    GaussNewton,
+    GradientInversion,
+    LevenbergMarquardt,
+    OrderSearch,
+    Restarts,
+    Strongest,
+    pose,
+)
+from flwr_leakage.attacks.parallel import Parallel
+from flwr_leakage.defenses import GaussianNoise
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.randomness import Reproducible
+from flwr_leakage.records import Batch, LocalSchedule, Part, Reconstruction, ThreatModel
+
+
+@dataclass(frozen=True)
+class Answering:
+    """An attack that answers what it was made with, and notes the limits that it was given."""
+
+    batch: Batch | None = None
+    stats: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    raises: str = ""
+    limits: list[float | None] = field(default_factory=list)
+
+    def __call__(self, job, progress=None):
+        self.limits.append(job.max_seconds)
+        if self.raises:
+            raise KeyError(self.raises)
+        objective = 1.0 if self.batch else math.nan
+        return [Reconstruction(self.batch, objective, self.stats, self.error)] * len(
+            job.observations
+        )
+
+
+@pytest.fixture
+def smooth(spec):
+    """An image such as a prior of images expects, and its label."""
+    across = torch.linspace(0.1, 0.9, 8)
+    image = spec.normalize((across[:, None] * across.sqrt()).reshape(1, *spec.shape))
+    return Batch(image, torch.tensor([1]))
+
+
+@pytest.fixture
+def job(gradient_map, spec, smooth, one_step):
+    return AttackJob(gradient_map, spec, [observe(gradient_map, smooth, one_step)], ThreatModel())
+
+
+@pytest.fixture
+def grey(spec, smooth):
+    return Batch(spec.normalize(torch.full_like(smooth.inputs, 0.5)), smooth.targets)
+
+
+def noised(job, size=0.1):
+    update = GaussianNoise(size).on_update(job.observations[0].update, Reproducible.from_seed(0))
+    return replace(job, observations=[replace(job.observations[0], update=update)])
+
+
+def test_noise_is_not_fitted(job, smooth):
+    job = noised(job, 0.15)
+    (fitted,) = GradientInversion(Euclidean(), optimizer=LBFGS(100), box=False)(job)
+    problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
+    evidence = Evidence.of(problem, 0.0)
+    overfit, truth = evidence.judge(fitted.batch), evidence.judge(smooth)
+    assert overfit.distance < truth.distance
+    assert overfit.energy > truth.energy
+    found = {"fits_the_noise": Answering(fitted.batch), "truth": Answering(smooth)}
+    (result,) = Strongest(found, tolerance=0.0)(job)
+    assert result.stats["attack"] == "truth"
+    assert torch.equal(result.batch.inputs, smooth.inputs)
+
+
+def test_parts_tell_what_each_attack_said(job, smooth, grey):
+    attack = Strongest(
+        {
+            "refusing": Answering(error="it takes a linear layer."),
+            "broken": Answering(raises="no reason"),
+            "far": Answering(grey, {"cpu_seconds": 2.0, "stage": "converged"}),
+            "near": Answering(smooth, {"cpu_seconds": 1.0}),
+            "later": Answering(grey),
+        }
+    )
+    (result,) = attack(job)
+    outcomes = {part.name: part.outcome for part in result.parts}
+    assert outcomes == {
+        "refusing": "refused", "broken": "failed", "far": "found", "near": "solved",
+        "later": "not run",
+    }  # fmt: skip
+    parts = {part.name: part for part in result.parts}
+    assert parts["refusing"].reason == "it takes a linear layer."
+    assert "KeyError: 'no reason'" in parts["broken"].reason
+    assert parts["far"].energy > parts["near"].energy
+    assert parts["far"].objective > parts["near"].objective == result.objective
+    assert (parts["far"].seconds, parts["far"].reason) == (2.0, "converged")
+    assert result.stats["cpu_seconds"] == pytest.approx(3.0, abs=0.5)
+    assert result.stats["attack"] == "near"
+    assert result.stats["own_objective"] == 1.0
+    said = "near chosen: refusing refused (it takes a linear layer); broken failed"
+    assert result.summary.startswith(said)
+    assert "later not run (near had solved it)" in repr(result)
+    assert not attack.attacks["later"].limits
+
+
+def test_where_all_refuse_the_error_names_every_reason(job):
+    attacks = {"one": Answering(error="too many."), "two": Answering(error="too few.")}
+    (result,) = Strongest(attacks)(job)
+    assert result.batch is None
+    assert result.error == "one: too many.; two: too few."
+    assert [part.outcome for part in result.parts] == ["refused", "refused"]
+
+
+def test_an_update_that_can_not_be_attacked_has_no_parts(job):
+    empty = replace(job.observations[0], update=replace(job.observations[0].update, num_examples=0))
+    found = Strongest({"one": Answering(error="no")})(replace(job, observations=[empty]))
+    assert "at least 1 example" in found[0].error
+    assert found[0].parts == ()
+
+
+def test_a_proof_ends_the_search(job, grey):
+    attacks = {"proof": Answering(grey, {"verdicts": ("proven",)}), "later": Answering(grey)}
+    (result,) = Strongest(attacks)(job)
+    assert [part.outcome for part in result.parts] == ["solved", "not run"]
+    assert result.parts[0].reason == "proven"
+
+
+def test_an_update_explained_to_its_noise_ends_the_search(job, smooth, grey):
+    attacks = {"grey": Answering(grey), "truth": Answering(smooth), "later": Answering(grey)}
+    (result,) = Strongest(attacks)(noised(job))
+    assert [part.outcome for part in result.parts] == ["found", "solved", "not run"]
+    assert result.stats["misfit"] < 1.05
+    assert result.objective > 1e-4
+
+
+def test_a_budget_is_shared_out_and_what_it_leaves_out_is_told(job, grey):
+    first, second, third = (Answering(grey, {"cpu_seconds": 4.0}) for _ in range(3))
+    attacks = {"first": first, "second": second, "third": third}
+    (result,) = Strongest(attacks, max_seconds=8.0, share=0.5)(job)
+    assert (first.limits, second.limits, third.limits) == ([4.0], [2.0], [])
+    assert result.parts[2].outcome == "not run"
+    assert "budget of 8 s was spent" in result.parts[2].reason
+    assert result.stats["stopped"] == "budget"
+    (result,) = Strongest(attacks, max_seconds=None)(replace(job, max_seconds=16.0))
+    assert (first.limits[1], second.limits[1], third.limits[0]) == (8.0, 6.0, 8.0)
+    assert "stopped" not in result.stats
+    Strongest(attacks, max_seconds=None)(job)
+    assert third.limits[-1] is None
+
+
+def test_progress_never_goes_back_and_names_the_part(job, smooth, spec):
+    quick = GradientInversion(optimizer=Adam(30))
+    refusing = Answering(error="not for this one")
+    told = []
+    two = replace(job, observations=[replace(job.observations[0], client_id=i) for i in (0, 1)])
+    matching = FeatureMatching()
+    attack = Strongest({"refusing": refusing, "quick": quick, "matching": matching, "last": quick})
+    attack(two, told.append)
+    done = [p.done for p in told]
+    assert done == sorted(done)
+    assert (done[-1], {p.total for p in told}) == (2, {2})
+    assert "quick" in {p.attack for p in told}
+    assert all(math.isfinite(p.objective) for p in told)
+
+
+RELU = nn.Sequential(
+    nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 3, stride=2, padding=1), nn.ReLU(),
+    nn.Flatten(), nn.Linear(128, 4),
+)  # fmt: skip
+
+ITERATING = {
+    "LBFGS": GradientInversion(optimizer=LBFGS(50)),
+    "Adam": GradientInversion(optimizer=Adam(50)),
+    "order": GradientInversion(optimizer=LBFGS(20), order=OrderSearch(2, 1)),
+    "restarts": Restarts(GradientInversion(optimizer=LBFGS(50)), 2),
+    "second order": GaussNewton(steps=4),
+    "damped": LevenbergMarquardt(),
+    "matching": FeatureMatching(),
+    "portfolio": Strongest({"one": GradientInversion(), "two": GaussNewton(steps=4)}),
+}
+
+
+@pytest.mark.parametrize("name", ITERATING)
+@pytest.mark.parametrize("network", [tiny_network(), RELU], ids=["sigmoid", "relu"])
+def test_attacks_end_with_their_best_once_the_budget_is_spent(name, network, spec, smooth):
+    gradient_map = GradientMap(network)
+    schedule = LocalSchedule(0.1, num_steps=2 if name == "order" else 1)
+    batch = Batch(smooth.inputs.expand(2, -1, -1, -1), torch.tensor([0, 1]))
+    seen = observe(gradient_map, batch if name == "order" else smooth, schedule)
+    job = AttackJob(gradient_map, spec, [seen], ThreatModel(), max_seconds=1e-9)
+    (result,) = ITERATING[name](job)
+    assert result.error == ""
+    assert result.stats["stopped"] == "budget"
+    assert bool(torch.isfinite(result.batch.inputs).all())
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "second order", "matching", "portfolio"])
+def test_a_budget_that_is_not_spent_changes_nothing(name, job):
+    (free,) = ITERATING[name](job)
+    (limited,) = ITERATING[name](replace(job, max_seconds=1e6))
+    assert torch.equal(free.batch.inputs, limited.batch.inputs)
+    assert "stopped" not in limited.stats
+
+
+def test_impossible_limits_are_refused(job):
+    with pytest.raises(ValueError, match="max_seconds must be positive or None, got 0"):
+        replace(job, max_seconds=0)
+    with pytest.raises(ValueError, match="max_seconds must be positive or None, got -1"):
+        Strongest({"one": Answering()}, max_seconds=-1)
+    with pytest.raises(ValueError, match=r"share must lie in \(0, 1\], got 0"):
+        Strongest({"one": Answering()}, share=0)
+
+
+def test_features_alone_are_refused_where_images_are_wanted(job):
+    (result,) = ExactBatch(images_only=True)(job)
+    assert "3 takes features" in result.error
+
+
+def test_recursion_says_what_a_network_lacks(job):
+    (result,) = FeatureRecursion()(job)
+    assert "convolutions and ReLUs" in result.error
+
+
+def test_an_order_that_makes_no_difference_is_not_searched(job):
+    attack = GradientInversion(optimizer=LBFGS(3), order=OrderSearch(required=True))
+    (result,) = attack(job)
+    assert "makes no difference" in result.error
+    assert replace(attack, order=OrderSearch(1, 0))(job)[0].batch is not None
+
+
+def test_parts_are_kept_on_disk(job, tmp_path):
+    quick = GradientInversion(optimizer=LBFGS(3))
+    kept = Parallel(Strongest({"no": FeatureRecursion(), "quick": quick}), folder=str(tmp_path))
+    first, again = kept(job)[0], kept(job)[0]
+    assert len(list(tmp_path.iterdir())) == 1
+    assert again.parts[1] == first.parts[1]
+    assert [part.outcome for part in again.parts] == ["refused", "found"]
+    assert isinstance(again.parts[0], Part)
