@@ -164,9 +164,15 @@ def rounds_chart(
 
 
 def scatter_chart(
-    pairs: Sequence[tuple[float, float]], name: str, description: str, unit: str = ""
+    pairs: Sequence[tuple[float, float]],
+    name: str,
+    description: str,
+    unit: str = "",
+    blind: float | None = None,
 ) -> Markup:
     """Draw one dot a sample: the score to the right, the outcome, in its unit, upwards.
+
+    What the blind guess reaches is drawn as a line, where it is known.
 
     Of more than ``MAX_DOTS`` pairs, only every second, third, … is drawn.
     """
@@ -175,8 +181,11 @@ def scatter_chart(
         shown = pairs[:: max(1, math.ceil(len(pairs) / MAX_DOTS))]
         left, right = np.asarray(shown, dtype=float).T
         axes.scatter(left, right, s=14, color=_ACCENT, alpha=0.55, lw=0)
+        if blind is not None:
+            axes.axhline(blind, color=_INK, lw=1.2, ls=(0, (1, 2)), label="blind guess, median")
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2)
         _log_scale_if_wide(axes, "x", list(left))
-        axes.set_xlabel("score")
+        axes.set_xlabel("risk score")
         axes.set_ylabel(_plain(unit) or "outcome")
         return _inline(figure, name, description)
 

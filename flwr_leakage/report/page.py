@@ -120,6 +120,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     found, fate = attempts(index), fates(index)
     asked = remedies(index, run.metadata)
     done = max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
+    blind = median(values(index.series("metric", "blind_psnr")))
     names = [run.metadata.get("run"), *(record.run for record in run.records[:1])]
     return environment.get_template("report.html").render(
         name=next((name for name in names if isinstance(name, str) and name), run.folder.name),
@@ -143,7 +144,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         attacks=tables.attacks_table(index),
         gallery=make_gallery(run.images, found, max_gallery),
         agreements=[
-            _score_chart(i, entry)
+            _score_chart(i, entry, blind)
             for i, entry in enumerate(agreements(index))
             if not is_constant(index.series("score", entry.score))
         ],
@@ -237,7 +238,7 @@ def _tell(groups: dict[int, list[float]]) -> str:
     return f"{', '.join(dict.fromkeys(ends))}."
 
 
-def _score_chart(i: int, entry: Agreement) -> ScoreChart:
+def _score_chart(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
     figures = [f"n\u00a0=\u00a0{len(entry.pairs)}"]
     if entry.rho is not None and entry.p_value is not None:
         figures.insert(0, f"Spearman ρ\u00a0=\u00a0{_rho(entry.rho)}")
@@ -253,8 +254,9 @@ def _score_chart(i: int, entry: Agreement) -> ScoreChart:
     outcome = heading(entry.outcome, entry.unit)
     svg = None
     if entry.pairs:
+        level = blind if entry.outcome == "psnr" else None
         description = f"{label(entry.score)} against {outcome}: {', '.join(figures)}."
-        svg = charts.scatter_chart(entry.pairs, f"scatter{i}", description, outcome)
+        svg = charts.scatter_chart(entry.pairs, f"scatter{i}", description, outcome, level)
     caption = f"Right: {label(entry.score)}. Up: {outcome}."
     if len(entry.pairs) > charts.MAX_DOTS:
         caption += f" Only some of the {len(entry.pairs):,} dots are drawn."

@@ -1,7 +1,8 @@
 """What a run showed, in sentences that a person can act on."""
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -126,23 +127,29 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
 
 
 def _unattacked(fate: Fates) -> list[str]:
-    clients_by_reason: dict[str, set[int]] = defaultdict(set)
-    for (_, client), reason in fate.spared.items():
-        clients_by_reason[reason.partition(", more than")[2] or reason].add(client)
-    attacked = {client for _, client in (*fate.answered, *fate.unanswered)}
+    """Which rounds and which clients were not attacked, with the reasons."""
     told = []
+    attacked_rounds = {server_round for server_round, _ in (*fate.answered, *fate.unanswered)}
+    resting: dict[str, set[int]] = defaultdict(set)
+    clients_by_reason: dict[str, set[int]] = defaultdict(set)
+    sizes_by_reason: dict[str, set[int]] = defaultdict(set)
+    for (server_round, client), reason in fate.spared.items():
+        too_many = re.fullmatch(r"([\d,]+) images, (more than .*)", reason)
+        if too_many:
+            sizes_by_reason[too_many[2]].add(int(too_many[1].replace(",", "")))
+            clients_by_reason[too_many[2]].add(client)
+        elif attacked_rounds and server_round not in attacked_rounds:
+            resting[reason].add(server_round)
+        else:
+            clients_by_reason[reason].add(client)
     for reason, clients in clients_by_reason.items():
-        reasons = [r for (_, c), r in fate.spared.items() if c in clients]
-        sizes = sorted({int(r.split(" ")[0].replace(",", "")) for r in reasons if "more than" in r
-                        and r.split(" ")[0].replace(",", "").isdigit()})  # fmt: skip
-        why = reason
-        if sizes:
-            span = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
-            why = f"{span} images, more than {reason.strip()}"
-        always = clients - attacked
-        when = "" if always == clients else " in some rounds"
-        told.append(f"Not attacked{when}: {several(sorted(clients))} ({why}). "
+        sizes = sorted(sizes_by_reason[reason])
+        span = f"{sizes[0]:,} to {sizes[-1]:,} images, " if len(sizes) > 1 else ""
+        span = f"{sizes[0]:,} images, " if len(sizes) == 1 else span
+        told.append(f"Not attacked: {several(sorted(clients))} ({span}{reason}). "
                     f"That is no sign of safety.")  # fmt: skip
+    for reason, rounds in resting.items():
+        told.append(f"Not attacked: {several(sorted(rounds), 'round')} ({reason}).")
     return told
 
 
@@ -185,11 +192,3 @@ NOT_COVERED = (
     "Stronger or longer attacks, other prior knowledge, and the clients that were not attacked.",
 )
 """What no run of this kind says, for the reader."""
-
-
-def clients_attacked(found: Sequence[Attempt]) -> Mapping[int, list[Attempt]]:
-    """The attempts of each client."""
-    by_client: dict[int, list[Attempt]] = defaultdict(list)
-    for attempt in found:
-        by_client[attempt.key[1]].append(attempt)
-    return by_client
