@@ -72,6 +72,7 @@ class ServerAudit:
         check_grantable(self.threat, self.truth)
         self._history = History(self.threat.rounds)
         self._recorder = Recorder(self.tracker, self.run)
+        self._reference = self.reference or Reference.of(self.spec)
         self._told_of_seeds = False
         self._remarks: dict[int, str] = {}
         self._round_start = time.monotonic()
@@ -142,7 +143,7 @@ class ServerAudit:
             changes.append(found.relative_change)
         answers = self._answers(server_round, attack, asked, f"what if {name}")
         for (case, answer), change in zip(answers, changes, strict=True):
-            outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self.reference)
+            outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
             client_id = case.observation.client_id
             self._recorder.what_if(server_round, client_id, name, change, outcome)
 
@@ -220,9 +221,9 @@ class ServerAudit:
         server_round, client_id = case.observation.server_round, case.observation.client_id
         if answer.error:
             self.warn(server_round, client_id, f"client {client_id} not recovered: {answer.error}")
-        outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self.reference)
+        outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
         if case.truth is not None and client_id >= 0:
-            names = self.reference.class_names if self.reference else ()
+            names = self._reference.class_names
             self._recorder.classes(server_round, client_id, case.truth, names)
         self._recorder.outcome(server_round, client_id, answer, self.threat, outcome)
 

@@ -40,7 +40,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Measures reconstructions: MSE, RMSE, PSNR, SSIM, LPIPS, found labels, the blind guess.
+    """Measures reconstructions: MSE, RMSE, PSNR, SSIM, LPIPS, found labels.
 
     Pixels are compared in float64, after undoing the normalisation and clamping to [0, 1].
 
@@ -73,7 +73,7 @@ class Evaluator:
             truth: the private batch, in model space.
             spec: shape and normalisation.
             reference: the blind guess to compare with, and the images among which the original is
-                looked for; by default the mean colour, and none.
+                looked for; ``None`` measures neither.
 
         Raises:
             ValueError: the truth itself does not have the shape that ``spec`` says.
@@ -113,9 +113,8 @@ class Evaluator:
         if self.lpips is not None:
             measurements.append(_lpips(self.lpips, measure, ours, theirs))
         measurements.append(measure("label_accuracy", list(labels), "1", _LEAKS))
-        measurements += _against(
-            reference or Reference.of(spec), measure, ours, theirs, true_pixels
-        )
+        if reference is not None:
+            measurements += _against(reference, measure, ours, theirs, true_pixels)
         return Evaluation(measurements, assignment, matched)
 
     def _psnr(self, measure: "_Rows", ours: Tensor, theirs: Tensor) -> Measurement:

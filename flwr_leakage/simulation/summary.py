@@ -53,8 +53,9 @@ def print_summary(run: RunData, console: Console) -> None:
         f"\nLeakage by round (PSNR in dB; {run.metadata.get('threat', '')})", markup=False
     )
     table = Table(box=None, padding=(0, 1, 0, 0))
-    columns = ("round", "test acc.", "attempts", *GRADES, "median", "best", "blind")
-    for column in (*columns, "SSIM", "labels", "attack s"):
+    grades_written = ("exact", "recogn.", "partly", "nothing")
+    columns = ("round", "acc.", "tries", *grades_written, "median", "best", "blind")
+    for column in (*columns, "labels", "sec."):
         table.add_column(column, justify="right", no_wrap=True)
     found = attempts(Index(run.records))
     rounds = sorted({record.server_round for record in run.records if record.server_round > 0})
@@ -70,7 +71,6 @@ def print_summary(run: RunData, console: Console) -> None:
             _format(statistics.median(psnr) if psnr else None, "{:.1f}"),
             _format(max(psnr, default=None), "{:.1f}"),
             _median(run, server_round, "blind_psnr", "{:.1f}"),
-            _median(run, server_round, "ssim", "{:.2f}"),
             _mean(run, server_round, "label_accuracy", "{:.0%}"),
             _mean(run, server_round, "attack_wall_seconds", "{:.1f}"),
         )
