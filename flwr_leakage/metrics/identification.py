@@ -46,7 +46,7 @@ def identification_ranks(
     Args:
         reconstructed: pixels in [0, 1].
         truth: the original of each.
-        reference: the blind guess and the others; one that equals the original is left out.
+        reference: the blind guess and the others; what equals the original is left out, else the last.
 
     Returns:
         The rank of each original, 1 for the likeliest, ties counted against the attack; and the
@@ -58,9 +58,9 @@ def identification_ranks(
     originals = _directions(truth.flatten(1) - guess)
     own = (ours * originals).sum(1)
     same = _equal(truth, reference.pool)
-    # The pool may hold the original itself; where it does not, one is left out all the same.
-    if same.any():
-        same[~same.any(1), -1] = True
+    # The pool may hold the original itself; where it does not, one is left out all the same, so
+    # that all samples have equally many candidates.
+    same[~same.any(1), -1:] = True
     nearer = ((ours @ others.T) >= own[:, None]) & ~same
     return 1 + nearer.sum(1), 1 + (~same).sum(1)
 

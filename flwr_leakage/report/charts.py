@@ -105,7 +105,8 @@ def story_chart(
             _medians(below, what_if, color=_ACCENT, lw=1.4, ls=(0, (4, 2)), marker="s", ms=4,
                      label="what if, median")  # fmt: skip
         if blind:
-            _medians(below, blind, color=_INK, lw=1.2, ls=(0, (1, 2)), label="blind guess, median")
+            _medians(below, blind, color=_INK, lw=1.2, ls=(0, (1, 2)), marker="_", ms=14,
+                     label="blind guess, median")  # fmt: skip
         below.set(xlabel="round of training", ylabel="PSNR of images, dB")
         below.set_ylim(0, 1.05 * max(max(values) for values in pooled.values()))
         below.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,

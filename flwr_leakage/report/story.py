@@ -41,7 +41,10 @@ def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> st
     if sizes:
         low, high = int(min(sizes)), int(max(sizes))
         span = f" with {low:,} to {high:,} images" if low < high else f" with {count(low, 'image')}"
-    parts = [f"{who}{span}" + (" each" if sizes and min(sizes) == max(sizes) else "")]
+    parts = [
+        f"{who}{span}"
+        + (" each" if len(clients) > 1 and sizes and min(sizes) == max(sizes) else "")
+    ]
     parts.append(f"trained {model or 'a model'}" + f" on {data}" * bool(data))
     parts.append(f"for {count(rounds_done, 'round')}" + f" ({strategy})" * bool(strategy))
     accuracy = by_round(index.series("utility", "test_accuracy"))
