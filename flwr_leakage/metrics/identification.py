@@ -46,7 +46,8 @@ def identification_ranks(
     Args:
         reconstructed: pixels in [0, 1].
         truth: the original of each.
-        reference: the blind guess and the others; what equals the original is left out, else the last.
+        reference: the blind guess and the others; what equals the original is left out, else the
+            last one.
 
     Returns:
         The rank of each original, 1 for the likeliest, ties counted against the attack; and the

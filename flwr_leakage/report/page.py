@@ -213,10 +213,15 @@ def _story_chart(index: Index, asked: Sequence[Remedy]) -> Chart | None:
 
 def _charts(index: Index, kind: str) -> list[Chart]:
     found = []
+    told = bool(values(index.series("metric", "psnr")))  # by the story chart
     for i, name in enumerate(index.names(kind)):
         series = index.series(kind, name)
         groups = by_round(series)
-        if not groups or (kind == "score" and is_constant(series)) or name == "test_accuracy":
+        if (
+            not groups
+            or (kind == "score" and is_constant(series))
+            or (name == "test_accuracy" and told)
+        ):
             continue
         description = f"{label(name)} by round: {_tell(groups)}"
         svg = charts.rounds_chart(groups, f"{kind}{i}", description, unit_of(series))

@@ -19,7 +19,7 @@ def sentences(
         _training(index, metadata, rounds_done),
         _locally(index),
         _attacker(metadata, fate),
-        _given(metadata),
+        _given(metadata) if fate.answered or fate.unanswered else "",
     )
     return [sentence for sentence in told if sentence]
 
