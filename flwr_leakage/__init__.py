@@ -4,22 +4,26 @@ Without Flower, two calls: ``score(model, inputs, targets)`` and ``attack(model,
 The place of the audit in a Flower app is in ``flwr_leakage.flower``.
 """
 
-from flwr_leakage.attacks.one_call import ParameterChange, attack
-from flwr_leakage.attacks.presets import load_preset
-from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.records import (
-    Batch,
-    Exposure,
-    InputSpec,
-    LocalSchedule,
-    Measurement,
-    Observation,
-    Reconstruction,
-    ThreatModel,
-    Update,
-)
-from flwr_leakage.schedules import EpochSchedule
-from flwr_leakage.scores.one_call import score
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flwr_leakage.attacks.one_call import ParameterChange, attack
+    from flwr_leakage.attacks.presets import load_preset
+    from flwr_leakage.gradient_map import GradientMap, local_update
+    from flwr_leakage.records import (
+        Batch,
+        Exposure,
+        InputSpec,
+        LocalSchedule,
+        Measurement,
+        Observation,
+        Reconstruction,
+        ThreatModel,
+        Update,
+    )
+    from flwr_leakage.schedules import EpochSchedule
+    from flwr_leakage.scores.one_call import score
 
 __all__ = [
     "Batch",
@@ -39,3 +43,27 @@ __all__ = [
     "local_update",
     "score",
 ]
+
+_HOMES = {
+    "attacks.one_call": ("ParameterChange", "attack"),
+    "attacks.presets": ("load_preset",),
+    "gradient_map": ("GradientMap", "local_update"),
+    "scores.one_call": ("score",),
+}
+"""The modules of the names above; those of all others is ``records``."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first asked for: the command's ``--help`` needs no torch."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("flwr-leakage")
+    if name not in __all__:
+        raise AttributeError(f"module 'flwr_leakage' has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), "records")
+    return getattr(importlib.import_module(f"flwr_leakage.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

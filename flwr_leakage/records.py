@@ -63,8 +63,8 @@ class InputSpec:
     Attributes:
         shape: (C, H, W) of one input.
         num_classes: the number of classes K.
-        mean: per channel, in pixel units.
-        std: per channel, in pixel units; positive.
+        mean: per channel, in pixel units; a single entry is that of every channel.
+        std: per channel, in pixel units; positive; a single entry is that of every channel.
     """
 
     shape: tuple[int, int, int]
@@ -74,6 +74,9 @@ class InputSpec:
 
     def __post_init__(self) -> None:
         channels = self.shape[0]
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) == 1:
+                object.__setattr__(self, name, tuple(getattr(self, name)) * channels)
         if len(self.mean) != channels or len(self.std) != channels:
             raise ValueError(
                 f"mean and std must have one entry for each of {channels} channels, got "

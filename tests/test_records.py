@@ -62,7 +62,7 @@ def test_clamp_projects_onto_the_box_of_pixels():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mean": (0.1,)}, "each of 3 channels"),
+        ({"mean": (0.1, 0.1)}, "each of 3 channels"),
         ({"std": (0.5, 0.0, 1.0)}, "std must be positive"),
         ({"std": (0.5, math.nan, 1.0)}, "std must be positive"),
     ],
@@ -161,3 +161,11 @@ def test_a_reconstruction_prints_shapes_instead_of_tensors():
     assert repr(Reconstruction(None, float("nan"), error="no bias")) == (
         "Reconstruction(batch=None, objective=nan, stats={}, error='no bias')"
     )
+
+
+def test_one_mean_and_one_deviation_are_those_of_every_channel():
+    spec = InputSpec((3, 2, 2), 10)
+    assert (spec.mean, spec.std) == ((0.0,) * 3, (1.0,) * 3)
+    assert InputSpec((3, 2, 2), 10, (0.5,), (0.25,)).std == (0.25,) * 3
+    with pytest.raises(ValueError, match="one entry for each of 3 channels"):
+        InputSpec((3, 2, 2), 10, (0.5, 0.5), (1.0,))

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flwr_leakage.records import Measurement
+from flwr_leakage.tracking.text import plain_text
 
 _MAX_CHARACTERS = 4_000_000
+_MAX_VALUES = 20_000  # a record each: 1,024 samples of every score there is fit in
 _DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
 
 
@@ -65,7 +67,8 @@ class ClientNote:
     def from_text(text: object) -> "ClientNote":
         """Read what a client sent, which need not be a text at all.
 
-        Names and units are cut at 100 characters, notes and the remark at 500.
+        Names and units are cut at 100 characters, notes and the remark at 500; what a terminal
+        would obey, or a page hide, is spelled out.
 
         Raises:
             ValueError: it is no note that ``to_text`` writes.
@@ -74,7 +77,11 @@ class ClientNote:
             raise ValueError("the client's note must be a text of at most 4 million characters.")
         try:
             content = json.loads(text)
-            measurements = tuple(_measurement(entry) for entry in content["measurements"])
+            entries = _list(content["measurements"])
+            count = sum(len(_list(entry["values"])) for entry in entries) + len(entries)
+            if count > _MAX_VALUES:
+                raise ValueError(f"expected at most {_MAX_VALUES:,} values, got {count:,}.")
+            measurements = tuple(_measurement(entry) for entry in entries)
             return ClientNote(
                 client_id=_count(content["client-id"]),
                 measurements=measurements,
@@ -112,8 +119,7 @@ def _list(value: object) -> list[Any]:
 def _text(value: object, max_characters: int) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected a text, got {value!r}.")
-    # JSON can carry lone surrogates, which no file can.
-    return value[:max_characters].encode("utf-8", "replace").decode()
+    return plain_text(value[:max_characters])
 
 
 def _number(value: object) -> float:

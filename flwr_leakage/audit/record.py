@@ -11,8 +11,8 @@ from flwr_leakage.metrics.labels import class_indices
 from flwr_leakage.records import (
     Direction,
     LeakageRecord,
+    LocalSchedule,
     Measurement,
-    Observation,
     Reconstruction,
     RecordKind,
     RunEvent,
@@ -40,6 +40,10 @@ class Recorder:
         """Something went wrong; the run goes on."""
         self.tracker.event(RunEvent(self.run, server_round, client_id, "warning", message))
 
+    def error(self, server_round: int, message: str) -> None:
+        """Something ended the run, or makes its record worth nothing."""
+        self.tracker.event(RunEvent(self.run, server_round, SERVER, "error", message))
+
     def information(self, server_round: int, client_id: int, message: str) -> None:
         """Something that is worth knowing, and no failure."""
         self.tracker.event(RunEvent(self.run, server_round, client_id, "info", message))
@@ -59,12 +63,17 @@ class Recorder:
         self.cost(server_round, "train_cpu_seconds", note.train_cpu_seconds, note.client_id)
         self.cost(server_round, "score_cpu_seconds", note.score_cpu_seconds, note.client_id)
 
-    def client(self, server_round: int, seen: Observation, kept_out: str) -> None:
+    def client(
+        self,
+        server_round: int,
+        client_id: int,
+        schedule: LocalSchedule,
+        num_examples: int,
+        kept_out: str,
+    ) -> None:
         """What a client did in a round as the server knows it, and why it was not attacked."""
-        update = seen.update
-        done = update.schedule.describe(update.num_examples)
-        count = float(update.num_examples)
-        where = (server_round, seen.client_id, -1)
+        count, done = float(num_examples), schedule.describe(num_examples)
+        where = (server_round, client_id, -1)
         self._number(*where, "client", "images", count, "image", note=done)
         if kept_out:
             self._number(*where, "client", "not_attacked", count, "image", note=kept_out)

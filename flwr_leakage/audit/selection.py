@@ -33,6 +33,19 @@ class Selection:
         if self.clients is not None:
             object.__setattr__(self, "clients", tuple(self.clients))
 
+    def includes(self, server_round: int, client_id: int) -> bool:
+        """Whether an update may be attacked; its size or ``max_clients`` may still forbid it."""
+        return not self.refuses(server_round, client_id)
+
+    def refuses(self, server_round: int, client_id: int) -> str:
+        """Why a client is not attacked in a round, in words; empty where it may be."""
+        if server_round < self.first or (server_round - self.first) % self.every:
+            every = f"every {self.every} rounds " if self.every > 1 else ""
+            return f"attacks run {every}from round {self.first} on"
+        if self.clients is not None and client_id not in self.clients:
+            return "the client was not selected"
+        return ""
+
     def __call__(self, observations: Sequence[Observation]) -> list[Observation]:
         """Return the observations to attack, by client."""
         chosen = [observation for observation in observations if not self._against(observation)]
@@ -50,12 +63,10 @@ class Selection:
 
     def _against(self, observation: Observation) -> str:
         """Why an update is not attacked, whatever the others are; empty where nothing speaks."""
-        server_round, count = observation.server_round, observation.update.num_examples
-        if server_round < self.first or (server_round - self.first) % self.every:
-            every = f"every {self.every} rounds " if self.every > 1 else ""
-            return f"attacks run {every}from round {self.first} on"
-        if self.clients is not None and observation.client_id not in self.clients:
-            return "the client was not selected"
+        count = observation.update.num_examples
+        refused = self.refuses(observation.server_round, observation.client_id)
+        if refused:
+            return refused
         if self.max_examples is not None and count > self.max_examples:
             return f"{count:,} images, more than selection.max_examples={self.max_examples}"
         return ""

@@ -1,7 +1,7 @@
 """What an honest-but-curious server does with what it observes: the walk, step by step."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
@@ -20,7 +20,8 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Reference
 from flwr_leakage.records import InputSpec, Observation, Reconstruction, ThreatModel
 from flwr_leakage.schedules import Schedule
-from flwr_leakage.tracking import Tracker
+from flwr_leakage.tracking import GuardedTracker, Tracker
+from flwr_leakage.tracking.text import plain_text
 
 
 @dataclass
@@ -49,6 +50,7 @@ class ServerAudit:
         num_rounds: for the progress only.
         max_seconds: CPU seconds that the attack may take for each target; ``None`` for no limit
             but the attack's own.
+        own_config_clients: those that said they run by a config of their own, so far.
     """
 
     gradient_map: GradientMap
@@ -71,9 +73,10 @@ class ServerAudit:
     def __post_init__(self) -> None:
         check_grantable(self.threat, self.truth)
         self._history = History(self.threat.rounds)
-        self._recorder = Recorder(self.tracker, self.run)
         self._reference = self.reference or Reference.of(self.spec)
+        self._recorder = Recorder(GuardedTracker(self.tracker, self.progress.line), self.run)
         self._told_of_seeds = False
+        self.own_config_clients: set[int] = set()
         self._remarks: dict[int, str] = {}
         self._round_start = time.monotonic()
 
@@ -83,36 +86,74 @@ class ServerAudit:
         self.progress.status(f"{self._round_name(server_round)} · clients train")
 
     def warn(self, server_round: int, client_id: int, message: str) -> None:
-        """Record that something went wrong; the run goes on."""
-        self._recorder.warning(server_round, client_id, message)
-        self.progress.line(f"{self._round_name(server_round)} · {message.splitlines()[0][:200]}")
+        """Record that something went wrong; the run goes on. The text may be a client's."""
+        self._recorder.warning(server_round, client_id, plain_text(message))
+        self._tell(server_round, message)
+
+    def error(self, server_round: int, message: str) -> None:
+        """Record what ends the run, or makes its record worth nothing."""
+        self._recorder.error(server_round, plain_text(message))
+        self._tell(server_round, message)
+
+    def inform(self, server_round: int, client_id: int, message: str) -> None:
+        """Record what is worth knowing, and no failure."""
+        self._recorder.information(server_round, client_id, plain_text(message))
+
+    def wants(self, server_round: int, client_id: int) -> bool:
+        """Whether a client's update may be attacked in a round, so that it has to be kept."""
+        return self.attack is not None and self.selection.includes(server_round, client_id)
+
+    def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
+        """Record that ``wants`` leaves a client out, whose update was then not kept, and why."""
+        reason = self.selection.refuses(server_round, client_id)
+        schedule = self.schedule.for_client(num_examples)
+        self._recorder.client(
+            server_round, client_id, schedule, num_examples, reason or "no attack is configured"
+        )
 
     def utility(self, server_round: int, name: str, value: float, unit: str = "1") -> None:
         """Record a quantity of the global model, such as its test accuracy."""
         self._recorder.utility(server_round, name, value, unit)
 
     def inspect(
-        self, server_round: int, observations: list[Observation], notes: list[ClientNote]
+        self,
+        server_round: int,
+        observations: list[Observation],
+        notes: list[ClientNote],
+        unknown: Set[int] = frozenset(),
+        num_updates: int | None = None,
     ) -> None:
-        """Record the clients' notes; then grant, attack, evaluate and record each target."""
+        """Record the clients' notes; then grant, attack, evaluate and record each target.
+
+        Args:
+            server_round: counted from 1.
+            observations: of the updates that ``wants`` names.
+            notes: what the clients told.
+            unknown: clients whose samples nobody can know, beside those that say so themselves.
+            num_updates: received in the round; the number of observations by default.
+        """
         self._recorder.cost(server_round, "clients_wall_seconds", self._elapsed())
         for note in notes:
             self._recorder.note(server_round, note)
             self._tell_of_settings(server_round, note)
         left_out = self._left_out(observations)
         for seen in observations:
-            self._recorder.client(server_round, seen, left_out.get(seen.client_id, ""))
+            update, reason = seen.update, left_out.get(seen.client_id, "")
+            self._recorder.client(
+                server_round, seen.client_id, update.schedule, update.num_examples, reason
+            )
         if self.attack is not None:
             targets = self._targets(server_round, observations)
-            unknown = {note.client_id for note in notes if note.own_config}
+            unknown = unknown | {note.client_id for note in notes if note.own_config}
             cases = [case for target in targets if (case := self._grant(target, unknown))]
             for case, answer in self._answers(server_round, self.attack, cases):
                 self._record(case, answer)
             for name, source in self.what_ifs.items():
                 self._ask(server_round, self.attack, name, source, cases)
         self._recorder.cost(server_round, "round_wall_seconds", self._elapsed())
+        updates = len(observations) if num_updates is None else num_updates
         self.progress.line(
-            f"{self._round_name(server_round)} · {count(len(observations), 'update')} · "
+            f"{self._round_name(server_round)} · {count(updates, 'update')} · "
             f"{self._elapsed():.1f} s"
         )
 
@@ -160,12 +201,14 @@ class ServerAudit:
                 self.warn(server_round, note.client_id, message)
             else:
                 self._recorder.information(server_round, -1, message)
+        if note.own_config:
+            self.own_config_clients.add(note.client_id)
         if note.remark and self._remarks.get(note.client_id) != note.remark:
             self._remarks[note.client_id] = note.remark
             remark = f"client {note.client_id} says: {note.remark}"
             if note.own_config:
                 remark += " Its samples are unknown here: nothing is measured against them."
-            self._recorder.information(server_round, note.client_id, remark)
+            self.inform(server_round, note.client_id, remark)
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)
@@ -175,7 +218,7 @@ class ServerAudit:
             self.warn(server_round, -1, f"nothing was attacked: {error}")
             return []
 
-    def _grant(self, target: Target, unknown: set[int]) -> Case | None:
+    def _grant(self, target: Target, unknown: Set[int]) -> Case | None:
         """What the attack is given and measured against; ``None`` where there is no such thing.
 
         Args:
@@ -237,6 +280,10 @@ class ServerAudit:
             )
 
         return report
+
+    def _tell(self, server_round: int, message: str) -> None:
+        first = next(iter(message.splitlines()), "")
+        self.progress.line(f"{self._round_name(server_round)} · {plain_text(first, 200)}")
 
     def _elapsed(self) -> float:
         """Seconds since the round began."""

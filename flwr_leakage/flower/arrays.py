@@ -1,9 +1,14 @@
 """Between Flower's ``ArrayRecord`` and parameters and buffers, with every reply checked."""
 
+import io
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flwr_leakage.gradient_map import GradientMap
@@ -17,19 +22,38 @@ class MalformedArraysError(ValueError):
 def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple[Params, Params]:
     """Split an ``ArrayRecord`` into the model's parameters and buffers, as copies.
 
-    Buffers are cast to the model's own dtype, as averaging turns integer counters into floats.
+    Buffers are cast to the model's own dtype, as averaging turns integer counters into floats. All
+    are put on the model's device.
 
     Raises:
         MalformedArraysError: naming the first entry that is missing, unknown, of another shape, not
             a number, or not finite.
     """
+    params, buffers, _ = read_reply(arrays, gradient_map)
+    return params, buffers
+
+
+def read_reply(
+    arrays: Mapping[str, Array], gradient_map: GradientMap
+) -> tuple[Params, Params, tuple[str, ...]]:
+    """As :func:`read_arrays`, with the names of the arrays that are narrower than the model's.
+
+    Narrow are floating-point arrays of fewer bits, and whole numbers where the model has fractions.
+
+    Raises:
+        MalformedArraysError: as there.
+    """
     params, buffers = gradient_map.params, gradient_map.buffers
     expected = {**params, **buffers}
     _check_names(arrays, expected)
-    state = {name: _read(name, arrays[name], like) for name, like in expected.items()}
+    raw = {name: _read(name, arrays[name], like) for name, like in expected.items()}
+    narrow = tuple(name for name, like in expected.items() if _is_narrow(raw[name], like))
+    # Where the model is: a client's training, and its update, may be on another device.
+    state = {name: raw[name].to(like.device, like.dtype) for name, like in expected.items()}
     return (
         {name: state[name] for name in params},
         {name: state[name] for name in buffers},
+        narrow,
     )
 
 
@@ -61,17 +85,47 @@ def _check_names(arrays: Mapping[str, Array], expected: Params) -> None:
 def _read(name: str, array: Array, like: Tensor) -> Tensor:
     _check_shape(name, array.shape, like)
     try:
-        value = torch.tensor(array.numpy())
+        value = torch.tensor(_values(array, like))
     except Exception as error:  # foreign bytes fail in many ways: ends of file, zip files, memory
         raise MalformedArraysError(f"{name!r} cannot be read as an array: {error}") from error
     _check_shape(name, value.shape, like)  # the bytes may hold another shape than is declared
     if value.is_complex() or value.dtype == torch.bool:
         raise MalformedArraysError(f"{name!r} must hold real numbers, got {value.dtype}.")
-    cast = value.to(like.dtype)  # a large float64 is infinite in float32
-    count = int((~(torch.isfinite(value) & torch.isfinite(cast))).sum())
+    finite = torch.isfinite(value)
+    if value.dtype != like.dtype:
+        finite &= torch.isfinite(value.to(like.dtype))  # a large float64 is infinite in float32
+    count = finite.numel() - int(finite.sum())
     if count:
         raise MalformedArraysError(f"{name!r} holds {count} entries that are NaN or infinite.")
-    return cast
+    return value
+
+
+def _values(array: Array, like: Tensor) -> NDArray[Any]:
+    """As ``array.numpy()``, which parses a header anew that is nearly always the expected one."""
+    dtype = np.dtype(str(like.dtype).removeprefix("torch."))
+    header = _header(dtype.str, tuple(like.shape))
+    size = len(header) + like.numel() * dtype.itemsize
+    plain = array.stype == "numpy.ndarray" and len(array.data) == size
+    if plain and array.data.startswith(header):
+        return np.frombuffer(array.data, dtype, offset=len(header)).reshape(like.shape)
+    return array.numpy()
+
+
+@lru_cache(maxsize=1024)
+def _header(descr: str, shape: tuple[int, ...]) -> bytes:
+    """What ``np.save`` writes before the entries."""
+    buffer = io.BytesIO()
+    fields = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, fields)
+    return buffer.getvalue()
+
+
+def _is_narrow(value: Tensor, like: Tensor) -> bool:
+    if not like.is_floating_point():
+        return False
+    if not value.is_floating_point():
+        return True
+    return torch.finfo(value.dtype).bits < torch.finfo(like.dtype).bits
 
 
 def _check_shape(name: str, shape: Sequence[int], like: Tensor) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
 from flwr.common.constant import ErrorCode
 from torch import Tensor
 
@@ -109,6 +109,11 @@ class _Session:
             purpose=purpose,
         )
 
+    @property
+    def device(self) -> torch.device:
+        """Where the audit's model is, and so scores and defenses compute."""
+        return next(iter(self.audit.gradient_map.params.values()), torch.zeros(())).device
+
     def randomness(self, purpose: str) -> Randomness:
         """Draws that hide data; outside of simulations nothing of the server's message enters."""
         if purpose not in self._draws:
@@ -129,7 +134,8 @@ class _Session:
         )
 
     def encode(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        private = Batch(inputs, targets)
+        here = self.device  # all but the training loop may be on another device than this batch
+        private = Batch(inputs.to(here), targets.to(here))
         spec = self.audit.spec
         if inputs.shape[1:] != spec.shape:
             raise ValueError(
@@ -147,10 +153,12 @@ class _Session:
         if room > 0:
             size = self.audit.schedule.batch_size
             whole = slice(min(len(private), math.ceil(room / size) * size))
-            self.private.append(Batch(inputs.detach(), targets.detach())[whole])
+            self.private.append(Batch(private.inputs.detach(), private.targets.detach())[whole])
             self.defended.append(Batch(defended.inputs.detach(), defended.targets.detach())[whole])
             self.kept += whole.stop
-        return defended.inputs, defended.targets
+        if defended is private:
+            return inputs, targets
+        return defended.inputs.to(inputs.device), defended.targets.to(targets.device)
 
 
 _SESSION: ContextVar[_Session | None] = ContextVar("flwr_leakage_session", default=None)
@@ -177,8 +185,9 @@ def encode(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 class LeakageMod:
     """A Flower mod that scores and defends what a client is about to send.
 
-    Put it on the train function, ``@app.train(mods=[LeakageMod(audit)])``, innermost if there
-    are others, so that Flower's own differential-privacy mods act on the defended update.
+    Put it on the train function, ``@app.train(mods=[LeakageMod(audit)])``, or on the whole app,
+    innermost if there are others, so that Flower's own differential-privacy mods act on the
+    defended update.
 
     Args:
         audit: the settings, or a function that makes them from the ``Context`` of a call
@@ -191,7 +200,12 @@ class LeakageMod:
     def __call__(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
-        """Run the training inside a session, then score and defend its reply."""
+        """Run the training inside a session, then score and defend its reply.
+
+        Messages that ask for no training, such as evaluations, pass untouched.
+        """
+        if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+            return call_next(message, context)
         audit = self._audit if isinstance(self._audit, ClientAudit) else self._audit(context)
         if len(message.content.array_records) != 1:
             return _refuse(message, "expected one ArrayRecord from the server")

@@ -1,217 +1,226 @@
-"""The server's side: an honest-but-curious strategy around any Flower strategy.
+"""The server's side: an honest-but-curious observer around any Flower strategy.
 
-It runs the wrapped strategy's protocol unchanged, and keeps what passes by. Replies that would
-break or poison an aggregation (other shapes, entries that are not finite, no samples) are left
-out of it and recorded, so that one bad client does not end a run.
+The wrapped strategy runs its own ``start`` and its own rounds. By default nothing about them
+changes: whom it samples, what it is handed and in which order, the process-wide random states,
+and the errors that it raises. What goes wrong in the audit is recorded, and never raised.
 """
 
-import math
-import random
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, ParamSpec, get_args
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
-from flwr_leakage.audit import ClientNote, ServerAudit
-from flwr_leakage.flower.arrays import read_arrays
-from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
-from flwr_leakage.params import Params, subtract
-from flwr_leakage.records import Observation, Update
+from flwr_leakage.audit import ServerAudit
+from flwr_leakage.flower.names import ClientNames
+from flwr_leakage.flower.replies import Layout, Sent
+from flwr_leakage.flower.round_view import RoundView
+from flwr_leakage.flower.undisturbed import (
+    random_states_kept,
+    seeded_sampling,
+    sigterm_unwinds,
+)
+
+P = ParamSpec("P")
+BadReplies = Literal["pass", "drop"]
+PHASES = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+
+_LOG = logging.getLogger(__name__)
 
 
 class HonestButCurious(Strategy):
     """Wrap any Flower strategy; observe each client's update, then hand it to an audit.
 
     Use it outermost, around server-side differential privacy too: those strategies clip the
-    replies in place, and a curious server reads them before.
+    replies in place, and a curious server reads them before. Attributes that are not its own are
+    those of the wrapped strategy.
 
     Args:
         strategy: the strategy that trains.
         audit: what is done with the observations.
-        weighted_by_key: the metric that holds the number of samples, as in the strategy.
+        weighted_by_key: the metric that holds the number of samples; the wrapped strategy's, where
+            it has one, and else ``num-examples``.
+        bad_replies: ``pass``: every reply is handed on to the strategy, as without the audit, and
+            what is wrong with it is recorded. ``drop``: replies that would break or poison an
+            aggregation are recorded and left out, so that one bad client does not end a run:
+            arrays of other names or shapes or that are not finite or less precise than most
+            clients', no or absurd numbers of samples, second answers, records unlike most
+            clients'.
+        reproducible: for simulations: clients are sampled by the audit's seed and the round, and
+            replies are handed on in the order of the clients, so that the same seed gives the same
+            floating-point sums. The process-wide random states stay as they are all the same.
     """
 
     def __init__(
-        self, strategy: Strategy, audit: ServerAudit, weighted_by_key: str = "num-examples"
+        self,
+        strategy: Strategy,
+        audit: ServerAudit,
+        weighted_by_key: str | None = None,
+        *,
+        bad_replies: BadReplies = "pass",
+        reproducible: bool = False,
     ) -> None:
+        if bad_replies not in get_args(BadReplies):
+            raise ValueError(
+                f"bad_replies must be one of {get_args(BadReplies)}, got {bad_replies!r}."
+            )
         self.strategy = strategy
         self.audit = audit
-        self.weighted_by_key = weighted_by_key
-        self._sent: dict[int, ArrayRecord] = {}
-        self._states: dict[int, tuple[Params, Params]] = {}
-        self._client_of: dict[int, int] = {}
+        self.weighted_by_key = weighted_by_key or _weight_of(strategy)
+        self.bad_replies = bad_replies
+        self.reproducible = reproducible
+        self._names = ClientNames()
+        self._own: dict[str, Callable[..., Any]] = {}
+        self._training = self._evaluation = self._view(0, [], None)
+        self._observed_rounds = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not here is the wrapped strategy's."""
+        if name == "strategy":  # before __init__, as copying does
+            raise AttributeError(name)
+        return getattr(self.strategy, name)
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        """Run the wrapped strategy's own ``start``, and observe its rounds."""
+        try:
+            with sigterm_unwinds(), self._hooked():
+                result: Result = self.strategy.start(*args, **kwargs)
+        except BaseException as error:
+            now, message = self._training.server_round, f"{type(error).__name__}: {error}"
+            self._guarded(now, self.audit.error, now, f"the run ended early: {message}")
+            raise
+        if not self._observed_rounds:
+            message = (
+                f"nothing was observed: {type(self.strategy).__name__}.start never called "
+                "configure_train and aggregate_train"
+            )
+            self._guarded(0, self.audit.error, 0, message)
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Delegate, and remember what was sent to whom."""
-        self.audit.begin_round(server_round)
-        with _sampling(f"{self.audit.seed}-{server_round}"):
-            messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        self._sent = {
-            message.metadata.dst_node_id: next(iter(message.content.array_records.values()))
-            for message in messages
-        }
-        self._states = {}
+        self._guarded(server_round, self.audit.begin_round, server_round)
+        with self._sampling(f"{self.audit.seed}-{server_round}"):
+            messages = list(self._inner("configure_train")(server_round, arrays, config, grid))
+        self._training = self._view(server_round, messages, self._training.usual)
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Observe the replies, delegate the sound ones, then let the audit attack."""
-        observed: list[tuple[Observation, Message]] = []
-        notes: dict[int, ClientNote] = {}
-        failed: list[Message] = []
+        """Look at the replies, delegate, then let the audit attack what it saw."""
+        self._observed_rounds += 1
         received = list(replies)
-        for reply in received:
-            node_id = reply.metadata.src_node_id
-            if reply.has_error():
-                self.audit.warn(
-                    server_round,
-                    self._client_of.get(node_id, -1),
-                    f"node {node_id} answered with an error: {reply.error.reason}",
-                )
-                failed.append(reply)
-                continue
-            try:
-                note = self._read_note(reply)
-                observation = self._observe(server_round, reply)
-            except ValueError as error:
-                self._leave_out(server_round, reply, str(error))
-                continue
-            observed.append((observation, reply))
-            if note is not None:
-                notes[node_id] = note
-        observed = self._of_one_layout(server_round, observed)
-        silent = len(self._sent) - len(received)
-        if silent > 0:
-            self.audit.warn(server_round, -1, f"{silent} of {len(self._sent)} nodes never replied")
-        # Replies arrive in any order, and floating-point sums depend on it.
-        observed.sort(key=lambda pair: pair[0].client_id)
-        result = self.strategy.aggregate_train(
-            server_round, [reply for _, reply in observed] + failed
+        seen = self._guarded(server_round, self._training.look, received)
+        handed_on = self._handed_on(received, seen.faults if seen else {})
+        result: tuple[ArrayRecord | None, MetricRecord | None] = self._inner("aggregate_train")(
+            server_round, handed_on
         )
-        self.audit.inspect(
-            server_round,
-            [observation for observation, _ in observed],
-            [notes[n] for _, reply in observed if (n := reply.metadata.src_node_id) in notes],
-        )
+        if seen is not None:
+            kept = [
+                observation
+                for place, observation in seen.observations
+                if self.bad_replies == "pass" or place not in seen.faults
+            ]
+            observations = sorted(kept, key=lambda observation: observation.client_id)
+            self._guarded(
+                server_round, self.audit.inspect, server_round, observations, seen.notes,
+                seen.unknown, len(handed_on),
+            )  # fmt: skip
         return result
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Delegate."""
-        with _sampling(f"{self.audit.seed}-{server_round}-evaluate"):
-            return list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
+        """Delegate, and remember who is asked."""
+        with self._sampling(f"{self.audit.seed}-{server_round}-evaluate"):
+            messages = list(self._inner("configure_evaluate")(server_round, arrays, config, grid))
+        self._evaluation = self._view(server_round, messages, self._evaluation.usual)
+        return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Delegate."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        """Record failed and missing evaluations, and delegate."""
+        received = list(replies)
+        faults = self._guarded(server_round, self._evaluation.look_at_evaluation, received)
+        result: MetricRecord | None = self._inner("aggregate_evaluate")(
+            server_round, self._handed_on(received, faults or {})
+        )
+        return result
 
     def summary(self) -> None:
         """Delegate."""
         self.strategy.summary()
 
-    def _read_note(self, reply: Message) -> ClientNote | None:
-        """Read the mod's note, which names the client; without a note the node id stands for it."""
-        node_id = reply.metadata.src_node_id
-        record = reply.content.config_records.get(RECORD_KEY)
-        if record is None:
-            self._client_of.setdefault(node_id, node_id)
+    def _view(self, server_round: int, messages: list[Message], usual: Layout | None) -> RoundView:
+        drop = self.bad_replies == "drop"
+        return RoundView(
+            self.audit, self._names, server_round, Sent(messages), self.weighted_by_key, drop, usual
+        )
+
+    def _handed_on(self, received: list[Message], faults: dict[int, str]) -> list[Message]:
+        """The replies that the strategy gets, in the order of arrival unless told otherwise."""
+        kept = received
+        if self.bad_replies == "drop":
+            kept = [reply for place, reply in enumerate(received) if place not in faults]
+        if self.reproducible:
+            # Replies arrive in any order, and floating-point sums depend on it.
+            kept = sorted(kept, key=lambda reply: self._names.of(reply.metadata.src_node_id))
+        return kept
+
+    def _sampling(self, seed: str) -> AbstractContextManager[None]:
+        return seeded_sampling(seed) if self.reproducible else nullcontext()
+
+    def _inner(self, name: str) -> Callable[..., Any]:
+        """The wrapped strategy's own method, which ``start`` may have covered by ours."""
+        method: Callable[..., Any] = self._own.get(name) or getattr(self.strategy, name)
+        return method
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        """Cover the wrapped instance's phases by ours, so that its own ``start`` calls these."""
+        covered = {
+            name: vars(self.strategy)[name] for name in PHASES if name in vars(self.strategy)
+        }
+        self._own = {name: getattr(self.strategy, name) for name in PHASES}
+        for name in PHASES:
+            setattr(self.strategy, name, getattr(self, name))
+        try:
+            yield
+        finally:
+            self._own = {}
+            for name in PHASES:
+                delattr(self.strategy, name)
+                if name in covered:
+                    setattr(self.strategy, name, covered[name])
+
+    def _guarded(self, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
+        """What the audit does; an error of it is recorded, and is none of the training's."""
+        try:
+            with random_states_kept():
+                return action(*args)
+        except Exception as error:
+            _LOG.exception("flwr_leakage: the audit of round %d failed", server_round)
+            message = f"the audit failed, the training goes on: {type(error).__name__}: {error}"
+            try:
+                self.audit.warn(server_round, -1, message)
+            except Exception:
+                _LOG.exception("flwr_leakage: this could not be recorded")
             return None
-        note = unpack_note(record)
-        known = self._client_of.get(node_id, note.client_id)
-        if known != note.client_id:
-            raise ValueError(f"node {node_id} is client {known} and says {note.client_id}.")
-        for node, client in self._client_of.items():
-            if client == note.client_id and node != node_id:
-                raise ValueError(f"node {node_id} says it is client {client}, as node {node} did.")
-        self._client_of[node_id] = note.client_id
-        return note
-
-    def _leave_out(self, server_round: int, reply: Message, reason: str) -> None:
-        node_id = reply.metadata.src_node_id
-        self.audit.warn(
-            server_round,
-            self._client_of.get(node_id, -1),
-            f"the reply of node {node_id} was left out of the aggregation: {reason}",
-        )
-
-    def _of_one_layout(
-        self, server_round: int, observed: list[tuple[Observation, Message]]
-    ) -> list[tuple[Observation, Message]]:
-        """Leave out replies with unusual record names: Flower would aggregate no reply at all."""
-        layouts = Counter(_layout(reply) for _, reply in observed)
-        if len(layouts) < 2:
-            return observed
-        (usual, _), *_ = layouts.most_common(1)
-        for _, reply in observed:
-            if _layout(reply) != usual:
-                reason = f"its records are {_layout(reply)}, most clients' are {usual}."
-                self._leave_out(server_round, reply, reason)
-        return [pair for pair in observed if _layout(pair[1]) == usual]
-
-    def _observe(self, server_round: int, reply: Message) -> Observation:
-        node_id = reply.metadata.src_node_id
-        sent = self._sent.get(node_id)
-        if sent is None:
-            raise ValueError("nothing was sent to this node in this round.")
-        records = list(reply.content.array_records.values())
-        if len(records) != 1:
-            raise ValueError(f"expected one ArrayRecord, got {len(records)}.")
-        gradient_map = self.audit.gradient_map
-        # Most strategies send one record to all: it is read once, and held once.
-        if id(sent) not in self._states:
-            self._states[id(sent)] = read_arrays(sent, gradient_map)
-        params, buffers = self._states[id(sent)]
-        local_params, local_buffers = read_arrays(records[0], gradient_map)
-        num_examples = self._num_examples(reply)
-        return Observation(
-            server_round=server_round,
-            client_id=self._client_of[node_id],
-            params=params,
-            buffers=buffers,
-            update=Update(
-                delta=subtract(local_params, params),
-                buffers=local_buffers,
-                schedule=self.audit.schedule.for_client(num_examples),
-                num_examples=num_examples,
-            ),
-        )
-
-    def _num_examples(self, reply: Message) -> int:
-        for metrics in reply.content.metric_records.values():
-            count = metrics.get(self.weighted_by_key)
-            if count is None:
-                continue
-            if not isinstance(count, int | float) or not math.isfinite(count) or count < 1:
-                raise ValueError(f"{self.weighted_by_key!r} must be at least 1, got {count}.")
-            return int(count)
-        raise ValueError(f"expected the metric {self.weighted_by_key!r}, got none.")
 
 
-@contextmanager
-def _sampling(seed: str) -> Iterator[None]:
-    """Seed the process-wide generator, by which Flower's strategies sample clients, for a while."""
-    state = random.getstate()
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(state)
-
-
-def _layout(reply: Message) -> tuple[str, ...]:
-    """The names of a reply's arrays and metrics, with the lengths of metrics that are lists."""
-    metrics = [
-        f"{key}.{name}" + (f"[{len(value)}]" if isinstance(value, list) else "")
-        for key, record in reply.content.metric_records.items()
-        for name, value in record.items()
-    ]
-    return (*reply.content.array_records, *sorted(metrics))
+def _weight_of(strategy: Strategy) -> str:
+    """The metric that a strategy weights clients by, also inside of wrappers."""
+    inner: Any = strategy
+    while inner is not None:
+        key = getattr(inner, "weighted_by_key", None)
+        if isinstance(key, str):
+            return key
+        inner = getattr(inner, "strategy", None)
+    return "num-examples"

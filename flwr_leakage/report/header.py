@@ -44,6 +44,8 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
         given = metadata.get(group)
         if isinstance(given, str) and given:
             name = given
+        if group == "defense" and metadata.get("own_config_clients"):
+            settings = ""  # they are those of the run's config, which these clients did not follow
         if name:
             found.append(Fact(group, name, settings))
     if isinstance(metadata.get("seed"), int):

@@ -28,7 +28,7 @@ from flwr_leakage.metrics import classifier_utility
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError
 from flwr_leakage.simulation.experiment import Experiment
-from flwr_leakage.simulation.summary import describe, finish, headline
+from flwr_leakage.simulation.summary import describe, describe_own_configs, finish, headline
 
 ConfigOf = Callable[[Context], Config]
 """Where the server finds its config: closed over, or composed from the context's run config."""
@@ -77,8 +77,14 @@ def make_client_app(experiment_of: ExperimentOf) -> ClientApp:
     return app
 
 
-def make_server_app(config_of: ConfigOf, console: Console) -> ServerApp:
-    """The app of the server: it trains, attacks, and writes the run folder and its report."""
+def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = False) -> ServerApp:
+    """The app of the server: it trains, attacks, and writes the run folder and its report.
+
+    Args:
+        config_of: where it finds its config.
+        console: what a person sees.
+        own_configs: whether clients may run by configs of their own, so that the words say so.
+    """
     app = ServerApp()
 
     @app.main()
@@ -91,12 +97,14 @@ def make_server_app(config_of: ConfigOf, console: Console) -> ServerApp:
         wait_for_nodes(grid, settings.num_clients, settings.server.wait_seconds)
         progress = ConsoleProgress(console)
         describe(config, experiment)
-        progress.line(headline(config, experiment))
-        tracker = experiment.tracker()
+        progress.line(headline(config, experiment, own_configs))
+        tracker = experiment.tracker(progress.line)
         audit = experiment.server_audit(tracker, Path(settings.run_dir).name, progress)
         for caveat in experiment.caveats():
             audit.warn(0, -1, caveat)
-        strategy = HonestButCurious(experiment.strategy(), audit)
+        strategy = HonestButCurious(
+            experiment.strategy(), audit, bad_replies=settings.server.bad_replies, reproducible=True
+        )
         try:
             strategy.start(
                 grid=grid,
@@ -108,6 +116,8 @@ def make_server_app(config_of: ConfigOf, console: Console) -> ServerApp:
         finally:
             progress.close()
             tracker.close()
+            if audit.own_config_clients:
+                describe_own_configs(config, audit.own_config_clients)
             finish(Path(settings.run_dir), console)
 
     return app
@@ -149,7 +159,7 @@ def evaluate_global_model(
     found = classifier_utility(model, batches)
     audit.utility(server_round, "test_accuracy", found.accuracy)
     audit.utility(server_round, "test_loss", found.loss, "nat")
-    if server_round:
+    if server_round and not audit.own_config_clients:  # whose defenses nobody else knows
         epsilon = experiment.epsilon(server_round)
         if epsilon is not None and math.isfinite(epsilon):
             audit.utility(server_round, "dp_epsilon", epsilon)

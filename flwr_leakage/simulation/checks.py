@@ -5,6 +5,7 @@ from operator import attrgetter
 
 from flwr.serverapp.strategy import Strategy
 
+from flwr_leakage.comparison import MEASURES
 from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.nodes import checked
@@ -39,6 +40,11 @@ def check_settings(settings: Settings) -> None:
     limit = settings.server.attack_max_seconds
     if limit is not None and not limit > 0:
         raise ConfigError(f"server.attack_max_seconds must be positive or null, got {limit}.")
+    known = [measure.name for measure in MEASURES]
+    named = settings.objective
+    for name in [named] if isinstance(named, str) else named or []:
+        if name not in known:
+            raise ConfigError(f"objective must be among {known}, got {name!r}.")
     if settings.server.wait_seconds < 0:
         raise ConfigError(f"server.wait_seconds must be ≥ 0, got {settings.server.wait_seconds}.")
 

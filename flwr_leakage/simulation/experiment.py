@@ -1,7 +1,7 @@
 """The objects of an experiment, and what follows from them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,7 +33,7 @@ from flwr_leakage.scores.plan import ScorePlan
 from flwr_leakage.simulation.config import Config
 from flwr_leakage.simulation.nodes import instantiate
 from flwr_leakage.simulation.settings import Settings
-from flwr_leakage.tracking import CompositeTracker, JsonlTracker, Tracker
+from flwr_leakage.tracking import CompositeTracker, GuardedTracker, JsonlTracker, Tracker
 
 
 @dataclass(frozen=True)
@@ -217,9 +217,14 @@ class Experiment:
         strategy: Strategy = instantiate(self.config, "strategy", Strategy)
         return strategy
 
-    def tracker(self) -> Tracker:
-        """The run folder's record, which the report reads, and the config's live view."""
-        folder = JsonlTracker(self.settings.run_dir)
+    def tracker(self, tell: Callable[[str], None]) -> Tracker:
+        """The run folder's record, which the report reads, and the config's live view.
+
+        Args:
+            tell: is given a line when one of them can no longer be written; the run goes on.
+        """
+        folder = GuardedTracker(JsonlTracker(self.settings.run_dir), tell)
         if not self.config["tracker"]:
             return folder
-        return CompositeTracker((folder, instantiate(self.config, "tracker", Tracker)))
+        live = GuardedTracker(instantiate(self.config, "tracker", Tracker), tell)
+        return CompositeTracker((folder, live))

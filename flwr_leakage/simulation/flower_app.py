@@ -14,4 +14,4 @@ from flwr_leakage.simulation.apps import make_client_app, make_server_app
 from flwr_leakage.simulation.own_config import config_of_run, experiment_of_client
 
 client_app = make_client_app(experiment_of_client)
-server_app = make_server_app(config_of_run, Console())
+server_app = make_server_app(config_of_run, Console(), own_configs=True)

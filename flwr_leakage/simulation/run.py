@@ -1,10 +1,14 @@
 """The command: ``python -m flwr_leakage.simulation [group=option] [key=value] …``."""
 
 import logging
+import os
 import sys
+from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
@@ -14,29 +18,53 @@ from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError, to_config
 from flwr_leakage.simulation.nodes import instantiate
 from flwr_leakage.simulation.overrides import check_overrides
+from flwr_leakage.simulation.sweep import fail, objective_of
+from flwr_leakage.simulation.watch import closed_afterwards
 from flwr_leakage.tracking import read_run
 
 
 @hydra.main(version_base=None, config_path=str(conf_dir()), config_name="config")
-def _main(cfg: DictConfig) -> None:
-    """Run one audit; Hydra calls it once for each point of a sweep (``-m``)."""
+def _main(cfg: DictConfig) -> Any:
+    """Run one audit; Hydra calls it once for each point of a sweep (``-m``).
+
+    Returns:
+        The run's objective, which a sweeper such as Optuna's asks for; see ``objective``.
+    """
+    hydra_config = HydraConfig.get()
     try:
-        launch(to_config(cfg, HydraConfig.get().runtime.choices))
-    except ConfigError as error:
-        sys.exit(f"error: {error}")
+        config = to_config(cfg, hydra_config.runtime.choices)
+        launch(config)
+        return objective_of(config["run_dir"], config["objective"])
+    except Exception as error:
+        # The other points of a sweep go on, whatever one of them died of.
+        if hydra_config.mode == RunMode.MULTIRUN:
+            return fail(hydra_config.runtime.output_dir, error, cfg.objective)
+        if isinstance(error, ConfigError | NoUpdateError):
+            sys.exit(f"error: {error}")
+        raise
+
+
+class NoUpdateError(RuntimeError):
+    """A run in which no client returned a usable update."""
 
 
 def launch(config: Config) -> None:
-    """Build the whole experiment, so that errors come early; then run it on its engine."""
+    """Build the whole experiment, so that errors come early; then run it on its engine.
+
+    Raises:
+        ConfigError: the config cannot be run.
+        NoUpdateError: no client returned a usable update in any round.
+    """
     logging.getLogger("flwr").setLevel(logging.ERROR)
     build(config)
     engine = instantiate(config, "engine")
     client_app = make_client_app(lambda _: build(config))
     server_app = make_server_app(lambda _: config, Console())
-    engine(server_app, client_app, config["num_clients"])
+    with closed_afterwards(Path(config["run_dir"])):
+        engine(server_app, client_app, config["num_clients"])
     records = read_run(config["run_dir"]).records
     if not any(record.name == "train_cpu_seconds" for record in records):
-        sys.exit("error: no client returned a usable update in any round; the report says why.")
+        raise NoUpdateError("no client returned a usable update in any round; the report says why.")
 
 
 def main() -> None:
@@ -44,4 +72,5 @@ def main() -> None:
     problem = check_overrides(sys.argv[1:])
     if problem:
         sys.exit(f"error: {problem}")
+    os.umask(0o077)  # Hydra makes the run folder and its log, which may tell of private data
     _main()

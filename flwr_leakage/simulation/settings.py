@@ -1,9 +1,10 @@
 """What of the config belongs to no class of the package. Its defaults are in ``config.yaml``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from flwr_leakage.flower.strategy import BadReplies
 from flwr_leakage.models.initialization import Scheme
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import LocalSchedule
@@ -74,6 +75,8 @@ class ServerSettings:
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
         test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
         wait_seconds: how long to wait until there is a node for every client, ≥ 0.
+        bad_replies: ``drop`` leaves out what would break or poison an aggregation; ``pass`` hands
+            everything on, as Flower does without an audit.
     """
 
     attack_workers: int
@@ -83,6 +86,7 @@ class ServerSettings:
     num_threads: int | None
     test_samples: int | None
     wait_seconds: float
+    bad_replies: BadReplies
 
 
 @dataclass(frozen=True)
@@ -107,12 +111,15 @@ class TopLevel:
         num_clients: ≥ 1, each with a partition of the data.
         num_rounds: of training, ≥ 1.
         run_dir: where numbers, images, the config and the report go.
+        objective: what a sweeper is told of the run: a measure of ``flwr_leakage.comparison``,
+            several of them, or ``None``.
     """
 
     seed: int
     num_clients: int
     num_rounds: int
     run_dir: str
+    objective: str | Sequence[str] | None
 
 
 @dataclass(frozen=True)

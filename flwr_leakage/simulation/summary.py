@@ -1,12 +1,14 @@
 """What a run says of itself: its first line, ``run.json``, the report, the closing table."""
 
+import json
 import statistics
+from collections.abc import Set
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from flwr_leakage.records import LeakageRecord
+from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report import write_report
 from flwr_leakage.report.attempts import attempts, tally
 from flwr_leakage.report.grades import GRADES
@@ -14,16 +16,24 @@ from flwr_leakage.report.index import Index
 from flwr_leakage.report.verdict import judge
 from flwr_leakage.simulation.config import Config, ConfigError
 from flwr_leakage.simulation.experiment import Experiment
-from flwr_leakage.tracking import RunData, read_run, write_metadata
-from flwr_leakage.tracking.jsonl import RECORDS_FILE
+from flwr_leakage.tracking import (
+    GuardedTracker,
+    JsonlTracker,
+    RunData,
+    read_run,
+    write_metadata,
+)
+from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, write_private
 
 
-def headline(config: Config, experiment: Experiment) -> str:
-    """One line that names what is run."""
+def headline(config: Config, experiment: Experiment, own_configs: bool = False) -> str:
+    """One line that names what is run; ``own_configs``: where clients may have their own config."""
     settings, choices = experiment.settings, config["choices"]
     groups = ("dataset", "model", "strategy", "defense", "attack", "engine")
     parts = [f"{settings.num_clients} clients", f"{settings.num_rounds} rounds"]
     parts += [f"{group} {choices[group]}" for group in groups if group in choices]
+    if own_configs:
+        parts.append("real nodes use a defense and data of their own")
     return " · ".join([*parts, f"attacker: {experiment.threat.describe()}"])
 
 
@@ -40,9 +50,39 @@ def describe(config: Config, experiment: Experiment) -> None:
     write_metadata(run_dir, config=config, seed=experiment.settings.seed, extra=extra)
 
 
+def describe_own_configs(config: Config, clients: Set[int]) -> None:
+    """Say in ``run.json`` that some clients ran by a config of their own, which nobody else knows.
+
+    Their defense is in their remarks, among the events; that of the run's config is not theirs.
+    """
+    path = Path(config["run_dir"]) / METADATA_FILE
+    metadata = json.loads(path.read_bytes())
+    defense = f"of the nodes' own config; the run's names {config['choices'].get('defense')}"
+    metadata |= {"defense": defense, "own_config_clients": sorted(clients)}
+    write_private(path, json.dumps(metadata, indent=2).encode() + b"\n")
+
+
+def close_broken_run(run_dir: Path, reason: str) -> None:
+    """Close the record of a run whose server could not, and write its report: see ``watch``."""
+    if not (run_dir / RECORDS_FILE).exists() or read_run(run_dir).closed:
+        return
+    tracker = GuardedTracker(JsonlTracker(run_dir, resume=True), print)
+    tracker.event(RunEvent(run_dir.name, 0, -1, "error", f"the run ended early: {reason}"))
+    tracker.close()
+    report = write_report(run_dir)
+    print(f"The run was closed, as {reason}. Report: {report}")
+
+
 def finish(run_dir: Path, console: Console) -> None:
     """Write the report, print the table, say where the report is."""
-    report = write_report(run_dir)
+    try:
+        report = write_report(run_dir)
+    except OSError as error:  # a full disk, which must not hide what ended the run
+        console.print(
+            f"The report could not be written ({error}). What was recorded is kept; later\n"
+            f"    python -m flwr_leakage.report {run_dir.resolve()}", markup=False, soft_wrap=True
+        )  # fmt: skip
+        return
     print_summary(read_run(run_dir), console)
     console.print(f"Report: {report.resolve()}", markup=False, highlight=False, soft_wrap=True)
 

@@ -3,6 +3,7 @@
 ``TensorBoardTracker`` and ``WandbTracker`` live in their modules, as they need extras.
 """
 
+from flwr_leakage.tracking.guarded import GuardedTracker
 from flwr_leakage.tracking.jsonl import JsonlTracker
 from flwr_leakage.tracking.metadata import write_metadata
 from flwr_leakage.tracking.run_data import ImageRecord, RunData, read_run
@@ -10,6 +11,7 @@ from flwr_leakage.tracking.tracker import CompositeTracker, Tracker
 
 __all__ = [
     "CompositeTracker",
+    "GuardedTracker",
     "ImageRecord",
     "JsonlTracker",
     "RunData",

@@ -18,10 +18,12 @@ from PIL import Image
 from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.tracking.text import plain_text
 from flwr_leakage.tracking.tracker import check_role, checked_pixels
 
 RECORDS_FILE = "records.jsonl"
 METADATA_FILE = "run.json"
+MAX_VALUE = 1e100
 
 
 def image_path(folder: Path, server_round: int, client_id: int, sample: int, role: str) -> Path:
@@ -58,19 +60,29 @@ def make_private_folder(folder: Path) -> None:
 class JsonlTracker:
     """Appends every number, event and image of a run to its folder.
 
-    An existing run is continued. If a crash left its last line incomplete, a line break is
-    written first, so that only that line is lost. The file is synchronised with the disk whenever
-    the round changes, in ``flush`` and in ``close``.
+    The file is synchronised with the disk whenever the round changes, in ``flush`` and in
+    ``close``.
 
     Args:
         folder: the run folder; created with mode 0700 where it does not exist.
+        resume: continue the run that the folder holds. If a crash left its last line incomplete,
+            a line break is written first, so that only that line is lost.
+
+    Raises:
+        FileExistsError: the folder holds a run, and ``resume`` is not set: the numbers of two runs
+            in one file could not be told apart.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, resume: bool = False) -> None:
         self.folder = Path(folder)
         make_private_folder(self.folder)
         make_private_folder(self.folder / "images")
         path = self.folder / RECORDS_FILE
+        if not resume and path.exists() and path.stat().st_size:
+            raise FileExistsError(
+                f"folder must be a new one, got {self.folder}, which holds a run: choose another, "
+                f"or continue that run by JsonlTracker(folder, resume=True)."
+            )
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         self._torn = _ends_without_newline(self._descriptor)
         self._closed = False
@@ -78,20 +90,20 @@ class JsonlTracker:
         self._append({"type": "run", "status": "open", "time": _now()})
 
     def log(self, record: LeakageRecord) -> None:
-        """Append one number; one that is not finite is kept as missing, with a note."""
-        row = asdict(record)
+        """Append one number; one beyond ±1e100 is kept as missing, with a note."""
+        row = {**asdict(record), "note": plain_text(record.note)}
         if record.value is not None:
             value = float(record.value)
-            row["value"] = value if math.isfinite(value) else None
-            if not math.isfinite(value):
-                row["note"] = f"value is {value}; {record.note}".rstrip("; ")
+            row["value"] = value
+            if not is_plottable(value):
+                row |= {"value": None, "note": f"value is {value}; {row['note']}".rstrip("; ")}
         self._enter(record.server_round)
         self._append({"type": "record", **row})
 
     def event(self, event: RunEvent) -> None:
         """Append one event."""
         self._enter(event.server_round)
-        self._append({"type": "event", **asdict(event)})
+        self._append({"type": "event", **asdict(event), "message": plain_text(event.message)})
 
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
@@ -144,6 +156,11 @@ class JsonlTracker:
         if written != len(line):
             raise OSError(f"{RECORDS_FILE} took {written} of {len(line)} bytes: disk full?")
         self._torn = False
+
+
+def is_plottable(value: float) -> bool:
+    """Whether a number is finite and far enough from overflow to be averaged and drawn."""
+    return math.isfinite(value) and abs(value) <= MAX_VALUE
 
 
 def _ends_without_newline(descriptor: int) -> bool:

@@ -60,7 +60,7 @@ def write_metadata(
         "dirty": dirty,
         "start_time": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": f"{platform.platform()}, {os.cpu_count()} CPUs",
-        "command": shlex.join(sys.orig_argv),
+        "command": shlex.join(without_secrets(sys.orig_argv)),
     }
     taken = sorted(own.keys() & (extra or {}).keys())
     if taken:
@@ -71,6 +71,21 @@ def write_metadata(
     content = json.dumps(as_json({**(extra or {}), **own}), allow_nan=False, indent=2)
     write_private(path, content.encode() + b"\n")
     return path
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """A command's arguments without the token by which Flower's processes know each other.
+
+    Example:
+        >>> without_secrets(["flwr-serverapp", "--token", "6215d1", "--insecure", "--token=6215d1"])
+        ['flwr-serverapp', '--token', '…', '--insecure', '--token=…']
+    """
+    shown = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        name, equals, _ = argument.partition("=")
+        secret = equals and name.endswith("token")
+        shown.append("…" if before.endswith("token") else f"{name}=…" if secret else argument)
+    return shown
 
 
 def installed_versions() -> dict[str, str]:

@@ -1,16 +1,25 @@
 """Read a run folder back, also one that a crash left incomplete."""
 
 import json
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, image_path
+from flwr_leakage.tracking.jsonl import (
+    MAX_VALUE,
+    METADATA_FILE,
+    RECORDS_FILE,
+    image_path,
+    is_plottable,
+)
+from flwr_leakage.tracking.text import plain_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _Row = TypeVar("_Row", LeakageRecord, RunEvent)
 _KINDS = get_args(LeakageRecord.__annotations__["kind"])
@@ -60,6 +69,14 @@ class RunData:
     last_write: str
     problems: tuple[str, ...]
 
+    def to_pandas(self) -> "pd.DataFrame":
+        """All records as a table: a row a record, a column a field of ``LeakageRecord``."""
+        import pandas as pd
+
+        names = [field.name for field in fields(LeakageRecord)]
+        rows = [[getattr(record, name) for name in names] for record in self.records]
+        return pd.DataFrame(rows, columns=names)
+
 
 def read_run(folder: str | Path) -> RunData:
     """Read a run folder. Each line that cannot be read is left out, with a warning.
@@ -99,7 +116,7 @@ def read_run(folder: str | Path) -> RunData:
         except (ValueError, KeyError, TypeError, ArithmeticError, OSError, RecursionError) as error:
             problems.append(
                 f"line {number} of {RECORDS_FILE} cannot be read ({type(error).__name__}: "
-                f"{error}) and is left out."
+                f"{plain_text(str(error), 300)}) and is left out."
             )
     metadata = _read_metadata(folder, problems)
     for problem in problems:
@@ -121,8 +138,8 @@ def _record(row: Mapping[str, Any]) -> LeakageRecord:
     if value is not None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"value must be a number or null, got {value!r}")
-        if not math.isfinite(value):
-            raise ValueError(f"value must be finite, got {value}")
+        if not is_plottable(value):
+            raise ValueError(f"value must lie in ±{MAX_VALUE:g}, got {value}")
         value = float(value)
     if row["kind"] not in _KINDS:
         raise ValueError(f"kind must be one of {_KINDS}, got {row['kind']!r}")
@@ -146,6 +163,8 @@ def _row(row_type: type[_Row], row: Mapping[str, Any]) -> _Row:
             raise TypeError(
                 f"{field.name} must be of type {expected.__name__}, got {content[field.name]!r}"
             )
+        if expected is str:
+            content[field.name] = plain_text(content[field.name])
     return row_type(**content)
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from flwr_leakage.audit import ClientNote
 from flwr_leakage.records import Measurement
+from flwr_leakage.tracking.text import plain_text
 
 SCORE = Measurement(
     "lambda_max", (0.25, None), "1", "larger is safer", ("", "did not converge"), 12
@@ -19,7 +20,7 @@ MEASUREMENTS = st.builds(
     lambda name, values, direction, products: Measurement(
         name, tuple(values), "1", direction, tuple(str(v) for v in values), products
     ),
-    st.text(st.characters(codec="utf-8"), max_size=20),
+    st.text(max_size=5).map(plain_text),
     st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=4),
     st.sampled_from(["larger is safer", "smaller is safer", "larger leaks more", ""]),
     st.integers(0, 10**6),
@@ -78,6 +79,8 @@ def _text(change=None, **measurement):
         _text(values={"a": 1}),
         _text(values=None),
         _text(values=[1, 2, 3]),
+        _text(values=[1.0] * 100_000, notes=[]),
+        _text({"measurements": [CONTENT["measurements"][0]] * 30_000}),
         _text(notes=["one for two"]),
         _text(notes=7),
         _text(notes=[1, 2]),
@@ -120,3 +123,15 @@ def test_long_texts_are_cut_and_texts_that_no_file_can_hold_are_mended():
     assert len(measurement.name) == 100
     assert len(measurement.notes[0]) == 500
     measurement.unit.encode()
+
+
+def test_what_a_terminal_would_obey_is_spelled_out():
+    escape, mark = chr(27), chr(0x202E)
+    note = ClientNote.from_text(_text({"remark": f"{escape}[2J{mark}x"}, name=f"{mark}score"))
+    assert note.remark == "\\u001b[2J\\u202ex"
+    assert note.measurements[0].name == "\\u202escore"
+
+
+def test_too_many_values_are_named_with_their_number():
+    with pytest.raises(ValueError, match="at most 20,000 values, got 100,001"):
+        ClientNote.from_text(_text(values=[1.0] * 100_000, notes=[]))

@@ -8,6 +8,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import nn
 
+from flwr_leakage.flower import arrays
 from flwr_leakage.flower.arrays import MalformedArraysError, read_arrays, write_arrays
 from flwr_leakage.gradient_map import GradientMap
 
@@ -137,3 +138,23 @@ def test_missing_and_unknown_entries_are_named():
     del arrays["1.running_var"]
     with pytest.raises(MalformedArraysError, match=r"missing: \['1.running_var'\], unknown: \['ba"):
         read_arrays(arrays, MAP)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.float32(1.5),
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+        np.arange(6, dtype=">f4").reshape(2, 3),
+        np.arange(6, dtype=np.float64).reshape(2, 3),
+        np.zeros((0, 4), np.float32),
+    ],
+    ids=lambda values: f"{values.dtype.str}{values.shape}{values.flags.c_contiguous}",
+)
+def test_reading_without_parsing_the_header_gives_what_numpy_gives(values):
+    array = Array(np.asarray(values))
+    like = torch.zeros(np.shape(values))
+    found = arrays._values(array, like)
+    assert found.dtype == array.numpy().dtype
+    np.testing.assert_array_equal(found, array.numpy())

@@ -1,6 +1,8 @@
 import base64
 import hashlib
+import json
 import re
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -348,3 +350,36 @@ def test_command_line(run_folder, tmp_path, capsys):
 def test_command_line_names_a_wrong_folder_or_setting(tmp_path, capsys, arguments):
     assert main([str(tmp_path), *arguments]) == 2
     assert "error: " in capsys.readouterr().err
+
+
+def _with_line(folder, line):
+    with (folder / "records.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def test_one_absurd_score_is_left_out_and_told(run_folder):
+    """From a client's note, and from a file that was written by something else."""
+    record = LeakageRecord("demo", 1, 0, 0, "score", "lambda_max", 1.7e308, "1", "larger is safer")
+    tracker = JsonlTracker(run_folder, resume=True)
+    tracker.log(record)
+    tracker.log(replace(record, client_id=1, value=1e100))
+    tracker.close()
+    _with_line(run_folder, {"type": "record", **asdict(replace(record, client_id=2))})
+    with pytest.warns(UserWarning, match=r"must lie in ±1e\+100, got 1.7e\+308"):
+        html, page = report(run_folder)
+    assert "value is 1.7e+308" in page.text
+    assert "inf" not in html.replace("info", "").replace("inferred", "").lower().split()
+
+
+def test_huge_and_deceiving_texts_stay_small_and_visible(run_folder):
+    before = len(report(run_folder)[0])
+    tracker = JsonlTracker(run_folder, resume=True)
+    tracker.event(RunEvent("demo", 1, 0, "error", "a" * 9_000_000))
+    tracker.event(RunEvent("demo", 1, 0, "error", chr(27) + "[2J" + chr(0x202E) + "evil"))
+    tracker.close()
+    event = RunEvent("demo", 1, 0, "error", "b" * 9_000_000)
+    _with_line(run_folder, {"type": "event", **asdict(event)})
+    html, page = report(run_folder)
+    assert len(html) < before + 20_000
+    assert "cut from 9,000,000 characters" in page.text
+    assert "\\u001b[2J\\u202eevil" in page.text

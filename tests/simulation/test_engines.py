@@ -1,6 +1,7 @@
 """Both commands as a person gives them: a sweep, and the same numbers on either engine."""
 
 import logging
+import math
 import os
 import runpy
 import signal
@@ -14,6 +15,8 @@ from audits import numbers, tiny_config, values
 from audits import run as run_audit
 
 from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import ConfigError
+from flwr_leakage.simulation.sweep import objective_of
 from flwr_leakage.tracking import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +86,35 @@ def test_a_sweep_writes_a_run_folder_with_a_report_for_each_point(tiny_data, scr
         assert "</html>" in (folder / name / "report.html").read_text()
     assert [run.metadata["defense"] for run in runs] == ["none", "pruning"]
     assert numbers(runs[0]) != numbers(runs[1])
+
+
+def test_a_point_of_a_sweep_that_fails_leaves_the_others_alone(tiny_data, script, capsys):
+    folder = tiny_data / "failing"
+    sweep = [f"hydra.sweep.dir={folder}", "objective=psnr_best", *_tiny(tiny_data)]
+    with pytest.raises(SystemExit) as end:
+        script("-m", "client.batch_size=0,1", *sweep)
+    assert end.value.code == 1
+    assert "batch_size must be at least 1, got 0" in (folder / "0" / "failure.txt").read_text()
+    assert read_run(folder / "1").closed
+    assert (folder / "comparison.html").is_file()
+    said = capsys.readouterr()
+    assert "failed: client: batch_size must be at least 1, got 0" in said.err
+    assert "worst leak, dB" in said.out
+
+
+def test_a_sweeper_is_told_the_objective(tiny_data):
+    run = run_audit(tiny_config(tiny_data, "metric=pixel", name="objective"))
+    best = max(value for value in values(run, "psnr").values() if value is not None)
+    assert objective_of(run.folder, "psnr_best") == best
+    told = objective_of(run.folder, ["psnr_best", "lpips_median"])
+    assert told[0] == best
+    assert math.isnan(told[1])  # no number
+    assert objective_of(run.folder, None) is None
+
+
+def test_an_objective_that_is_no_measure_is_an_error(tiny_data):
+    with pytest.raises(ConfigError, match=r"objective must be among .*, got 'psnr'"):
+        build(tiny_config(tiny_data, "objective=psnr"))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from flwr.app import Context, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flwr_leakage.defenses import DPSGD
 from flwr_leakage.flower import InlineGrid
 from flwr_leakage.flower.inline_grid import SERVER_NODE_ID
+from flwr_leakage.report.header import facts
 from flwr_leakage.simulation import flower_app, own_config
 from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.own_config import TAKEN, check_targets, split_overrides
@@ -63,6 +65,17 @@ def test_the_server_cannot_grant_labels_that_it_cannot_know(tiny_data, tmp_path)
     assert all(
         "labels='known'" in event.message and "and no truth" in event.message for event in refused
     )
+
+
+def test_the_servers_defense_is_not_told_as_the_nodes(tiny_data, tmp_path, monkeypatch):
+    monkeypatch.setattr(DPSGD, "epsilon", lambda self, *arguments: 3.0)
+    asked = "defense=dp_sgd client.batch_size=1"
+    run = _run(tiny_data, tmp_path / "run", asked, {"leakage-overrides": "defense=pruning"})
+    assert run.metadata["defense"] == "of the nodes' own config; the run's names dp_sgd"
+    assert run.metadata["own_config_clients"] == [0, 1]
+    assert not values(run, "dp_epsilon")
+    (defense,) = [fact for fact in facts(run.metadata) if fact.term == "defense"]
+    assert not defense.settings
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from PIL import Image
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking import JsonlTracker, read_run
 from flwr_leakage.tracking.jsonl import write_private
+from flwr_leakage.tracking.text import plain_text
 
 
 def record(value=1.5, server_round=1, **changes):
@@ -42,8 +43,10 @@ def test_what_is_written_is_read_again(tmp_path):
     tracker.image(2, 3, 1, "defended", torch.rand(3, 4, 5))
     tracker.close()
     run = read_run(tmp_path / "run")
-    assert run.records == tuple(records)
-    assert run.events == (EVENT,)
+    said = plain_text(records[0].note)
+    assert said == "ü </script>\\u2028\\ud800 \n"
+    assert run.records == tuple(replace(entry, note=said) for entry in records)
+    assert run.events == (replace(EVENT, message="ValueError: <b>\\u000d\n"),)
     [image] = run.images
     assert (image.server_round, image.client_id, image.sample, image.role) == (2, 3, 1, "defended")
     assert run.closed and run.problems == () and run.metadata == {}
@@ -92,7 +95,7 @@ def test_a_line_torn_at_any_byte_loses_itself_only(cut, tmp_path_factory):
         torn = read_run(folder)
     assert [entry.value for entry in torn.records] == [1.0]
 
-    reopened = JsonlTracker(folder)
+    reopened = JsonlTracker(folder, resume=True)
     reopened.log(record(3.0))
     reopened.close()
     with pytest.warns(UserWarning, match="line 3"):
@@ -130,9 +133,17 @@ def test_a_killed_process_loses_nothing_that_was_logged(tmp_path):
     assert not run.closed
 
 
+def test_a_folder_that_holds_a_run_is_refused_unless_it_is_to_be_continued(tmp_path):
+    JsonlTracker(tmp_path).close()
+    before = (tmp_path / "records.jsonl").read_bytes()
+    with pytest.raises(FileExistsError, match=r"which holds a run: choose another, .*resume=True"):
+        JsonlTracker(tmp_path)
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+
+
 def test_reopening_appends(tmp_path):
     for value in (1.0, 2.0):
-        tracker = JsonlTracker(tmp_path)
+        tracker = JsonlTracker(tmp_path, resume=True)
         tracker.log(record(value))
         tracker.close()
         tracker.close()
@@ -227,7 +238,7 @@ def test_fields_of_later_versions_are_ignored(tmp_path):
     tracker.log(record(0.5))
     path = tmp_path / "records.jsonl"
     path.write_text(path.read_text().replace('"value": 0.5', '"value": 0.5, "new": 1'))
-    assert read_run(tmp_path).records == (record(0.5),)
+    assert [entry.value for entry in read_run(tmp_path).records] == [0.5]
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):

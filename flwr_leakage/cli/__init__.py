@@ -1,0 +1,1 @@
+"""The command ``flwr-leakage``."""

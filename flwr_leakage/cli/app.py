@@ -1,0 +1,258 @@
+"""The commands; each imports what it needs when it is called, so that ``--help`` is quick."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from flwr_leakage.comparison import Comparison
+
+app = typer.Typer(
+    name="flwr-leakage",
+    help="Measure what the updates of federated training leak, and what defenses cost.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+ONE_ROUND = ["num_clients=1", "num_rounds=1"]
+Folders = Annotated[
+    list[Path], typer.Argument(help="Run folders, or folders of them such as multirun/….")
+]
+
+
+@app.command(context_settings=PASS_ON)
+def run(
+    context: typer.Context,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="group=option and key=value, as of Hydra.", metavar="[OVERRIDES]…"),
+    ] = None,
+    multirun: Annotated[
+        bool, typer.Option("-m", "--multirun", help="One run for each combination of the lists.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--cfg", help="Print the whole config and stop.")] = False,
+) -> None:
+    """Train a federation, attack its updates, write a report.
+
+    Examples:
+        flwr-leakage run
+
+        flwr-leakage run defense=pruning defense.prune_ratio=0.9 seed=1
+
+        flwr-leakage run -m defense=none,pruning,gaussian seed=0,1,2
+
+    `flwr-leakage list` names the options of every group. A sweep ends with comparison.html.
+    """
+    flags = [*(["-m"] if multirun else []), *(["--cfg", "job"] if show else [])]
+    _simulate([*flags, *(overrides or []), *context.args])
+
+
+@app.command(context_settings=PASS_ON)
+def attack(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="An attack; see `flwr-leakage list attack`.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]…")] = None,
+) -> None:
+    """Attack the update of one client in one round, without scores.
+
+    Examples:
+        flwr-leakage attack strongest
+
+        flwr-leakage attack exact_batch model=mlp client.num_examples=8 client.batch_size=8
+    """
+    _simulate([f"attack={name}", "score=none", *ONE_ROUND, *(overrides or []), *context.args])
+
+
+@app.command(context_settings=PASS_ON)
+def score(
+    context: typer.Context,
+    name: Annotated[
+        str, typer.Argument(help="A score; see `flwr-leakage list score`.")
+    ] = "default",
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]…")] = None,
+) -> None:
+    """Score the samples of one client in one round, without an attack, and print the scores.
+
+    Examples:
+        flwr-leakage score
+
+        flwr-leakage score lavp model=convnet_small client.num_examples=4
+    """
+    from flwr_leakage.cli.scores import print_scores
+
+    chosen = [f"score={name}", "attack=none", *ONE_ROUND, *(overrides or []), *context.args]
+    folder = _run_folder(chosen)
+    _simulate([*chosen, f"hydra.run.dir={folder}"])
+    print_scores(folder, Console())
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    output: Annotated[Path | None, typer.Option(help="The file to write.")] = None,
+) -> None:
+    """Write the report of a run anew, also of one that still goes on or was killed."""
+    from flwr_leakage.report import write_report
+
+    try:
+        print(write_report(folder, output))
+    except (FileNotFoundError, ValueError) as error:
+        _fail(error)
+
+
+@app.command()
+def compare(
+    folders: Folders,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Also write .html, .csv, .tex, .md, .parquet or .png."),
+    ] = None,
+) -> None:
+    """Put runs beside each other: mean ± standard deviation over seeds.
+
+    Examples:
+        flwr-leakage compare multirun/2026-01-01_12-00-00
+
+        flwr-leakage compare RUN1 RUN2 RUN3 -o comparison.html
+    """
+    from flwr_leakage import comparison
+
+    try:
+        found = comparison.compare(folders)
+        if sys.stdout.isatty():
+            _print_table(*found.cells())
+        else:
+            print(found)
+        for problem in found.problems:
+            print(f"note: {problem}", file=sys.stderr)
+        if output is not None:
+            print(_write(found, output))
+    except (ValueError, ImportError) as error:
+        _fail(error)
+
+
+@app.command()
+def export(
+    folders: Folders,
+    output: Annotated[Path, typer.Option("-o", "--output", help=".csv or .parquet.")],
+    records: Annotated[
+        bool, typer.Option("--records", help="A row a number, in place of a row a run.")
+    ] = False,
+) -> None:
+    """Write the numbers of runs for other programs.
+
+    Examples:
+        flwr-leakage export outputs/RUN -o numbers.csv --records
+
+        flwr-leakage export multirun/SWEEP -o runs.parquet
+    """
+    from flwr_leakage import comparison
+    from flwr_leakage.comparison.export import export_records
+
+    try:
+        if records:
+            print(export_records(folders, output))
+        else:
+            print(comparison.export(comparison.compare(folders), output, per_run=True))
+    except (ValueError, ImportError) as error:
+        _fail(error)
+
+
+@app.command(name="list")
+def list_(
+    group: Annotated[str | None, typer.Argument(help="A config group, such as attack.")] = None,
+) -> None:
+    """List what a config can name: attacks, defenses, scores, models, data sets, …"""
+    from flwr_leakage.cli.catalog import entries, groups
+
+    try:
+        chosen = groups() if group is None else [group]
+        for name in chosen:
+            table = _plain_table(title=name)
+            for entry in entries(name):
+                table.add_row(entry.name, Text(entry.line))
+            Console().print(table)
+    except ValueError as error:
+        _fail(error)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed here and what would be missing; 1 where something needed is."""
+    from flwr_leakage.cli.doctor import examine
+
+    table = _plain_table()
+    findings = examine()
+    colours = {"ok": "green", "missing": "yellow", "broken": "red"}
+    for finding in findings:
+        state = f"[{colours[finding.state]}]{finding.state}[/]"
+        table.add_row(finding.name, state, Text(finding.text))
+    Console().print(table)
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from flwr_leakage.tracking.metadata import installed_versions
+
+    for name, number in installed_versions().items():
+        print(f"{name} {number}")
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+def _simulate(arguments: Iterable[str]) -> None:
+    """Hydra reads the arguments of the process, and they are kept in ``run.json``."""
+    from flwr_leakage.simulation.run import main as simulate
+
+    sys.argv = [sys.argv[0], *arguments]
+    simulate()
+
+
+def _run_folder(overrides: Iterable[str]) -> Path:
+    from datetime import datetime
+
+    given = [o.partition("=")[2] for o in overrides if o.startswith("hydra.run.dir=")]
+    return Path(given[-1] if given else f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}")
+
+
+def _write(found: "Comparison", output: Path) -> Path:
+    """A comparison as the file's suffix says."""
+    from flwr_leakage import comparison
+
+    if output.suffix == ".html":
+        return comparison.write_comparison(found, output)
+    if output.suffix == ".png":
+        comparison.frontier(found).savefig(output, dpi=144, facecolor="white")
+        return output
+    return comparison.export(found, output)
+
+
+def _print_table(headings: list[str], rows: list[list[str]]) -> None:
+    table = Table(box=None)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if place == 0 else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def _plain_table(title: str | None = None) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
+
+
+def _fail(error: Exception) -> NoReturn:
+    print(f"error: {error}", file=sys.stderr)
+    raise typer.Exit(2)

@@ -1,0 +1,46 @@
+"""What can be named in a config: one line each, from the configs themselves."""
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr_leakage._conf import conf_dir
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An option of a config group.
+
+    Attributes:
+        name: as in ``attack=NAME``.
+        line: what it is, from the comment that its file begins with.
+    """
+
+    name: str
+    line: str
+
+
+def groups() -> list[str]:
+    """The names of all config groups."""
+    return sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
+
+
+def entries(group: str) -> list[Entry]:
+    """The options of a group, by name.
+
+    Raises:
+        ValueError: there is no such group.
+    """
+    if group not in groups():
+        raise ValueError(f"group must be one of {groups()}, got {group!r}.")
+    return [Entry(path.stem, _line(path)) for path in sorted((conf_dir() / group).glob("*.yaml"))]
+
+
+def _line(path: Path) -> str:
+    """The comment at the top of a config as one line, or else the first one within it."""
+    lines = path.read_text().splitlines()
+    if lines and lines[0].startswith("# @package"):
+        del lines[0]
+    above = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    within = (line.partition(" # ")[2] for line in lines if " # " in line)
+    return " ".join(line.lstrip("# ") for line in above) or next(within, "").strip()

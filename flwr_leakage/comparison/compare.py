@@ -1,0 +1,238 @@
+"""Runs that differ in some settings, and the same settings over several seeds."""
+
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr_leakage.comparison.outcome import MEASURES, Outcome, outcome
+from flwr_leakage.tracking import RunData, read_run
+from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOT_COMPARED = ("seed", "run_dir", "engine", "server.", "tracker", "hydra")
+"""Settings that leave the numbers as they are, but for the seed, which groups repeat over."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with the same settings, one for each seed.
+
+    Attributes:
+        settings: those that differ between the groups, as text; ``–`` where a group has none.
+        runs: of the group, in the order in which they were given.
+    """
+
+    settings: Mapping[str, str]
+    runs: tuple[Outcome, ...]
+
+    @property
+    def name(self) -> str:
+        """``defense=pruning, client.batch_size=4``."""
+        return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all runs"
+
+    def mean(self, measure: str) -> float | None:
+        """Over the runs that have this number."""
+        known = self._known(measure)
+        return statistics.fmean(known) if known else None
+
+    def deviation(self, measure: str) -> float | None:
+        """Standard deviation over runs (n − 1 in the denominator); ``None`` of fewer than two."""
+        known = self._known(measure)
+        return statistics.stdev(known) if len(known) > 1 else None
+
+    def _known(self, measure: str) -> list[float]:
+        values = (run.values[measure] for run in self.runs)
+        return [value for value in values if value is not None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs beside each other.
+
+    Attributes:
+        settings: the keys in which the runs differ.
+        groups: runs of equal settings, in the order in which the first of each was given.
+        problems: folders that could not be read, and runs that are not whole, in words.
+    """
+
+    settings: tuple[str, ...]
+    groups: tuple[Group, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def runs(self) -> tuple[Outcome, ...]:
+        """All runs, group by group."""
+        return tuple(run for group in self.groups for run in group.runs)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The names of ``MEASURES`` that some run has a number of."""
+        return tuple(
+            m.name for m in MEASURES if any(run.values[m.name] is not None for run in self.runs)
+        )
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """A row a group: its settings, ``runs``, and mean and deviation of every measure."""
+        import pandas as pd
+
+        rows = []
+        for group in self.groups:
+            row: dict[str, Any] = {**group.settings, "runs": len(group.runs)}
+            for measure in self.measures:
+                row[f"{measure}_mean"] = group.mean(measure)
+                row[f"{measure}_sd"] = group.deviation(measure)
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def runs_to_pandas(self) -> "pd.DataFrame":
+        """A row a run: its settings, ``seed``, ``status``, ``folder`` and every measure."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    **group.settings,
+                    "seed": run.seed,
+                    **{measure: run.values[measure] for measure in self.measures},
+                    "status": run.status,
+                    "folder": str(run.folder),
+                }
+                for group in self.groups
+                for run in group.runs
+            ]
+        )
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows of the table as text: mean ± standard deviation over seeds."""
+        shown = [m for m in MEASURES if m.name in self.measures]
+        headings = [*self.settings, "runs", *(m.heading for m in shown)]
+        rows = []
+        for group in self.groups:
+            numbers = [
+                format_spread(group.mean(m.name), group.deviation(m.name), m.style) for m in shown
+            ]
+            settings = [group.settings[key] for key in self.settings]
+            rows.append([*settings, str(len(group.runs)), *numbers])
+        return headings, rows
+
+    def __str__(self) -> str:
+        headings, rows = self.cells()
+        lines = [headings, ["---"] * len(headings), *rows]
+        return "\n".join("| " + " | ".join(_cell(text) for text in line) + " |" for line in lines)
+
+    def _repr_html_(self) -> str:
+        import html
+
+        headings, rows = self.cells()
+        head = "".join(f"<th>{html.escape(text)}</th>" for text in headings)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
+            for row in rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def compare(folders: Iterable[str | Path | RunData]) -> Comparison:
+    """Put runs beside each other.
+
+    Args:
+        folders: run folders, folders of run folders such as Hydra's ``multirun/…``, or runs that
+            were read already.
+
+    Raises:
+        ValueError: there is no run among them.
+    """
+    problems: list[str] = []
+    outcomes: list[Outcome] = []
+    for entry in folders:
+        if isinstance(entry, RunData):
+            outcomes.append(outcome(entry))
+            continue
+        found = run_folders(Path(entry))
+        if not found:
+            problems.append(f"{entry} holds no run ({RECORDS_FILE} or {METADATA_FILE}).")
+        outcomes += [outcome(read_run(folder)) for folder in found]
+    if not outcomes:
+        raise ValueError("there must be at least one run to compare. " + " ".join(problems))
+    for run in outcomes:
+        if run.status != "finished":
+            problems.append(f"{run.folder}: {run.status}; its numbers are in the means.")
+    keys = differing(outcomes)
+    grouped: dict[tuple[str, ...], list[Outcome]] = {}
+    for run in outcomes:
+        grouped.setdefault(tuple(_setting(run, key) for key in keys), []).append(run)
+    groups = tuple(
+        Group(dict(zip(keys, values, strict=True)), tuple(runs)) for values, runs in grouped.items()
+    )
+    for group in groups:
+        seeds = [run.seed for run in group.runs]
+        if len(set(seeds)) < len(seeds):
+            problems.append(f"{group.name}: a seed occurs twice, so the deviation is too small.")
+    return Comparison(tuple(keys), groups, tuple(problems))
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """A run folder itself, or those below it, sorted as a person would (2 before 10)."""
+    if not folder.is_dir():
+        return []
+    found = [
+        Path(held)
+        for held, _, files in os.walk(folder)
+        if RECORDS_FILE in files or METADATA_FILE in files
+    ]
+    return sorted(found, key=lambda path: [_natural(part) for part in path.parts])
+
+
+def differing(runs: Sequence[Outcome]) -> list[str]:
+    """The settings in which runs differ: the groups' options first, then single keys.
+
+    A key of a group counts only if it differs between runs of the same option, as the keys of two
+    options differ anyway.
+    """
+    groups = [g for g in _names(run.choices for run in runs) if not g.startswith(NOT_COMPARED)]
+    keys = [g for g in groups if len({run.choices.get(g) for run in runs}) > 1]
+    for key in _names(run.config for run in runs):
+        if key.startswith(NOT_COMPARED):
+            continue
+        owner = key.partition(".")[0]
+        alike: dict[str | None, set[str]] = {}
+        for run in runs:
+            alike.setdefault(run.choices.get(owner), set()).add(_text(run.config.get(key)))
+        if any(len(values) > 1 for values in alike.values()):
+            keys.append(key)
+    return keys
+
+
+def _names(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
+
+
+def _setting(run: Outcome, key: str) -> str:
+    return _text(run.choices[key] if key in run.choices else run.config.get(key))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _natural(part: str) -> tuple[int, str]:
+    return (int(part), "") if part.isdecimal() else (-1, part)
+
+
+def format_spread(mean: float | None, deviation: float | None, style: str) -> str:
+    """``21.3 ± 0.4``, ``21.3`` of a single run, ``–`` of none."""
+    if mean is None:
+        return "–"
+    spread = "" if deviation is None else f" ± {deviation:{style}}"
+    return f"{mean:{style}}{spread}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,107 @@
+"""Tables in files that other programs read."""
+
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flwr_leakage.comparison.compare import Comparison, run_folders
+from flwr_leakage.tracking import read_run
+from flwr_leakage.tracking.jsonl import write_private
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMATS = {"csv": ".csv", "latex": ".tex", "markdown": ".md", "parquet": ".parquet"}
+"""Each format and the suffix of its files."""
+
+
+def export(comparison: Comparison, path: str | Path, per_run: bool = False) -> Path:
+    """Write a comparison; the file's suffix says how: .csv, .tex, .md or .parquet.
+
+    CSV and Parquet hold plain numbers, mean and deviation apart; LaTeX and Markdown the table as
+    it is printed. The file is readable by its owner only.
+
+    Args:
+        comparison: the table.
+        path: the file.
+        per_run: a row a run in place of a row a group of seeds; for CSV and Parquet.
+
+    Raises:
+        ValueError: another suffix, or ``per_run`` for a printed table.
+        ImportError: Parquet without pyarrow (``pip install 'flwr-leakage[parquet]'``).
+    """
+    path = Path(path)
+    if path.suffix not in FORMATS.values():
+        raise ValueError(
+            f"a file must end in one of {sorted(FORMATS.values())}, got {path.name!r}."
+        )
+    if path.suffix in (".tex", ".md"):
+        if per_run:
+            raise ValueError(f"per_run is for .csv and .parquet, got {path.name!r}.")
+        text = f"{comparison}\n" if path.suffix == ".md" else _latex(comparison)
+        write_private(path, text.encode())
+        return path
+    frame = comparison.runs_to_pandas() if per_run else comparison.to_pandas()
+    _write_frame(frame, path)
+    return path
+
+
+def _latex(comparison: Comparison) -> str:
+    """A ``booktabs`` table; every character that LaTeX reads is escaped."""
+    import pandas as pd
+
+    headings, rows = comparison.cells()
+    frame = pd.DataFrame(rows, columns=[_escape(heading) for heading in headings])
+    escaped = frame.map(_escape)
+    columns = "l" * len(comparison.settings) + "r" * (len(headings) - len(comparison.settings))
+    return str(escaped.to_latex(index=False, column_format=columns))
+
+
+def _escape(text: str) -> str:
+    for plain, escaped in _LATEX:
+        text = text.replace(plain, escaped)
+    return text
+
+
+_LATEX = (
+    ("\\", "\\textbackslash "), ("&", "\\&"), ("%", "\\%"), ("$", "\\$"), ("#", "\\#"),
+    ("_", "\\_"), ("{", "\\{"), ("}", "\\}"), ("~", "\\textasciitilde "),
+    ("^", "\\textasciicircum "), ("±", "$\\pm$"), ("≥", "$\\geq$"), ("–", "--"),
+)  # fmt: skip
+
+
+def export_records(folders: Iterable[str | Path], path: str | Path) -> Path:
+    """Write every number of some runs: the columns of ``RunData.to_pandas`` and ``folder``.
+
+    Args:
+        folders: run folders, or folders of them.
+        path: the file; .csv or .parquet.
+
+    Raises:
+        ValueError: another suffix, or no run.
+        ImportError: Parquet without pyarrow.
+    """
+    import pandas as pd
+
+    path = Path(path)
+    if path.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"records are written as .csv or .parquet, got {path.name!r}.")
+    found = [folder for given in folders for folder in run_folders(Path(given))]
+    if not found:
+        raise ValueError("there must be at least one run to export, got none.")
+    frames = [read_run(folder).to_pandas().assign(folder=str(folder)) for folder in found]
+    _write_frame(pd.concat(frames, ignore_index=True), path)
+    return path
+
+
+def _write_frame(frame: "pd.DataFrame", path: Path) -> None:
+    if path.suffix == ".csv":
+        write_private(path, frame.to_csv(index=False).encode())
+    else:
+        if importlib.util.find_spec("pyarrow") is None:
+            raise ImportError(
+                "Parquet needs pyarrow, which is not installed: "
+                "pip install 'flwr-leakage[parquet]'."
+            )
+        write_private(path, frame.to_parquet(index=False))

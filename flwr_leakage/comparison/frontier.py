@@ -1,0 +1,67 @@
+"""Accuracy against leakage: which settings give the most of one for the other."""
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from flwr_leakage.comparison.compare import Comparison, Group
+from flwr_leakage.comparison.outcome import MEASURES
+
+
+def frontier(comparison: Comparison, leakage: str = "psnr_best") -> Figure:
+    """Test accuracy over leakage, a point a group with its deviation over seeds.
+
+    Groups that no other group beats in both are joined: the frontier.
+
+    Args:
+        comparison: of at least one group with both numbers.
+        leakage: a measure of ``MEASURES`` of which more leaks more.
+
+    Raises:
+        ValueError: ``leakage`` is no such measure, or no group has both numbers.
+    """
+    kinds = {measure.name: measure for measure in MEASURES if measure.leaks == "more"}
+    if leakage not in kinds:
+        raise ValueError(f"leakage must be one of {sorted(kinds)}, got {leakage!r}.")
+    points = [
+        (leaked, accuracy, group)
+        for group in comparison.groups
+        if (leaked := group.mean(leakage)) is not None
+        and (accuracy := group.mean("test_accuracy")) is not None
+    ]
+    if not points:
+        raise ValueError(f"no group has both {leakage} and test_accuracy; nothing can be drawn.")
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "frontier"}):
+        figure = Figure(figsize=(8.0, 4.2), layout="constrained")
+        axes = figure.subplots()
+        best = sorted(_undominated(points), key=lambda point: point[:2])
+        axes.plot([p[0] for p in best], [100 * p[1] for p in best], color="0.6", zorder=1)
+        for number, (leaked, accuracy, group) in enumerate(points):
+            axes.errorbar(
+                leaked,
+                100 * accuracy,
+                xerr=group.deviation(leakage),
+                yerr=_percent(group.deviation("test_accuracy")),
+                fmt="os^Dv<>ph*"[number % 10],
+                color=f"C{number % 10}",
+                capsize=3,
+                label=group.name,
+            )
+        axes.set_xlabel(f"{kinds[leakage].heading} (further left: less leaks)")
+        axes.set_ylabel("test accuracy after the last round, %")
+        axes.set_ylim(0, 100)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return figure
+
+
+def _undominated(points: list[tuple[float, float, Group]]) -> list[tuple[float, float, Group]]:
+    """Points that no other beats: less leakage at no less accuracy, or more accuracy at no more."""
+    return [
+        p
+        for p in points
+        if not any(q[0] <= p[0] and q[1] >= p[1] and (q[0] < p[0] or q[1] > p[1]) for q in points)
+    ]
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share

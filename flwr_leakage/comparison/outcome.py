@@ -1,0 +1,153 @@
+"""What a run came to, in a few numbers."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flwr_leakage.tracking import RunData
+
+RECOVERED_DB = 25.0
+"""PSNR from which on an image of 28 to 32 pixels is plainly recognised."""
+
+COMPARED = ("metric", "attack", "utility", "cost")
+"""The kinds of records that measures are made of."""
+
+Status = Literal["finished", "not finished", "no attack was measured"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a run.
+
+    Attributes:
+        name: its key in tables.
+        heading: for people, with the unit.
+        leaks: ``more`` where a larger value means that more leaks, ``less`` where less does, empty
+            where it is no leakage.
+        style: a format specification.
+        meaning: one sentence.
+    """
+
+    name: str
+    heading: str
+    leaks: Literal["more", "less", ""]
+    style: str
+    meaning: str
+
+
+MEASURES = (
+    Measure("images", "images", "", ".0f", "Attacked images, failed attacks included."),
+    Measure(
+        "recovered", f"≥ {RECOVERED_DB:.0f} dB", "more", ".0%",
+        "Share of the attacked images whose reconstruction reaches that PSNR; a failed attack "
+        "reaches nothing.",
+    ),
+    Measure(
+        "psnr_best", "worst leak, dB", "more", ".1f",
+        "Largest PSNR of all images and rounds: what the most exposed sample lost.",
+    ),
+    Measure("psnr_median", "median, dB", "more", ".1f", "Median PSNR over all images and rounds."),
+    Measure("ssim_median", "SSIM", "more", ".2f", "Median over all images and rounds."),
+    Measure("lpips_median", "LPIPS", "less", ".2f", "Median over all images and rounds."),
+    Measure("label_accuracy", "labels", "more", ".0%", "Share of the labels found."),
+    Measure(
+        "test_accuracy", "accuracy", "", ".1%",
+        "Of the global model on test images, after the last round.",
+    ),
+    Measure(
+        "train_cpu_seconds", "train, s", "", ".2f",
+        "CPU seconds of a client's training in a round, mean; its defense included.",
+    ),
+)  # fmt: skip
+"""What is compared, in the order of the table's columns."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run and what it came to.
+
+    Attributes:
+        folder: the run folder.
+        config: of ``run.json``, flat: ``{"client.batch_size": 4}``; empty where there is none.
+        choices: the option of each config group.
+        seed: of the run, or ``None``.
+        status: whether the numbers are those of a whole run.
+        values: by the names of ``MEASURES``; ``None`` where there is no number.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    choices: Mapping[str, str]
+    seed: int | None
+    status: Status
+    values: Mapping[str, float | None]
+
+
+def outcome(run: RunData) -> Outcome:
+    """Sum a run up; of a number that was recorded twice the last one counts."""
+    metadata = run.metadata
+    config = metadata.get("config")
+    config = config if isinstance(config, Mapping) else {}
+    choices = config.get("choices")
+    seed = metadata.get("seed")
+    values = _values(run)
+    status: Status = "finished" if run.closed else "not finished"
+    if run.closed and not values["images"]:
+        status = "no attack was measured"
+    return Outcome(
+        folder=run.folder,
+        config=_flat({key: value for key, value in config.items() if key != "choices"}),
+        choices={str(k): str(v) for k, v in choices.items()}
+        if isinstance(choices, Mapping)
+        else {},
+        seed=seed if isinstance(seed, int) else None,
+        status=status,
+        values=values,
+    )
+
+
+def _values(run: RunData) -> dict[str, float | None]:
+    held: dict[str, dict[tuple[int, int, int], float | None]] = {}
+    for record in run.records:
+        key = (record.server_round, record.client_id, record.sample)
+        if record.kind in COMPARED:
+            held.setdefault(record.name, {})[key] = record.value
+
+    def known(name: str) -> list[float]:
+        return [value for value in held.get(name, {}).values() if value is not None]
+
+    def median(name: str) -> float | None:
+        return statistics.median(known(name)) if known(name) else None
+
+    def mean(name: str) -> float | None:
+        return statistics.fmean(known(name)) if known(name) else None
+
+    psnr, images = known("psnr"), len(held.get("psnr", {}))
+    accuracy = {
+        key: value for key, value in held.get("test_accuracy", {}).items() if value is not None
+    }
+    return {
+        "images": float(images),
+        "recovered": sum(value >= RECOVERED_DB for value in psnr) / images if images else None,
+        "psnr_best": max(psnr, default=None),
+        "psnr_median": median("psnr"),
+        "ssim_median": median("ssim"),
+        "lpips_median": median("lpips"),
+        "label_accuracy": mean("label_accuracy"),
+        "test_accuracy": accuracy[max(accuracy)] if accuracy else None,
+        "train_cpu_seconds": mean("train_cpu_seconds"),
+    }
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{before}{key}"
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{name}.")
+        else:
+            flat[name] = value
+    return flat

@@ -1,0 +1,72 @@
+"""One page over several runs: their table, the frontier, and a link to every report."""
+
+import base64
+import io
+import os
+from pathlib import Path
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
+
+from flwr_leakage.comparison.compare import Comparison
+from flwr_leakage.comparison.frontier import frontier
+from flwr_leakage.comparison.outcome import MEASURES
+from flwr_leakage.tracking.jsonl import write_private
+
+
+def write_comparison(comparison: Comparison, path: str | Path) -> Path:
+    """Write the page: one HTML file that loads nothing; readable by its owner only.
+
+    It holds no image. Links to the reports are relative to the page's folder.
+
+    Args:
+        comparison: what is shown.
+        path: the file to write.
+
+    Returns:
+        The path of the file.
+    """
+    path = Path(path)
+    environment = Environment(
+        loader=ChoiceLoader(
+            [PackageLoader("flwr_leakage.comparison"), PackageLoader("flwr_leakage.report")]
+        ),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    headings, rows = comparison.cells()
+    shown = [measure for measure in MEASURES if measure.name in comparison.measures]
+    try:
+        picture, missing = _png(frontier(comparison)), ""
+    except ValueError as error:
+        picture, missing = "", str(error)
+    html = environment.get_template("comparison.html").render(
+        num_runs=len(comparison.runs),
+        groups=comparison.groups,
+        settings=comparison.settings,
+        headings=headings,
+        rows=rows,
+        measures=shown,
+        problems=comparison.problems,
+        picture=picture,
+        missing=missing,
+        link=lambda run: _link(run.folder, path),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A setting may hold a lone surrogate, which UTF-8 cannot write.
+    write_private(path, html.encode("utf-8", errors="replace"))
+    return path
+
+
+def _png(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=144, facecolor="white")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _link(folder: Path, page: Path) -> str:
+    """A run's report as a relative link, or empty where there is none."""
+    report = folder / "report.html"
+    return os.path.relpath(report, page.parent) if report.is_file() else ""

@@ -1,0 +1,53 @@
+"""Which client a node is. The node id is a fact; the partition id in its note is a claim."""
+
+from collections import Counter
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ClientNames:
+    """The clients' names, as far as their claims agree.
+
+    A claim only decides under which name numbers are recorded, and against whose samples they are
+    measured; it never decides whose update is aggregated. A node without an undisputed claim is
+    named by its node id.
+
+    Attributes:
+        mentioned: nodes of which something was recorded before their name was known.
+    """
+
+    mentioned: set[int] = field(default_factory=set)
+    _client_of: dict[int, int] = field(default_factory=dict)
+
+    def of(self, node_id: int) -> int:
+        """The client that a node is known as."""
+        return self._client_of.get(node_id, node_id)
+
+    @property
+    def known(self) -> Set[int]:
+        """The nodes that made a claim which nobody disputed."""
+        return self._client_of.keys()
+
+    def learn(self, claims: Mapping[int, int]) -> dict[int, str]:
+        """Take a round's claims, client id by node id, and return why some are not believed.
+
+        The first node with a claim keeps it. If several make it first in the same round, none of
+        them has it, as nothing tells who is right.
+        """
+        holders = {client: node for node, client in self._client_of.items()}
+        firsts = Counter(claim for node, claim in claims.items() if node not in self._client_of)
+        disputed = {}
+        for node, claim in claims.items():
+            known, holder = self._client_of.get(node), holders.get(claim)
+            if known is not None and known != claim:
+                disputed[node] = f"it is client {known}, and now says it is client {claim}"
+            elif holder is not None and holder != node:
+                disputed[node] = f"it says it is client {claim}, as node {holder} did before"
+            elif known is None and firsts[claim] > 1:
+                disputed[node] = f"it says it is client {claim}, and so do others"
+            elif claim != node and (claim in claims or claim in self._client_of):
+                disputed[node] = f"it says it is client {claim}, which is another node's id"
+            else:
+                self._client_of[node] = claim
+        return disputed

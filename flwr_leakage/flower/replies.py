@@ -1,0 +1,148 @@
+"""What is wrong with the replies of a round, as far as it would harm an aggregation.
+
+Nothing here changes a reply. Whether a bad one is handed on is the caller's choice.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from flwr.app import ArrayRecord, Message
+
+MAX_EXAMPLES = 2**53
+"""More samples than any client has; up to here, a float counts them one by one."""
+
+Layout = tuple[
+    tuple[str, ...], tuple[tuple[str, tuple[tuple[str, int], ...]], ...], tuple[str, ...]
+]
+"""Names of array records; names of metric records with their entries and lengths (−1 for a single
+number); names of arrays that are narrower than the model's."""
+
+
+def count_examples(reply: Message, weighted_by_key: str) -> int:
+    """The number of samples that a reply claims.
+
+    Raises:
+        ValueError: there is none, or it is no number in [1, 2⁵³]; a sum of larger ones may
+            overflow, and the average of the models with it.
+    """
+    for metrics in reply.content.metric_records.values():
+        count = metrics.get(weighted_by_key)
+        if count is None:
+            continue
+        if not isinstance(count, int | float) or not math.isfinite(count) or count < 1:
+            raise ValueError(f"{weighted_by_key!r} must be at least 1, got {str(count)[:100]}.")
+        if count > MAX_EXAMPLES:
+            raise ValueError(f"{weighted_by_key!r} must be at most 2^53, got {count:.3g}.")
+        return int(count)
+    raise ValueError(f"expected the metric {weighted_by_key!r}, got none.")
+
+
+def check_metrics(reply: Message) -> None:
+    """Refuse metrics that are not finite, or so large that their average is not.
+
+    Raises:
+        ValueError: naming the first one.
+    """
+    for metrics in reply.content.metric_records.values():
+        for name, value in metrics.items():
+            for number in value if isinstance(value, list) else [value]:
+                if not math.isfinite(number) or abs(number) > 1e100:
+                    raise ValueError(f"the metric {name[:100]!r} must be finite, got {number:.3g}.")
+
+
+def layout(reply: Message, narrow: tuple[str, ...] = ()) -> Layout:
+    """What has to be the same in all replies, or Flower aggregates none of them.
+
+    Args:
+        reply: without an error.
+        narrow: its arrays that are less precise than the model's: the first reply's precision
+            becomes the global model's.
+    """
+    metrics = [
+        (key, tuple(sorted((name, _length(value)) for name, value in record.items())))
+        for key, record in reply.content.metric_records.items()
+    ]
+    return tuple(reply.content.array_records), tuple(sorted(metrics)), narrow
+
+
+def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
+    """The layout of most replies; among equally many the one of the rounds before, then the one
+    without narrow arrays, then the one with the fewest entries.
+    """
+    counts = Counter(layouts)
+
+    def rank(entry: Layout) -> tuple[int, bool, int, int]:
+        entries = sum(len(names) for _, names in entry[1])
+        return counts[entry], entry == before, -len(entry[2]), -entries
+
+    return max(counts, key=rank)
+
+
+def tell_layout(found: Layout, usual: Layout) -> str:
+    """In words, how a reply differs from most."""
+    if found[2] != usual[2] and found[2]:
+        return (
+            f"its arrays {', '.join(found[2][:3])} are less precise than the model's, and the "
+            f"first reply's precision becomes the global model's"
+        )
+    return f"its records are {_named(found)}, most clients' are {_named(usual)}"
+
+
+def _named(entry: Layout) -> str:
+    arrays, metrics, _ = entry
+    records = [f"{key!r} of {[_entry(*pair) for pair in names]}" for key, names in metrics]
+    return f"arrays {list(arrays)} with metrics {', '.join(records) or 'none'}"[:400]
+
+
+def _entry(name: str, length: int) -> str:
+    return name if length < 0 else f"{name} (a list of {length})"
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, list) else -1
+
+
+class Sent:
+    """The messages of a phase of a round, by node.
+
+    Args:
+        messages: all that were sent.
+    """
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._arrays: dict[int, list[list[ArrayRecord]]] = {}
+        for message in messages:
+            records = list(message.content.array_records.values())
+            self._arrays.setdefault(message.metadata.dst_node_id, []).append(records)
+
+    def arrays(self, node: int) -> ArrayRecord:
+        """The one ``ArrayRecord`` that a node was sent.
+
+        Raises:
+            ValueError: it was sent none or several.
+        """
+        records = [record for records in self._arrays.get(node, []) for record in records]
+        if len(records) != 1:
+            raise ValueError(f"expected that one ArrayRecord was sent, got {len(records)}.")
+        return records[0]
+
+    def silent(self, replies: Sequence[Message]) -> list[int]:
+        """The nodes that did not answer, in order."""
+        answered = {reply.metadata.src_node_id for reply in replies}
+        return sorted(node for node in self._arrays if node not in answered)
+
+    def unasked(self, replies: Sequence[Message]) -> dict[int, str]:
+        """By place in ``replies``, why one answers no message; errors are answers to any."""
+        seen: Counter[int] = Counter()
+        found = {}
+        for place, reply in enumerate(replies):
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                continue
+            seen[node] += 1
+            if node not in self._arrays:
+                found[place] = "nothing was sent to this node in this round"
+            elif seen[node] > len(self._arrays[node]):
+                found[place] = f"it is the node's answer number {seen[node]} in this round"
+        return found

@@ -1,0 +1,189 @@
+"""What the server sees of one phase of a round: who was asked, who answered, and what."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from flwr.app import Message
+
+from flwr_leakage.audit import ClientNote, ServerAudit
+from flwr_leakage.flower.arrays import read_arrays, read_reply
+from flwr_leakage.flower.names import ClientNames
+from flwr_leakage.flower.replies import (
+    Layout,
+    Sent,
+    check_metrics,
+    count_examples,
+    layout,
+    tell_layout,
+    usual_layout,
+)
+from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
+from flwr_leakage.params import Params, subtract
+from flwr_leakage.records import Observation, Update
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of a round of training.
+
+    Attributes:
+        observations: (place among the replies, observation) of each update that can be read.
+        notes: the clients' notes, under the names that the server knows them by.
+        faults: by place, why a reply would harm an aggregation.
+        unknown: clients whose samples nobody can know, as their name is not certain.
+    """
+
+    observations: Sequence[tuple[int, Observation]]
+    notes: list[ClientNote]
+    faults: dict[int, str]
+    unknown: set[int]
+
+
+@dataclass
+class RoundView:
+    """One phase of a round.
+
+    Attributes:
+        audit: is told what is wrong.
+        names: who is who; learns from the notes.
+        server_round: counted from 1.
+        sent: what was sent to whom.
+        weighted_by_key: the metric that holds the number of samples.
+        drop: whether bad replies will be left out, for the wording.
+        usual: the layout of most replies: of earlier rounds, then of this one.
+    """
+
+    audit: ServerAudit
+    names: ClientNames
+    server_round: int
+    sent: Sent
+    weighted_by_key: str
+    drop: bool
+    usual: Layout | None
+    _states: dict[int, tuple[Params, Params]] = field(default_factory=dict)
+
+    def look(self, replies: Sequence[Message]) -> Seen:
+        """Record errors, silence and faults of training, and observe what can be observed."""
+        self._record_errors_and_silence(replies, "")
+        told = self._read_notes(replies)
+        faults = self.sent.unasked(replies)
+        observations, layouts = [], {}
+        for place, reply in enumerate(replies):
+            if reply.has_error() or place in faults:  # no strategy aggregates errors
+                continue
+            try:
+                observation, narrow = self._observe(reply)
+                layouts[place] = layout(reply, narrow)
+                if observation is not None:
+                    observations.append((place, observation))
+                check_metrics(reply)
+            except Exception as error:  # whatever a client wrote
+                faults[place] = str(error) or type(error).__name__
+        faults |= self._unusual(layouts)
+        self._record_faults(replies, faults)
+        nodes = {reply.metadata.src_node_id for reply in replies if not reply.has_error()}
+        unknown = {node for node in nodes if node in told and node not in self.names.known}
+        notes = [replace(note, client_id=self.names.of(node)) for node, note in told.items()]
+        return Seen(observations, notes, faults, unknown)
+
+    def look_at_evaluation(self, replies: Sequence[Message]) -> dict[int, str]:
+        """Record errors, silence and faults of evaluations; return the faults by place."""
+        self._record_errors_and_silence(replies, "evaluation: ")
+        faults = self.sent.unasked(replies)
+        layouts = {}
+        for place, reply in enumerate(replies):
+            if reply.has_error() or place in faults:
+                continue
+            try:
+                count_examples(reply, self.weighted_by_key)
+                layouts[place] = layout(reply)
+            except Exception as error:
+                faults[place] = str(error) or type(error).__name__
+        faults |= self._unusual(layouts)
+        self._record_faults(replies, faults, "evaluation: ")
+        return faults
+
+    def _record_errors_and_silence(self, replies: Sequence[Message], phase: str) -> None:
+        for reply in replies:
+            if reply.has_error():
+                self._warn(reply, f"{phase}{{}} answered with an error: {reply.error.reason}")
+        for node in self.sent.silent(replies):
+            self._warn_of(node, f"{phase}{self._node(node)} never replied")
+
+    def _read_notes(self, replies: Sequence[Message]) -> dict[int, ClientNote]:
+        """The readable notes by node; names are learnt from them."""
+        notes: dict[int, ClientNote] = {}
+        for reply in replies:
+            record = None if reply.has_error() else reply.content.config_records.get(RECORD_KEY)
+            if record is None:
+                continue
+            try:
+                notes.setdefault(reply.metadata.src_node_id, unpack_note(record))
+            except Exception as error:
+                self._warn(reply, f"the note of {{}} is not used: {error}")
+        disputed = self.names.learn({node: note.client_id for node, note in notes.items()})
+        for node, reason in disputed.items():
+            self._warn_of(node, f"the name of node {node} is not certain: {reason}")
+        for node in self.names.mentioned & self.names.known:
+            self.names.mentioned.discard(node)
+            client = self.names.of(node)
+            message = f"node {node}, of which events before tell, is client {client}"
+            self.audit.inform(self.server_round, client, message)
+        return notes
+
+    def _observe(self, reply: Message) -> tuple[Observation | None, tuple[str, ...]]:
+        records = list(reply.content.array_records.values())
+        if len(records) != 1:
+            raise ValueError(f"expected one ArrayRecord, got {len(records)}.")
+        count = count_examples(reply, self.weighted_by_key)
+        local_params, local_buffers, narrow = read_reply(records[0], self.audit.gradient_map)
+        client = self.names.of(reply.metadata.src_node_id)
+        schedule = self.audit.schedule.for_client(count)
+        if not self.audit.wants(self.server_round, client):
+            self.audit.spare(self.server_round, client, count)
+            return None, narrow
+        params, buffers = self._state_sent_to(reply.metadata.src_node_id)
+        update = Update(
+            delta=subtract(local_params, params),
+            buffers=local_buffers,
+            schedule=schedule,
+            num_examples=count,
+        )
+        return Observation(self.server_round, client, params, buffers, update), narrow
+
+    def _state_sent_to(self, node: int) -> tuple[Params, Params]:
+        """What the node was sent. Most strategies send one record to all: it is read once."""
+        arrays = self.sent.arrays(node)
+        if id(arrays) not in self._states:
+            self._states[id(arrays)] = read_arrays(arrays, self.audit.gradient_map)
+        return self._states[id(arrays)]
+
+    def _unusual(self, layouts: Mapping[int, Layout]) -> dict[int, str]:
+        """Replies whose records differ from most: Flower would aggregate no reply at all."""
+        if not layouts:
+            return {}
+        self.usual = usual = usual_layout(list(layouts.values()), self.usual)
+        return {
+            place: tell_layout(found, usual) for place, found in layouts.items() if found != usual
+        }
+
+    def _record_faults(
+        self, replies: Sequence[Message], faults: Mapping[int, str], phase: str = ""
+    ) -> None:
+        fate = "was left out of the aggregation" if self.drop else "is bad, and was handed on"
+        for place, reason in faults.items():
+            self._warn(replies[place], f"{phase}the reply of {{}} {fate}: {reason}")
+
+    def _warn(self, reply: Message, message: str) -> None:
+        """Record a warning of a client; ``{}`` stands for its node."""
+        node = reply.metadata.src_node_id
+        self._warn_of(node, message.replace("{}", self._node(node), 1))
+
+    def _warn_of(self, node: int, message: str) -> None:
+        if node not in self.names.known:
+            self.names.mentioned.add(node)
+        self.audit.warn(self.server_round, self.names.of(node), message)
+
+    def _node(self, node: int) -> str:
+        known = self.names.of(node)
+        return f"node {node}" if known == node else f"node {node} (client {known})"

@@ -1,0 +1,64 @@
+"""What an observer must leave as it found it: the process-wide random states, and SIGTERM."""
+
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Put the generators of ``random``, NumPy and torch back afterwards.
+
+    Strategies sample clients by the first and draw the noise of differential privacy from the
+    second; an attack in between may draw from any of them.
+    """
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if gpus is not None:
+            torch.cuda.set_rng_state_all(gpus)
+
+
+@contextmanager
+def seeded_sampling(seed: str) -> Iterator[None]:
+    """Seed the generator by which Flower's strategies sample clients, for a while."""
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+@contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """Within, SIGTERM raises ``SystemExit(143)``, so that ``finally`` clauses are run.
+
+    A process that handles the signal in a way of its own keeps that, and so do threads other than
+    the main one, which cannot handle signals.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _unwind(signum: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + signum)

@@ -1,0 +1,70 @@
+"""A sweep: a point that fails leaves the others alone, and all end in one comparison."""
+
+import math
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from flwr_leakage.comparison import compare, outcome, write_comparison
+from flwr_leakage.comparison.compare import run_folders
+from flwr_leakage.simulation.config import ConfigError
+from flwr_leakage.tracking import read_run
+from flwr_leakage.tracking.jsonl import make_private_folder, write_private
+
+FAILURE_FILE = "failure.txt"
+PAGE_FILE = "comparison.html"
+
+
+class CompareRuns(Callback):
+    """Hydra's callback that ends a sweep: a table, a page over all runs, and what failed."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Write the comparison; exit with 1 where a point failed."""
+        folder = Path(config.hydra.sweep.dir)
+        if run_folders(folder):
+            found = compare([folder])
+            page = write_comparison(found, folder / PAGE_FILE)
+            print(f"\n{found}\n\nComparison: {page.resolve()}")
+        failed = sorted(folder.rglob(FAILURE_FILE))
+        for path in failed:
+            print(f"failed: {path.read_text().splitlines()[0]} ({path})", file=sys.stderr)
+        if failed:
+            sys.stdout.flush()
+            sys.exit(1)
+
+
+def fail(run_dir: str | Path, error: Exception, objective: str | Sequence[str] | None) -> Any:
+    """Keep why a point of a sweep failed; NaN is returned as its objective."""
+    folder = Path(run_dir)
+    make_private_folder(folder)
+    said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+    first = said.replace(os.linesep, " ")[:1000]
+    details = "".join(traceback.format_exception(error))
+    write_private(folder / FAILURE_FILE, f"{first}\n\n{details}".encode("utf-8", "replace"))
+    print(f"error in {folder}: {first}", file=sys.stderr)
+    return _each(objective, lambda name: math.nan)
+
+
+def objective_of(run_dir: str | Path, objective: str | Sequence[str] | None) -> Any:
+    """What a sweeper is told of a run: the measures that ``objective`` names, NaN where none is.
+
+    Args:
+        run_dir: of the run.
+        objective: the name of a measure, several of them, or ``None``.
+    """
+    if objective is None:
+        return None
+    values = outcome(read_run(run_dir)).values
+    return _each(objective, lambda name: math.nan if values[name] is None else values[name])
+
+
+def _each(objective: str | Sequence[str] | None, value: Any) -> Any:
+    if objective is None or isinstance(objective, str):
+        return None if objective is None else value(objective)
+    return tuple(value(name) for name in objective)

@@ -1,0 +1,34 @@
+"""A run's record is closed and reported on, whatever ends the process: SIGKILL, or Ray's abort."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_WATCHER = """
+import sys
+if not sys.stdin.buffer.read():  # until the other end closes, in order or not
+    from pathlib import Path
+    from flwr_leakage.simulation.summary import close_broken_run
+    close_broken_run(Path(sys.argv[1]), "it was not ended in order")
+"""
+
+
+@contextmanager
+def closed_afterwards(run_dir: Path) -> Iterator[None]:
+    """Within, a second process waits for the end of this one, and then closes a run left open.
+
+    It imports nothing until then, and outlives signals to this process's group. Where the block is
+    left in order, it ends at once.
+    """
+    command = [sys.executable, "-c", _WATCHER, str(run_dir.resolve())]
+    # The pipe is not inherited by other children, so that it closes with this process.
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    assert watcher.stdin is not None
+    try:
+        yield
+        watcher.stdin.write(b"done")
+    finally:
+        watcher.stdin.close()
+    watcher.wait()

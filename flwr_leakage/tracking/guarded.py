@@ -1,0 +1,83 @@
+"""A tracker that never ends the training it is told of, not even on a full disk."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.tracking.tracker import Tracker
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class GuardedTracker:
+    """Passes everything on; an error of the tracker is told and counted, and not raised.
+
+    What comes later is tried again, as a disk may have room then: the first entry that succeeds is
+    followed by an event that says how many were lost.
+
+    Attributes:
+        tracker: the one that is guarded.
+        tell: is given one line when something begins to be lost, and one at the end.
+    """
+
+    tracker: Tracker
+    tell: Callable[[str], None] = _LOG.warning
+    lost: int = field(default=0, init=False)
+    _last: tuple[str, int] = field(default=("", 0), init=False)
+
+    def log(self, record: LeakageRecord) -> None:
+        """Log, if possible."""
+        self._try(lambda: self.tracker.log(record), record)
+
+    def event(self, event: RunEvent) -> None:
+        """Pass the event on, if possible."""
+        self._try(lambda: self.tracker.event(event), event)
+
+    def image(
+        self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
+    ) -> None:
+        """Pass the image on, if possible."""
+        self._try(lambda: self.tracker.image(server_round, client_id, sample, role, pixels))
+
+    def close(self) -> None:
+        """Close, if possible; say how much was lost."""
+        if self.lost:
+            self._say_what_was_lost()
+        try:
+            self.tracker.close()
+        except Exception as error:
+            self.tell(f"{type(self.tracker).__name__} could not be closed: {_named(error)}")
+
+    def _try(
+        self, action: Callable[[], None], entry: LeakageRecord | RunEvent | None = None
+    ) -> None:
+        if entry is not None:
+            self._last = (entry.run, entry.server_round)
+        try:
+            action()
+        except Exception as error:
+            if not self.lost:
+                name = type(self.tracker).__name__
+                self.tell(f"The training goes on, but {name} cannot record it: {_named(error)}")
+            self.lost += 1
+        else:
+            if self.lost:
+                self._say_what_was_lost()
+
+    def _say_what_was_lost(self) -> None:
+        name = type(self.tracker).__name__
+        message = f"{self.lost} entries were lost, as {name} could not record them."
+        try:
+            self.tracker.event(RunEvent(*self._last, -1, "error", message))
+        except Exception:
+            self.tell(message)
+        else:
+            self.lost = 0
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,45 @@
+"""Text from elsewhere, made safe to show: what a client writes reaches terminals and pages."""
+
+import re
+import unicodedata
+
+MAX_CHARACTERS = 2000
+"""How much of a message is kept."""
+
+_ROOM = 50
+"""For the words that say how long a text was."""
+
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+_PLAIN = re.compile(r"[\x20-\x7e]*")
+
+
+def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
+    r"""Cut a text, and spell out what would be obeyed or hidden rather than shown.
+
+    Line breaks and tabs stay. Other control characters (terminal escapes), marks of writing
+    direction, lone surrogates and characters of zero width become ``\u…`` escapes.
+
+    Args:
+        text: of any origin and length.
+        max_characters: of the result, ≥ 60; a longer text says how long it was. A text that was
+            made plain stays as it is.
+
+    Example:
+        >>> plain_text("\x1b[2Jgone\u202e")
+        '\\u001b[2Jgone\\u202e'
+        >>> plain_text("a" * 70, 60)
+        'aaaaaaaaaa… (cut from 70 characters)'
+    """
+    kept = text[:max_characters]
+    if not _PLAIN.fullmatch(kept):
+        kept = "".join(map(_spelled, kept))
+    if max(len(text), len(kept)) <= max_characters:
+        return kept
+    return f"{kept[: max_characters - _ROOM]}… (cut from {len(text):,} characters)"
+
+
+def _spelled(character: str) -> str:
+    if character in "\n\t" or unicodedata.category(character) not in _HIDDEN:
+        return character
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,59 @@
+"""The command: every subcommand runs, and errors are sentences with an exit code."""
+
+import pytest
+from typer.testing import CliRunner
+
+from flwr_leakage.cli.app import app
+from flwr_leakage.cli.catalog import entries, groups
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.tracking import JsonlTracker
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    tracker = JsonlTracker(tmp_path / "run")
+    tracker.log(LeakageRecord("run", 1, 0, 0, "metric", "psnr", 30.0, "dB", "larger leaks more"))
+    tracker.close()
+    return tmp_path / "run"
+
+
+def call(*arguments, code=0):
+    result = runner.invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_every_command_has_help():
+    listed = call("--help")
+    for command in ("run", "attack", "score", "report", "compare", "export", "list", "doctor"):
+        assert command in listed
+        assert "Usage" in call(command, "--help")
+
+
+@pytest.mark.parametrize("group", groups())
+def test_every_option_says_what_it_is(group):
+    assert [entry.name for entry in entries(group) if not entry.line] == []
+
+
+def test_list_names_the_options_of_a_group():
+    assert "strongest" in call("list", "attack")
+    assert "group must be one of" in call("list", "atack", code=2)
+
+
+def test_report_compare_and_export_of_a_run(run_folder, tmp_path):
+    assert "report.html" in call("report", run_folder)
+    assert "| 1 | 1 | 100% | 30.0 |" in call("compare", run_folder, "-o", tmp_path / "page.html")
+    assert (tmp_path / "page.html").is_file()
+    call("export", run_folder, "--records", "-o", tmp_path / "records.csv")
+    assert "psnr" in (tmp_path / "records.csv").read_text()
+
+
+def test_errors_are_sentences(tmp_path):
+    assert "at least one run" in call("compare", tmp_path, code=2)
+    assert "expected a run folder" in call("report", tmp_path / "none", code=2)
+
+
+def test_doctor_finds_what_the_tests_run_with():
+    assert "torch" in call("doctor")

@@ -1,0 +1,152 @@
+"""Runs beside each other: grouped by what differs, averaged over seeds, written for others."""
+
+import math
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flwr_leakage.comparison import compare, export, frontier, outcome, write_comparison
+from flwr_leakage.comparison.compare import format_spread, run_folders
+from flwr_leakage.comparison.export import export_records
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.tracking import JsonlTracker, read_run, write_metadata
+
+
+def write_run(folder, psnr, accuracy=0.5, close=True, seed=0, choices=None, **config):
+    """A run folder with some images of given PSNR, ``None`` for a failed attack."""
+    tracker = JsonlTracker(folder)
+    for sample, value in enumerate(psnr):
+        tracker.log(
+            LeakageRecord("run", 1, 0, sample, "metric", "psnr", value, "dB", "larger leaks more")
+        )
+    for server_round in (0, 1):
+        tracker.log(
+            LeakageRecord(
+                "run", server_round, -1, -1, "utility", "test_accuracy",
+                accuracy if server_round else 0.1, "1", "larger is safer",
+            )
+        )  # fmt: skip
+    if close:
+        tracker.close()
+    write_metadata(folder, {**config, "choices": choices or {}}, seed)
+    return folder
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two defenses, two seeds each."""
+    number = 0
+    for defense, psnr in (("none", 40.0), ("pruning", 12.0)):
+        for seed in (0, 1):
+            write_run(
+                tmp_path / str(number), [psnr + 2 * seed, 8.0], 0.9 - 0.1 * seed, seed=seed,
+                choices={"defense": defense}, defense={"_target_": defense},
+            )  # fmt: skip
+            number += 1
+    return tmp_path
+
+
+def test_runs_of_equal_settings_are_averaged_over_their_seeds(sweep):
+    found = compare([sweep])
+    assert found.settings == ("defense",)
+    assert [group.settings["defense"] for group in found.groups] == ["none", "pruning"]
+    best = found.groups[0]
+    assert best.mean("psnr_best") == 41.0
+    assert best.deviation("psnr_best") == pytest.approx(math.sqrt(2))
+    assert best.mean("recovered") == 0.5
+    assert best.mean("test_accuracy") == pytest.approx(0.85)
+    assert "41.0 ± 1.4" in str(found)
+
+
+def test_a_setting_within_an_option_counts_where_that_option_was_run_with_several(tmp_path):
+    for number, (option, ratio) in enumerate([("none", None), ("pruning", 0.5), ("pruning", 0.9)]):
+        defense = {"_target_": option, **({} if ratio is None else {"prune_ratio": ratio})}
+        choices = {"defense": option, "engine": str(number)}
+        folder = tmp_path / str(number)
+        write_run(folder, [1.0], choices=choices, defense=defense, run_dir=str(folder))
+    found = compare([tmp_path])
+    assert found.settings == ("defense", "defense.prune_ratio")
+    assert [group.settings["defense.prune_ratio"] for group in found.groups] == ["–", "0.5", "0.9"]
+
+
+def test_failed_attacks_count_as_attacked_and_unfinished_runs_are_told(tmp_path):
+    write_run(tmp_path / "a", [30.0, None, None, None], close=False)
+    run = outcome(read_run(tmp_path / "a"))
+    assert (run.values["images"], run.values["recovered"]) == (4, 0.25)
+    assert run.status == "not finished"
+    assert "not finished" in compare([tmp_path]).problems[0]
+
+
+def test_a_run_without_numbers_has_none(tmp_path):
+    JsonlTracker(tmp_path / "a").close()
+    found = compare([tmp_path / "a"])
+    assert found.runs[0].status == "no attack was measured"
+    assert found.runs[0].values["recovered"] is None
+    with pytest.raises(ValueError, match="no group has both"):
+        frontier(found)
+
+
+def test_a_seed_that_occurs_twice_is_told(tmp_path):
+    for name in "ab":
+        write_run(tmp_path / name, [1.0], seed=3)
+    assert any("a seed occurs twice" in problem for problem in compare([tmp_path]).problems)
+
+
+def test_no_run_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="at least one run"):
+        compare([tmp_path])
+
+
+def test_folders_come_in_the_order_of_their_numbers(tmp_path):
+    for name in ("10", "9", "b", "a"):
+        write_run(tmp_path / name, [1.0])
+    assert [path.name for path in run_folders(tmp_path)] == ["a", "b", "9", "10"]
+
+
+def test_the_frontier_joins_what_nothing_beats(sweep):
+    (axes,) = frontier(compare([sweep])).axes
+    joined = axes.lines[0].get_xydata().tolist()
+    assert joined == [[13.0, pytest.approx(85.0)]]  # equal accuracy, less leakage
+    assert axes.get_ylim() == (0, 100)
+
+
+def test_tables_say_the_same_in_every_format(sweep, tmp_path):
+    found = compare([sweep])
+    per_group = pd.read_csv(export(found, tmp_path / "a.csv"))
+    assert per_group["psnr_best_mean"].tolist() == [41.0, 13.0]
+    per_run = pd.read_csv(export(found, tmp_path / "b.csv", per_run=True))
+    assert per_run["psnr_best"].tolist() == [40.0, 42.0, 12.0, 14.0]
+    assert "41.0 $\\pm$ 1.4" in export(found, tmp_path / "a.tex").read_text()
+    assert "| none | 2 |" in export(found, tmp_path / "a.md").read_text()
+    assert (tmp_path / "a.csv").stat().st_mode & 0o077 == 0
+    with pytest.raises(ValueError, match=r"must end in one of .*, got 'a\.xlsx'"):
+        export(found, tmp_path / "a.xlsx")
+    with pytest.raises(ValueError, match="per_run"):
+        export(found, tmp_path / "a.md", per_run=True)
+
+
+def test_records_are_a_table(sweep, tmp_path):
+    frame = read_run(sweep / "0").to_pandas()
+    assert frame[frame.name == "psnr"].value.tolist() == [40.0, 8.0]
+    every = pd.read_csv(export_records([sweep], tmp_path / "all.csv"))
+    assert len(every) == 4 * len(frame)
+    assert every.folder.nunique() == 4
+
+
+def test_the_page_escapes_settings_and_links_to_reports(tmp_path):
+    for seed, name in enumerate(["<script>x</script>", "plain"]):
+        folder = write_run(tmp_path / str(seed), [1.0], dataset={"name": name})
+    (folder / "report.html").write_text("report")
+    page = write_comparison(compare([tmp_path]), tmp_path / "page.html").read_text()
+    assert "<script>" not in page
+    assert 'href="1/report.html"' in page
+    assert "data:image/png" in page
+
+
+@given(st.none() | st.floats(-1e3, 1e3), st.none() | st.floats(0, 1e3))
+def test_a_number_is_written_with_its_deviation_or_as_a_dash(mean, deviation):
+    text = format_spread(mean, deviation, ".1f")
+    assert (text == "–") == (mean is None)
+    assert (" ± " in text) == (mean is not None and deviation is not None)
