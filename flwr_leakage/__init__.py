@@ -23,10 +23,12 @@ if TYPE_CHECKING:
         ThreatModel,
         Update,
     )
+    from flwr_leakage.schedules import EpochSchedule
     from flwr_leakage.scores.one_call import score
 
 __all__ = [
     "Batch",
+    "EpochSchedule",
     "Exposure",
     "GradientMap",
     "InputSpec",

@@ -16,7 +16,7 @@ from torch import Tensor
 from flwr_leakage.params import Params
 
 Direction = Literal["larger is safer", "smaller is safer", "larger leaks more", ""]
-RecordKind = Literal["score", "attack", "metric", "utility", "cost", "check"]
+RecordKind = Literal["score", "attack", "metric", "utility", "cost", "check", "client", "what_if"]
 BatchNormKnowledge = Literal["none", "running", "derived", "exact"]
 State = Literal["exact", "within tolerance", "lower bound", "upper bound", "unresolved"]
 """How a value stands to the quantity that it is named after; see ``Measurement``."""
@@ -139,6 +139,24 @@ class LocalSchedule:
             raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}.")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay must be ≥ 0, got {self.weight_decay}.")
+
+    def for_client(self, num_examples: int) -> "LocalSchedule":
+        """The schedule of a client: this one, however many samples it has."""
+        return self
+
+    def describe(self, num_examples: int) -> str:
+        """What a client does in a round, in words.
+
+        Example:
+            >>> LocalSchedule(0.1, num_steps=2, batch_size=8).describe(10)
+            '10 images, 2 steps, batch 8, rate 0.1'
+        """
+        images = f"{num_examples:,} image{'s' * (num_examples != 1)}"
+        steps = f"{self.num_steps:,} step{'s' * (self.num_steps != 1)}"
+        batch = min(self.batch_size, num_examples)
+        extra = f", momentum {self.momentum:g}" if self.momentum else ""
+        extra += f", weight decay {self.weight_decay:g}" if self.weight_decay else ""
+        return f"{images}, {steps}, batch {batch}, rate {self.learning_rate:g}{extra}"
 
     def slices(self, num_examples: int) -> list[slice]:
         """Return the samples of each step, for a client with ``num_examples`` samples.

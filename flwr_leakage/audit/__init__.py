@@ -7,6 +7,7 @@ from flwr_leakage.audit.server_audit import ServerAudit
 from flwr_leakage.audit.structure import structure
 from flwr_leakage.audit.structure_report import Directions, Opening, Structure
 from flwr_leakage.audit.truth import Truth, TruthSource
+from flwr_leakage.audit.what_if import WhatIf, WhatIfSource, relative_change
 
 __all__ = [
     "ClientNote",
@@ -21,5 +22,8 @@ __all__ = [
     "Structure",
     "Truth",
     "TruthSource",
+    "WhatIf",
+    "WhatIfSource",
+    "relative_change",
     "structure",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flwr_leakage.audit.truth import Truth
-from flwr_leakage.metrics import Evaluation, Evaluator
+from flwr_leakage.metrics import Evaluation, Evaluator, Reference
 from flwr_leakage.records import InputSpec, Measurement, Reconstruction
 
 
@@ -40,11 +40,15 @@ class Outcome:
 
 
 def evaluate(
-    answer: Reconstruction, truth: Truth | None, evaluator: Evaluator | None, spec: InputSpec
+    answer: Reconstruction,
+    truth: Truth | None,
+    evaluator: Evaluator | None,
+    spec: InputSpec,
+    reference: Reference | None = None,
 ) -> Outcome:
     """Measure the answer against the private samples, where there is a truth and an evaluator."""
     if truth is not None and evaluator is not None:
-        evaluation = evaluator.evaluate(answer, truth.private, spec)
+        evaluation = evaluator.evaluate(answer, truth.private, spec, reference)
         originals = spec.denormalize(truth.private.inputs).clamp(0, 1)
         return Outcome(tuple(evaluation.measurements), tuple(_pairs(originals, evaluation)))
     if answer.batch is None:

@@ -8,6 +8,16 @@ from rich.status import Status
 from rich.text import Text
 
 
+def count(amount: int, noun: str) -> str:
+    """An amount with its noun.
+
+    Example:
+        >>> count(1, "update"), count(3, "update")
+        ('1 update', '3 updates')
+    """
+    return f"{amount:,} {noun}{'s' * (amount != 1)}"
+
+
 @runtime_checkable
 class Progress(Protocol):
     """Receives lines that stay and a status that changes."""

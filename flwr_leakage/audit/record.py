@@ -1,14 +1,18 @@
 """An audit's numbers, pictures and events on their way to the tracker."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from flwr_leakage.audit.attack import Attempt
 from flwr_leakage.audit.evaluate import Outcome
 from flwr_leakage.audit.note import ClientNote
+from flwr_leakage.audit.truth import Truth
+from flwr_leakage.metrics.labels import class_indices
 from flwr_leakage.records import (
     Direction,
     LeakageRecord,
+    LocalSchedule,
     Measurement,
     Reconstruction,
     RecordKind,
@@ -66,10 +70,47 @@ class Recorder:
         self.cost(server_round, "train_cpu_seconds", note.train_cpu_seconds, note.client_id)
         self.cost(server_round, "score_cpu_seconds", note.score_cpu_seconds, note.client_id)
 
-    def attempt(self, server_round: int, attempt: Attempt) -> None:
+    def client(
+        self,
+        server_round: int,
+        client_id: int,
+        schedule: LocalSchedule,
+        num_examples: int,
+        kept_out: str,
+    ) -> None:
+        """What a client did in a round as the server knows it, and why it was not attacked."""
+        count, done = float(num_examples), schedule.describe(num_examples)
+        where = (server_round, client_id, -1)
+        self._number(*where, "client", "images", count, "image", note=done)
+        if kept_out:
+            self._number(*where, "client", "not_attacked", count, "image", note=kept_out)
+
+    def classes(
+        self, server_round: int, client_id: int, truth: Truth, names: Sequence[str]
+    ) -> None:
+        """The class of each private sample, which a simulation knows."""
+        for sample, label in enumerate(class_indices(truth.private.targets).tolist()):
+            name = names[label] if label < len(names) else str(label)
+            self._number(server_round, client_id, sample, "client", "class", label, note=name)
+
+    def what_if(
+        self, server_round: int, client_id: int, name: str, change: float, outcome: Outcome
+    ) -> None:
+        """What the attack would have reached under a defense, under names of its own."""
+        self._number(server_round, client_id, -1, "what_if", f"{name}/relative_change", change, "1")
+        for measurement in outcome.measurements:
+            named = replace(measurement, name=f"{name}/{measurement.name}")
+            self._measurement(server_round, client_id, "what_if", named)
+        for picture in outcome.pictures:
+            if picture.role == "reconstruction":
+                self.tracker.image(
+                    server_round, client_id, picture.sample, f"what_if_{name}", picture.pixels
+                )
+
+    def attempt(self, server_round: int, attempt: Attempt, name: str = "attack") -> None:
         """What the attack on a round took."""
-        self.cost(server_round, "attack_wall_seconds", attempt.wall_seconds)
-        self.cost(server_round, "attack_cpu_seconds", attempt.cpu_seconds)
+        self.cost(server_round, f"{name}_wall_seconds", attempt.wall_seconds)
+        self.cost(server_round, f"{name}_cpu_seconds", attempt.cpu_seconds)
 
     def outcome(
         self,

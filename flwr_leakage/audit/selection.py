@@ -15,15 +15,18 @@ class Selection:
         first: the first round to attack, ≥ 1.
         clients: the partition ids to attack, or ``None`` for all.
         max_clients: at most so many in a round, the lowest ids first; ``None`` for no limit.
+        max_examples: updates of more samples are not attacked; ``None`` for no limit. The number
+            is the client's own word.
     """
 
     every: int = 1
     first: int = 1
     clients: Sequence[int] | None = None
     max_clients: int | None = None
+    max_examples: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("every", "first", "max_clients"):
+        for name in ("every", "first", "max_clients", "max_examples"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
@@ -31,18 +34,39 @@ class Selection:
             object.__setattr__(self, "clients", tuple(self.clients))
 
     def includes(self, server_round: int, client_id: int) -> bool:
-        """Whether a client's update may be attacked; ``max_clients`` may still leave it out."""
-        return (
-            server_round >= self.first
-            and (server_round - self.first) % self.every == 0
-            and (self.clients is None or client_id in self.clients)
-        )
+        """Whether an update may be attacked; its size or ``max_clients`` may still forbid it."""
+        return not self.refuses(server_round, client_id)
+
+    def refuses(self, server_round: int, client_id: int) -> str:
+        """Why a client is not attacked in a round, in words; empty where it may be."""
+        if server_round < self.first or (server_round - self.first) % self.every:
+            every = f"every {self.every} rounds " if self.every > 1 else ""
+            return f"attacks run {every}from round {self.first} on"
+        if self.clients is not None and client_id not in self.clients:
+            return "the client was not selected"
+        return ""
 
     def __call__(self, observations: Sequence[Observation]) -> list[Observation]:
         """Return the observations to attack, by client."""
-        chosen = [
-            observation
-            for observation in observations
-            if self.includes(observation.server_round, observation.client_id)
-        ]
+        chosen = [observation for observation in observations if not self._against(observation)]
         return sorted(chosen, key=lambda observation: observation.client_id)[: self.max_clients]
+
+    def left_out(self, observations: Sequence[Observation]) -> dict[int, str]:
+        """Why the other clients of a round are not attacked, in words, by client."""
+        chosen = {observation.client_id for observation in self(observations)}
+        limit = f"at most {self.max_clients} clients are attacked in a round"
+        return {
+            observation.client_id: self._against(observation) or limit
+            for observation in observations
+            if observation.client_id not in chosen
+        }
+
+    def _against(self, observation: Observation) -> str:
+        """Why an update is not attacked, whatever the others are; empty where nothing speaks."""
+        count = observation.update.num_examples
+        refused = self.refuses(observation.server_round, observation.client_id)
+        if refused:
+            return refused
+        if self.max_examples is not None and count > self.max_examples:
+            return f"{count:,} images, more than selection.max_examples={self.max_examples}"
+        return ""

@@ -1,25 +1,27 @@
 """What an honest-but-curious server does with what it observes: the walk, step by step."""
 
 import time
-from collections.abc import Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.audit.attack import attempt, describe_parts
 from flwr_leakage.audit.evaluate import evaluate
-from flwr_leakage.audit.grant import Case, check_grantable, grant
+from flwr_leakage.audit.grant import Case, check_grantable, disclose, grant
 from flwr_leakage.audit.note import ClientNote
-from flwr_leakage.audit.progress import Progress, SilentProgress
+from flwr_leakage.audit.progress import Progress, SilentProgress, count
 from flwr_leakage.audit.record import Recorder
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.targets import History, Target, find_targets
 from flwr_leakage.audit.truth import TruthSource
+from flwr_leakage.audit.what_if import WhatIfSource
 from flwr_leakage.capture import differences
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.metrics import Evaluator
+from flwr_leakage.metrics import Evaluator, Reference
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Reconstruction, ThreatModel
+from flwr_leakage.schedules import EpochSchedule, Schedule
 from flwr_leakage.tracking import GuardedTracker, Tracker
 from flwr_leakage.tracking.text import plain_text
 
@@ -31,7 +33,7 @@ class ServerAudit:
     Attributes:
         gradient_map: the public model and loss, in the BatchNorm mode of the clients.
         spec: the public facts about the data.
-        schedule: the clients' local training, which the server sets.
+        schedule: the clients' local training, which the server sets: by steps or by epochs.
         tracker: where numbers, events and images go.
         run: the run's name.
         attack: the attack, or ``None`` to record scores and failures only.
@@ -41,6 +43,10 @@ class ServerAudit:
         truth: where the truth comes from; ``None`` outside of simulations, where labels and
             BatchNorm statistics can not be granted either. It is not asked about clients that
             say they run by a config of their own.
+        reference: the blind guess and the pool that reconstructions are measured against; by
+            default the mean colour, and no pool.
+        what_ifs: by name, what each update would have been under a defense. It is attacked in the
+            same round and recorded under names of its own; training never sees it.
         seed: of the attack's random draws.
         progress: what a person sees.
         num_rounds: for the progress only.
@@ -51,7 +57,7 @@ class ServerAudit:
 
     gradient_map: GradientMap
     spec: InputSpec
-    schedule: LocalSchedule
+    schedule: Schedule
     tracker: Tracker
     run: str = "audit"
     attack: Attack | None = None
@@ -59,6 +65,8 @@ class ServerAudit:
     selection: Selection = field(default_factory=Selection)
     evaluator: Evaluator | None = None
     truth: TruthSource | None = None
+    reference: Reference | None = None
+    what_ifs: Mapping[str, WhatIfSource] = field(default_factory=dict)
     seed: int = 0
     progress: Progress = field(default_factory=SilentProgress)
     num_rounds: int | None = None
@@ -67,6 +75,7 @@ class ServerAudit:
     def __post_init__(self) -> None:
         check_grantable(self.threat, self.truth)
         self._history = History(self.threat.rounds)
+        self._reference = self.reference or Reference.of(self.spec)
         self._recorder = Recorder(GuardedTracker(self.tracker, self.progress.line), self.run)
         self._told_of_seeds = False
         self.own_config_clients: set[int] = set()
@@ -104,6 +113,14 @@ class ServerAudit:
             self._warned.add((client_id, message))
             self.warn(server_round, client_id, message)
 
+    def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
+        """Record that ``wants`` leaves a client out, whose update was then not kept, and why."""
+        reason = self.selection.refuses(server_round, client_id)
+        schedule = self.schedule.for_client(num_examples)
+        self._recorder.client(
+            server_round, client_id, schedule, num_examples, reason or "no attack is configured"
+        )
+
     def utility(self, server_round: int, name: str, value: float, unit: str = "1") -> None:
         """Record a quantity of the global model, such as its test accuracy."""
         self._recorder.utility(server_round, name, value, unit)
@@ -130,17 +147,57 @@ class ServerAudit:
             self._recorder.note(server_round, note)
             self._tell_of_settings(server_round, note)
             self._tell_of_training(server_round, note)
+        left_out = self._left_out(observations)
+        for seen in observations:
+            update, reason = seen.update, left_out.get(seen.client_id, "")
+            self._recorder.client(
+                server_round, seen.client_id, update.schedule, update.num_examples, reason
+            )
         if self.attack is not None:
             targets = self._targets(server_round, observations)
             unknown = unknown | {note.client_id for note in notes if note.own_config}
             cases = [case for target in targets if (case := self._grant(target, unknown))]
             for case, answer in self._answers(server_round, self.attack, cases):
                 self._record(case, answer)
+            for name, source in self.what_ifs.items():
+                self._ask(server_round, self.attack, name, source, cases)
         self._recorder.cost(server_round, "round_wall_seconds", self._elapsed())
-        count = len(observations) if num_updates is None else num_updates
+        updates = len(observations) if num_updates is None else num_updates
         self.progress.line(
-            f"{self._round_name(server_round)} · {count} updates · {self._elapsed():.1f} s"
+            f"{self._round_name(server_round)} · {count(updates, 'update')} · "
+            f"{self._elapsed():.1f} s"
         )
+
+    def _left_out(self, observations: list[Observation]) -> dict[int, str]:
+        """Why clients are not attacked, in words, by client."""
+        if self.attack is None:
+            return {seen.client_id: "no attack is configured" for seen in observations}
+        return self.selection.left_out(observations)
+
+    def _ask(
+        self, server_round: int, attack: Attack, name: str, source: WhatIfSource, cases: list[Case]
+    ) -> None:
+        """Attack what the same updates would have been under a defense."""
+        asked: list[Case] = []
+        changes: list[float] = []
+        for case in cases:
+            seen = case.observation
+            if case.truth is None or seen.client_id < 0 or seen.earlier:
+                continue  # nobody knows the samples, or it is no single update
+            try:
+                found = source(seen)
+            except ValueError as error:
+                reason = f"client {seen.client_id} was not attacked under {name}: {error}"
+                self.warn(server_round, seen.client_id, reason)
+                continue
+            disclosed = disclose(seen, self.threat, self.gradient_map, found.truth)
+            asked.append(Case(replace(seen, update=found.update, disclosed=disclosed), found.truth))
+            changes.append(found.relative_change)
+        answers = self._answers(server_round, attack, asked, f"what if {name}")
+        for (case, answer), change in zip(answers, changes, strict=True):
+            outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
+            client_id = case.observation.client_id
+            self._recorder.what_if(server_round, client_id, name, change, outcome)
 
     def _tell_of_settings(self, server_round: int, note: ClientNote) -> None:
         """Say once that draws can be repeated, and what a client says of itself."""
@@ -188,7 +245,13 @@ class ServerAudit:
         self, note: ClientNote
     ) -> tuple[LocalSchedule, InputSpec, BatchNormMode] | None:
         """What an attack on the client assumes; ``None`` where there is none to be had."""
-        return self.schedule, self.spec, self.gradient_map.batch_norm
+        schedule = self.schedule
+        if isinstance(schedule, EpochSchedule):
+            if note.training is None:
+                return None
+            # Its steps follow from its number of samples, which its facts do not tell.
+            schedule = replace(schedule.for_client(1), num_steps=note.training.num_steps)
+        return schedule, self.spec, self.gradient_map.batch_norm
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)
@@ -216,13 +279,13 @@ class ServerAudit:
             return None
 
     def _answers(
-        self, server_round: int, attack: Attack, cases: list[Case]
+        self, server_round: int, attack: Attack, cases: list[Case], what: str = ""
     ) -> list[tuple[Case, Reconstruction]]:
         """Each case with the attack's answer; all are attacked together."""
         if not cases:
             return []
-        name = self._round_name(server_round)
-        self.progress.status(f"{name} · attack on {len(cases)} updates")
+        name = " · ".join(filter(None, (self._round_name(server_round), what)))
+        self.progress.status(f"{name} · attack on {count(len(cases), 'update')}")
         seen = [case.observation for case in cases]
         job = AttackJob(
             self.gradient_map,
@@ -234,24 +297,27 @@ class ServerAudit:
         )
         made = attempt(attack, job, self._reporter(name))
         if made.error:
-            self.warn(server_round, -1, f"the attack failed: {made.error}")
-        self._recorder.attempt(server_round, made)
+            self.warn(server_round, -1, f"{what}: the attack failed: {made.error}".lstrip(": "))
+        self._recorder.attempt(server_round, made, "what_if" if what else "attack")
         if said := describe_parts(made.answers):
-            self._recorder.information(server_round, -1, said)
+            self._recorder.information(server_round, -1, f"{what}: {said}".lstrip(": "))
         return list(zip(cases, made.answers, strict=True))
 
     def _record(self, case: Case, answer: Reconstruction) -> None:
         server_round, client_id = case.observation.server_round, case.observation.client_id
         if answer.error:
             self.warn(server_round, client_id, f"client {client_id} not recovered: {answer.error}")
-        outcome = evaluate(answer, case.truth, self.evaluator, self.spec)
+        outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
+        if case.truth is not None and client_id >= 0:
+            names = self._reference.class_names
+            self._recorder.classes(server_round, client_id, case.truth, names)
         self._recorder.outcome(server_round, client_id, answer, self.threat, outcome)
 
     def _reporter(self, name: str) -> ProgressCallback:
         def report(progress: AttackProgress) -> None:
             part = f"{progress.attack} · " if progress.attack else ""
             self.progress.status(
-                f"{name} · attack on {progress.total} updates · {progress.done} done · {part}"
+                f"{name} · attack on {progress.total:,} · {progress.done} done · {part}"
                 f"iteration {progress.iteration}/{progress.iterations} · "
                 f"objective {progress.objective:.3g}"
             )

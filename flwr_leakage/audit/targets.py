@@ -49,9 +49,17 @@ def aggregate(observations: Sequence[Observation], batch_statistics: bool = Fals
         observations: the clients' updates of one round.
         batch_statistics: each client normalised with the statistics of its own batch, so that
             even one step is no step of the union.
+
+    Raises:
+        ValueError: clients that train by different schedules.
     """
     first = observations[0]
     schedule = first.update.schedule
+    if any(observation.update.schedule != schedule for observation in observations):
+        raise ValueError(
+            "an aggregate is attacked where every client takes the same number of steps, got "
+            "clients of different sizes that train by epochs: set client.num_steps."
+        )
     counts = tuple(observation.update.num_examples for observation in observations)
     total = sum(counts)
     is_union = schedule.num_steps == 1 and max(counts) <= schedule.batch_size

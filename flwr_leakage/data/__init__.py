@@ -9,15 +9,22 @@ from flwr_leakage.data.image_dataset import ImageDataset
 from flwr_leakage.data.image_folder import image_folder
 from flwr_leakage.data.loaded_partition import LoadedPartition, dataset_from_columns
 from flwr_leakage.data.npz_dataset import npz_dataset
-from flwr_leakage.data.partitions import DirichletPartition, IidPartition
+from flwr_leakage.data.partitions import (
+    DirichletPartition,
+    DirichletSizePartition,
+    IidPartition,
+    SizedPartition,
+)
 from flwr_leakage.data.torchvision_dataset import torchvision_dataset
 
 __all__ = [
     "DirichletPartition",
+    "DirichletSizePartition",
     "FederatedDataset",
     "IidPartition",
     "ImageDataset",
     "LoadedPartition",
+    "SizedPartition",
     "dataset_from_columns",
     "embedded_mnist",
     "image_folder",

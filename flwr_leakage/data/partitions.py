@@ -1,5 +1,6 @@
 """Ways to divide the samples of a data set among clients."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -55,6 +56,91 @@ class IidPartition:
         _check_partitions(self.num_partitions, len(labels), min_samples=1)
         order = torch.randperm(len(labels), generator=generator)
         return list(order.tensor_split(self.num_partitions))
+
+
+@dataclass(frozen=True)
+class SizedPartition:
+    """Clients of given sizes, as most federations have: few with much, many with little.
+
+    Samples are drawn without replacement; those that no client gets stay unused.
+
+    Attributes:
+        num_partitions: number of clients.
+        sizes: samples of each client, ≥ 1. With fewer sizes than clients they are used again
+            from the first one on.
+    """
+
+    num_partitions: int
+    sizes: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 1:
+            raise ValueError(f"sizes must be numbers of at least 1, got {list(self.sizes)}.")
+
+    def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
+        """Return the sample indices of each client.
+
+        Args:
+            labels: (N,) int64; only their number counts.
+            generator: shuffles the samples.
+
+        Raises:
+            ValueError: fewer samples than the clients are to have.
+        """
+        _check_partitions(self.num_partitions, len(labels), min_samples=1)
+        sizes = [self.sizes[i % len(self.sizes)] for i in range(self.num_partitions)]
+        if sum(sizes) > len(labels):
+            raise ValueError(
+                f"sizes must add up to at most {len(labels)}, the samples that there are, got "
+                f"{sum(sizes)} for {self.num_partitions} clients of sizes {list(self.sizes)}."
+            )
+        order = torch.randperm(len(labels), generator=generator)[: sum(sizes)]
+        return list(order.split(sizes))
+
+
+@dataclass(frozen=True)
+class DirichletSizePartition:
+    """Clients of random sizes: the shares of all samples are drawn from Dir(α, …, α).
+
+    Small α gives few clients most of the samples; α → ∞ gives equal shares ("quantity skew", Li et
+    al. 2022, Section 4.4). Labels are dealt at random; ``DirichletPartition`` skews both.
+
+    Attributes:
+        num_partitions: number of clients.
+        alpha: concentration α > 0.
+        min_samples: the fewest samples a client may have, ≥ 1: given to each before the rest is
+            shared out.
+    """
+
+    num_partitions: int
+    alpha: float
+    min_samples: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < float("inf"):
+            raise ValueError(f"alpha must be positive and finite, got {self.alpha}.")
+        if self.min_samples < 1:
+            raise ValueError(f"min_samples must be at least 1, got {self.min_samples}.")
+
+    def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
+        """Return the sample indices of each client; all samples are dealt.
+
+        Args:
+            labels: (N,) int64; only their number counts.
+            generator: draws the shares and the order.
+
+        Raises:
+            ValueError: fewer samples than the clients need.
+        """
+        _check_partitions(self.num_partitions, len(labels), self.min_samples)
+        random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+        shares = random.dirichlet([self.alpha] * self.num_partitions)
+        rest = len(labels) - self.num_partitions * self.min_samples
+        ends = np.rint(np.cumsum(shares) * rest).astype(np.int64)
+        ends[-1] = rest
+        sizes = np.diff(ends, prepend=0) + self.min_samples
+        order = torch.randperm(len(labels), generator=generator)
+        return list(order.split(sizes.tolist()))
 
 
 @dataclass(frozen=True)

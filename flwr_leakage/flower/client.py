@@ -38,7 +38,8 @@ from flwr_leakage.randomness import (
     derive_seed,
     entropy_seed,
 )
-from flwr_leakage.records import Batch, Exposure, InputSpec, LocalSchedule, Measurement, Update
+from flwr_leakage.records import Batch, Exposure, InputSpec, Measurement, Update
+from flwr_leakage.schedules import Schedule
 from flwr_leakage.scores import Account, score_round
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
@@ -78,7 +79,7 @@ class ClientAudit:
 
     gradient_map: GradientMap
     spec: InputSpec
-    schedule: LocalSchedule
+    schedule: Schedule
     defense: Defense = field(default_factory=Defense)
     scores: Mapping[str, Score] = field(default_factory=dict)
     seed: int | None = None
@@ -265,11 +266,12 @@ class LeakageMod:
                 "the training loop must pass each mini-batch through flwr_leakage.flower.encode, "
                 "as the scores or the defense need it; it passed none"
             )
+        num_examples = _num_examples(reply, session)
         raw = Update(
             delta=subtract(local_params, params),
             buffers=local_buffers,
-            schedule=audit.schedule,
-            num_examples=_num_examples(reply, session),
+            schedule=audit.schedule.for_client(num_examples),
+            num_examples=num_examples,
         )
         released, exposure = _defend(session, params, buffers, raw)
         if released is not raw:

@@ -138,13 +138,15 @@ class RoundView:
         count = count_examples(reply, self.weighted_by_key)
         local_params, local_buffers, narrow = read_reply(records[0], self.audit.gradient_map)
         client = self.names.of(reply.metadata.src_node_id)
+        schedule = self.audit.schedule.for_client(count)
         if not self.audit.wants(self.server_round, client):
+            self.audit.spare(self.server_round, client, count)
             return None, narrow
         params, buffers = self._state_sent_to(reply.metadata.src_node_id)
         update = Update(
             delta=subtract(local_params, params),
             buffers=local_buffers,
-            schedule=self.audit.schedule,
+            schedule=schedule,
             num_examples=count,
         )
         return Observation(self.server_round, client, params, buffers, update), narrow

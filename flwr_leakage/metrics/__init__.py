@@ -1,6 +1,7 @@
 """How close reconstructions come to the truth, and what the trained model is good for."""
 
 from flwr_leakage.metrics.evaluator import Evaluation, Evaluator
+from flwr_leakage.metrics.identification import Reference, identification_ranks
 from flwr_leakage.metrics.labels import label_accuracy
 from flwr_leakage.metrics.matching import match_samples
 from flwr_leakage.metrics.perceptual import BackboneUnavailableError, Lpips
@@ -12,8 +13,10 @@ __all__ = [
     "Evaluation",
     "Evaluator",
     "Lpips",
+    "Reference",
     "Utility",
     "classifier_utility",
+    "identification_ranks",
     "label_accuracy",
     "match_samples",
     "mse",

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flwr_leakage.metrics.identification import Reference, identification_ranks
 from flwr_leakage.metrics.labels import class_indices, label_accuracy
 from flwr_leakage.metrics.matching import match_samples
 from flwr_leakage.metrics.perceptual import BackboneUnavailableError, Lpips
-from flwr_leakage.metrics.pixel import mse, psnr, rmse, ssim
+from flwr_leakage.metrics.pixel import SSIM_WINDOW, mse, psnr, rmse, ssim
 from flwr_leakage.records import Batch, Direction, InputSpec, Measurement, Reconstruction
 
 _SAFER: Direction = "larger is safer"
@@ -39,7 +40,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Measures reconstructions: MSE, RMSE, PSNR, SSIM, LPIPS and found labels.
+    """Measures reconstructions: MSE, RMSE, PSNR, SSIM, LPIPS, found labels.
 
     Pixels are compared in float64, after undoing the normalisation and clamping to [0, 1].
 
@@ -56,7 +57,13 @@ class Evaluator:
         if not 0 < self.psnr_cap_db < math.inf:
             raise ValueError(f"psnr_cap_db must be positive and finite, got {self.psnr_cap_db}.")
 
-    def evaluate(self, reconstruction: Reconstruction, truth: Batch, spec: InputSpec) -> Evaluation:
+    def evaluate(
+        self,
+        reconstruction: Reconstruction,
+        truth: Batch,
+        spec: InputSpec,
+        reference: Reference | None = None,
+    ) -> Evaluation:
         """Match a reconstruction with the truth and measure each pair.
 
         Where a reconstruction cannot be measured, the value is missing and a note says why.
@@ -65,6 +72,8 @@ class Evaluator:
             reconstruction: an attack's answer, in model space.
             truth: the private batch, in model space.
             spec: shape and normalisation.
+            reference: the blind guess to compare with, and the images among which the original is
+                looked for; ``None`` measures neither.
 
         Raises:
             ValueError: the truth itself does not have the shape that ``spec`` says.
@@ -104,6 +113,8 @@ class Evaluator:
         if self.lpips is not None:
             measurements.append(_lpips(self.lpips, measure, ours, theirs))
         measurements.append(measure("label_accuracy", list(labels), "1", _LEAKS))
+        if reference is not None:
+            measurements += _against(reference, measure, ours, theirs, true_pixels)
         return Evaluation(measurements, assignment, matched)
 
     def _psnr(self, measure: "_Rows", ours: Tensor, theirs: Tensor) -> Measurement:
@@ -176,3 +187,20 @@ def _lpips(lpips: Lpips, measure: _Rows, ours: Tensor, theirs: Tensor) -> Measur
         return measure.missing(name, "1", _SAFER, str(error))
     notes = [lpips.describe((ours.shape[1], ours.shape[2], ours.shape[3]))] * len(values)
     return measure(name, values, "1", _SAFER, notes)
+
+
+def _against(
+    reference: Reference, measure: _Rows, ours: Tensor, theirs: Tensor, truth: Tensor
+) -> list[Measurement]:
+    """What the blind guess reaches on every sample, and whether the original is identified."""
+    guesses = reference.guess.to(truth).expand_as(truth)
+    every = _Rows(len(truth), list(range(len(truth))), "")
+    found = [every("blind_psnr", [min(v, 120.0) for v in psnr(guesses, truth).tolist()], "dB", "")]
+    if min(truth.shape[2:]) >= SSIM_WINDOW:
+        found.append(every("blind_ssim", ssim(guesses, truth).tolist(), "1", ""))
+    if len(reference.pool):
+        ranks, counts = identification_ranks(ours, theirs, reference)
+        notes = [f"of {count} candidates" for count in counts.tolist()]
+        values = [float(rank) for rank in ranks.tolist()]
+        found.append(measure("identification_rank", values, "1", _SAFER, notes))
+    return found

@@ -16,18 +16,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run_folder", help="a folder with records.jsonl")
     parser.add_argument("--output", help="the file to write (default: report.html in the folder)")
     parser.add_argument(
-        "--recovered-psnr", type=float, default=25.0, metavar="DB",
-        help="an image counts as recovered from this PSNR on (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-gallery", type=int, default=48, metavar="N",
+        "--max-gallery", type=int, default=1000, metavar="N",
         help="show at most so many samples (default: %(default)s)",
     )  # fmt: skip
     chosen = parser.parse_args(arguments)
     try:
-        path = write_report(
-            chosen.run_folder, chosen.output, chosen.recovered_psnr, chosen.max_gallery
-        )
+        path = write_report(chosen.run_folder, chosen.output, chosen.max_gallery)
     except (FileNotFoundError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -22,6 +22,7 @@ from flwr_leakage.report.index import number
 
 MAX_DOTS_A_ROUND = 200
 MAX_DOTS = 1500
+MAX_LINES = 3
 _COLOURS = {
     "#010101": "var(--ink)",
     "#020202": "var(--muted)",
@@ -53,12 +54,83 @@ _STYLE: Any = {
 }
 
 
-def rounds_chart(
-    by_round: Mapping[int, Sequence[float]],
+def story_chart(
+    accuracy: Mapping[int, Sequence[float]],
+    leakage: Mapping[int, Mapping[int, Sequence[float]]],
+    blind: Mapping[int, Sequence[float]],
+    what_if: Mapping[int, Sequence[float]],
     name: str,
     description: str,
-    threshold: float | None = None,
-    highest: bool = False,
+) -> Markup:
+    """Draw accuracy above leakage on one axis of rounds.
+
+    Args:
+        accuracy: test accuracy in [0, 1] by round, or empty.
+        leakage: PSNR in dB of every reconstruction, by client and round; not empty. Up to
+            ``MAX_LINES`` clients have lines of their own, −1 is the aggregate.
+        blind: PSNR of the blind guess for the same samples, or empty.
+        what_if: PSNR under one defense, or empty.
+        name: makes the ids of this chart unique on the page.
+        description: what the chart shows, for a reader who does not see it.
+    """
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        height = 4.6 if accuracy else 3.0
+        figure = Figure(figsize=(7.4, height), layout="constrained")
+        figure.patch.set_alpha(0)
+        ratios = [2, 3] if accuracy else [1]
+        grid = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios, squeeze=False)
+        panels = [row[0] for row in grid]
+        for panel in panels:
+            panel.patch.set_alpha(0)
+        if accuracy:
+            rounds = sorted(accuracy)
+            shares = [100 * float(np.median(accuracy[r])) for r in rounds]
+            panels[0].plot(rounds, shares, color=_INK, lw=1.8, marker="o", ms=4)
+            panels[0].set(ylim=(0, 100), yticks=range(0, 101, 25), ylabel="test accuracy, %")
+        below = panels[-1]
+        pooled: dict[int, list[float]] = {}
+        for by_round in leakage.values():
+            for server_round, values in by_round.items():
+                pooled.setdefault(server_round, []).extend(values)
+        for server_round, values in sorted(pooled.items()):
+            dots = thin_out(values, MAX_DOTS_A_ROUND)
+            offsets = server_round + _spread(len(dots))
+            below.scatter(offsets, dots, s=12, color=_LEAK, alpha=0.4, lw=0)
+        lines = leakage if len(leakage) <= MAX_LINES else {None: pooled}
+        for marker, (client, by_round) in zip("o^D", sorted(lines.items()), strict=False):
+            named = "all clients" if client is None or client < 0 else f"client {client}"
+            _medians(below, by_round, color=_LEAK, lw=1.6, marker=marker, ms=5,
+                     label=f"{named}, median")  # fmt: skip
+        if what_if:
+            _medians(below, what_if, color=_ACCENT, lw=1.4, ls=(0, (4, 2)), marker="s", ms=4,
+                     label="what if, median")  # fmt: skip
+        if blind:
+            _medians(below, blind, color=_INK, lw=1.2, ls=(0, (1, 2)), marker="_", ms=14,
+                     label="blind guess, median")  # fmt: skip
+        below.set(xlabel="round of training", ylabel="PSNR of images, dB")
+        below.set_ylim(0, 1.05 * max(max(values) for values in pooled.values()))
+        below.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
+                     borderaxespad=0.2, handlelength=2.2, columnspacing=1.2)  # fmt: skip
+        rounds = sorted({*accuracy, *pooled})
+        below.set_xlim(rounds[0] - 0.5, rounds[-1] + 0.5)
+        _whole_rounds(below, rounds)
+        return _inline(figure, name, description)
+
+
+def _medians(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
+    rounds = sorted(by_round)
+    axes.plot(rounds, [float(np.median(by_round[r])) for r in rounds], **style)
+
+
+def _whole_rounds(axes: Axes, rounds: Sequence[int]) -> None:
+    if len(rounds) <= 8:
+        axes.set_xticks(list(rounds))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+
+
+def rounds_chart(
+    by_round: Mapping[int, Sequence[float]], name: str, description: str, unit: str = ""
 ) -> Markup:
     """Draw the values of each round as dots, with a line through their medians.
 
@@ -66,8 +138,7 @@ def rounds_chart(
         by_round: the values of each round; not empty.
         name: makes the ids of this chart unique on the page.
         description: what the chart shows, for a reader who does not see it.
-        threshold: a level to mark.
-        highest: whether to mark the highest value of each round.
+        unit: of the vertical axis. Only plain letters of it are drawn.
     """
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure, axes = _figure()
@@ -79,31 +150,30 @@ def rounds_chart(
                 offsets = _spread(len(dots))
                 axes.scatter(server_round + offsets, dots, s=9, color=_ACCENT, alpha=0.4, lw=0)
         medians = [float(np.median(by_round[server_round])) for server_round in rounds]
-        axes.plot(rounds, medians, color=_ACCENT, lw=1.8, marker="o", ms=4, label="median")
-        if highest and several:
-            tops = [max(by_round[server_round]) for server_round in rounds]
-            axes.plot(
-                rounds, tops, color=_LEAK, lw=1, ls=(0, (4, 2)), marker="o", ms=2.5, label="highest"
-            )
-        if threshold is not None:
-            axes.axhline(
-                threshold, color=_INK, lw=0.8, ls=(0, (1, 2)), label=f"from {threshold:g} dB"
-            )
+        axes.plot(
+            rounds, medians, color=_ACCENT, lw=1.8, marker="o", ms=4, label="median of samples"
+        )
         _log_scale_if_wide(axes, "y", [value for group in by_round.values() for value in group])
-        axes.set_xlabel("round")
+        axes.set_xlabel("round of training")
+        axes.set_ylabel(_plain(unit) or "value, without unit")
         axes.set_xlim(rounds[0] - 0.5, rounds[-1] + 0.5)
-        if len(rounds) <= 8:
-            axes.set_xticks(rounds)
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        if several or threshold is not None:
+        _whole_rounds(axes, rounds)
+        if several:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
                         borderaxespad=0.2, handlelength=1.6, columnspacing=1.2)  # fmt: skip
         return _inline(figure, name, description)
 
 
-def scatter_chart(pairs: Sequence[tuple[float, float]], name: str, description: str) -> Markup:
-    """Draw one dot a sample: the score to the right, the outcome upwards.
+def scatter_chart(
+    pairs: Sequence[tuple[float, float]],
+    name: str,
+    description: str,
+    unit: str = "",
+    blind: float | None = None,
+) -> Markup:
+    """Draw one dot a sample: the score to the right, the outcome, in its unit, upwards.
+
+    What the blind guess reaches is drawn as a line, where it is known.
 
     Of more than ``MAX_DOTS`` pairs, only every second, third, … is drawn.
     """
@@ -112,10 +182,18 @@ def scatter_chart(pairs: Sequence[tuple[float, float]], name: str, description: 
         shown = pairs[:: max(1, math.ceil(len(pairs) / MAX_DOTS))]
         left, right = np.asarray(shown, dtype=float).T
         axes.scatter(left, right, s=14, color=_ACCENT, alpha=0.55, lw=0)
+        if blind is not None:
+            axes.axhline(blind, color=_INK, lw=1.2, ls=(0, (1, 2)), label="blind guess, median")
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2)
         _log_scale_if_wide(axes, "x", list(left))
-        axes.set_xlabel("score")
-        axes.set_ylabel("outcome")
+        axes.set_xlabel("risk score")
+        axes.set_ylabel(_plain(unit) or "outcome")
         return _inline(figure, name, description)
+
+
+def _plain(text: str) -> str:
+    """A unit as it may stand in a drawing: short, of letters, digits and a few signs."""
+    return re.sub(r"[^\w ²·/%().-]", "", text)[:24] if text not in ("", "1") else ""
 
 
 def thin_out(values: Sequence[float], limit: int) -> list[float]:

@@ -1,13 +1,16 @@
 """The gallery of the report: private images beside what the attack made of them."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flwr_leakage.report.index import Index, Key, decibel, who
+from flwr_leakage.report.attempts import Attempt
+from flwr_leakage.report.grades import GRADES
+from flwr_leakage.report.index import Key, decibel, who
 from flwr_leakage.tracking import ImageRecord
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+HIGHLIGHTS = ("worst leak", "median", "least leak")
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,7 @@ class Picture:
     """One image, inlined.
 
     Attributes:
-        role: ``original``, ``defended`` or ``reconstruction``.
+        role: ``original``, ``defended``, ``reconstruction``, or the name of a what-if.
         uri: the PNG file as a data URI; empty where the file is missing or no PNG file.
         description: the text in place of the image.
     """
@@ -30,16 +33,35 @@ class Exhibit:
     """The images of one sample.
 
     Attributes:
-        place: round, client and sample, in words.
-        psnr: the PSNR of the reconstruction in dB, or that it is unknown.
-        recovered: whether it counts as recovered.
-        pictures: original, defended where there is one, reconstruction.
+        title: what it is an example of; empty for most.
+        server_round: counted from 1.
+        client: in words.
+        sample: its index in the client's batch.
+        label: its class in words, or empty.
+        grade: in words.
+        psnr: the PSNR of the reconstruction and of the blind guess in dB, or that it is unknown.
+        pictures: original, defended where there is one, reconstruction, what-ifs.
     """
 
-    place: str
+    title: str
+    server_round: int
+    client: str
+    sample: int
+    label: str
+    grade: str
     psnr: str
-    recovered: bool
     pictures: tuple[Picture, ...]
+
+    @property
+    def has_defended(self) -> bool:
+        """Whether the sample as its defense encoded it is there."""
+        return any(picture.role == "defended" for picture in self.pictures)
+
+    @property
+    def place(self) -> str:
+        """Round, client, sample and class in words."""
+        label = f", class {self.label}" if self.label else ""
+        return f"round {self.server_round}, {self.client}, sample {self.sample}{label}"
 
 
 @dataclass(frozen=True)
@@ -47,58 +69,79 @@ class Gallery:
     """What is shown of all images.
 
     Attributes:
-        exhibits: the highest PSNR first.
+        highlights: worst leak, median and least, where there are three or more.
+        exhibits: all of them, worst leak first.
         left_out: samples with a reconstruction that are not shown.
         without_reconstruction: samples whose original is there, but no reconstruction.
+        what_ifs: the what-ifs that have images.
     """
 
+    highlights: tuple[Exhibit, ...]
     exhibits: tuple[Exhibit, ...]
     left_out: int
     without_reconstruction: int
+    what_ifs: tuple[str, ...]
+
+    def choices(self, name: str) -> list[str]:
+        """The distinct values of a field of all exhibits, for the filter."""
+        values = {getattr(exhibit, name) for exhibit in self.exhibits} - {""}
+        if name == "grade":
+            return [each for each in (*GRADES, "no grade") if each in values]
+        return [str(value) for value in sorted(values, key=_natural)]
 
 
-def make_gallery(
-    images: Sequence[ImageRecord], index: Index, recovered_psnr: float, limit: int
-) -> Gallery:
+def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit: int) -> Gallery:
     """Choose the samples with a reconstruction, worst leak first, and inline their images."""
     by_key: dict[Key, dict[str, ImageRecord]] = {}
     for image in images:
         key = (image.server_round, image.client_id, image.sample)
         by_key.setdefault(key, {})[image.role] = image
-    psnr = {
-        key: record.value
-        for key, record in index.series("metric", "psnr").items()
-        if record.value is not None
-    }
+    attempt_of = {attempt.key: attempt for attempt in found}
     shown = [key for key, roles in by_key.items() if "reconstruction" in roles]
-    shown.sort(key=lambda key: (-psnr.get(key, float("-inf")), key))
-    exhibits = tuple(
-        _exhibit(key, by_key[key], psnr.get(key), recovered_psnr) for key in shown[:limit]
+    least = (-len(GRADES) - 1, float("-inf"))
+
+    def worst_first(key: Key) -> tuple[float, float, Key]:
+        leak = attempt_of[key].leak if key in attempt_of else least
+        return -leak[0], -leak[1], key
+
+    shown.sort(key=worst_first)
+    kept = shown[:limit]
+    exhibits = tuple(_exhibit(key, by_key[key], attempt_of.get(key)) for key in kept)
+    places = (0, len(shown) // 2, len(shown) - 1) if len(shown) >= 3 and limit >= 3 else ()
+    highlights = tuple(
+        _exhibit(shown[place], by_key[shown[place]], attempt_of.get(shown[place]), title)
+        for place, title in zip(places, HIGHLIGHTS, strict=False)
     )
-    return Gallery(exhibits, len(shown) - len(exhibits), len(by_key) - len(shown))
+    roles = {role for key in kept for role in by_key[key] if role.startswith("what_if_")}
+    names = tuple(sorted(role.removeprefix("what_if_") for role in roles))
+    return Gallery(highlights, exhibits, len(shown) - len(kept), len(by_key) - len(shown), names)
 
 
 def _exhibit(
-    key: Key, roles: dict[str, ImageRecord], psnr: float | None, recovered_psnr: float
+    key: Key, roles: Mapping[str, ImageRecord], attempt: Attempt | None, title: str = ""
 ) -> Exhibit:
     server_round, client_id, sample = key
     client = who(client_id) if client_id >= 0 else "aggregate"
-    place = f"round {server_round}, {client}, sample {sample}"
-    written = _written(psnr, recovered_psnr)
+    label = attempt.label if attempt else ""
+    graded = attempt.grade if attempt and attempt.grade else "no grade"
+    psnr = _written(attempt)
+    exhibit = Exhibit(title, server_round, client, sample, label, graded, psnr, ())
+    place = exhibit.place
     pictures = [_picture("original", roles.get("original"), place)]
     if "defended" in roles:
         pictures.append(_picture("defended", roles["defended"], place))
-    pictures.append(_picture("reconstruction", roles["reconstruction"], f"{place}, {written}"))
-    recovered = psnr is not None and psnr >= recovered_psnr
-    return Exhibit(place, written, recovered, tuple(pictures))
+    pictures.append(_picture("reconstruction", roles["reconstruction"], f"{place}, {psnr}"))
+    for role in sorted(role for role in roles if role.startswith("what_if_")):
+        name = role.removeprefix("what_if_").replace("_", " ")
+        pictures.append(_picture(f"under {name}", roles[role], place))
+    return Exhibit(title, server_round, client, sample, label, graded, psnr, tuple(pictures))
 
 
-def _written(psnr: float | None, recovered_psnr: float) -> str:
-    if psnr is None:
+def _written(attempt: Attempt | None) -> str:
+    if attempt is None or attempt.psnr is None:
         return "PSNR unknown"
-    # One decimal would show 24.96 as 25.0, that is, as recovered.
-    near = abs(psnr - recovered_psnr) < 0.05
-    return f"{psnr:.2f} dB" if near else f"{decibel(psnr)} dB"
+    blind = f" (blind {decibel(attempt.blind)})" if attempt.blind is not None else ""
+    return f"{decibel(attempt.psnr)} dB{blind}"
 
 
 def _picture(role: str, image: ImageRecord | None, where: str) -> Picture:
@@ -107,3 +150,10 @@ def _picture(role: str, image: ImageRecord | None, where: str) -> Picture:
         return Picture(role, "", f"No {role} image, {where}")
     uri = f"data:image/png;base64,{base64.b64encode(content).decode()}"
     return Picture(role, uri, f"{role.capitalize()}, {where}")
+
+
+def _natural(value: object) -> tuple[int, float, str]:
+    """Numbers by size, texts that end in one by it, other texts by letters."""
+    text = str(value)
+    digits = text.rpartition(" ")[2]
+    return (0, float(digits), text) if digits.isdecimal() else (1, 0.0, text)

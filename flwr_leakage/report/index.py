@@ -31,11 +31,18 @@ class Table:
         columns: the headings.
         rows: text, one entry a column.
         notes: sentences below the table.
+        stands: rows that stand before the rest is folded; 0 for all.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    stands: int = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether some rows are folded."""
+        return 0 < self.stands < len(self.rows) - 3
 
 
 class Index:
@@ -87,7 +94,7 @@ def by_round(series: Series) -> dict[int, list[float]]:
     return _grouped(series, 0)
 
 
-def by_client(series: Series) -> dict[int, list[float]]:
+def by_client_of(series: Series) -> dict[int, list[float]]:
     """Return the known values of each client."""
     return _grouped(series, 1)
 

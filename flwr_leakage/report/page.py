@@ -1,7 +1,11 @@
 """Write the page that a person reads: one file that needs nothing but itself."""
 
+import base64
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import resources
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -9,9 +13,10 @@ from markupsafe import Markup
 
 from flwr_leakage.report import charts, tables
 from flwr_leakage.report.agreement import Agreement, agreements
+from flwr_leakage.report.attempts import attempts, fates
 from flwr_leakage.report.corridor import corridors
 from flwr_leakage.report.gallery import make_gallery
-from flwr_leakage.report.header import facts, flatten, given_to_attacker, planned_rounds
+from flwr_leakage.report.header import facts, flatten, planned_rounds
 from flwr_leakage.report.index import (
     Index,
     by_round,
@@ -24,7 +29,9 @@ from flwr_leakage.report.index import (
     unit_of,
     values,
 )
-from flwr_leakage.report.verdict import judge
+from flwr_leakage.report.remedies import Remedy, remedies
+from flwr_leakage.report.story import sentences
+from flwr_leakage.report.verdict import NOT_COVERED, judge
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
 
@@ -70,8 +77,7 @@ class ScoreChart:
 def write_report(
     run_folder: str | Path,
     output: str | Path | None = None,
-    recovered_psnr: float = 25.0,
-    max_gallery: int = 48,
+    max_gallery: int = 1000,
 ) -> Path:
     """Write the report of a run folder into one self-contained HTML file.
 
@@ -81,7 +87,6 @@ def write_report(
     Args:
         run_folder: where a ``JsonlTracker`` wrote.
         output: the file to write; ``report.html`` in the run folder by default.
-        recovered_psnr: an image whose PSNR is at least this, in dB, counts as recovered.
         max_gallery: how many samples the gallery shows at most.
 
     Returns:
@@ -93,14 +98,14 @@ def write_report(
     if max_gallery < 0:
         raise ValueError(f"max_gallery must be at least 0, got {max_gallery}.")
     path = Path(output) if output is not None else Path(run_folder) / "report.html"
-    html = render_report(read_run(run_folder), recovered_psnr, max_gallery)
+    html = render_report(read_run(run_folder), max_gallery)
     path.parent.mkdir(parents=True, exist_ok=True)
     # A message may hold a lone surrogate, which UTF-8 cannot write.
     write_private(path, html.encode("utf-8", errors="replace"))
     return path
 
 
-def render_report(run: RunData, recovered_psnr: float = 25.0, max_gallery: int = 48) -> str:
+def render_report(run: RunData, max_gallery: int = 1000) -> str:
     """Return the page's HTML; the same run gives the same text."""
     index = Index(run.records)
     environment = Environment(
@@ -112,6 +117,11 @@ def render_report(run: RunData, recovered_psnr: float = 25.0, max_gallery: int =
     )
     environment.filters["count"] = count
     environment.filters["moment"] = _moment
+    script = (resources.files("flwr_leakage.report") / "templates" / "filter.js").read_text("utf-8")
+    found, fate = attempts(index), fates(index)
+    asked = remedies(index, run.metadata)
+    done = max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
+    blind = median(values(index.series("metric", "blind_psnr")))
     names = [run.metadata.get("run"), *(record.run for record in run.records[:1])]
     return environment.get_template("report.html").render(
         name=next((name for name in names if isinstance(name, str) and name), run.folder.name),
@@ -119,25 +129,29 @@ def render_report(run: RunData, recovered_psnr: float = 25.0, max_gallery: int =
         metadata={key: run.metadata.get(key) for key in PROVENANCE},
         config=flatten(run.metadata["config"]) if run.metadata.get("config") else [],
         facts=facts(run.metadata),
-        given=given_to_attacker(run.metadata),
-        verdict=judge(index, run.events, recovered_psnr),
-        recovered_psnr=recovered_psnr,
-        rounds_done=max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0),
+        story=sentences(index, run.metadata, fate, done),
+        verdict=judge(index, run.events),
+        remedies=asked,
+        not_covered=NOT_COVERED,
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        rounds_done=done,
         rounds_planned=planned_rounds(run.metadata),
-        psnr_chart=_psnr_chart(index, recovered_psnr),
+        story_chart=_story_chart(index, asked),
         score_charts=[*corridors(index, run.metadata), *_charts(index, "score")],
         utility_charts=_charts(index, "utility"),
         score_notes=(*tables.missing(index, "score"), *_constant_scores(index)),
-        rounds=tables.rounds_table(index, recovered_psnr),
+        rounds=tables.rounds_table(index, found),
         attacks=tables.attacks_table(index),
         sureness=tables.scores_table(index),
-        gallery=make_gallery(run.images, index, recovered_psnr, max_gallery),
+        gallery=make_gallery(run.images, found, max_gallery),
         agreements=[
-            _score_chart(i, entry)
+            _score_chart(i, entry, blind)
             for i, entry in enumerate(agreements(index))
             if not is_constant(index.series("score", entry.score))
         ],
-        clients=tables.clients_table(index, run.events, recovered_psnr, MAX_CLIENTS),
+        clients=tables.clients_table(index, run.events, found, MAX_CLIENTS),
+        classes=tables.classes_table(found),
         events=tables.events_table(run.events, MAX_EVENTS),
         costs=tables.costs_table(index),
         any_score=bool(index.names("score")),
@@ -174,31 +188,54 @@ def _dots(groups: dict[int, list[float]]) -> str:
     return " Dots: every value."
 
 
-def _psnr_chart(index: Index, recovered_psnr: float) -> Chart | None:
-    groups = by_round(index.series("metric", "psnr"))
-    if not groups:
+def _story_chart(index: Index, asked: Sequence[Remedy]) -> Chart | None:
+    series = index.series("metric", "psnr")
+    pooled = by_round(series)
+    if not pooled:
         return None
-    svg = charts.rounds_chart(
-        groups, "psnr", f"PSNR of the reconstructions by round: {_tell(groups)}",
-        threshold=recovered_psnr, highest=True,
-    )  # fmt: skip
-    caption = f"Higher is a closer reconstruction, hence a worse leak.{_dots(groups)}"
-    return Chart("PSNR of the reconstructions, dB", caption, svg)
+    leakage: dict[int, dict[int, list[float]]] = {}
+    for (server_round, client, _), record in series.items():
+        if record.value is not None:
+            leakage.setdefault(client, {}).setdefault(server_round, []).append(record.value)
+    accuracy = by_round(index.series("utility", "test_accuracy"))
+    blind = by_round(index.series("metric", "blind_psnr"))
+    first = next((remedy for remedy in asked if remedy.psnr), None)
+    what_if = first.psnr if first else {}
+    description = f"PSNR of the reconstructions by round: {_tell(pooled)}"
+    svg = charts.story_chart(accuracy, leakage, blind, what_if, "story", description)
+    caption = (
+        "Above: how good the trained model is. Below: how near the attack comes to the private "
+        "images; each dot is one image in one round, higher is nearer, hence a worse leak. Near "
+        "the dotted line the attack is as good as no attack."
+    )
+    if first:
+        caption += f" Dashed: the same updates under {first.name}."
+    return Chart("Accuracy and leakage, round by round", caption + _dots(pooled), svg)
 
 
 def _charts(index: Index, kind: str) -> list[Chart]:
     found = []
+    told = bool(values(index.series("metric", "psnr")))  # by the story chart
     for i, name in enumerate(index.names(kind)):
         series = index.series(kind, name)
         groups = by_round(series)
-        if not groups or (kind == "score" and is_constant(series)):
+        if (
+            not groups
+            or (kind == "score" and is_constant(series))
+            or (name == "test_accuracy" and told)
+        ):
             continue
         description = f"{label(name)} by round: {_tell(groups)}"
-        svg = charts.rounds_chart(groups, f"{kind}{i}", description)
+        svg = charts.rounds_chart(groups, f"{kind}{i}", description, unit_of(series))
         direction = next(iter(series.values())).direction
-        caption = f"{direction.capitalize()}." if direction else ""
+        caption = f"{_claim(direction)}" if direction else ""
         found.append(Chart(heading(name, unit_of(series)), caption + _dots(groups), svg))
     return found
+
+
+def _claim(direction: str) -> str:
+    """What a score says of itself is its paper's claim; this run may bear it out or not."""
+    return f"Its paper claims: {direction}."
 
 
 def _tell(groups: dict[int, list[float]]) -> str:
@@ -208,7 +245,7 @@ def _tell(groups: dict[int, list[float]]) -> str:
     return f"{', '.join(dict.fromkeys(ends))}."
 
 
-def _score_chart(i: int, entry: Agreement) -> ScoreChart:
+def _score_chart(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
     figures = [f"n\u00a0=\u00a0{len(entry.pairs)}"]
     if entry.rho is not None and entry.p_value is not None:
         figures.insert(0, f"Spearman ρ\u00a0=\u00a0{_rho(entry.rho)}")
@@ -224,8 +261,9 @@ def _score_chart(i: int, entry: Agreement) -> ScoreChart:
     outcome = heading(entry.outcome, entry.unit)
     svg = None
     if entry.pairs:
+        level = blind if entry.outcome == "psnr" else None
         description = f"{label(entry.score)} against {outcome}: {', '.join(figures)}."
-        svg = charts.scatter_chart(entry.pairs, f"scatter{i}", description)
+        svg = charts.scatter_chart(entry.pairs, f"scatter{i}", description, outcome, level)
     caption = f"Right: {label(entry.score)}. Up: {outcome}."
     if len(entry.pairs) > charts.MAX_DOTS:
         caption += f" Only some of the {len(entry.pairs):,} dots are drawn."

@@ -1,4 +1,4 @@
-"""The tables of the page: rounds, attacks, clients, costs, events."""
+"""The tables of the page: rounds, attacks, clients, classes, costs, events."""
 
 import math
 from collections import Counter
@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from flwr_leakage.records import RunEvent
+from flwr_leakage.report.attempts import Attempt, does, fates, tally
+from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import (
     Index,
     Series,
     Table,
-    by_client,
+    by_client_of,
     by_round,
     count,
     decibel,
@@ -25,41 +27,70 @@ from flwr_leakage.report.index import (
     who,
 )
 from flwr_leakage.report.replays import has_replays, replay_of_client
-from flwr_leakage.report.verdict import failed_attacks
+
+MAX_ROWS = 12
+"""Longer tables are folded: the first rows stand, all are one click away."""
 
 
-def rounds_table(index: Index, recovered_psnr: float) -> Table:
-    """Return one row a round: images attacked and recovered, every metric, every utility."""
-    metrics = [name for name in index.names("metric") if name != "psnr"]
+def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
+    """Return one row a round: utility, the grades, PSNR and every other metric."""
+    hidden = ("psnr", "blind_psnr", "blind_ssim", "identification_rank")
+    known_metrics = [name for name in index.names("metric") if values(index.series("metric", name))]
+    metrics = [name for name in known_metrics if name not in hidden]
     utilities = index.names("utility")
-    attacked = index.attacked()
-    psnr = index.series("metric", "psnr")
-    columns = ["round"]
-    if attacked:
-        columns += ["attacked", "recovered"]
+    psnr, blind = index.series("metric", "psnr"), index.series("metric", "blind_psnr")
+    columns = ["round", *(label(name) for name in utilities)]
+    if found:
+        columns += ["attempts", *GRADES]
     if psnr:
-        columns += ["PSNR median, dB", "PSNR highest", "PSNR lowest"]
+        columns += ["PSNR median, dB", "PSNR highest", "PSNR lowest", "blind guess median, dB"]
     columns += [_metric_heading(name, index.series("metric", name)) for name in metrics]
-    columns += [label(name) for name in utilities]
-    attacked_in = Counter(key[0] for key in attacked)
-    psnr_in = by_round(psnr)
+    found_in: dict[int, list[Attempt]] = {}
+    for attempt in found:
+        found_in.setdefault(attempt.key[0], []).append(attempt)
+    psnr_in, blind_in = by_round(psnr), by_round(blind)
     metrics_in = {name: by_round(index.series("metric", name)) for name in metrics}
     utilities_in = {name: by_round(index.series("utility", name)) for name in utilities}
     rows = []
     for server_round in index.rounds("metric", "utility"):
-        known = psnr_in.get(server_round, [])
-        total = attacked_in[server_round]
+        known, here = psnr_in.get(server_round, []), found_in.get(server_round, [])
         row = [str(server_round) if server_round else "before"]
-        if attacked:
-            recovered = sum(value >= recovered_psnr for value in known)
-            row += [str(total) if total else "–", share(recovered, total) if known else "–"]
+        row += [_utility(name, utilities_in[name].get(server_round, [])) for name in utilities]
+        if found:
+            row += [str(len(here)) if here else "–", *_grades(here)]
         if psnr:
             row += [decibel(median(known)), decibel(max(known, default=None)),
-                    decibel(min(known, default=None))]  # fmt: skip
+                    decibel(min(known, default=None)),
+                    decibel(median(blind_in.get(server_round, [])))]  # fmt: skip
         row += [_metric(name, metrics_in[name].get(server_round, [])) for name in metrics]
-        row += [_utility(name, utilities_in[name].get(server_round, [])) for name in utilities]
         rows.append(tuple(row))
-    return Table(tuple(columns), tuple(rows), missing(index, "metric"))
+    return Table(tuple(columns), tuple(rows), missing(index, "metric"), MAX_ROWS)
+
+
+def _grades(found: Sequence[Attempt]) -> list[str]:
+    grades = tally(found)
+    return [str(grades[name]) if grades.total() else "–" for name in GRADES]
+
+
+def classes_table(found: Sequence[Attempt]) -> Table:
+    """Return one row a class, the worst leak first; empty where classes are not known."""
+    by_class: dict[str, list[Attempt]] = {}
+    for attempt in found:
+        if attempt.label:
+            by_class.setdefault(attempt.label, []).append(attempt)
+    worst = {name: max(group, key=lambda a: a.leak) for name, group in by_class.items()}
+    rows = tuple(
+        (
+            name,
+            str(len(by_class[name])),
+            *_grades(by_class[name]),
+            decibel(worst[name].psnr),
+            f"round {worst[name].key[0]}, {who(worst[name].key[1])}",
+        )
+        for name in sorted(by_class, key=lambda name: (-worst[name].leak[0], -worst[name].leak[1]))
+    )
+    columns = ("class", "attempts", *GRADES, "worst case, dB", "where")
+    return Table(columns, rows, (), MAX_ROWS)
 
 
 def _is_share(name: str) -> bool:
@@ -139,7 +170,7 @@ def attacks_table(index: Index) -> Table:
     values_in = {name: by_round(index.series("attack", name)) for name in names}
     clients = {key[:2] for name in names for key in index.series("attack", name)}
     clients_in = Counter(server_round for server_round, _ in clients)
-    failed_in = Counter(server_round for server_round, _ in failed_attacks(index))
+    failed_in = Counter(server_round for server_round, _ in fates(index).unanswered)
     rows = tuple(
         (
             str(server_round),
@@ -151,48 +182,59 @@ def attacks_table(index: Index) -> Table:
     )
     columns = ("round", "updates attacked", "without result",
                *(f"{label(name)} median" for name in names))  # fmt: skip
-    return Table(columns, rows, missing(index, "attack"))
+    return Table(columns, rows, missing(index, "attack"), MAX_ROWS)
 
 
 def clients_table(
-    index: Index, events: Sequence[RunEvent], recovered_psnr: float, limit: int
+    index: Index, events: Sequence[RunEvent], found: Sequence[Attempt], limit: int
 ) -> Table:
-    """Return one row a client: the client with the best reconstruction first."""
-    psnr_of = by_client(index.series("metric", "psnr"))
-    scores = index.names("score")
-    scores_of = {name: by_client(index.series("score", name)) for name in scores}
-    attacked = index.attacked()
-    images_of = Counter(key[1] for key in attacked)
-    rounds_of = Counter(client for _, client in {key[:2] for key in attacked})
+    """Return one row a client, the worst leak first; those that were not attacked say why."""
+    by_client: dict[int, list[Attempt]] = {}
+    for attempt in found:
+        by_client.setdefault(attempt.key[1], []).append(attempt)
+    scores, doing = index.names("score"), does(index)
+    fate = fates(index)
+    spared = {client: reason for (_, client), reason in fate.spared.items()}
+    attacked = {client for _, client in (*fate.answered, *fate.unanswered)} | by_client.keys()
+    scores_of = {name: by_client_of(index.series("score", name)) for name in scores}
     troubles_of = Counter(event.client_id for event in events if event.level != "info")
-    clients = images_of.keys() | {client for client in troubles_of if client >= 0}
+    clients = attacked | spared.keys() | {client for client in troubles_of if client >= 0}
     clients |= {key[1] for name in scores for key in index.series("score", name)}
     clients |= {key[1] for key in index.series("check", "replay_residual")}
 
-    def worst_first(client_id: int) -> tuple[float, int]:
-        return -max(psnr_of.get(client_id, []), default=-math.inf), client_id
+    def worst_first(client_id: int) -> tuple[float, float, int]:
+        leaks = [attempt.leak for attempt in by_client.get(client_id, [])]
+        worst = max(leaks, default=(-math.inf, -math.inf))
+        return -worst[0], -worst[1], client_id
 
     columns = ["client"]
-    if attacked:
-        columns += ["rounds attacked", "images", "recovered", "PSNR median, dB", "PSNR highest"]
+    columns += ["what it does a round"] * bool(doing)
+    if found or attacked:
+        columns += ["attempts", *GRADES, "worst case, dB", "identified"]
+    columns += ["not attacked, because"] * bool(spared)
     replays = has_replays(index)
     columns += [f"{label(name)} median" for name in scores]
     columns += [*(["replay of its training"] if replays else []), "errors, warnings"]
     rows = []
     for client_id in sorted(clients, key=worst_first)[:limit]:
-        known = psnr_of.get(client_id, [])
+        here = by_client.get(client_id, [])
         row = [str(client_id) if client_id >= 0 else "aggregate"]
-        if attacked:
-            recovered = sum(value >= recovered_psnr for value in known)
-            row += [str(rounds_of[client_id]), str(images_of[client_id]),
-                    share(recovered, images_of[client_id]) if known else "–",
-                    decibel(median(known)), decibel(max(known, default=None))]  # fmt: skip
+        row += [doing.get(client_id, "–")] * bool(doing)
+        if found or attacked:
+            best = max((a.psnr for a in here if a.psnr is not None), default=None)
+            ranked = [attempt for attempt in here if attempt.rank is not None]
+            first = sum(attempt.rank == 1 for attempt in ranked)
+            row += [str(len(here)) if here else "–", *_grades(here), decibel(best),
+                    share(first, len(ranked))]  # fmt: skip
+        if spared:
+            said = spared.get(client_id, "") if client_id not in attacked else "some rounds"
+            row.append(said if client_id in spared else "–")
         row += [number(median(scores_of[name].get(client_id, []))) for name in scores]
         row += [replay_of_client(index, client_id)] if replays else []
         rows.append((*row, str(troubles_of[client_id]) if client_id >= 0 else "–"))
     left_out = len(clients) - len(rows)
     notes = (f"{count(left_out, 'further client')} left out.",) if left_out else ()
-    return Table(tuple(columns), tuple(rows), notes)
+    return Table(tuple(columns), tuple(rows), notes, MAX_ROWS)
 
 
 def events_table(events: Sequence[RunEvent], limit: int) -> Table:
@@ -205,7 +247,9 @@ def events_table(events: Sequence[RunEvent], limit: int) -> Table:
     )
     left_out = len(events) - len(rows)
     notes = (f"{count(left_out, 'further event')} left out; all are in records.jsonl.",)
-    return Table(("level", "round", "where", "what happened"), rows, notes if left_out else ())
+    return Table(
+        ("level", "round", "where", "what happened"), rows, notes if left_out else (), MAX_ROWS
+    )
 
 
 def costs_table(index: Index) -> Table:
@@ -222,7 +266,7 @@ def costs_table(index: Index) -> Table:
     ]
     totals = (f"{sum(values(index.series('cost', name))):,.2f}" for name in names)
     columns = tuple(_cost_heading(name, unit_of(index.series("cost", name))) for name in names)
-    return Table(("round", *columns), (*rows, ("total", *totals)))
+    return Table(("round", *columns), (("total", *totals), *rows), (), MAX_ROWS)
 
 
 def _cost_heading(name: str, unit: str) -> str:

@@ -1,12 +1,19 @@
-"""One sentence that says what a run showed, and the rule that it follows from."""
+"""What a run showed, in sentences that a person can act on."""
 
+import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from scipy.stats import binom
+
 from flwr_leakage.records import RunEvent
-from flwr_leakage.report.index import Index, count, decibel, values
+from flwr_leakage.report.attempts import Attempt, Fates, attempts, does, fates, tally
+from flwr_leakage.report.grades import RULE, Grade
+from flwr_leakage.report.index import Index, count, decibel, median, who
 from flwr_leakage.report.replays import replay_warning
+from flwr_leakage.report.words import graded, several
 
 
 @dataclass(frozen=True)
@@ -14,61 +21,171 @@ class Verdict:
     """What a run showed.
 
     Attributes:
-        sentence: in plain words.
-        rule: how the sentence follows from the numbers.
-        level: ``leak`` where images were recovered, ``quiet`` where attacks recovered none,
-            ``unknown`` where nothing can be said.
-        details: sentences that the reader must know besides: attacks that failed, clients with
-            errors, and the warnings that were given before the first round.
+        sentence: the answer, in plain words.
+        rule: how grades follow from the numbers; empty where there is none.
+        level: ``leak`` where images are exact or recognisable, ``partly`` where parts are seen,
+            ``quiet`` where attacks found nothing, ``unknown`` where nothing can be said.
+        details: what the reader must know besides: who is most at risk, whether originals are
+            identified, who was not attacked and why, what failed.
     """
 
     sentence: str
     rule: str
-    level: Literal["leak", "quiet", "unknown"]
+    level: Literal["leak", "partly", "quiet", "unknown"]
     details: tuple[str, ...]
 
 
-def judge(index: Index, events: Sequence[RunEvent], recovered_psnr: float) -> Verdict:
-    """Derive the verdict: an image is recovered if its PSNR is at least ``recovered_psnr`` dB."""
-    details = (*replay_warning(index), *_failures(index, events), *_caveats(events))
-    attacked = index.attacked()
-    psnr = index.series("metric", "psnr")
-    measured = values(psnr)
-    if not measured:
-        return Verdict(_without_outcome(index), "", "unknown", details)
-    recovered = sum(value >= recovered_psnr for value in measured)
-    rule = (
-        f"An image counts as recovered if the PSNR of its reconstruction is at least "
-        f"{recovered_psnr:g} dB. Images whose attack failed count as attacked."
+def judge(index: Index, events: Sequence[RunEvent]) -> Verdict:
+    """Derive the verdict from the records."""
+    found, fate = attempts(index), fates(index)
+    besides = (
+        *replay_warning(index),
+        *_unattacked(fate),
+        *_failures(fate),
+        *_troubles(fate, events),
+        *_caveats(events),
     )
-    best = f"{decibel(max(measured))} dB"
-    total = count(len(attacked), "attacked image")
-    if recovered:
-        sentence = f"{recovered} of {total} {'was' if recovered == 1 else 'were'} recovered"
-        return Verdict(f"{sentence}; the closest reached {best}.", rule, "leak", details)
-    sentence = f"None of {total} was recovered; the closest reached {best}."
-    caution = "This attack did not succeed here; that does not show that no attack would."
-    return Verdict(sentence, rule, "quiet", (caution, *details))
+    grades = tally(found)
+    if not grades:
+        return Verdict(_without_outcome(index, found, fate), "", "unknown", besides)
+    tries = f"{count(len(found), 'attempt')} on {_images(found)}"
+    leaked, total = grades["exact"] + grades["recognisable"], grades.total()
+    ungraded = len(found) - total
+    summary = f"{tries}: {graded(grades)}" + f", {ungraded} without result" * bool(ungraded) + "."
+    told = (_most_at_risk(index, found), _identified(found, grades), *besides)
+    details = tuple(text for text in told if text)
+    if leaked:
+        return Verdict(f"Private images leak. {summary}", RULE, "leak", details)
+    if grades["partly"]:
+        return Verdict(f"Parts of private images leak. {summary}", RULE, "partly", details)
+    caution = "That this attack failed does not show that every attack would."
+    sentence = f"This attack found nothing. {summary}"
+    return Verdict(sentence, RULE, "quiet", (caution, *details))
 
 
-def _without_outcome(index: Index) -> str:
-    answers = index.series("attack", "objective")
-    if index.attacked():
-        return "Attacks were measured, but no PSNR is known, so no image can be called recovered."
-    if answers:
+def _images(found: Sequence[Attempt]) -> str:
+    rounds = len({attempt.key[0] for attempt in found})
+    clients = len({attempt.key[1] for attempt in found})
+    return f"single images of {count(clients, 'client')} in {count(rounds, 'round')}"
+
+
+def _without_outcome(index: Index, found: Sequence[Attempt], fate: Fates) -> str:
+    attacked = len(fate.answered) + len(fate.unanswered)
+    if found and any(attempt.psnr is not None for attempt in found):
+        return "Attacks were measured, but no blind guess to compare with was recorded: no grades."
+    if attacked and not fate.answered:
+        updates = f"{count(attacked, 'update')} {'was' if attacked == 1 else 'were'}"
+        return f"The attack could not be applied: {updates} attacked, none with a result."
+    if found:
+        return "Attacks were measured, but no PSNR is known, so that no image can be graded."
+    if attacked:
         return (
-            f"{count(len(answers), 'update')} {'was' if len(answers) == 1 else 'were'} attacked, "
-            f"but without the originals nothing says how close the reconstructions are."
+            f"{count(attacked, 'update')} {'was' if attacked == 1 else 'were'} attacked, but "
+            f"without the originals nothing says how close the reconstructions are."
         )
+    if fate.spared:
+        return "No update was attacked, so that nothing is known of what they leak."
     if index.names("score"):
         return "No attack was run; there are risk scores only."
     return "No attack was run and no score was computed."
 
 
-def failed_attacks(index: Index) -> list[tuple[int, int]]:
-    """Return (round, client) of every attack that gave no reconstruction."""
-    answers = index.series("attack", "objective")
-    return [key[:2] for key, record in answers.items() if record.value is None]
+def _most_at_risk(index: Index, found: Sequence[Attempt]) -> str:
+    by_client: dict[int, list[Attempt]] = defaultdict(list)
+    for attempt in found:
+        by_client[attempt.key[1]].append(attempt)
+    client = max(by_client, key=lambda c: (_risk(tally(by_client[c])), -c))
+    grades = tally(by_client[client])
+    if not grades["exact"] + grades["recognisable"] + grades["partly"]:
+        return ""
+    rounds = sorted({a.key[0] for a in by_client[client] if a.grade in ("exact", "recognisable")})
+    worst = max(by_client[client], key=lambda attempt: attempt.leak)
+    doing = does(index).get(client, "")
+    where = f"round {worst.key[0]}" + f", class “{worst.label}”" * bool(worst.label)
+    name = who(client) if client >= 0 else "the aggregate"
+    leaks = f" It leaks in {several(rounds, 'round')}." if rounds else ""
+    return (
+        f"Most at risk: {name}" + f" ({doing} a round)" * bool(doing)
+        + f": {graded(grades)}; its worst case reached {decibel(worst.psnr)} dB in {where}.{leaks}"
+    )  # fmt: skip
+
+
+def _risk(grades: Counter[Grade]) -> tuple[float, float, float]:
+    total = grades.total() or 1
+    exact, known = grades["exact"] / total, (grades["exact"] + grades["recognisable"]) / total
+    return known, exact, grades["partly"] / total
+
+
+def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
+    ranked = [attempt for attempt in found if attempt.rank is not None]
+    if not ranked:
+        return ""
+    first = sum(attempt.rank == 1 for attempt in ranked)
+    pools = [int(digits) for a in ranked if (digits := "".join(filter(str.isdigit, a.candidates)))]
+    size = max(2, int(median(pools) or 2))
+    text = (
+        f"Identification: {first} of {count(len(ranked), 'reconstruction')} point to their "
+        f"original among {size} images of all clients; blind guessing does so once in {size}."
+    )
+    leaks = grades["exact"] + grades["recognisable"] + grades["partly"]
+    if not leaks and binom.sf(first - 1, len(ranked), 1 / size) < 0.01:
+        text += " That is more than chance gives: something leaks that no grade shows."
+    return text
+
+
+def _unattacked(fate: Fates) -> list[str]:
+    """Which rounds and which clients were not attacked, with the reasons."""
+    told = []
+    attacked_rounds = {server_round for server_round, _ in (*fate.answered, *fate.unanswered)}
+    resting: dict[str, set[int]] = defaultdict(set)
+    clients_by_reason: dict[str, set[int]] = defaultdict(set)
+    sizes_by_reason: dict[str, set[int]] = defaultdict(set)
+    for (server_round, client), reason in fate.spared.items():
+        too_many = re.fullmatch(r"([\d,]+) images, (more than .*)", reason)
+        if too_many:
+            sizes_by_reason[too_many[2]].add(int(too_many[1].replace(",", "")))
+            clients_by_reason[too_many[2]].add(client)
+        elif attacked_rounds and server_round not in attacked_rounds:
+            resting[reason].add(server_round)
+        else:
+            clients_by_reason[reason].add(client)
+    for reason, clients in clients_by_reason.items():
+        sizes = sorted(sizes_by_reason[reason])
+        span = f"{sizes[0]:,} to {sizes[-1]:,} images, " if len(sizes) > 1 else ""
+        span = f"{sizes[0]:,} images, " if len(sizes) == 1 else span
+        told.append(f"Not attacked: {several(sorted(clients))} ({span}{reason}). "
+                    f"That is no sign of safety.")  # fmt: skip
+    for reason, rounds in resting.items():
+        told.append(f"Not attacked: {several(sorted(rounds), 'round')} ({reason}).")
+    return told
+
+
+def _failures(fate: Fates) -> list[str]:
+    if not fate.unanswered:
+        return []
+    total = len(fate.unanswered) + len(fate.answered)
+    reasons = Counter(reason or "no reason was recorded" for reason in fate.unanswered.values())
+    (reason, _), *others = reasons.most_common()
+    more = f" (and {count(len(others), 'other reason')}, see Events)" if others else ""
+    clients = several(sorted({client for _, client in fate.unanswered}))
+    return [
+        f"Attack could not be applied, or gave no result, on {len(fate.unanswered)} of "
+        f"{count(total, 'attacked update')} ({clients}): {reason.rstrip('.')}{more}."
+    ]
+
+
+def _troubles(fate: Fates, events: Sequence[RunEvent]) -> list[str]:
+    troubled = {
+        (event.server_round, event.client_id)
+        for event in events
+        if event.client_id >= 0 and event.level != "info"
+    } - set(fate.unanswered)
+    if not troubled:
+        return []
+    return [
+        f"In {count(len(troubled), 'case')} a client’s round had an error or a warning "
+        f"other than a failed attack (see Events)."
+    ]
 
 
 def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:
@@ -76,20 +193,9 @@ def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:
     return tuple(event.message for event in before if event.level != "info")
 
 
-def _failures(index: Index, events: Sequence[RunEvent]) -> tuple[str, ...]:
-    details = []
-    failed = failed_attacks(index)
-    if failed:
-        total = count(len(index.series("attack", "objective")), "attack")
-        details.append(f"{len(failed)} of {total} gave no reconstruction.")
-    troubled = {
-        (event.server_round, event.client_id)
-        for event in events
-        if event.client_id >= 0 and event.level != "info"
-    } - set(failed)
-    if troubled:
-        details.append(
-            f"In {count(len(troubled), 'case')} a client’s round had an error or a warning "
-            f"other than a failed attack (see Events)."
-        )
-    return tuple(details)
+NOT_COVERED = (
+    "A malicious server: one that changes the model, or picks who trains, can take far more.",
+    "Leakage other than images: labels, membership, properties of the data set.",
+    "Stronger or longer attacks, other prior knowledge, and the clients that were not attacked.",
+)
+"""What no run of this kind says, for the reader."""

@@ -54,7 +54,7 @@ def make_client_app(experiment_of: ExperimentOf) -> ClientApp:
         model = copy.deepcopy(experiment.network)
         model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         set_training_mode(model, experiment.gradient_map.batch_norm)
-        schedule = experiment.schedule
+        schedule = experiment.schedule.for_client(len(batch))
         optimizer = torch.optim.SGD(
             model.parameters(),
             lr=schedule.learning_rate,
@@ -160,8 +160,7 @@ def evaluate_global_model(
     audit.utility(server_round, "test_accuracy", found.accuracy)
     audit.utility(server_round, "test_loss", found.loss, "nat")
     if server_round and not audit.own_config_clients:  # whose defenses nobody else knows
-        num_examples = experiment.settings.client.num_examples
-        epsilon = experiment.defense.epsilon(experiment.schedule, num_examples, server_round)
+        epsilon = experiment.epsilon(server_round)
         if epsilon is not None and math.isfinite(epsilon):
             audit.utility(server_round, "dp_epsilon", epsilon)
     return MetricRecord(

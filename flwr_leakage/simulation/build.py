@@ -26,6 +26,7 @@ from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.nodes import checked, instantiate, instantiate_each
 from flwr_leakage.simulation.settings import ServerSettings, Settings, read_settings
 from flwr_leakage.tracking import Tracker
+from flwr_leakage.tracking.tracker import check_role
 
 
 def build(config: Config, remark: str | None = None) -> Experiment:
@@ -68,6 +69,7 @@ def _build(text: str, remark: str | None) -> Experiment:
         defense=instantiate(config, "defense", Defense),
         scores=instantiate_each(config, "score", Score),
         score_plan=instantiate(config, "scoring", ScorePlan),
+        what_ifs=_what_ifs(config),
         attack=_attack(config, settings.server),
         threat=instantiate(config, "threat", ThreatModel),
         selection=instantiate(config, "selection", Selection),
@@ -98,6 +100,13 @@ def _network(config: Config, spec: InputSpec, settings: Settings) -> nn.Module:
     generator = make_generator(settings.seed, purpose="initialization")
     checked("model.initialization", initialize)(network, settings.model.initialization, generator)
     return network
+
+
+def _what_ifs(config: Config) -> dict[str, Defense]:
+    found = instantiate_each(config, "what_if", Defense)
+    for name in found:
+        checked(f"what_if.{name}", check_role)(f"what_if_{name}")
+    return found
 
 
 def _attack(config: Config, server: ServerSettings) -> Attack | None:

@@ -64,13 +64,19 @@ def check_experiment(experiment: Experiment) -> None:
 
 def check_clients(experiment: Experiment) -> None:
     """Every client has its samples, and those that are attacked exist."""
-    settings = experiment.settings
+    given = experiment.settings.client.num_examples
     sizes = [len(part) for part in experiment.data.partitions]
     smallest = min(sizes)
-    if settings.client.num_examples > smallest:
+    if not smallest:
+        raise ConfigError(
+            f"partition must give every client a sample, got none for client "
+            f"{sizes.index(smallest)}."
+        )
+    if given is not None and given > smallest:
         raise ConfigError(
             f"client.num_examples must be at most {smallest}, the samples that the partition "
-            f"gives client {sizes.index(smallest)}, got {settings.client.num_examples}."
+            f"gives client {sizes.index(smallest)}, got {given}. Take client.num_examples=null "
+            f"for all that each has, or partition=iid for equal shares."
         )
     chosen = experiment.selection.clients
     if chosen is not None and not (chosen and set(chosen) <= set(range(len(sizes)))):
@@ -94,6 +100,12 @@ def check_threat(experiment: Experiment) -> None:
                 "threat.batch_norm must be none where model.batch_norm=running, as no client "
                 f"normalises with statistics of its own, got {threat.batch_norm}."
             )
+    steps = {experiment.schedule.for_client(size).num_steps for size in experiment.sizes}
+    if threat.view == "aggregate" and len(steps) > 1:
+        raise ConfigError(
+            "threat.view must be single where clients take different numbers of steps, got "
+            f"aggregate and {min(steps)} to {max(steps)} steps; set client.num_steps."
+        )
     if threat.rounds == 1:
         return
     if not client.same_samples:
@@ -102,11 +114,12 @@ def check_threat(experiment: Experiment) -> None:
             f"by the same samples, got {threat.rounds}."
         )
     batch_size = experiment.schedule.batch_size
-    if batch_size < client.num_examples:
+    largest = max(experiment.sizes)
+    if batch_size < largest:
         raise ConfigError(
             "threat.rounds must be 1 unless every step takes all of a client's samples, got "
             f"{threat.rounds} with client.batch_size={batch_size} and "
-            f"client.num_examples={client.num_examples}."
+            f"client.num_examples={largest}."
         )
     if experiment.defense.encodes_batches:
         raise ConfigError(
@@ -118,17 +131,18 @@ def check_threat(experiment: Experiment) -> None:
 def check_defense(experiment: Experiment) -> None:
     """The defense can work on these samples, network and number of rounds."""
     settings, defense = experiment.settings, experiment.defense
-    num_examples = settings.client.num_examples
-    check = checked("defense", defense.validate)
-    used = experiment.schedule.num_samples_used(num_examples)
-    check(experiment.gradient_map, experiment.spec, used)
-    if defense.replaces_update and settings.client.max_samples < used:
+    used = [experiment.schedule.for_client(n).num_samples_used(n) for n in experiment.sizes]
+    fewest = min(used)
+    checked("defense", defense.validate)(experiment.gradient_map, experiment.spec, fewest)
+    for name, other in experiment.what_ifs.items():
+        check = checked(f"what_if.{name}", other.validate)
+        check(experiment.gradient_map, experiment.spec, fewest)
+    if defense.replaces_update and settings.client.max_samples < max(used):
         raise ConfigError(
-            f"client.max_samples must be at least {used}, the samples of a round, as the defense "
-            f"replays the training on all of them; got {settings.client.max_samples}."
+            f"client.max_samples must be at least {max(used)}, the samples of a round, as the "
+            f"defense replays the training on all of them; got {settings.client.max_samples}."
         )
-    account = checked("defense", defense.epsilon)
-    account(experiment.schedule, num_examples, settings.num_rounds)
+    checked("defense", experiment.epsilon)(settings.num_rounds)
 
 
 def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") -> None:

@@ -1,20 +1,33 @@
 """The objects of an experiment, and what follows from them."""
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
+import torch
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from flwr_leakage.attacks.base import Attack
-from flwr_leakage.audit import Progress, Selection, ServerAudit, Truth
+from flwr_leakage.audit import (
+    Progress,
+    Selection,
+    ServerAudit,
+    Truth,
+    WhatIf,
+    relative_change,
+)
 from flwr_leakage.data import FederatedDataset
-from flwr_leakage.defenses.base import Defense
+from flwr_leakage.defenses import NoDefense
+from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.flower.client import ClientAudit
-from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.metrics import Evaluator
-from flwr_leakage.randomness import Reproducible
-from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
+from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.metrics import Evaluator, Reference
+from flwr_leakage.params import Params
+from flwr_leakage.randomness import Reproducible, make_generator
+from flwr_leakage.records import Batch, InputSpec, Observation, ThreatModel
+from flwr_leakage.schedules import Schedule
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
 from flwr_leakage.simulation.config import Config
@@ -28,6 +41,7 @@ class Experiment:
     """Everything that both apps share; a pure function of the config and the remark.
 
     Attributes:
+        what_ifs: by name, defenses that updates are attacked under besides.
         remark: ``None`` in a simulation, whose every draw comes from the seed. On a real node,
             what the client tells the server of its own config: its draws then come from the
             operating system's entropy.
@@ -38,10 +52,11 @@ class Experiment:
     data: FederatedDataset
     network: nn.Module
     gradient_map: GradientMap
-    schedule: LocalSchedule
+    schedule: Schedule
     defense: Defense
     scores: Mapping[str, Score]
     score_plan: ScorePlan
+    what_ifs: Mapping[str, Defense]
     attack: Attack | None
     threat: ThreatModel
     selection: Selection
@@ -55,7 +70,17 @@ class Experiment:
 
     def client_batch(self, client_id: int, server_round: int) -> Batch:
         """The private samples of a client in a round."""
-        return self._batch(client_id, server_round, self.settings.client.num_examples)
+        return self._batch(client_id, server_round, self.num_examples(client_id))
+
+    def num_examples(self, client_id: int) -> int:
+        """How many private samples a client trains on in a round."""
+        given = self.settings.client.num_examples
+        return len(self.data.partitions[client_id]) if given is None else given
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many private samples each client trains on in a round."""
+        return [self.num_examples(client) for client in range(self.data.num_clients)]
 
     def _batch(self, client_id: int, server_round: int, num_examples: int) -> Batch:
         drawn_in = 1 if self.settings.client.same_samples else server_round
@@ -91,6 +116,8 @@ class Experiment:
             selection=self.selection,
             evaluator=self.evaluator,
             truth=self.truth,
+            reference=self.reference(),
+            what_ifs={name: partial(self.what_if, name) for name in self.what_ifs},
             seed=self.settings.seed,
             progress=progress,
             num_rounds=self.settings.num_rounds,
@@ -104,13 +131,56 @@ class Experiment:
         own, and says so beside its update (``ClientNote.own_config``). If there are several
         epochs, the encodings are those of the first.
         """
-        used = self.schedule.num_samples_used(num_examples)
+        used = self.schedule.for_client(num_examples).num_samples_used(num_examples)
         private = self._batch(client_id, server_round, num_examples)[:used]
         draws = Reproducible.from_seed(
             self.settings.seed, server_round=server_round, client_id=client_id, purpose="encode"
         )
         encoded = self.defense.on_batch(private, self.spec.num_classes, draws)
         return Truth(private, encoded)
+
+    def reference(self) -> Reference:
+        """The blind guess: the mean of the server's test images; the pool: 101 clients' images.
+
+        The pool has one more than the 100 others that an original hides among, as it may hold the
+        original itself, which is then left out.
+        """
+        tests = self.data.test_batches(500, self.settings.server.test_samples)
+        guess = torch.cat([self.spec.denormalize(batch.inputs) for batch in tests]).mean(0)
+        indices = torch.cat(list(self.data.partitions))
+        generator = make_generator(self.settings.seed, purpose="identification")
+        chosen = indices[torch.randperm(len(indices), generator=generator)[:101]]
+        pool = self.spec.denormalize(self.data.train.batch(chosen).inputs)
+        return Reference(guess.clamp(0, 1), pool.clamp(0, 1), self.data.train.class_names)
+
+    def what_if(self, name: str, seen: Observation) -> WhatIf:
+        """What a client's update would have been under a defense of ``config.what_if``.
+
+        The raw update is the observed one where neither the client's own defense nor this one
+        changes it before; otherwise local training is run again.
+        """
+        defense, update = self.what_ifs[name], seen.update
+        where = {"server_round": seen.server_round, "client_id": seen.client_id}
+        draws = Reproducible.from_seed(self.settings.seed, **where, purpose=f"what if {name}")
+        used = update.schedule.num_samples_used(update.num_examples)
+        private = self._batch(seen.client_id, seen.server_round, update.num_examples)[:used]
+        encoded = defense.on_batch(private, self.spec.num_classes, draws)
+        raw = update.delta
+        if not isinstance(self.defense, NoDefense):
+            raw = self._trained(seen, private)
+        trained = self._trained(seen, encoded) if defense.encodes_batches else raw
+        around = LocalRound(
+            self.gradient_map, seen.params, seen.buffers, private, encoded, update.num_examples
+        )
+        released = defense.on_update(replace(update, delta=trained), draws, around)
+        change = relative_change(raw, released.delta)
+        return WhatIf(released, Truth(private, encoded), change)
+
+    def _trained(self, seen: Observation, batch: Batch) -> Params:
+        """The update of a client that trains on a batch, without any defense."""
+        schedule = seen.update.schedule
+        with torch.no_grad():
+            return local_update(self.gradient_map, seen.params, batch, schedule, seen.buffers)
 
     def caveats(self) -> list[str]:
         """What the numbers of this experiment do not say, to be told where they are."""
@@ -120,13 +190,27 @@ class Experiment:
             "Clients train on encodings: attacks recover these, and PSNR compares them with the "
             "private originals. Decoding them is not part of a run (docs/defenses.md)."
         ]
-        if self.schedule.num_steps * self.schedule.batch_size > self.settings.client.num_examples:
+        if any(self._repeats(size) for size in self.sizes):
             found.append(
                 "Encodings are drawn anew in each epoch, but attacks and scores take the first "
                 "epoch's as repeated: they cannot explain the update, and recovering little is no "
                 "sign of safety. Train one epoch a round."
             )
         return found
+
+    def epsilon(self, num_rounds: int) -> float | None:
+        """The largest ε of a client's sample after so many rounds; ``None`` if there is none."""
+        found = [
+            self.defense.epsilon(self.schedule.for_client(size), size, num_rounds)
+            for size in sorted(set(self.sizes))
+        ]
+        known = [epsilon for epsilon in found if epsilon is not None]
+        return max(known) if len(known) == len(found) else None
+
+    def _repeats(self, num_examples: int) -> bool:
+        """Whether a client of this size goes through its samples more than once in a round."""
+        schedule = self.schedule.for_client(num_examples)
+        return schedule.num_steps > math.ceil(num_examples / schedule.batch_size)
 
     def strategy(self) -> Strategy:
         """A fresh strategy of the config's."""

@@ -43,6 +43,7 @@ ALLOW_KEY = "leakage-allow"
 TAKEN = (
     "model",
     "client.batch_size",
+    "client.epochs",
     "client.learning_rate",
     "client.momentum",
     "client.num_steps",

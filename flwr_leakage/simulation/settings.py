@@ -8,6 +8,7 @@ from flwr_leakage.flower.strategy import BadReplies
 from flwr_leakage.models.initialization import Scheme
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import LocalSchedule
+from flwr_leakage.schedules import EpochSchedule, Schedule
 from flwr_leakage.simulation.arguments import check_section
 from flwr_leakage.simulation.config import Config
 from flwr_leakage.simulation.nodes import checked
@@ -15,19 +16,50 @@ from flwr_leakage.simulation.nodes import checked
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """The ``client`` section, beside the fields of ``LocalSchedule``.
+    """The ``client`` section, beside ``TrainingSettings``.
 
     Attributes:
-        num_examples: private samples that a client trains on in a round, ≥ 1.
+        num_examples: private samples that a client trains on in a round, ≥ 1; ``None`` for all
+            that it has.
         same_samples: the same ones in every round, rather than the next ones.
         max_samples: samples kept for scores and defenses, ≥ 1.
         num_threads: torch threads of a client, ≥ 1; ``None`` leaves them.
     """
 
-    num_examples: int
+    num_examples: int | None
     same_samples: bool
     max_samples: int
     num_threads: int | None
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """What of the ``client`` section the server sets: the local training.
+
+    Attributes:
+        learning_rate: of SGD.
+        batch_size: samples in a step.
+        epochs: passes over a client's samples of the round; clients of different sizes then take
+            different numbers of steps.
+        num_steps: the same number of steps for every client, in place of epochs; ``None`` leaves
+            it to the epochs.
+        momentum: of SGD.
+        weight_decay: of SGD.
+    """
+
+    learning_rate: float
+    batch_size: int = 1
+    epochs: int = 1
+    num_steps: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def schedule(self) -> Schedule:
+        """The local training by steps or by epochs."""
+        rest = (self.batch_size, self.momentum, self.weight_decay)
+        if self.num_steps is None:
+            return EpochSchedule(self.learning_rate, self.epochs, *rest)
+        return LocalSchedule(self.learning_rate, self.num_steps, *rest)
 
 
 @dataclass(frozen=True)
@@ -95,7 +127,7 @@ class Settings(TopLevel):
     """All of these, and the local schedule of the ``client`` section."""
 
     client: ClientSettings
-    schedule: LocalSchedule
+    schedule: Schedule
     server: ServerSettings
     model: ModelSettings
 
@@ -104,8 +136,8 @@ class Settings(TopLevel):
 class Sections:
     """The sections of a config, which most often name the target that reads them.
 
-    ``score`` is a mapping of names to such sections; ``client`` and ``server`` are read into
-    ``Settings``, ``model`` as a ``ModelSettings``.
+    ``score`` and ``what_if`` are mappings of names to such sections; ``client`` and ``server`` are
+    read into ``Settings``, ``model`` as a ``ModelSettings``.
     """
 
     client: Mapping[str, Any]
@@ -117,6 +149,7 @@ class Sections:
     defense: Mapping[str, Any]
     score: Mapping[str, Any]
     scoring: Mapping[str, Any]
+    what_if: Mapping[str, Any] | None
     attack: Mapping[str, Any]
     threat: Mapping[str, Any]
     selection: Mapping[str, Any]
@@ -137,13 +170,14 @@ def read_settings(config: Config) -> Settings:
     check_section("", top, [TopLevel, Sections])
     client, server = config["client"], config["server"]
     model = {name: value for name, value in config["model"].items() if name != "network"}
-    check_section("client", client, [ClientSettings, LocalSchedule])
+    check_section("client", client, [ClientSettings, TrainingSettings])
     check_section("server", server, [ServerSettings])
     check_section("model", model, [ModelSettings])
+    training = _take(TrainingSettings, client)
     return Settings(
         **_take(TopLevel, config),
         client=ClientSettings(**_take(ClientSettings, client)),
-        schedule=checked("client", LocalSchedule)(**_take(LocalSchedule, client)),
+        schedule=checked("client", TrainingSettings(**training).schedule)(),
         server=ServerSettings(**server),
         model=ModelSettings(**model),
     )

@@ -10,6 +10,10 @@ from rich.table import Table
 
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report import write_report
+from flwr_leakage.report.attempts import attempts, tally
+from flwr_leakage.report.grades import GRADES
+from flwr_leakage.report.index import Index
+from flwr_leakage.report.verdict import judge
 from flwr_leakage.simulation.config import Config, ConfigError
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.tracking import (
@@ -20,9 +24,6 @@ from flwr_leakage.tracking import (
     write_metadata,
 )
 from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, write_private
-
-RECOVERED_DB = 25.0
-"""A digit or object of 28–32 pixels is plainly recognised from this PSNR on."""
 
 
 def headline(config: Config, experiment: Experiment, own_configs: bool = False) -> str:
@@ -73,14 +74,14 @@ def close_broken_run(run_dir: Path, reason: str) -> None:
     tracker = GuardedTracker(JsonlTracker(run_dir, resume=True), print)
     tracker.event(RunEvent(run_dir.name, 0, -1, "error", f"the run ended early: {reason}"))
     tracker.close()
-    report = write_report(run_dir, recovered_psnr=RECOVERED_DB)
+    report = write_report(run_dir)
     print(f"The run was closed, as {reason}. Report: {report}")
 
 
 def finish(run_dir: Path, console: Console) -> None:
     """Write the report, print the table, say where the report is."""
     try:
-        report = write_report(run_dir, recovered_psnr=RECOVERED_DB)
+        report = write_report(run_dir)
     except OSError as error:  # a full disk, which must not hide what ended the run
         console.print(
             f"The report could not be written ({error}). What was recorded is kept; later\n"
@@ -97,25 +98,31 @@ def print_summary(run: RunData, console: Console) -> None:
         f"\nLeakage by round (PSNR in dB; {run.metadata.get('threat', '')})", markup=False
     )
     table = Table(box=None, padding=(0, 1, 0, 0))
-    columns = ("round", "images", f"≥ {RECOVERED_DB:.0f} dB", "median", "best", "worst")
-    for column in (*columns, "SSIM", "labels", "test acc.", "attack s"):
+    grades_written = ("exact", "recogn.", "partly", "nothing")
+    columns = ("round", "acc.", "tries", *grades_written, "median", "best", "blind")
+    for column in (*columns, "labels", "sec."):
         table.add_column(column, justify="right", no_wrap=True)
+    found = attempts(Index(run.records))
     rounds = sorted({record.server_round for record in run.records if record.server_round > 0})
     for server_round in rounds:
         psnr = _values(run, server_round, "psnr")
+        here = [attempt for attempt in found if attempt.key[0] == server_round]
+        grades = tally(here)
         table.add_row(
             str(server_round),
-            str(_count(run, server_round, "psnr")),
-            str(sum(value >= RECOVERED_DB for value in psnr)) if psnr else "–",
+            _mean(run, server_round, "test_accuracy", "{:.1%}"),
+            str(len(here)) if here else "–",
+            *(str(grades[name]) if grades else "–" for name in GRADES),
             _format(statistics.median(psnr) if psnr else None, "{:.1f}"),
             _format(max(psnr, default=None), "{:.1f}"),
-            _format(min(psnr, default=None), "{:.1f}"),
-            _median(run, server_round, "ssim", "{:.2f}"),
+            _median(run, server_round, "blind_psnr", "{:.1f}"),
             _mean(run, server_round, "label_accuracy", "{:.0%}"),
-            _mean(run, server_round, "test_accuracy", "{:.1%}"),
             _mean(run, server_round, "attack_wall_seconds", "{:.1f}"),
         )
     console.print(table)
+    verdict = judge(Index(run.records), run.events)
+    for sentence in (verdict.sentence, *verdict.details[:3]):
+        console.print(sentence, markup=False, highlight=False)
     failures = [event for event in run.events if event.level != "info"]
     if failures:
         console.print(f"{len(failures)} warnings and errors; the report lists them.")
@@ -130,10 +137,6 @@ def _records(run: RunData, server_round: int, name: str) -> list[LeakageRecord]:
 
 def _values(run: RunData, server_round: int, name: str) -> list[float]:
     return [r.value for r in _records(run, server_round, name) if r.value is not None]
-
-
-def _count(run: RunData, server_round: int, name: str) -> int:
-    return len(_records(run, server_round, name))
 
 
 def _median(run: RunData, server_round: int, name: str, style: str) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking.text import plain_text
-from flwr_leakage.tracking.tracker import ROLES, checked_pixels
+from flwr_leakage.tracking.tracker import check_role, checked_pixels
 
 RECORDS_FILE = "records.jsonl"
 METADATA_FILE = "run.json"
@@ -32,8 +32,7 @@ def image_path(folder: Path, server_round: int, client_id: int, sample: int, rol
     Raises:
         ValueError: if the role is unknown.
     """
-    if role not in ROLES:
-        raise ValueError(f"role must be one of {ROLES}, got {role!r}.")
+    check_role(role)
     name = f"round{int(server_round):04d}_client{int(client_id):04d}_sample{int(sample):04d}"
     return folder / "images" / f"{name}_{role}.png"
 

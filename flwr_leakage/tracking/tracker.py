@@ -1,6 +1,7 @@
 """The interface of trackers, which receive the numbers, events and images of a run."""
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,19 @@ from torch import Tensor
 from flwr_leakage.records import LeakageRecord, RunEvent
 
 ROLES = ("original", "reconstruction", "defended")
+"""What an image can be; beside these ``what_if_NAME``, a reconstruction under another defense."""
+
+_WHAT_IF = re.compile(r"what_if_[a-z0-9_]{1,40}")
+
+
+def check_role(role: str) -> None:
+    """Check what an image is said to be, as it becomes a part of a file's name.
+
+    Raises:
+        ValueError: the role is unknown.
+    """
+    if role not in ROLES and not _WHAT_IF.fullmatch(role):
+        raise ValueError(f"role must be one of {ROLES} or what_if_NAME, got {role!r}.")
 
 
 @runtime_checkable
@@ -81,8 +95,7 @@ def checked_pixels(pixels: Tensor, role: str) -> Tensor:
     Raises:
         ValueError: if the shape is not (1 or 3, H, W) or the role is unknown.
     """
-    if role not in ROLES:
-        raise ValueError(f"role must be one of {ROLES}, got {role!r}.")
+    check_role(role)
     if pixels.ndim != 3 or pixels.shape[0] not in (1, 3) or pixels.numel() == 0:
         raise ValueError(f"pixels must be (1 or 3, H, W), got {tuple(pixels.shape)}.")
     finite = torch.nan_to_num(pixels.detach().to("cpu", torch.float32), nan=0.0)

@@ -102,6 +102,7 @@ def step_block(model: nn.Module, data: ImageDataset, defense: Defense) -> Block:
 def round_block(model: str, defense: str) -> Block:
     """One round of the Flower client: two epochs of 256 images, then the defense."""
     overrides = [
+        "experiment=equal_clients",
         f"model={model}",
         *OVERRIDES[defense],
         "attack=none",

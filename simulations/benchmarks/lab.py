@@ -261,7 +261,9 @@ def run_rounds(overrides: Sequence[str], num_clients: int) -> Rounds:
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
-        config = compose([*overrides, f"num_clients={num_clients}"], folder)
+        config = compose(
+            ["experiment=equal_clients", *overrides, f"num_clients={num_clients}"], folder
+        )
         experiment = build(config)
         server = make_server_app(lambda _: config, Console(quiet=True))
         began = time.process_time()

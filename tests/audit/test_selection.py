@@ -1,5 +1,7 @@
 """Whom the server attacks, and when."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -48,3 +50,20 @@ def test_clients_that_a_config_lists_are_kept_as_given():
     selection = Selection(clients=clients)
     clients.append(2)
     assert selection.clients == (1, 3)
+
+
+def test_those_that_are_left_out_are_told_why():
+    small, large = _observation(1, 0), _observation(1, 1)
+    large = replace(large, update=replace(large.update, num_examples=1200))
+    selection = Selection(max_examples=8)
+    assert selection([small, large]) == [small]
+    assert selection.left_out([small, large]) == {
+        1: "1,200 images, more than selection.max_examples=8"
+    }
+    assert Selection(every=2).left_out([_observation(2, 0)]) == {
+        0: "attacks run every 2 rounds from round 1 on"
+    }
+    assert Selection(clients=[0]).left_out([small, large]) == {1: "the client was not selected"}
+    assert Selection(max_clients=1).left_out([small, large]) == {
+        1: "at most 1 clients are attacked in a round"
+    }

@@ -180,7 +180,7 @@ def test_without_a_truth_reconstructions_are_kept_and_nothing_is_measured():
         (1, 0, 0, "reconstruction"),
         (1, 0, 1, "reconstruction"),
     ]
-    assert {record.kind for record in memory.records} == {"attack", "cost"}
+    assert {record.kind for record in memory.records} == {"attack", "client", "cost"}
 
 
 def test_an_attack_that_raises_is_told_of_once_and_of_every_target():

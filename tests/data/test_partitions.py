@@ -3,7 +3,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_leakage.data import DirichletPartition, IidPartition
+from flwr_leakage.data import (
+    DirichletPartition,
+    DirichletSizePartition,
+    IidPartition,
+    SizedPartition,
+)
 from flwr_leakage.randomness import make_generator
 
 LABELS = torch.arange(10).repeat_interleave(100)
@@ -88,3 +93,34 @@ def test_same_generator_same_clients(partition):
 def test_impossible_partitions_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()(LABELS, make_generator(0))
+
+
+def test_given_sizes_are_repeated_over_the_clients_and_disjoint():
+    clients = SizedPartition(5, [1, 8, 60])(LABELS, make_generator(0))
+    assert [len(client) for client in clients] == [1, 8, 60, 1, 8]
+    assert torch.cat(clients).unique().numel() == 78
+    again = SizedPartition(5, [1, 8, 60])(LABELS, make_generator(0))
+    assert all(torch.equal(one, other) for one, other in zip(clients, again, strict=True))
+
+
+def test_sizes_that_cannot_be_had_are_named():
+    with pytest.raises(ValueError, match=r"at most 1000, .* got 1200 for 2 clients"):
+        SizedPartition(2, [600])(LABELS, make_generator(0))
+    with pytest.raises(ValueError, match=r"at least 1, got \[3, 0\]"):
+        SizedPartition(2, [3, 0])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 20), st.sampled_from([0.05, 1.0, 100.0]), st.integers(0, 1000))
+def test_dirichlet_sizes_deal_every_sample_and_leave_nobody_out(clients, alpha, seed):
+    parts = DirichletSizePartition(clients, alpha, min_samples=3)(LABELS, make_generator(seed))
+    assert torch.cat(parts).sort().values.tolist() == list(range(1000))
+    assert len(parts) == clients and min(map(len, parts)) >= 3
+
+
+def test_small_alpha_gives_few_clients_most_of_the_samples():
+    def largest(alpha):
+        draws = [DirichletSizePartition(10, alpha)(LABELS, make_generator(s)) for s in range(20)]
+        return sum(max(map(len, parts)) for parts in draws) / 20
+
+    assert largest(0.1) > 500 > 150 > largest(100.0)

@@ -9,11 +9,16 @@ from scipy import stats
 
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report.agreement import agreements
-from flwr_leakage.report.charts import rounds_chart, scatter_chart, thin_out
+from flwr_leakage.report.attempts import attempts, fates
+from flwr_leakage.report.charts import rounds_chart, scatter_chart, story_chart, thin_out
+from flwr_leakage.report.grades import EXACT_DB, grade
 from flwr_leakage.report.header import describe, facts, flatten, given_to_attacker, planned_rounds
 from flwr_leakage.report.index import Index, count, label, number
+from flwr_leakage.report.remedies import remedies
+from flwr_leakage.report.story import sentences
 from flwr_leakage.report.tables import (
     attacks_table,
+    classes_table,
     clients_table,
     costs_table,
     events_table,
@@ -44,23 +49,81 @@ def column(table, name):
     return [row[table.columns.index(name)] for row in table.rows]
 
 
-def test_verdict_counts_by_its_rule():
-    records = [metric(1, 0, 0, 25.0), metric(1, 0, 1, 24.999), metric(1, 1, 0, 40.0)]
-    records += [metric(1, 2, 0, None, note="diverged"), objective(1, 2, None), objective(1, 1, 0.1)]
-    verdict = judge(Index(records), [], 25.0)
-    assert verdict.sentence == "2 of 4 attacked images were recovered; the closest reached 40.0 dB."
-    assert verdict.level == "leak"
-    assert "at least 25 dB" in verdict.rule
-    assert verdict.details == ("1 of 2 attacks gave no reconstruction.",)
+def blind(server_round, client_id, sample, value=12.0):
+    return metric(server_round, client_id, sample, value, "blind_psnr")
 
 
-def test_verdict_without_a_recovered_image_warns_that_other_attacks_may_do_better():
-    verdict = judge(Index([metric(1, 0, 0, 12.0)]), [], 25.0)
-    assert (
-        verdict.sentence == "None of 1 attacked image was recovered; the closest reached 12.0 dB."
+def with_blind(*records):
+    """The records, with a blind guess of 12 dB for every sample."""
+    keys = {(r.server_round, r.client_id, r.sample) for r in records}
+    return Index([*records, *(blind(*key) for key in keys)])
+
+
+def spared(server_round, client_id, images, reason):
+    return LeakageRecord(
+        "r", server_round, client_id, -1, "client", "not_attacked", images, "image", "", reason
     )
+
+
+def test_a_grade_compares_with_the_blind_guess():
+    assert grade(EXACT_DB, 12.0) == "exact" and grade(EXACT_DB - 0.1, 12.0) == "recognisable"
+    assert [grade(12.0 + more, 12.0) for more in (6.0, 5.9, 1.5, 1.4, -3.0)] == [
+        "recognisable", "partly", "partly", "nothing", "nothing",
+    ]  # fmt: skip
+    assert grade(12.5, 12.0, ssim=0.45, blind_ssim=0.1) == "recognisable"
+    assert grade(12.5, 12.0, ssim=0.27, blind_ssim=0.1) == "partly"
+    assert (
+        grade(14.0, 12.0, lpips=0.05) == "recognisable" and grade(14.0, 12.0, lpips=0.5) == "partly"
+    )
+
+
+def test_three_decibels_below_the_blind_guess_is_nothing_however_structured():
+    assert grade(9.0, 12.0, ssim=0.9, blind_ssim=0.1, lpips=0.01) == "nothing"
+
+
+def test_without_a_blind_guess_only_an_exact_image_has_a_grade():
+    assert grade(20.0, None) is None and grade(None, 12.0) is None
+    assert grade(60.0, None) == "exact"
+
+
+def test_verdict_counts_grades_and_names_who_is_most_at_risk():
+    records = [metric(1, 0, 0, 20.0), metric(1, 0, 1, 11.0), metric(1, 1, 0, 60.0)]
+    records += [metric(2, 1, 0, 61.0), metric(1, 2, 0, None), objective(1, 2, None, "it diverged.")]
+    verdict = judge(with_blind(*records, objective(1, 1, 0.1)), [])
+    assert verdict.sentence == (
+        "Private images leak. 5 attempts on single images of 3 clients in 2 rounds: 2 exact, "
+        "1 recognisable, 1 nothing, 1 without result."
+    )
+    assert verdict.level == "leak" and "48.1 dB" in verdict.rule
+    assert verdict.details[0].startswith(
+        "Most at risk: client 1: 2 exact; its worst case reached 61.0 dB in round 2."
+    )
+    assert verdict.details[1] == (
+        "Attack could not be applied, or gave no result, on 1 of 2 attacked updates (client 2): "
+        "it diverged."
+    )
+
+
+def test_verdict_below_the_blind_guess_is_nothing_and_warns_that_other_attacks_may_do_better():
+    verdict = judge(with_blind(metric(1, 0, 0, 9.0), metric(1, 0, 1, 8.0)), [])
+    assert verdict.sentence.startswith("This attack found nothing. 2 attempts")
     assert verdict.level == "quiet"
-    assert "does not show that no attack would" in verdict.details[0]
+    assert "does not show that every attack would" in verdict.details[0]
+
+
+def test_verdict_of_recognisable_images_at_20_db_is_a_leak():
+    verdict = judge(with_blind(*(metric(1, 0, sample, 20.0) for sample in range(4))), [])
+    assert "4 recognisable" in verdict.sentence and verdict.level == "leak"
+
+
+def test_identification_is_compared_with_chance():
+    ranks = [metric(1, 0, i, 1.0, "identification_rank", "of 101 candidates") for i in range(4)]
+    verdict = judge(with_blind(*(metric(1, 0, i, 11.0) for i in range(4)), *ranks), [])
+    assert any(
+        "4 of 4 reconstructions point to their original among 101 images" in text
+        and "something leaks that no grade shows" in text
+        for text in verdict.details
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,12 +133,27 @@ def test_verdict_without_a_recovered_image_warns_that_other_attacks_may_do_bette
         ([score(1, 0, 0, 1.0)], "No attack was run; there are risk scores only."),
         ([objective(1, 0, 0.5)], "1 update was attacked, but without the originals"),
         ([metric(1, 0, 0, 0.5, "ssim")], "no PSNR is known"),
+        ([metric(1, 0, 0, 20.0)], "no blind guess to compare with was recorded"),
+        ([objective(1, 0, None, "no")], "The attack could not be applied: 1 update was attacked"),
+        ([spared(1, 0, 9, "no attack is configured")], "No update was attacked"),
     ],
 )
 def test_verdict_without_outcome_says_what_is_missing(records, words):
-    verdict = judge(Index(records), [], 25.0)
+    verdict = judge(Index(records), [])
     assert words in verdict.sentence
     assert verdict.level == "unknown"
+
+
+def test_what_was_not_attacked_is_told_with_its_reason():
+    many = "images, more than selection.max_examples=8"
+    rests = "attacks run every 2 rounds from round 1 on"
+    records = [metric(1, 0, 0, 20.0), objective(1, 0, 0.1)]
+    records += [spared(1, 3, 30, f"30 {many}"), spared(1, 4, 1200, f"1,200 {many}")]
+    records += [spared(2, client, 30, rests) for client in (0, 3, 4)]
+    details = judge(with_blind(*records), []).details
+    expected = "Not attacked: clients 3 and 4 (30 to 1,200 images, more than selection.max_examples"
+    assert any(text.startswith(expected) for text in details)
+    assert f"Not attacked: round 2 ({rests})." in details
 
 
 def test_a_failed_attack_is_not_counted_as_a_second_trouble():
@@ -86,35 +164,97 @@ def test_a_failed_attack_is_not_counted_as_a_second_trouble():
         RunEvent("r", 1, 5, "info", "hello"),
         RunEvent("r", 1, -1, "warning", "server"),
     ]
-    details = judge(Index([objective(1, 2, None)]), events, 25.0).details
-    assert details[0] == "1 of 1 attack gave no reconstruction."
+    details = judge(Index([objective(1, 2, None)]), events).details
+    assert "on 1 of 1 attacked update (client 2)" in details[0]
     assert details[1].startswith("In 1 case ") and len(details) == 2
 
 
 def test_warnings_before_the_rounds_stand_by_the_verdict():
     events = [RunEvent("r", 0, -1, "warning", "read this"), RunEvent("r", 0, -1, "info", "hello")]
-    assert judge(Index([metric(1, 0, 0, 30.0)]), events, 25.0).details == ("read this",)
+    assert judge(with_blind(metric(1, 0, 0, 30.0)), events).details[-1] == "read this"
 
 
 def test_of_several_records_of_one_number_the_last_counts():
-    index = Index([metric(1, 0, 0, 10.0), metric(1, 0, 0, 30.0)])
-    assert judge(index, [], 25.0).sentence.startswith("1 of 1 attacked image was recovered")
+    index = Index([metric(1, 0, 0, 10.0), metric(1, 0, 0, 30.0), blind(1, 0, 0)])
+    assert "1 recognisable" in judge(index, []).sentence
+
+
+def test_a_what_if_is_measured_on_the_same_attempts():
+    def under(name, value):
+        return LeakageRecord("r", 1, 0, 0, "what_if", f"pruning/{name}", value)
+
+    records = [metric(1, 0, 0, 60.0), metric(1, 5, 0, 60.0), under("psnr", 11.0)]
+    records += [under("blind_psnr", 12.0)]
+    records += [LeakageRecord("r", 1, 0, -1, "what_if", "pruning/relative_change", 0.5)]
+    metadata = {"config": {"what_if": {"pruning": {"_target_": "x.Pruning", "prune_ratio": 0.9}}}}
+    [remedy] = remedies(with_blind(*records[:2], *records[2:]), metadata)
+    assert remedy.defense == "pruning (Pruning, prune ratio 0.9)"
+    assert remedy.sentence.startswith(
+        "On the same 1 attempts, 1 exact (median 60.0 dB) would have become 1 nothing (median "
+        "11.0 dB). It would have changed an update by 50 % of its length"
+    )
+    assert "defense=pruning" in remedy.sentence
+    assert remedies(Index(records[:2]), {}) == []
+
+
+def test_the_story_is_told_in_sentences():
+    def images(client, count, note):
+        return LeakageRecord("r", 1, client, -1, "client", "images", count, "image", "", note)
+
+    records = [images(0, 1, "1 image, 1 step"), images(1, 300, "300 images, 30 steps")]
+    records += [objective(1, 0, 0.1), spared(1, 1, 300, "too many")]
+    for server_round, value in ((0, 0.1), (1, 0.9)):
+        records.append(LeakageRecord("r", server_round, -1, -1, "utility", "test_accuracy", value))
+    metadata = {"model": "lenet", "dataset": "digits", "defense": "none", "attack": "best",
+                "threat": "labels known"}  # fmt: skip
+    index = Index(records)
+    told = sentences(index, metadata, fates(index), 1)
+    assert told == [
+        "2 clients with 1 to 300 images trained lenet on digits for 1 round; test accuracy rose "
+        "from 10 % to 90 %. No defense was used.",
+        "What a client does in a round: client 0: 1 image, 1 step; client 1: 300 images, 30 steps.",
+        "The server kept to the protocol and attacked what it received (“honest but curious”) by "
+        "“best”: the updates of client 0 in round 1.",
+        "Besides the updates and the model it was given: the true labels.",
+    ]
+
+
+def test_a_run_without_an_attack_says_so():
+    index = Index([spared(1, 0, 3, "no attack is configured")])
+    told = sentences(index, {}, fates(index), 1)
+    assert any(text.startswith("No attack was configured") for text in told)
 
 
 def test_rounds_table():
-    records = [metric(1, 0, 0, 20.0), metric(1, 0, 1, 30.0), metric(2, 0, 0, None, note="NaN")]
+    records = [metric(1, 0, 0, 20.0), metric(1, 0, 1, 11.0), metric(2, 0, 0, None, note="NaN")]
     records += [metric(1, 0, 0, 1.0, "label_accuracy"), metric(1, 0, 1, 0.0, "label_accuracy")]
+    records += [metric(1, 0, 0, None, "lpips_alex", "no weights")]
+    records += [blind(1, 0, 0), blind(1, 0, 1), blind(2, 0, 0)]
     records += [LeakageRecord("r", 0, -1, -1, "utility", "test_accuracy", 0.125)]
-    table = rounds_table(Index(records), 25.0)
+    index = Index(records)
+    table = rounds_table(index, attempts(index))
     assert column(table, "round") == ["before", "1", "2"]
-    assert column(table, "attacked") == ["–", "2", "1"]
-    assert column(table, "recovered") == ["–", "1 of 2 (50 %)", "–"]
-    assert column(table, "PSNR median, dB") == ["–", "25.0", "–"]
-    assert column(table, "PSNR highest") == ["–", "30.0", "–"]
-    assert column(table, "PSNR lowest") == ["–", "20.0", "–"]
+    assert column(table, "attempts") == ["–", "2", "1"]
+    assert column(table, "recognisable") == ["–", "1", "–"]
+    assert column(table, "nothing") == ["–", "1", "–"]
+    assert column(table, "PSNR median, dB") == ["–", "15.5", "–"]
+    assert column(table, "PSNR highest") == ["–", "20.0", "–"]
+    assert column(table, "PSNR lowest") == ["–", "11.0", "–"]
+    assert column(table, "blind guess median, dB") == ["–", "12.0", "12.0"]
     assert column(table, "label accuracy") == ["–", "50 %", "–"]
     assert column(table, "test accuracy") == ["12.5 %", "–", "–"]
-    assert table.notes == ("PSNR: 1 of 3 missing (NaN).",)
+    assert not any("LPIPS" in name for name in table.columns)
+    assert "PSNR: 1 of 3 missing (NaN)." in table.notes
+
+
+def test_classes_are_ordered_by_their_worst_leak():
+    def label_of(client, name):
+        return LeakageRecord("r", 1, client, 0, "client", "class", 0.0, "", "", name)
+
+    records = [metric(1, 0, 0, 11.0), metric(1, 1, 0, 60.0), label_of(0, "cat"), label_of(1, "dog")]
+    table = classes_table(attempts(with_blind(*records)))
+    assert column(table, "class") == ["dog", "cat"] and column(table, "exact") == ["1", "0"]
+    assert column(table, "where")[0] == "round 1, client 1"
 
 
 def test_missing_values_of_one_reason_share_a_sentence():
@@ -137,14 +277,19 @@ def test_attacks_table_counts_those_without_result():
 
 def test_clients_are_ordered_by_their_worst_leak_and_capped():
     records = [metric(1, 0, 0, 10.0), metric(1, 1, 0, 30.0), metric(2, 1, 0, 20.0)]
-    records += [metric(1, -1, 0, 15.0), score(1, 3, 0, 2.0)]
+    records += [metric(1, -1, 0, 15.0), score(1, 3, 0, 2.0), spared(1, 3, 9, "too many")]
+    records += [metric(1, 1, 0, 1.0, "identification_rank", "of 101 candidates")]
     events = [RunEvent("r", 1, 4, "error", "no reply")]
-    table = clients_table(Index(records), events, 25.0, limit=10)
+    index = with_blind(*records)
+    found = attempts(index)
+    table = clients_table(index, events, found, limit=10)
     assert column(table, "client") == ["1", "aggregate", "0", "3", "4"]
-    assert column(table, "rounds attacked") == ["2", "1", "1", "0", "0"]
-    assert column(table, "recovered")[:3] == ["1 of 2 (50 %)", "0 of 1 (0 %)", "0 of 1 (0 %)"]
+    assert column(table, "attempts") == ["2", "1", "1", "–", "–"]
+    assert column(table, "recognisable")[:3] == ["2", "0", "0"]
+    assert column(table, "identified")[0] == "1 of 1 (100 %)"
+    assert column(table, "not attacked, because")[3] == "too many"
     assert column(table, "errors, warnings") == ["0", "–", "0", "0", "1"]
-    capped = clients_table(Index(records), events, 25.0, limit=2)
+    capped = clients_table(index, events, found, limit=2)
     assert column(capped, "client") == ["1", "aggregate"]
     assert capped.notes == ("3 further clients left out.",)
 
@@ -166,7 +311,7 @@ def test_costs_are_summed_over_clients_and_rounds():
     ]
     table = costs_table(Index(records))
     assert table.columns == ("round", "train CPU, s")
-    assert table.rows == (("1", "3.00"), ("2", "3.00"), ("total", "6.00"))
+    assert table.rows == (("total", "6.00"), ("1", "3.00"), ("2", "3.00"))
 
 
 def paired(scores, outcomes, **named):
@@ -276,12 +421,32 @@ def test_thinned_out_dots_keep_both_ends(values, limit):
 
 def test_charts_follow_the_page_and_repeat_exactly():
     by_round = {1: [1.0, 2.0, 1000.0], 2: [5.0]}
-    first = rounds_chart(by_round, "a", 'what "it" <shows>', threshold=25.0, highest=True)
-    assert first == rounds_chart(by_round, "a", 'what "it" <shows>', threshold=25.0, highest=True)
-    assert "var(--accent)" in first and "var(--leak)" in first and "#0" not in first
+    first = rounds_chart(by_round, "a", 'what "it" <shows>', "dB")
+    assert first == rounds_chart(by_round, "a", 'what "it" <shows>', "dB")
+    assert "var(--accent)" in first and "#0" not in first
     assert "&lt;shows&gt;" in first and "<metadata" not in first and "<script" not in first
     assert 'id="a-' in first and "url(#a-" in first
     assert "mathdefault" not in first  # labels of a logarithmic axis are plain text
+
+
+def test_the_story_chart_shares_its_rounds_and_shows_accuracy_as_percentages():
+    leakage = {0: {1: [100.0], 3: [90.0]}, 1: {1: [20.0, 30.0]}}
+    blind_guess = {1: [12.0], 3: [12.0]}
+    chart = story_chart({0: [0.1], 1: [0.5]}, leakage, blind_guess, {1: [14.0]}, "s", "d")
+    texts = re.findall(r"<text[^>]*>([^<]*)<", chart)
+    assert {"0", "25", "50", "75", "100", "test accuracy, %", "PSNR of images, dB"} <= set(texts)
+    assert {"round of training", "client 0, median", "client 1, median"} <= set(texts)
+    assert {"blind guess, median", "what if, median"} <= set(texts)
+    assert texts.count("round of training") == 1
+    many = story_chart({}, {c: {1: [20.0]} for c in range(9)}, {}, {}, "s", "d")
+    assert "all clients, median" in many
+
+
+@pytest.mark.parametrize("unit", ["<script>", "$x^$", "dB", "1", ""])
+def test_no_foreign_sign_enters_a_chart(unit):
+    chart = rounds_chart({1: [1.0]}, "a", "d", unit)
+    written = re.findall(r"<text[^>]*>([^<]*)<", chart)
+    assert not any(sign in text for text in written for sign in "<>$^&")
 
 
 @pytest.mark.parametrize("rounds", [[1], [1, 3], list(range(40))])

@@ -219,7 +219,11 @@ def test_the_local_training_is_the_servers_unless_the_owner_says_otherwise(tiny_
     def config(run, **node):
         node = {"partition-id": 0, "num-partitions": 3, **node}
         node["leakage-overrides"] = " ".join(
-            [*TINY, "dataset=npz dataset.name=tiny", f"dataset.root={tiny_data}"]
+            [
+                *(override for override in TINY if not override.startswith("client.num_steps")),
+                "dataset=npz dataset.name=tiny",
+                f"dataset.root={tiny_data}",
+            ]
             + ([node["leakage-overrides"]] if "leakage-overrides" in node else [])
         )
         context = Context(1, 5, node, RecordDict(), run)
@@ -231,7 +235,7 @@ def test_the_local_training_is_the_servers_unless_the_owner_says_otherwise(tiny_
     assert config(run)["num_clients"] == 3
     assert config(run)["seed"] == 0
     refusing = config(run, **{"leakage-allow": ""})
-    assert refusing["client"]["num_steps"] == 1
+    assert refusing["client"]["num_steps"] is None  # by epochs, as in the packaged config
     above = config(run, **{"leakage-overrides": "client.num_steps=2"})
     assert above["client"]["num_steps"] == 2
 

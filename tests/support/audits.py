@@ -14,6 +14,15 @@ from flwr_leakage.simulation.config import Config, compose
 from flwr_leakage.tracking import RunData, read_run
 
 TINY = [
+    "partition=iid",
+    "client.num_examples=1",
+    "client.batch_size=1",
+    "client.num_steps=1",
+    "scoring.max_samples=null",
+    "selection.every=1",
+    "selection.max_examples=null",
+    "server.attack_max_seconds=null",
+    "what_if=null",
     "num_clients=3",
     "num_rounds=2",
     "model=linear",

@@ -1,0 +1,44 @@
+"""What an update would have been under a defense, which only a simulation can know."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flwr_leakage.audit.truth import Truth
+from flwr_leakage.params import Params, subtract
+from flwr_leakage.records import Observation, Update
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """One update as a defense would have released it. No training ever sees it.
+
+    Attributes:
+        update: what the client would have sent.
+        truth: the private samples, and how this defense would have encoded them.
+        relative_change: ``‖released − raw‖₂ / ‖raw‖₂`` of the update: what the training loses.
+    """
+
+    update: Update
+    truth: Truth
+    relative_change: float
+
+
+WhatIfSource = Callable[[Observation], WhatIf]
+"""The update that was observed ↦ what it would have been; ValueError where nobody knows."""
+
+
+def relative_change(raw: Params, released: Params) -> float:
+    """``‖released − raw‖₂ / ‖raw‖₂`` over all parameters; 0 for an update of zeros.
+
+    Example:
+        >>> relative_change({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([3.0, 0.0])})
+        0.8
+    """
+    norm = _norm(raw)
+    return _norm(subtract(released, raw)) / norm if norm else 0.0
+
+
+def _norm(values: Params) -> float:
+    return float(torch.stack([value.double().norm() for value in values.values()]).norm())

@@ -1,0 +1,113 @@
+"""Every attack on a single image, and the fate of every client's update."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from flwr_leakage.report.grades import GRADES, Grade, grade
+from flwr_leakage.report.index import Index, Key
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What an attack made of one private image in one round.
+
+    Attributes:
+        key: round, client, sample.
+        psnr: in dB, or ``None`` without a reconstruction.
+        blind: PSNR of the blind guess, or ``None`` where it was not recorded.
+        rank: the place of the original among the candidates, or ``None``.
+        candidates: in words, such as ``of 101 candidates``.
+        label: the class in words, or empty.
+        grade: ``None`` where it cannot be told.
+    """
+
+    key: Key
+    psnr: float | None
+    blind: float | None
+    rank: float | None
+    candidates: str
+    label: str
+    grade: Grade | None
+
+    @property
+    def leak(self) -> tuple[int, float]:
+        """Larger for a worse leak: by grade, then by PSNR."""
+        place = GRADES.index(self.grade) if self.grade else len(GRADES)
+        return -place, self.psnr if self.psnr is not None else float("-inf")
+
+
+def attempts(index: Index, what_if: str = "") -> list[Attempt]:
+    """Every image that was attacked; with a name, under that what-if defense instead."""
+    kind, before = ("what_if", f"{what_if}/") if what_if else ("metric", "")
+    lpips = next((n for n in index.names(kind) if n.startswith(f"{before}lpips")), "")
+
+    def value(name: str, key: Key) -> float | None:
+        record = index.series(kind, name).get(key)
+        return record.value if record is not None else None
+
+    named = [n for n in index.names(kind) if n.startswith(before) and n != f"{before}blind_psnr"]
+    keys = {key for name in named for key in index.series(kind, name) if key[2] >= 0}
+    ranks, classes = (
+        index.series(kind, f"{before}identification_rank"),
+        index.series("client", "class"),
+    )
+    found = []
+    for key in sorted(keys):
+        psnr, blind = value(f"{before}psnr", key), value(f"{before}blind_psnr", key)
+        verdict = grade(psnr, blind, value(f"{before}ssim", key),
+                        value(f"{before}blind_ssim", key), value(lpips, key))  # fmt: skip
+        rank, label = ranks.get(key), classes.get(key)
+        found.append(
+            Attempt(
+                key,
+                psnr,
+                blind,
+                rank.value if rank else None,
+                rank.note if rank else "",
+                label.note if label else "",
+                verdict,
+            )
+        )
+    return found
+
+
+def what_if_names(index: Index) -> list[str]:
+    """The names of the defenses that updates were attacked under besides."""
+    return list(dict.fromkeys(name.rpartition("/")[0] for name in index.names("what_if")))
+
+
+def tally(found: Iterable[Attempt]) -> Counter[Grade]:
+    """How many of each grade; those that cannot be graded are left out."""
+    return Counter(attempt.grade for attempt in found if attempt.grade is not None)
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What became of clients' updates, by (round, client).
+
+    Attributes:
+        answered: attacked, with a reconstruction.
+        unanswered: attacked without one, with the reason: the attack could not be applied, or
+            gave nothing.
+        spared: not attacked, with the reason.
+    """
+
+    answered: frozenset[tuple[int, int]]
+    unanswered: Mapping[tuple[int, int], str]
+    spared: Mapping[tuple[int, int], str]
+
+
+def fates(index: Index) -> Fates:
+    """Read the fate of every update from the records."""
+    answers = index.series("attack", "objective")
+    answered = {key[:2] for key, record in answers.items() if record.value is not None}
+    failed = {key[:2]: record.note for key, record in answers.items() if record.value is None}
+    spared = {key[:2]: r.note for key, r in index.series("client", "not_attacked").items()}
+    return Fates(frozenset(answered), failed, spared)
+
+
+def does(index: Index) -> dict[int, str]:
+    """What each client does in a round, in words: as of its last one."""
+    series = index.series("client", "images")
+    return {key[1]: series[key].note for key in sorted(series)}

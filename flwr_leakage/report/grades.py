@@ -1,0 +1,79 @@
+"""What a reconstruction shows, in four grades that compare it with a blind guess.
+
+A decibel by itself says little: a grey image has 12 dB on CIFAR-10. So every reconstruction is
+compared with the *blind guess*, what the server could guess of the sample without its update: the
+mean image of its own test set. The thresholds, with their reasons:
+
+- ``exact``: PSNR ≥ 48.1 dB = 20·log₁₀ 255: the error is at most one grey level of 255 (root mean
+  square), so that the two files look the same on any screen.
+- ``recognisable``: 6 dB nearer than the blind guess (a quarter of its squared error), or SSIM at
+  least 0.3 above the blind guess'. In the runs that these were set by, on MNIST and CIFAR-10,
+  people name digit or object from there on; PSNR alone would miss faint but plain digits.
+- ``partly``: 1.5 dB nearer, or SSIM at least 0.15 above: strokes or shades are seen.
+- ``nothing``: the rest, and whatever is 3 dB or more *farther* than the blind guess (twice its
+  squared error), however it is structured.
+
+LPIPS, where a backbone is there, can raise ``partly`` to ``recognisable``: at most 0.1.
+"""
+
+import math
+from typing import Literal
+
+Grade = Literal["exact", "recognisable", "partly", "nothing"]
+GRADES: tuple[Grade, ...] = ("exact", "recognisable", "partly", "nothing")
+
+EXACT_DB = 20 * math.log10(255)
+RECOGNISABLE_DB, RECOGNISABLE_SSIM, RECOGNISABLE_LPIPS = 6.0, 0.3, 0.1
+PARTLY_DB, PARTLY_SSIM = 1.5, 0.15
+NOTHING_DB = -3.0
+
+RULE = (
+    "Exact: off by at most one of 255 grey levels (48.1 dB). Recognisable: 6 dB nearer to the "
+    "original than the blind guess, or SSIM 0.3 above it. Partly: 1.5 dB nearer, or SSIM 0.15 "
+    "above. Nothing: the rest. The blind guess is what the server could guess without any update: "
+    "the mean of its own test images. PSNR measures error (10 dB more is a tenth of the squared "
+    "error), SSIM likeness of structure (1 is equal)."
+)
+"""The rule for a reader of the report."""
+
+
+def grade(
+    psnr: float | None,
+    blind_psnr: float | None,
+    ssim: float | None = None,
+    blind_ssim: float | None = None,
+    lpips: float | None = None,
+) -> Grade | None:
+    """The grade of one reconstruction.
+
+    Args:
+        psnr: of the reconstruction, dB; ``None`` where the attack gave none.
+        blind_psnr: of the blind guess for the same sample, dB.
+        ssim: of the reconstruction.
+        blind_ssim: of the blind guess.
+        lpips: of the reconstruction.
+
+    Returns:
+        The grade; ``None`` where there is no reconstruction, or no blind guess to compare with.
+
+    Example:
+        >>> grade(20.0, 12.0), grade(9.0, 12.0), grade(13.0, 12.0, ssim=0.5, blind_ssim=0.1)
+        ('recognisable', 'nothing', 'recognisable')
+    """
+    if psnr is None:
+        return None
+    if psnr >= EXACT_DB:
+        return "exact"
+    if blind_psnr is None:
+        return None
+    nearer = psnr - blind_psnr
+    known = ssim is not None and blind_ssim is not None
+    structure = ssim - blind_ssim if known else 0.0  # type: ignore[operator]
+    if nearer <= NOTHING_DB:
+        return "nothing"
+    if nearer >= RECOGNISABLE_DB or structure >= RECOGNISABLE_SSIM:
+        return "recognisable"
+    if nearer >= PARTLY_DB or structure >= PARTLY_SSIM:
+        near = lpips is not None and lpips <= RECOGNISABLE_LPIPS
+        return "recognisable" if near else "partly"
+    return "nothing"

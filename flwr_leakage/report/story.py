@@ -1,0 +1,97 @@
+"""The head of the page in sentences: who trained what, what the attacker was given."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flwr_leakage.report.attempts import Fates, does
+from flwr_leakage.report.header import describe, given_to_attacker
+from flwr_leakage.report.index import Index, by_round, count, median
+from flwr_leakage.report.words import several
+
+MAX_CLIENTS = 8
+
+
+def sentences(
+    index: Index, metadata: Mapping[str, Any], fate: Fates, rounds_done: int
+) -> list[str]:
+    """What was run, in plain sentences; what is not known is left out."""
+    told = (
+        _training(index, metadata, rounds_done),
+        _locally(index),
+        _attacker(metadata, fate),
+        _given(metadata) if fate.answered or fate.unanswered else "",
+    )
+    return [sentence for sentence in told if sentence]
+
+
+def _part(metadata: Mapping[str, Any], group: str) -> str:
+    config = metadata.get("config")
+    name, _ = describe(config.get(group) if isinstance(config, Mapping) else None)
+    given = metadata.get(group)
+    return given if isinstance(given, str) and given else name
+
+
+def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> str:
+    sizes = [record.value for record in index.series("client", "images").values() if record.value]
+    clients = {key[1] for key in index.series("client", "images")}
+    model, data = _part(metadata, "model"), _part(metadata, "dataset")
+    strategy, defense = _part(metadata, "strategy"), _part(metadata, "defense")
+    who = count(len(clients), "client") if clients else "Clients"
+    span = ""
+    if sizes:
+        low, high = int(min(sizes)), int(max(sizes))
+        span = f" with {low:,} to {high:,} images" if low < high else f" with {count(low, 'image')}"
+    parts = [
+        f"{who}{span}"
+        + (" each" if len(clients) > 1 and sizes and min(sizes) == max(sizes) else "")
+    ]
+    parts.append(f"trained {model or 'a model'}" + f" on {data}" * bool(data))
+    parts.append(f"for {count(rounds_done, 'round')}" + f" ({strategy})" * bool(strategy))
+    accuracy = by_round(index.series("utility", "test_accuracy"))
+    learnt = ""
+    if len(accuracy) > 1:
+        first, last = (median(accuracy[r]) or 0.0 for r in (min(accuracy), max(accuracy)))
+        word = "rose" if last > first else "went"
+        learnt = f"; test accuracy {word} from {100 * first:.0f} % to {100 * last:.0f} %"
+    guard = {"": "", "none": " No defense was used."}.get(defense, f" Defense: {defense}.")
+    return f"{' '.join(parts)}{learnt}.{guard}"
+
+
+def _locally(index: Index) -> str:
+    doing = does(index)
+    if not doing:
+        return ""
+    clients_by_deed: dict[str, list[int]] = {}
+    for client, deed in doing.items():
+        clients_by_deed.setdefault(deed, []).append(client)
+    shown = list(clients_by_deed.items())[:MAX_CLIENTS]
+    told = [f"{several(clients)}: {deed}" for deed, clients in shown]
+    more = len(clients_by_deed) - len(shown)
+    rest = f"; and {more} others (see Clients)" if more else ""
+    return f"What a client does in a round: {'; '.join(told)}{rest}."
+
+
+def _attacker(metadata: Mapping[str, Any], fate: Fates) -> str:
+    attack = _part(metadata, "attack")
+    attacked = {*fate.answered, *fate.unanswered}
+    if attack == "none" or (not attacked and fate.spared and _only_unconfigured(fate)):
+        return "No attack was configured: nothing here says what an attacker could recover."
+    if not attacked:
+        return ""
+    rounds = sorted({server_round for server_round, _ in attacked})
+    clients = sorted({client for _, client in attacked if client >= 0})
+    whom = several(clients) if clients else "the aggregate"
+    named = f" by “{attack}”" if attack else ""
+    return (
+        f"The server kept to the protocol and attacked what it received (“honest but curious”)"
+        f"{named}: the updates of {whom} in {several(rounds, 'round')}."
+    )
+
+
+def _only_unconfigured(fate: Fates) -> bool:
+    return all("no attack" in reason for reason in fate.spared.values())
+
+
+def _given(metadata: Mapping[str, Any]) -> str:
+    given: Sequence[str] = given_to_attacker(metadata)
+    return f"Besides the updates and the model it was given: {'; '.join(given)}." if given else ""

@@ -1,0 +1,40 @@
+"""Small texts that several parts of the page share."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from flwr_leakage.report.grades import GRADES, Grade
+from flwr_leakage.report.index import count
+
+
+def several(numbers: Sequence[int], noun: str = "client", limit: int = 8) -> str:
+    """Name clients or rounds by their numbers.
+
+    Example:
+        >>> several([3, 4, 5, 9]), several([1]), several([0, 1], "round")
+        ('clients 3 to 5 and 9', 'client 1', 'rounds 0 and 1')
+    """
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    parts: list[str] = []
+    for first, last in spans:
+        parts += [f"{first} to {last}"] if last > first + 1 else map(str, range(first, last + 1))
+    if len(parts) > limit:
+        return count(len(numbers), noun)
+    listed = ", ".join(parts[:-1]) + " and " * (len(parts) > 1) + parts[-1] if parts else "none"
+    return f"{noun}{'s' * (len(numbers) > 1)} {listed}"
+
+
+def graded(tally: Counter[Grade], skip_none: bool = True) -> str:
+    """Write a tally of grades.
+
+    Example:
+        >>> graded(Counter({"exact": 2, "nothing": 1}))
+        '2 exact, 1 nothing'
+    """
+    shown = [name for name in GRADES if tally[name] or not skip_none]
+    return ", ".join(f"{tally[name]:,} {name}" for name in shown)

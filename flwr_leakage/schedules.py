@@ -1,0 +1,62 @@
+"""Local training that differs by client, as it is counted in epochs."""
+
+import math
+from dataclasses import dataclass
+
+from flwr_leakage.records import LocalSchedule
+
+MAX_STEPS = 1_000_000
+"""Steps of a round beyond which a number of samples is taken for a mistake, or for an attack."""
+
+
+@dataclass(frozen=True)
+class EpochSchedule:
+    """How clients train in one round where each goes through its own samples.
+
+    A client with n samples takes ``num_epochs · ⌈n / batch_size⌉`` steps. The server knows n, as
+    clients tell it to be weighted, so it knows each client's schedule.
+
+    Attributes:
+        learning_rate: of SGD, > 0.
+        num_epochs: passes over a client's samples of the round, ≥ 1.
+        batch_size: samples in a step, ≥ 1; the last step of an epoch may have fewer.
+        momentum: heavy-ball momentum of ``torch.optim.SGD`` in [0, 1).
+        weight_decay: L2 penalty of ``torch.optim.SGD``, ≥ 0.
+
+    Example:
+        >>> EpochSchedule(0.1, num_epochs=2, batch_size=8).for_client(20).num_steps
+        6
+    """
+
+    learning_rate: float
+    num_epochs: int = 1
+    batch_size: int = 1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.num_epochs < 1:
+            raise ValueError(f"num_epochs must be at least 1, got {self.num_epochs}.")
+        self.for_client(1)
+
+    def for_client(self, num_examples: int) -> LocalSchedule:
+        """The schedule of a client with ``num_examples`` samples in the round.
+
+        Raises:
+            ValueError: no samples, or so many that the round has over a million steps.
+        """
+        if num_examples < 1:
+            raise ValueError(f"num_examples must be at least 1, got {num_examples}.")
+        num_steps = self.num_epochs * math.ceil(num_examples / self.batch_size)
+        if num_steps > MAX_STEPS:
+            raise ValueError(
+                f"a round may have at most {MAX_STEPS:,} steps, got {num_steps:,} for a client "
+                f"that says it has {num_examples:,} samples."
+            )
+        return LocalSchedule(
+            self.learning_rate, num_steps, self.batch_size, self.momentum, self.weight_decay
+        )
+
+
+Schedule = LocalSchedule | EpochSchedule
+"""The local training that a server sets: the same steps for all clients, or the same epochs."""
