@@ -51,6 +51,7 @@ _HOMES = {
     "attacks.presets": ("load_preset",),
     "audit.structure": ("structure",),
     "gradient_map": ("GradientMap", "local_update"),
+    "schedules": ("EpochSchedule",),
     "scores.one_call": ("score",),
 }
 """The modules of the names above; those of all others is ``records``."""

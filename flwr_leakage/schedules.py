@@ -37,6 +37,8 @@ class EpochSchedule:
     def __post_init__(self) -> None:
         if self.num_epochs < 1:
             raise ValueError(f"num_epochs must be at least 1, got {self.num_epochs}.")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
         self.for_client(1)
 
     def for_client(self, num_examples: int) -> LocalSchedule:

@@ -12,6 +12,8 @@ from flwr_leakage.randomness import make_generator
 
 ALLOWED = 1e-5
 """Relative distance of a product with J from the finite difference that passes."""
+MOST_ALLOWED = 1e-2
+"""Where rounding asks for more than this, differences of the gradient show nothing."""
 FIRST_STEP = 1e-6
 """Step of the differences, relative to the inputs: small, so that few ReLUs change sides."""
 OTHER_STEPS = (1e-7, 1e-5, 1e-4, 1e-3)
@@ -78,25 +80,29 @@ def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
         sample: one of them, in float64.
         seed: of the point and the direction.
     """
+    # A loss of one's own may cancel in float64, too, where the model is sure of the sample.
+    allowed = max(ALLOWED, 10 * float(sample.rounding()[0]))
+    if allowed > MOST_ALLOWED:
+        return "", "rounding leaves too few digits of the loss's gradient to compare"
     distances: list[float] = []
     for attempt in range(2):
         generator = make_generator(seed, purpose=f"second derivative {attempt}")
-        distances.append(_distance(sample, generator))
-        if distances[-1] <= ALLOWED:
+        distances.append(_distance(sample, generator, allowed))
+        if distances[-1] <= allowed:
             return "", ""
     if max(distances) == torch.inf:
         return "", "differences of the gradient do not settle, as if it jumped everywhere"
     fault = (
         f"the model's second derivative is not that of its gradient: along a random direction, "
         f"the product with J is {min(distances):.2g} away from differences of the gradient "
-        f"(relative; {ALLOWED:g} is allowed). The backward of a custom autograd.Function that "
+        f"(relative; {allowed:.2g} is allowed). The backward of a custom autograd.Function that "
         f"cannot be differentiated (once_differentiable, detach, NumPy) is the usual cause. Scores "
         f"that need gradients only are not concerned"
     )
     return fault, ""
 
 
-def _distance(sample: Samples, generator: torch.Generator) -> float:
+def _distance(sample: Samples, generator: torch.Generator, allowed: float) -> float:
     """Relative distance of Jᵀv from the differences; infinite where these do not settle."""
     x = sample.inputs
     scale = float(x.square().mean().sqrt()) or 1.0
@@ -109,7 +115,7 @@ def _distance(sample: Samples, generator: torch.Generator) -> float:
         difference = _difference(moved, step * direction) / (2 * step)
         length = torch.maximum(row_norms(difference), row_norms(product))
         seen.append(difference)
-        if float(row_norms(difference - product)) <= ALLOWED * float(length):
+        if float(row_norms(difference - product)) <= allowed * float(length):
             return 0.0
     settled = [
         float(row_norms(first - product) / torch.maximum(row_norms(first), row_norms(product)))

@@ -92,7 +92,7 @@ def test_what_does_not_apply_is_what_the_attack_refuses(name):
 
 
 def test_reasons_name_what_is_in_the_way():
-    assert "MaxPool2d" in structure(pooled(), SPEC, max_products=9)["feature_matching"].reason
+    assert "max_pool2d" in structure(pooled(), SPEC, max_products=9)["feature_matching"].reason
     found = structure(lenet(), SPEC, 8, max_products=9)
     assert "1 sample in 1 plain step, got 8 samples" in found["feature_matching"].reason
     decayed = LocalSchedule(0.1, 1, 1, weight_decay=0.1)

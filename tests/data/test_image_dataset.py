@@ -35,7 +35,7 @@ def test_spec_says_what_is_public():
         ({"labels": torch.tensor([0, 1])}, r"int64 \(3,\), got torch.int64 \(2,\)"),
         ({"labels": torch.tensor([0, 1, 5])}, r"must lie in 0 … 1, got \[5\]"),
         ({"labels": torch.tensor([0, 1, -1])}, r"must lie in 0 … 1, got \[-1\]"),
-        ({"mean": (0.5,)}, "one entry for each of 2 channels"),
+        ({"mean": (0.5,) * 3}, "one entry for each of 2 channels"),
         ({"std": (0.5, 0.0)}, "std must be positive"),
     ],
 )

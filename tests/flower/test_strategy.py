@@ -17,7 +17,7 @@ from flwr_leakage.tracking import JsonlTracker
 
 
 def _wrapped(tmp_path, seed):
-    gradient_map = GradientMap(torch.nn.Flatten())
+    gradient_map = GradientMap(torch.nn.Linear(4, 2))
     spec, tracker = InputSpec((1, 2, 2), 2), JsonlTracker(tmp_path / uuid4().hex)
     audit = ServerAudit(gradient_map, spec, LocalSchedule(0.1), tracker, seed=seed)
     plain = FedAvg(fraction_train=0.3, fraction_evaluate=0.3)

@@ -26,8 +26,8 @@ def test_a_client_is_told_by_its_last_failure_or_its_largest_residual():
     ]  # fmt: skip
     (warning,) = replay_warning(index)
     assert warning.startswith("What 2 of 4 clients trained does not explain")
-    assert warning in judge(index, [], 20.0).details
-    table = clients_table(index, [], 20.0, 10)
+    assert warning in judge(index, []).details
+    table = clients_table(index, [], [], 10)
     assert "replay of its training" in table.columns
     assert len(table.rows) == 4
 
@@ -35,4 +35,4 @@ def test_a_client_is_told_by_its_last_failure_or_its_largest_residual():
 def test_nothing_is_said_where_all_is_explained_or_nothing_was_captured():
     assert replay_warning(Index([replay(0, 1e-6)])) == ()
     assert replay_warning(Index([])) == ()
-    assert "replay of its training" not in clients_table(Index([]), [], 20.0, 10).columns
+    assert "replay of its training" not in clients_table(Index([]), [], [], 10).columns

@@ -77,7 +77,7 @@ def test_every_model_builds_an_experiment(tmp_path, model):
         ("num_round=3", "did you mean 'num_rounds'?"),
         ("client.learning_rat=3", "did you mean 'learning_rate'?"),
         ("defense=prunning", "did you mean 'pruning'?"),
-        ("attack.optimiser.iterations=3", "did you mean 'optimizer'?"),
+        ("attack.attack=3", "did you mean 'attacks'?"),
         ("defense=none,gausian", "did you mean 'gaussian'?"),
     ],
 )

@@ -21,6 +21,7 @@ from flwr_leakage.attacks import (
     pose,
     simulate_gradient,
 )
+from flwr_leakage.attacks.budget import UNLIMITED
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
 
@@ -150,10 +151,10 @@ class Cramped:
     def iterations(self):
         return self.inner.iterations
 
-    def __call__(self, evaluate, start, project=None, report=None):
+    def __call__(self, evaluate, start, project=None, report=None, budget=UNLIMITED):
         if len(start) > self.most:
             raise self.error("not enough memory")
-        return self.inner(evaluate, start, project, report)
+        return self.inner(evaluate, start, project, report, budget)
 
 
 @pytest.mark.parametrize("error", [MemoryError, RuntimeError, torch.OutOfMemoryError])
