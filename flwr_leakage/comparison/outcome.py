@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from flwr_leakage.report.attempts import attempts
+from flwr_leakage.report.index import Index
 from flwr_leakage.tracking import RunData
 
-RECOVERED_DB = 25.0
-"""PSNR from which on an image of 28 to 32 pixels is plainly recognised."""
+LEAKED = ("exact", "recognisable")
+"""The grades of a report that count as leaked."""
 
 COMPARED = ("metric", "attack", "utility", "cost")
 """The kinds of records that measures are made of."""
@@ -40,9 +42,9 @@ class Measure:
 MEASURES = (
     Measure("images", "images", "", ".0f", "Attacked images, failed attacks included."),
     Measure(
-        "recovered", f"≥ {RECOVERED_DB:.0f} dB", "more", ".0%",
-        "Share of the attacked images whose reconstruction reaches that PSNR; a failed attack "
-        "reaches nothing.",
+        "leaked", "leaked", "more", ".0%",
+        "Share of the attacked images that the report grades exact or recognisable, compared with "
+        "a blind guess; a failed attack leaked nothing.",
     ),
     Measure(
         "psnr_best", "worst leak, dB", "more", ".1f",
@@ -124,13 +126,15 @@ def _values(run: RunData) -> dict[str, float | None]:
     def mean(name: str) -> float | None:
         return statistics.fmean(known(name)) if known(name) else None
 
-    psnr, images = known("psnr"), len(held.get("psnr", {}))
+    psnr, found = known("psnr"), attempts(Index(run.records))
+    graded = any(attempt.blind is not None for attempt in found)
+    leaked = sum(attempt.grade in LEAKED for attempt in found)
     accuracy = {
         key: value for key, value in held.get("test_accuracy", {}).items() if value is not None
     }
     return {
-        "images": float(images),
-        "recovered": sum(value >= RECOVERED_DB for value in psnr) / images if images else None,
+        "images": float(len(found)),
+        "leaked": leaked / len(found) if graded else None,
         "psnr_best": max(psnr, default=None),
         "psnr_median": median("psnr"),
         "ssim_median": median("ssim"),

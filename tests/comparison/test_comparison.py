@@ -18,9 +18,12 @@ def write_run(folder, psnr, accuracy=0.5, close=True, seed=0, choices=None, **co
     """A run folder with some images of given PSNR, ``None`` for a failed attack."""
     tracker = JsonlTracker(folder)
     for sample, value in enumerate(psnr):
-        tracker.log(
-            LeakageRecord("run", 1, 0, sample, "metric", "psnr", value, "dB", "larger leaks more")
-        )
+        for name, number in (("psnr", value), ("blind_psnr", 12.0)):
+            tracker.log(
+                LeakageRecord(
+                    "run", 1, 0, sample, "metric", name, number, "dB", "larger leaks more"
+                )
+            )
     for server_round in (0, 1):
         tracker.log(
             LeakageRecord(
@@ -55,7 +58,7 @@ def test_runs_of_equal_settings_are_averaged_over_their_seeds(sweep):
     best = found.groups[0]
     assert best.mean("psnr_best") == 41.0
     assert best.deviation("psnr_best") == pytest.approx(math.sqrt(2))
-    assert best.mean("recovered") == 0.5
+    assert best.mean("leaked") == 0.5
     assert best.mean("test_accuracy") == pytest.approx(0.85)
     assert "41.0 ± 1.4" in str(found)
 
@@ -74,7 +77,7 @@ def test_a_setting_within_an_option_counts_where_that_option_was_run_with_severa
 def test_failed_attacks_count_as_attacked_and_unfinished_runs_are_told(tmp_path):
     write_run(tmp_path / "a", [30.0, None, None, None], close=False)
     run = outcome(read_run(tmp_path / "a"))
-    assert (run.values["images"], run.values["recovered"]) == (4, 0.25)
+    assert (run.values["images"], run.values["leaked"]) == (4, 0.25)
     assert run.status == "not finished"
     assert "not finished" in compare([tmp_path]).problems[0]
 
@@ -83,7 +86,7 @@ def test_a_run_without_numbers_has_none(tmp_path):
     JsonlTracker(tmp_path / "a").close()
     found = compare([tmp_path / "a"])
     assert found.runs[0].status == "no attack was measured"
-    assert found.runs[0].values["recovered"] is None
+    assert found.runs[0].values["leaked"] is None
     with pytest.raises(ValueError, match="no group has both"):
         frontier(found)
 
