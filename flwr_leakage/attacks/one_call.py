@@ -13,7 +13,7 @@ from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap, Loss
-from flwr_leakage.normalization import BatchNormMode
+from flwr_leakage.normalization import BatchNormMode, mode_of
 from flwr_leakage.params import Params, scale, subtract
 from flwr_leakage.records import (
     BatchNormKnowledge,
@@ -70,7 +70,7 @@ def attack(
     members: Sequence[int] = (),
     same_samples: bool = False,
     loss: Loss = F.cross_entropy,
-    batch_norm: BatchNormMode = "running",
+    batch_norm: BatchNormMode | None = None,
     batch_norm_knowledge: BatchNormKnowledge = "none",
     seed: int = 0,
     workers: int = 1,
@@ -91,7 +91,7 @@ def attack(
     members: Sequence[int] = (),
     same_samples: bool = False,
     loss: Loss = F.cross_entropy,
-    batch_norm: BatchNormMode = "running",
+    batch_norm: BatchNormMode | None = None,
     batch_norm_knowledge: BatchNormKnowledge = "none",
     seed: int = 0,
     workers: int = 1,
@@ -112,7 +112,7 @@ def attack(
     members: Sequence[int] = (),
     same_samples: bool = False,
     loss: Loss = F.cross_entropy,
-    batch_norm: BatchNormMode = "running",
+    batch_norm: BatchNormMode | None = None,
     batch_norm_knowledge: BatchNormKnowledge = "none",
     seed: int = 0,
     workers: int = 1,
@@ -132,7 +132,7 @@ def attack(
     members: Sequence[int] = (),
     same_samples: bool = False,
     loss: Loss = F.cross_entropy,
-    batch_norm: BatchNormMode = "running",
+    batch_norm: BatchNormMode | None = None,
     batch_norm_knowledge: BatchNormKnowledge = "none",
     seed: int = 0,
     workers: int = 1,
@@ -157,7 +157,8 @@ def attack(
         same_samples: the updates stem from the same samples, the latest last: they are attacked
             jointly, with one reconstruction.
         loss: (logits, targets) ↦ scalar.
-        batch_norm: whether the client normalised with ``batch`` or ``running`` statistics.
+        batch_norm: whether the client normalised with ``batch`` or ``running`` statistics; that of
+            the model's own mode by default: a model in train mode has ``batch``.
         batch_norm_knowledge: what the attacker knows of those statistics in the first case;
             ``exact`` ones can not be handed over here.
         seed: of the attack's random draws, ≥ 0.
@@ -190,7 +191,7 @@ def attack(
         labels = [targets] if isinstance(targets, Tensor) else list(targets)
     if len(labels) != len(updates):
         raise ValueError(f"targets must hold one tensor for each of {len(updates)} updates.")
-    gradient_map = GradientMap(model, loss, batch_norm)
+    gradient_map = GradientMap(model, loss, batch_norm or mode_of(model))
     observations = [
         _observe(gradient_map, given, num_examples, schedule, label, index, tuple(members))
         for index, (given, label) in enumerate(zip(updates, labels, strict=True))

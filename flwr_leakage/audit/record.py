@@ -26,6 +26,10 @@ SERVER = -1
 """The client id of what concerns the server, or a whole round."""
 
 
+SPARED = "not scored:"
+"""How the note of a sample begins that a score's plan left out."""
+
+
 @dataclass(frozen=True)
 class Recorder:
     """Gives a tracker what an audit finds, by run, round, client and sample.
@@ -61,7 +65,7 @@ class Recorder:
     def note(self, server_round: int, note: ClientNote) -> None:
         """What a client told of its round: scores, the replay of its training, and seconds."""
         for measurement in note.measurements:
-            self._measurement(server_round, note.client_id, "score", measurement)
+            self._measurement(server_round, note.client_id, "score", measurement, SPARED)
         if note.replay is not None:
             self._number(
                 server_round, note.client_id, -1, "check", "replay_residual",
@@ -136,16 +140,31 @@ class Recorder:
             )
 
     def _measurement(
-        self, server_round: int, client_id: int, kind: RecordKind, measurement: Measurement
+        self,
+        server_round: int,
+        client_id: int,
+        kind: RecordKind,
+        measurement: Measurement,
+        spared: str = "\0",
     ) -> None:
+        """A record for each sample; those whose note says that they were spared share one."""
         count = len(measurement.values)
         notes = measurement.notes or ("",) * count
         errors = measurement.errors or (None,) * count
         nothing: State | Literal[""] = ""
         states = measurement.states or (nothing,) * count
+        left_out = [note for note in notes if note.startswith(spared)]
+        if left_out:
+            told = f"{len(left_out)} of {count} samples {left_out[0]}"
+            self._number(
+                server_round, client_id, -1, kind, measurement.name, None,
+                measurement.unit, measurement.direction, told,
+            )  # fmt: skip
         for sample, (value, note, error, state) in enumerate(
             zip(measurement.values, notes, errors, states, strict=True)
         ):
+            if note.startswith(spared):
+                continue
             self._number(
                 server_round, client_id, sample, kind, measurement.name, value,
                 measurement.unit, measurement.direction, note, error, state,

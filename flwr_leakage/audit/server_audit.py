@@ -155,7 +155,7 @@ class ServerAudit:
             )
         if self.attack is not None:
             targets = self._targets(server_round, observations)
-            unknown = unknown | {note.client_id for note in notes if note.own_config}
+            unknown = unknown | self.own_config_clients  # also of those whose note is missing now
             cases = [case for target in targets if (case := self._grant(target, unknown))]
             for case, answer in self._answers(server_round, self.attack, cases):
                 self._record(case, answer)
@@ -182,8 +182,12 @@ class ServerAudit:
         changes: list[float] = []
         for case in cases:
             seen = case.observation
-            if case.truth is None or seen.client_id < 0 or seen.earlier:
-                continue  # nobody knows the samples, or it is no single update
+            if case.truth is None:
+                continue  # nobody knows the samples
+            if seen.client_id < 0 or seen.earlier:
+                message = f"what if {name} was not asked: that is for one client and one round"
+                self.warn_once(server_round, seen.client_id, message)
+                continue
             try:
                 found = source(seen)
             except ValueError as error:
@@ -214,6 +218,8 @@ class ServerAudit:
                 self._recorder.information(server_round, -1, message)
         if note.own_config:
             self.own_config_clients.add(note.client_id)
+        else:
+            self.own_config_clients.discard(note.client_id)
         if note.remark and self._remarks.get(note.client_id) != note.remark:
             self._remarks[note.client_id] = note.remark
             remark = f"client {note.client_id} says: {note.remark}"

@@ -21,7 +21,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-ONE_ROUND = ["num_clients=1", "num_rounds=1"]
+ONE_ROUND = (
+    "num_clients=1",
+    "num_rounds=1",
+    "partition=iid",
+    "client.num_examples=1",
+    "what_if=null",
+    "server.attack_max_seconds=null",
+    "selection.max_examples=null",
+    "scoring.relative_cost=null",
+)
+"""One client in one round, of as many samples as asked for, without limits."""
 Folders = Annotated[
     list[Path], typer.Argument(help="Run folders, or folders of them such as multirun/….")
 ]
@@ -65,9 +75,9 @@ def attack(
     Examples:
         flwr-leakage attack strongest
 
-        flwr-leakage attack exact_batch model=mlp client.num_examples=8 client.batch_size=8
+        flwr-leakage attack exact_batch model=mlp client.num_examples=8
     """
-    _simulate([f"attack={name}", "score=none", *ONE_ROUND, *(overrides or []), *context.args])
+    _simulate(_one_round([f"attack={name}", "score=none"], [*(overrides or []), *context.args]))
 
 
 @app.command(context_settings=PASS_ON)
@@ -87,9 +97,9 @@ def score(
     """
     from flwr_leakage.cli.scores import print_scores
 
-    chosen = [f"score={name}", "attack=none", *ONE_ROUND, *(overrides or []), *context.args]
+    chosen = _one_round([f"score={name}", "attack=none"], [*(overrides or []), *context.args])
     folder = _run_folder(chosen)
-    _simulate([*chosen, f"hydra.run.dir={folder}"])
+    _simulate([*chosen, f"run_dir={folder}"])
     print_scores(folder, Console())
 
 
@@ -221,10 +231,17 @@ def _simulate(arguments: Iterable[str]) -> None:
     simulate()
 
 
+def _one_round(fixed: list[str], given: list[str]) -> list[str]:
+    """The settings of one client in one round, but for those that are given."""
+    keys = {override.partition("=")[0] for override in given}
+    return [*fixed, *(o for o in ONE_ROUND if o.partition("=")[0] not in keys), *given]
+
+
 def _run_folder(overrides: Iterable[str]) -> Path:
     from datetime import datetime
 
-    given = [o.partition("=")[2] for o in overrides if o.startswith("hydra.run.dir=")]
+    keys = ("hydra.run.dir=", "run_dir=")
+    given = [o.partition("=")[2] for o in overrides if o.startswith(keys)]
     return Path(given[-1] if given else f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}")
 
 

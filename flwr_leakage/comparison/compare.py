@@ -14,7 +14,10 @@ from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE
 if TYPE_CHECKING:
     import pandas as pd
 
-NOT_COMPARED = ("seed", "run_dir", "engine", "server.", "tracker", "hydra")
+NOT_COMPARED = (
+    "seed", "run_dir", "objective", "engine", "tracker", "hydra", "server.attack_workers",
+    "server.attack_folder", "server.num_threads", "server.wait_seconds", "client.num_threads",
+)  # fmt: skip
 """Settings that leave the numbers as they are, but for the seed, which groups repeat over."""
 
 

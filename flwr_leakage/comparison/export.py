@@ -34,7 +34,8 @@ def export(comparison: Comparison, path: str | Path, per_run: bool = False) -> P
     path = Path(path)
     if path.suffix not in FORMATS.values():
         raise ValueError(
-            f"a file must end in one of {sorted(FORMATS.values())}, got {path.name!r}."
+            f"a file must end in one of {sorted(FORMATS.values())}, or in .html (a page) or .png "
+            f"(the frontier) for the command, got {path.name!r}."
         )
     if path.suffix in (".tex", ".md"):
         if per_run:

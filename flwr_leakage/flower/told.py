@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.server_audit import ServerAudit
 from flwr_leakage.capture import TrainingFacts
+from flwr_leakage.metrics import Reference
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation
 
@@ -78,6 +79,7 @@ class ToldAudit(ServerAudit):
         kinds = Counter((one.spec, one.batch_norm) for one in assumed.values())
         for (spec, mode), _ in kinds.most_common(1):
             self.spec = spec
+            self._reference = self.reference or Reference.of(spec)
             self.gradient_map = self.gradient_map.with_batch_norm(mode)
         attacked = []
         for seen in observations:

@@ -114,7 +114,8 @@ class ClientSamples:
                     rounding[window],
                     self.seed,
                     self.meter,
-                    self._derivable,
+                    self.derivable,
+                    self.exposure.raw.schedule.num_steps == 1,
                 )
                 # More samples than fit mean that memory is short: each window is dropped before
                 # the next.
@@ -188,7 +189,7 @@ class ClientSamples:
             return ()
         return (f"the second derivative of the model was not checked: {second.unchecked}",)
 
-    def _derivable(self) -> str:
+    def derivable(self) -> str:
         """Why second derivatives are left to plain autograd, or nothing; looked at once.
 
         Raises:
@@ -196,7 +197,10 @@ class ClientSamples:
         """
         if self._model.second is None:
             every = self._of_type("defended", torch.float64)
-            finite = every[every.inputs.isfinite().all(1).nonzero()[:_CHECKED, 0]]
+            places = every.inputs.isfinite().all(1).nonzero()[:_CHECKED, 0]
+            if not len(places):
+                return ""  # no sample to look at, and none that gets a number
+            finite = every[places]
             # The model is least sure of this one, so that rounding hides least of its gradient.
             best = finite.rounding()[0].argmin()[None]
             self._model.second = check_second_derivative(finite[best], self.seed)
@@ -233,6 +237,7 @@ def _problem(
     seed: int,
     meter: Meter,
     derivable: Callable[[], str],
+    single_step: bool,
 ) -> SampleProblem:
     """The problem of some samples, with a reason for each that has none."""
     gradients = samples.gradients()
@@ -251,7 +256,7 @@ def _problem(
         for sound, uses in zip(finite.tolist(), used.tolist(), strict=True)
     )
     deltas = delta[None] / torch.where(used, samples.weights, 1.0).to(delta)[:, None]
-    shared = rounding, seed, meter, derivable
+    shared = rounding, seed, meter, derivable, single_step
     return SampleProblem(samples, indices, gradients, deltas, notes, *shared)
 
 

@@ -46,6 +46,8 @@ class SampleProblem:
         meter: counts the products of all operators of the problem.
         derivable: says why second derivatives have to be taken by plain autograd, or nothing;
             raises ``ValueError`` where they are wrong. It is asked before the first product.
+        single_step: whether the client took one step, so that gradients at θ_t and wᵢ are the
+            whole of its update; of several steps they are the first order in the learning rate.
     """
 
     samples: Samples
@@ -57,6 +59,7 @@ class SampleProblem:
     seed: int
     meter: Meter
     derivable: Callable[[], str]
+    single_step: bool = True
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -49,8 +49,8 @@ def _remedy(index: Index, name: str, node: Any, raw: Mapping[Any, Attempt]) -> R
         price = f"It would have changed an update by {100 * change:.0f} % of its length (median). "
     sentence = (
         f"On the same {len(under)} attempts, {_told(before)} would have become {_told(under)}. "
-        f"{price}What that costs in accuracy was not measured here: run with defense={name}. "
-        f"The attack was the same as without the defense; one made for it may reach more."
+        f"{price}What that costs in accuracy was not measured here: it takes a run with that "
+        f"defense. The attack was the same as without the defense; one made for it may reach more."
     )
     psnr = by_round(index.series("what_if", f"{name}/psnr"))
     return Remedy(name, defense, sentence, psnr)

@@ -122,10 +122,14 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
         return ""
     first = sum(attempt.rank == 1 for attempt in ranked)
     pools = [int(digits) for a in ranked if (digits := "".join(filter(str.isdigit, a.candidates)))]
-    size = max(2, int(median(pools) or 2))
+    size = int(median(pools) or 0)
+    if size < 2:
+        return ""
+    point = "points" if len(ranked) == 1 else "point"
     text = (
-        f"Identification: {first} of {count(len(ranked), 'reconstruction')} point to their "
-        f"original among {size} images of all clients; blind guessing does so once in {size}."
+        f"Identification: {first} of {count(len(ranked), 'reconstruction')} {point} to the "
+        f"original among it and {size - 1} others, drawn from the images of all clients; blind "
+        f"guessing does so once in {size}."
     )
     leaks = grades["exact"] + grades["recognisable"] + grades["partly"]
     if not leaks and binom.sf(first - 1, len(ranked), 1 / size) < 0.01:

@@ -54,7 +54,8 @@ def compute_scores(
     doubts = (*warnings, *client.doubts)
     results = {}
     for name, result in found.items():
-        spread = tuple(warned(_spread(measured, chosen, count), doubts) for measured in result)
+        told = doubts if any(measured.products for measured in result) else warnings
+        spread = tuple(warned(_spread(measured, chosen, count), told) for measured in result)
         results[name] = replace(result, measurements=spread)
     return Scores(results, (*doubts, *client.notes))
 

@@ -52,6 +52,10 @@ class InputGradientNorm:
 def input_gradients(samples: Samples) -> Float[Tensor, "S N"]:
     """∂L/∂x of each sample alone, flat."""
     gradient_map = samples.gradient_map
+    if gradient_map.one_by_one:
+        return torch.stack(
+            [_by_autograd(samples[place]) for place in torch.arange(len(samples)).split(1)]
+        )
 
     def logits_of(inputs: Tensor) -> Tensor:
         return gradient_map.logits(samples.params, inputs, samples.buffers)
@@ -63,3 +67,13 @@ def input_gradients(samples: Samples) -> Float[Tensor, "S N"]:
     # The loss of one sample is differentiated alone, as nobody says that it is a mean.
     errors = vmap(grad(loss_of))(logits, samples.batch.targets)
     return pullback(errors)[0].flatten(1).detach()
+
+
+def _by_autograd(sample: Samples) -> Float[Tensor, " N"]:
+    """∂L/∂x of one sample of a model that torch.func cannot take."""
+    with torch.enable_grad():
+        inputs = sample.batch.inputs.detach().requires_grad_(True)
+        logits = sample.gradient_map.logits(sample.params, inputs, sample.buffers)
+        loss = sample.gradient_map.loss(logits, sample.batch.targets)
+        (found,) = torch.autograd.grad(loss, inputs)
+    return found.flatten()

@@ -112,9 +112,10 @@ def _operator(client: ClientSamples, point: Point) -> UpdateJacobian:
             f"the joint influence needs all {used} samples of the round, but only the first "
             f"{len(batch)} were kept: raise max_samples."
         )
-    return UpdateJacobian(
-        client.gradient_map, params, batch, schedule, exposure.buffers, client.meter
-    )
+    reason, gradient_map = client.derivable(), client.gradient_map
+    if reason and not gradient_map.one_by_one:
+        gradient_map = gradient_map.differentiated_by_autograd(reason)
+    return UpdateJacobian(gradient_map, params, batch, schedule, exposure.buffers, client.meter)
 
 
 def _measurement(

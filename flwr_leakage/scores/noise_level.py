@@ -11,6 +11,7 @@ from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.scores.base import first_notes, notes_where
 
 NO_NOISE = "no noise: there is no bound, a perfect attacker recovers this sample exactly"
+SEVERAL = "no bound: over several local steps a sample's part in the update is of first order only"
 _DEVIATIONS = 6.0
 """Standard errors by which δ may differ from Gaussian noise in a test."""
 _CHANCE = 1e-9
@@ -37,34 +38,51 @@ def noise_level(
         noise_std: σ; ``None`` takes the root mean square of δ, where δ looks like independent
             Gaussian noise of one size on all entries. Pruning, clipping, Laplacian noise and
             encodings of the batch do not, and get no bound of this kind.
+
+    There is no bound where the client took several steps: the samples' own gradients and weights
+    are then its update to first order in the learning rate only.
     """
+    if not problem.single_step:
+        return torch.full((len(problem),), torch.nan, dtype=torch.float64), [SEVERAL] * len(problem)
     weights = torch.where(problem.samples.weights > 0, problem.samples.weights, 1.0).double()
     if noise_std is not None:
         level = noise_std / weights
         return torch.where(level > 0, level, torch.nan), notes_where(level == 0, NO_NOISE)
-    level = problem.deltas.double().square().mean(1).sqrt()
+    level = _trained(problem, problem.deltas).square().mean(1).sqrt()
     reason = "" if bool(problem.undefended.all()) else _not_gaussian(problem)
     notes = first_notes(notes_where(problem.undefended, NO_NOISE), [reason] * len(problem))
     known = torch.tensor([not note for note in notes])
     return torch.where(known, level, torch.nan), notes
 
 
+def _trained(problem: SampleProblem, vectors: Float[Tensor, "S P"]) -> Float[Tensor, "S Q"]:
+    """The entries of parameters that the client trains; of the others it sends no noise."""
+    trained = problem.samples.gradient_map.trained
+    kept = [
+        torch.full((value.numel(),), name in trained)
+        for name, value in problem.samples.params.items()
+    ]
+    return vectors.double()[:, torch.cat(kept)]
+
+
 def _not_gaussian(problem: SampleProblem) -> str:
     """Why δ is no independent Gaussian noise of one size, or nothing."""
-    delta = problem.deltas[0].double()
+    delta = _trained(problem, problem.deltas)[0]
     standard = delta / delta.square().mean().sqrt()
     count = len(standard)
     kurtosis = float((standard**4).mean())
     found = ""
     if abs(kurtosis - 3) > _DEVIATIONS * math.sqrt(96 / count):
         found = f"its kurtosis is {kurtosis:.2g}, that of Gaussian noise 3"
-    sizes = [value.numel() for value in problem.samples.params.values()]
-    for name, part in zip(problem.samples.params, standard.split(sizes), strict=True):
+    trained = problem.samples.gradient_map.trained
+    params = {name: p for name, p in problem.samples.params.items() if name in trained}
+    sizes = [value.numel() for value in params.values()]
+    for name, part in zip(params, standard.split(sizes), strict=True):
         # The sum of squares is χ² distributed.
         half, total = len(part) / 2, float((part**2).sum()) / 2
         if min(float(gammainc(half, total)), float(gammaincc(half, total))) < _CHANCE:
             found = found or f"its mean square differs from tensor to tensor ({name})"
-    gradients = problem.gradients.double()
+    gradients = _trained(problem, problem.gradients)
     lengths = gradients.norm(dim=1).clamp_min(1e-300)
     along = (gradients @ standard).abs() / lengths
     if float(along.max()) > _DEVIATIONS:

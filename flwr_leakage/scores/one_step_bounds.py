@@ -80,7 +80,7 @@ class OneStepBounds(SampleScore):
     ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
         """‖∇ℓ‖² and ℓ at the start."""
         signs = sign_rows(problem.inputs.shape, draws).to(problem.inputs)
-        moved = problem.samples.with_inputs(problem.inputs + self.start * signs)
+        moved = problem.differentiable.with_inputs(problem.inputs + self.start * signs)
         operator = moved.jacobian(problem.meter)
         residual = operator.value - problem.gradients
         slope = 2 * operator.rmatvec(residual)

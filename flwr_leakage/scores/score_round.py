@@ -130,7 +130,8 @@ def score_round(
     for name in scores:
         ranking += _join([(group, found[name]) for group, found in parts], left_out, len(order))
     doubts = (*warnings, *client.doubts)
-    return [warned(measured, doubts) for measured in ranking], purse.account()
+    told = [warned(m, doubts if m.products else warnings) for m in ranking]
+    return told, purse.account()
 
 
 class _Purse:
@@ -225,4 +226,6 @@ def _merge(
         if any(getattr(found, name, ()) for _, found in groups):
             merged[name] = column(name, [blank] * count)
     products = sum(found.products for _, found in groups)
-    return replace(groups[0][1], products=products, **merged)
+    # A group in which the score failed has no unit.
+    model = next((found for _, found in groups if found.unit), groups[0][1])
+    return replace(model, products=products, **merged)

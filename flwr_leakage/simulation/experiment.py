@@ -160,6 +160,12 @@ class Experiment:
         changes it before; otherwise local training is run again.
         """
         defense, update = self.what_ifs[name], seen.update
+        encodes = defense.encodes_batches or self.defense.encodes_batches
+        if encodes and self.gradient_map.uses_batch_statistics:
+            raise ValueError(
+                "the statistics that BatchNorm sends would be those of other samples than the "
+                "encoded ones; run defense= in place of what_if"
+            )
         where = {"server_round": seen.server_round, "client_id": seen.client_id}
         draws = Reproducible.from_seed(self.settings.seed, **where, purpose=f"what if {name}")
         used = update.schedule.num_samples_used(update.num_examples)

@@ -123,6 +123,11 @@ def _split(
     """
     total = float(part.square().sum())
     limit = min(rows, columns)
+    if len(singular) < 2:
+        raise ValueError(
+            "the layer's weight gradient must have at least two rows that are not zero, got "
+            f"{len(singular)}."
+        )
     edge = rows**0.5 + columns**0.5
     floor = 1e-15 * float(singular[0]) / edge
 
