@@ -100,6 +100,7 @@ def test_epsilon_without_opacus_is_an_error_before_the_run(tiny_data, monkeypatc
 
 def test_mini_batches_beyond_the_limit_are_not_kept(tiny_data):
     limits = ["client.max_samples=3", "score=gradient_norm", "scoring.send=true"]
+    limits.append("scoring.relative_cost=null")
     data = run(tiny_config(tiny_data, *SIZES, *limits, name="few"))
     scored = {sample for _, _, sample in values(data, "gradient_norm") if sample >= 0}
     assert scored == {0, 1, 2, 3}
