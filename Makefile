@@ -1,5 +1,5 @@
 # make simulate: install into .venv, run the default audit on Flower's simulation runtime.
-# make test:     install into .venv, run the tests.
+# make test:     install into .venv, run the tests (CI also checks the types of every call).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

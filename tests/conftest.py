@@ -1,3 +1,4 @@
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -6,6 +7,12 @@ import torch
 @pytest.fixture(autouse=True)
 def _one_thread_and_no_seed_from_outside():
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """No types of calls are checked: for wrong arguments that the code itself refuses."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

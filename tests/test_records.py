@@ -177,7 +177,7 @@ def test_a_reconstruction_prints_shapes_instead_of_tensors():
         ((), ("good", "unresolved"), "got 'good'"),
     ],
 )
-def test_a_measurement_s_errors_and_states_fit_its_values(errors, states, expected):
+def test_a_measurement_s_errors_and_states_fit_its_values(unchecked, errors, states, expected):
     Measurement(
         "psnr", (1.0, None), "dB", "larger leaks more", (), 0, (0.1, None), ("exact", "lower bound")
     )

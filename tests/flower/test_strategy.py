@@ -57,6 +57,6 @@ def test_the_weight_is_that_of_the_wrapped_strategy_also_inside_of_wrappers(tmp_
     assert _wrapped(tmp_path, 0).weighted_by_key == "num-examples"
 
 
-def test_what_to_do_with_bad_replies_is_one_of_two(tmp_path):
+def test_what_to_do_with_bad_replies_is_one_of_two(tmp_path, unchecked):
     with pytest.raises(ValueError, match=r"bad_replies must be one of .*, got 'ignore'"):
         HonestButCurious(FedAvg(), _wrapped(tmp_path, 0).audit, bad_replies="ignore")

@@ -80,7 +80,7 @@ def test_a_wrong_one_is_told_beside_every_score_of_every_round():
             assert all("does not explain the update" in text for text in measured.notes)
 
 
-def test_always_and_never():
+def test_always_and_never(unchecked):
     always = dataclasses.replace(AUDIT, check_update="always")
     first, second = play(always, [0.5, 0.1])
     assert "explains the update" in first.explained
