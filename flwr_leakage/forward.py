@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.overrides import TorchFunctionMode
 
+from flwr_leakage.function_mode import FunctionMode
 from flwr_leakage.params import Params
 
 
@@ -111,22 +111,17 @@ class PlainKernels:
             yield
 
 
-class _WrittenOut(TorchFunctionMode):
+class _WrittenOut(FunctionMode):
     """Layer and instance normalisation in operations that are differentiated one by one."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        given = kwargs or {}
-        if func is F.layer_norm:
-            return _layer_norm(*args, **given)
-        if func is F.instance_norm:
-            return _instance_norm(func, *args, **given)
-        return func(*args, **given)
+        if function is F.layer_norm:
+            return _layer_norm(*args, **kwargs)
+        if function is F.instance_norm:
+            return _instance_norm(function, *args, **kwargs)
+        return function(*args, **kwargs)
 
 
 def _layer_norm(

@@ -24,11 +24,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 
 from flwr_leakage.capture.tape import Autocast, Backward, Tape
 from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root
+from flwr_leakage.function_mode import FunctionMode
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,15 @@ def _looking(method: Callable[..., None]) -> Callable[..., None]:
     return hook
 
 
-class _Window(TorchFunctionMode):
+class _Window(FunctionMode):
     """Hands every torch function to the recorder; it never changes a call."""
 
     def __init__(self, recorder: "Recorder") -> None:
         super().__init__()
         self._recorder = recorder
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._recorder.call(func, args, kwargs or {})
+    def on_call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        return self._recorder.call(function, args, kwargs)
 
 
 class Recorder:

@@ -6,7 +6,7 @@ transposed parameter, ``F.batch_norm``, activations), not by modules: ``F.relu``
 Whether a layer follows another is told by the numbers that pass.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,15 +60,11 @@ class ChainWalk(LinearWalk):
         self.others: list[str] = []
         self.between: dict[int, list[str]] = {}
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Note layers, leave all else."""
-        kwargs, before = kwargs or {}, len(self.uses)
+        before = len(self.uses)
         inputs: Any = args[0] if args else kwargs.get("input")
         if function is F.conv2d:
             outputs = function(*args, **kwargs)
@@ -80,7 +76,7 @@ class ChainWalk(LinearWalk):
             outputs = function(*args, **kwargs)
             self._add(ChainUse("", None, inputs, outputs, activation=activation))
         else:
-            outputs = super().__torch_function__(function, types, args, kwargs)
+            outputs = super().on_call(function, args, kwargs)
         if len(self.uses) > before:
             self.between[len(self.uses) - 1] = self.others
             self.others = []

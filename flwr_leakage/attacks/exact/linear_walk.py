@@ -7,16 +7,16 @@ by names, so that dropout in eval mode, flattening, pooling and any spelling of 
 difference.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.function_mode import FunctionMode
 
 # Attributes are met by their getters.
 _TRANSPOSES = (
@@ -49,7 +49,7 @@ class LinearUse:
         return self.weight.removesuffix(".weight")
 
 
-class LinearWalk(TorchFunctionMode):
+class LinearWalk(FunctionMode):
     """Note the linear layers of a pass; put given values in the place of one layer's outputs.
 
     Args:
@@ -73,15 +73,10 @@ class LinearWalk(TorchFunctionMode):
         self._products: dict[int, tuple[str, Tensor]] = {}
         self._kept: list[Tensor] = []  # keeps ids from being used again
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Note linear layers, leave all else."""
-        kwargs = kwargs or {}
         outputs = function(*args, **kwargs)
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
         if function is F.linear:

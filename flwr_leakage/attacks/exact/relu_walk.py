@@ -10,18 +10,18 @@ Skip connections, BatchNorm with given statistics and all other pooling are left
 differentiation.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from flwr_leakage.attacks.exact.geometry import Geometry, Pair, numeric_padding, pair
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.relus import RELUS
+from flwr_leakage.function_mode import FunctionMode
 
 _MAX_POOL = (F.max_pool2d, torch.max_pool2d)
 
@@ -49,7 +49,7 @@ class _ReachedError(Exception):
     """The pass has come to the last ReLU that is asked for, and ends there."""
 
 
-class ReluWalk(TorchFunctionMode):
+class ReluWalk(FunctionMode):
     """The context of such a pass; :meth:`run` makes one. ReLUs are numbered in their order.
 
     Args:
@@ -112,15 +112,10 @@ class ReluWalk(TorchFunctionMode):
         maxima = torch.zeros_like(inputs).flatten(2).scatter(2, indices.flatten(2), 1.0)
         return active * maxima.reshape(inputs.shape)
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Handle ReLU, max pooling and convolution; call any other function as it is."""
-        kwargs = kwargs or {}
         if function in RELUS:
             return self._activate(args[0] if args else kwargs["input"])
         if function in _MAX_POOL:

@@ -11,15 +11,15 @@ positive slope everywhere. The maximum of two is ``b + max(0, a − b)``, which 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from flwr_leakage.attacks.relus import RELUS
+from flwr_leakage.function_mode import FunctionMode
 
 OUTSIDE = -1e4
 """Value of padding around the windows of max pooling, in place of −∞, whose differences are NaN."""
@@ -105,7 +105,7 @@ def _tournament(maps: list[Tensor], width: Tensor) -> Tensor:
     return maps[0]
 
 
-class Blurred(TorchFunctionMode):
+class Blurred(FunctionMode):
     """Within this context every ReLU and every max pooling over images is blurred.
 
     They are caught as functions, however a model spells them: modules, functional calls, methods,
@@ -123,15 +123,10 @@ class Blurred(TorchFunctionMode):
         self.widths = [amount * deviation for deviation in deviations] if amount > 0 else []
         self.calls = 0
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Replace what has kinks, leave all else."""
-        kwargs = dict(kwargs or {})
         if not self.widths or not has_kinks(function, args, kwargs):
             return function(*args, **kwargs)
         inputs = args[0] if args else kwargs.pop("input")
@@ -154,21 +149,16 @@ class Blurred(TorchFunctionMode):
         return outputs
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(FunctionMode):
     """Notes the spread of the inputs of every call that :class:`Blurred` would replace."""
 
     def __init__(self) -> None:
         super().__init__()
         self.deviations: list[Tensor] = []
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = dict(kwargs or {})
         if has_kinks(function, args, kwargs):
             inputs = args[0] if args else kwargs["input"]
             self.deviations.append(_deviation(inputs.detach()))

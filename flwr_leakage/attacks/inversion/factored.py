@@ -16,17 +16,17 @@ differ. On small networks, where starting an operation costs more than the opera
 products are formed for all targets at once as well.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from flwr_leakage.attacks.inversion.factored_layers import Matrices, convolution_products, convolve
+from flwr_leakage.function_mode import FunctionMode
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
 
@@ -59,7 +59,7 @@ class _Layer:
     settings: tuple[Any, ...] = ()
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(FunctionMode):
     """Records every layer that a pass uses, and computes convolutions of few positions as products.
 
     Such a convolution multiplies its patches with a matrix, and the same patches then serve for
@@ -73,14 +73,9 @@ class _Recorder(TorchFunctionMode):
         self.few_positions = few_positions
         self.layers: list[_Layer] = []
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
         used = [v for v in (*args, *kwargs.values()) if id(v) in self.names]
         if not used:
             return function(*args, **kwargs)

@@ -7,14 +7,14 @@ candidate's gradient is the true one, and only the derivative *of the mask* is r
 of a sigmoid: ``d1[z > 0]/dz := β σ'(β z) = β σ(βz) (1 − σ(βz))``.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from flwr_leakage.attacks.relus import RELUS
+from flwr_leakage.function_mode import FunctionMode
 
 
 def smoothed_relu(inputs: Tensor, sharpness: float) -> Tensor:
@@ -28,7 +28,7 @@ def smoothed_relu(inputs: Tensor, sharpness: float) -> Tensor:
     return outputs
 
 
-class SmoothedRelu(TorchFunctionMode):
+class SmoothedRelu(FunctionMode):
     """Within this context every ReLU is a :func:`smoothed_relu`.
 
     It catches ``torch.relu``, ``torch.nn.functional.relu`` and ``nn.ReLU`` alike, so that any
@@ -44,17 +44,13 @@ class SmoothedRelu(TorchFunctionMode):
             raise ValueError(f"sharpness must be positive, got {sharpness}.")
         self.sharpness = sharpness
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call :func:`smoothed_relu` in place of a ReLU, and any other function as it is."""
         if function in RELUS:
-            return smoothed_relu(args[0] if args else (kwargs or {})["input"], self.sharpness)
-        return function(*args, **(kwargs or {}))
+            return smoothed_relu(args[0] if args else kwargs["input"], self.sharpness)
+        return function(*args, **kwargs)
 
 
 class _Relu(torch.autograd.Function):
