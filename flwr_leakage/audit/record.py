@@ -132,6 +132,11 @@ class Recorder:
         objective = answer.objective if answer.batch is not None else None
         note = answer.error or "; ".join(filter(None, (threat.describe(), answer.summary)))
         self._number(server_round, client_id, -1, "attack", "objective", objective, "1", note=note)
+        if answer.stats.get("stopped") == "budget":
+            note = "the time budget ended the attack: more time may find more"
+            self._number(
+                server_round, client_id, -1, "attack", "stopped_by_budget", 1.0, "1", note=note
+            )
         for measurement in outcome.measurements:
             self._measurement(server_round, client_id, "metric", measurement)
         for picture in outcome.pictures:

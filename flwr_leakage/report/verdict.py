@@ -42,6 +42,7 @@ def judge(index: Index, events: Sequence[RunEvent]) -> Verdict:
         *replay_warning(index),
         *_unattacked(fate),
         *_failures(fate),
+        *_stopped(index, fate),
         *_troubles(fate, events),
         *_caveats(events),
     )
@@ -61,6 +62,16 @@ def judge(index: Index, events: Sequence[RunEvent]) -> Verdict:
     caution = "That this attack failed does not show that every attack would."
     sentence = f"This attack found nothing. {summary}"
     return Verdict(sentence, RULE, "quiet", (caution, *details))
+
+
+def _stopped(index: Index, fate: Fates) -> tuple[str, ...]:
+    stopped, attacked = len(index.series("attack", "stopped_by_budget")), len(fate.answered)
+    if not stopped:
+        return ()
+    return (
+        f"The time budget ended the attack on {stopped} of {count(attacked, 'update')}: more time "
+        f"may find more, and what was found there depends on the speed of the machine.",
+    )
 
 
 def _images(found: Sequence[Attempt]) -> str:

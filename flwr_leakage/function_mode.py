@@ -1,0 +1,34 @@
+"""A context in which every call of a torch function passes one method."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+
+class FunctionMode(TorchFunctionMode):
+    """Within it ``on_call`` decides what each call of a torch function gives.
+
+    Functions are caught however a model spells them: modules, functional calls, methods, operators.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.on_call(func, args, dict(kwargs or {}))
+
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What the call gives; as it is where a subclass does not say otherwise.
+
+        Args:
+            function: that is called.
+            args: its positional arguments.
+            kwargs: its named arguments, to be changed at will.
+        """
+        return function(*args, **kwargs)

@@ -1,0 +1,19 @@
+"""The verdict tells where a time budget, and not the attack, ended the search."""
+
+from audits import run, tiny_config, values
+
+from flwr_leakage.report.index import Index
+from flwr_leakage.report.verdict import judge
+
+
+def test_attacks_that_a_budget_ended_are_told(tiny_data):
+    hurried = run(tiny_config(tiny_data, "server.attack_max_seconds=1e-9", name="hurried"))
+    stopped = values(hurried, "stopped_by_budget")
+    assert len(stopped) == len(values(hurried, "objective")) == 6
+    details = judge(Index(hurried.records), hurried.events).details
+    assert any("ended the attack on 6 of 6 updates" in text for text in details)
+    calm = run(tiny_config(tiny_data, name="calm"))
+    assert not values(calm, "stopped_by_budget")
+    assert not any(
+        "time budget" in text for text in judge(Index(calm.records), calm.events).details
+    )
