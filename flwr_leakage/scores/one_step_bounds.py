@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
-from flwr_leakage.per_sample import Precision, SampleProblem
+from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.randomness import Draws, sign_rows
 from flwr_leakage.records import State
-from flwr_leakage.scores.base import FLAT, Column, SampleScore, first_notes, notes_where
-from flwr_leakage.scores.lavp import LAVP
+from flwr_leakage.scores.base import FLAT, Column, first_notes, notes_where
+from flwr_leakage.scores.extremes import ExtremesScore
 
 
 @dataclass(frozen=True)
-class OneStepBounds(SampleScore):
+class OneStepBounds(ExtremesScore):
     """L = √λmax and M = √λmin, and the loss that one step of an L2 attack drops (Hong et al. 2024).
 
     Near the truth M‖x₁ − x₂‖ ≤ ‖g(x₁) − g(x₂)‖ ≤ L‖x₁ − x₂‖, to first order. The attack's loss is
@@ -29,28 +29,13 @@ class OneStepBounds(SampleScore):
 
     Attributes:
         start: ρ > 0, in model input units; 0.1 in the paper.
-        smallest: whether to compute M and what needs it, which is dear (see ``LAVP``).
-        tolerance: relative error to which λmax is computed.
-        min_tolerance: relative error to which λmin is computed.
-        max_steps: most steps of a Lanczos run.
-        max_dense_inputs: see ``LAVP``.
     """
 
-    start: float = 0.1
-    smallest: bool = True
-    tolerance: float = 1e-2
-    min_tolerance: float = 1e-2
-    max_steps: int = 300
-    max_dense_inputs: int = 4096
-    precision: Precision = field(default="float64", kw_only=True)
+    start: float = field(default=0.1, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.start > 0:
             raise ValueError(f"start must be positive, got {self.start}.")
-
-    def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Memory of the dense route to λmin, for one sample."""
-        return self._spectrum().extra_bytes(num_inputs, num_parameters)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """Two quantities for L, and two for M."""
@@ -61,7 +46,7 @@ class OneStepBounds(SampleScore):
             ("lower_lipschitz", "one_step_drop_most"),
         )
         for (constant, drop), source in zip(
-            names, self._spectrum().measure(problem, draws), strict=False
+            names, self.extremes().measure(problem, draws), strict=False
         ):
             notes = first_notes(notes_where(source.values == 0, FLAT), source.notes)
             root = source.values.sqrt()
@@ -85,14 +70,3 @@ class OneStepBounds(SampleScore):
         residual = operator.value - problem.gradients
         slope = 2 * operator.rmatvec(residual)
         return slope.double().square().sum(1), residual.double().square().sum(1)
-
-    def _spectrum(self) -> LAVP:
-        return LAVP(
-            ("lambda_max", "lambda_min") if self.smallest else ("lambda_max",),
-            self.tolerance,
-            self.min_tolerance,
-            self.max_steps,
-            self.max_dense_inputs,
-            precision=self.precision,
-            memory_bytes=self.memory_bytes,
-        )

@@ -218,7 +218,7 @@ def test_one_step_bounds_hold_exactly_for_a_linear_gradient():
     gradient_map = GradientMap(Scaled(d), loss=_sum)
     batch = Batch(torch.rand(1, 1, 3, 3), torch.tensor([0]))
     exposure = make_exposure(gradient_map, batch)
-    found = by_name(measure(OneStepBounds(0.2), gradient_map, exposure))
+    found = by_name(measure(OneStepBounds(start=0.2), gradient_map, exposure))
     assert found["upper_lipschitz"].values[0] == pytest.approx(3, rel=1e-2)
     assert found["lower_lipschitz"].values[0] == pytest.approx(1, rel=1e-2)
     # ℓ = Σ d²n², ∇ℓ = 2 d²n, with |n| = 0.2 everywhere; a step of 1/(2L²).
@@ -263,7 +263,7 @@ def test_settings_are_checked():
         lambda: JointInfluence(relative_damping=0.0),
         lambda: SingularSpectrum((1.5,)),
         lambda: GradientSensitivity(1),
-        lambda: OneStepBounds(0.0),
+        lambda: OneStepBounds(start=0.0),
         lambda: PoisoningBound(-1.0),
         lambda: PoisoningBound(learning_rate=0.0),
         lambda: NonlinearBound(num_draws=0),
