@@ -18,7 +18,7 @@ def _a_run():
 
 
 @pytest.mark.parametrize("kind", ["evaluate", "query", "evaluate.custom", "query.scores"])
-def test_messages_that_ask_for_no_training_pass_untouched(kind):
+def test_messages_that_ask_for_no_training_pass_untouched(unchecked, kind):
     """With no arrays or several, as evaluations and queries may have."""
 
     def refuse(context):
