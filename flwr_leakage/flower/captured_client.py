@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from torch import Tensor
 
 from flwr_leakage.audit import ClientNote, ReplayResult, Truth
@@ -37,6 +38,9 @@ from flwr_leakage.params import Params, subtract
 from flwr_leakage.records import Exposure, InputSpec, Measurement, Update
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
+
+REPLAY_KEY = "flwr-leakage-replay"
+"""The record of the client's own state that says what the latest replay found, if it failed."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,22 @@ class CapturePlan:
 
 @dataclass(frozen=True)
 class _Round:
-    """One captured training and the arrays around it."""
+    """One captured training and the arrays around it, which are read where somebody asks."""
 
     training: CapturedTraining
-    received: Mapping[str, Tensor]
-    sent: Mapping[str, Tensor]
+    arrays: ArrayRecord
+    answer: ArrayRecord
     num_examples: int
+
+    @cached_property
+    def received(self) -> Mapping[str, Tensor]:
+        """What the server sent."""
+        return self.arrays.to_torch_state_dict()
+
+    @cached_property
+    def sent(self) -> Mapping[str, Tensor]:
+        """What the client sends."""
+        return self.answer.to_torch_state_dict()
 
 
 def train_and_report(
@@ -102,13 +116,9 @@ def train_and_report(
     try:
         server_round, client_id = _server_round(message), _client_id(ctx)
         key, answer = next(iter(reply.content.array_records.items()))
-        seen = _Round(
-            recorder.training(),
-            arrays.to_torch_state_dict(),
-            answer.to_torch_state_dict(),
-            _count(reply, recorder.training()),
-        )
-        check = _check(plan, seen, server_round)
+        training = recorder.training()
+        seen = _Round(training, arrays, answer, _count(reply, training))
+        check = _check(plan, seen, server_round, ctx)
         work = _Work(server_round, client_id, ctx, train_seconds, check)
         done = _work(plan, seen, work)
     except Exception as error:  # the audit must not be what breaks a training
@@ -214,13 +224,19 @@ def _session(plan: CapturePlan, read: CapturedRound, server_round: int, client_i
     return session
 
 
-def _check(plan: CapturePlan, seen: _Round, server_round: int) -> ReplayResult | None:
+def _check(plan: CapturePlan, seen: _Round, server_round: int, ctx: Context) -> ReplayResult | None:
+    """What a replay says; in rounds without one, what the latest said if it failed."""
     if not plan.replays(server_round):
-        return None
+        kept = ctx.state.config_records.get(REPLAY_KEY)
+        return None if kept is None else ReplayResult(None, False, str(kept["sentence"]))
     try:
         check = check_replay(seen.training, seen.received, seen.sent)
     except Exception as error:
         check = ReplayCheck(None, problem=str(error) or type(error).__name__)
+    ctx.state.pop(REPLAY_KEY, None)
+    if not check.explains:
+        sentence = f"not replayed since round {server_round}, where {check.sentence()}"
+        ctx.state[REPLAY_KEY] = ConfigRecord({"sentence": sentence})
     return ReplayResult(check.residual, check.explains, check.sentence())
 
 
