@@ -61,7 +61,7 @@ class Autocast:
 
 
 def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
-    """As torch's ``tree_map``, which takes longer than a small layer on what arguments mostly are."""
+    """As torch's ``tree_map``, which takes longer than a small layer does."""
     kind = type(tree)
     if kind is tuple:
         return tuple([map_leaves(change, part) for part in tree])

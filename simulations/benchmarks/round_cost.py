@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from flwr.serverapp.strategy import FedAvg, Strategy
 from torch.nn import functional as F
 
 from flwr_leakage.audit import ServerAudit
 from flwr_leakage.data import embedded_mnist
-from flwr_leakage.flower import ClientAudit, HonestButCurious, InlineGrid, LeakageMod
+from flwr_leakage.flower import ClientAudit, HonestButCurious, InlineGrid, LeakageMod, observe
 from flwr_leakage.flower import audit as audit_app
-from flwr_leakage.flower import observe
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import LeNet
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule
@@ -44,13 +44,13 @@ def network() -> LeNet:
     return LeNet((1, 28, 28), 10)
 
 
-def client_app(samples: Batch, app: ClientApp, mods: list[LeakageMod]) -> ClientApp:
+def client_app(samples: Batch, app: ClientApp, mods: list[Mod]) -> ClientApp:
     """An ordinary epoch of SGD on the samples."""
 
     @app.train(mods=mods)
     def train(message: Message, context: Context) -> Message:
         model = network()
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         order = torch.randperm(len(samples))
         for places in order.split(BATCH_SIZE):
@@ -81,11 +81,11 @@ def kinds(samples: Batch) -> dict[str, Callable[[Path], Apps]]:
         return watched(folder), client_app(samples, ClientApp(), [])
 
     def watched(folder: Path) -> HonestButCurious:
-        audit = ServerAudit(GradientMap(network()), SPEC, SCHEDULE, JsonlTracker(folder))
+        audit = ServerAudit(GradientMap(network()), SPEC, schedule, JsonlTracker(folder))
         return HonestButCurious(strategy(), audit)
 
     def by_hand(folder: Path) -> Apps:
-        mod = LeakageMod(ClientAudit(GradientMap(network()), SPEC, SCHEDULE))
+        mod = LeakageMod(ClientAudit(GradientMap(network()), SPEC, schedule))
         return watched(folder), client_app(samples, ClientApp(), [mod])
 
     def one_line(replay_every: int | None) -> Callable[[Path], Apps]:
@@ -95,7 +95,7 @@ def kinds(samples: Batch) -> dict[str, Callable[[Path], Apps]]:
 
         return make
 
-    SCHEDULE = LocalSchedule(0.1, len(samples) // BATCH_SIZE, BATCH_SIZE)
+    schedule = LocalSchedule(0.1, len(samples) // BATCH_SIZE, BATCH_SIZE)
     return {
         "plain": plain,
         "observer on the server": observer,
