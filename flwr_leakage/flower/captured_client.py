@@ -19,6 +19,7 @@ from flwr_leakage.capture import (
     facts_of,
 )
 from flwr_leakage.capture.exposure import CapturedRound, read_round
+from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.arrays import write_arrays
 from flwr_leakage.flower.client import (
@@ -41,6 +42,8 @@ from flwr_leakage.scores.plan import ScorePlan
 
 REPLAY_KEY = "flwr-leakage-replay"
 """The record of the client's own state that says what the latest replay found, if it failed."""
+
+MASKED = ReplayCheck(None, problem="the update is sent under a mask, as secure aggregation does")
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def train_and_report(
         return reply
     start = time.process_time()
     try:
-        server_round, client_id = _server_round(message), _client_id(ctx)
+        server_round, client_id = _round_of(message), _client_id(ctx)
         key, answer = next(iter(reply.content.array_records.items()))
         training = recorder.training()
         seen = _Round(training, arrays, answer, _count(reply, training))
@@ -144,13 +147,19 @@ def train_and_report(
 def _limits(plan: CapturePlan, message: Message) -> Limits:
     """What is kept: the first step alone, where nothing is done with the others."""
     try:
-        server_round = _server_round(message)
+        server_round = _round_of(message)
     except ValueError:  # the reply will be handed on as it is
         return Limits(max_samples=1)
     scores = plan.scores and plan.score_plan.includes(server_round)
     if scores or plan.defends or plan.truth or plan.replays(server_round):
         return plan.limits
     return Limits(max_samples=1)
+
+
+def _round_of(message: Message) -> int:
+    """The round that the server names; older strategies name it in the message's group only."""
+    group = message.metadata.group_id
+    return _server_round(message) or (int(group) if group.isdecimal() else 0)
 
 
 @dataclass(frozen=True)
@@ -189,13 +198,16 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
     if not (plan.defends or plan.scores or plan.truth):
         return _Done()
     try:
+        if plan.truth is not None:
+            samples = private_samples(seen.training, seen.num_examples)
+            plan.truth.write(work.server_round, work.client_id, Truth(samples, samples))
+            if not (plan.defends or plan.scores):
+                return _Done(left_truth=True)
         read = read_round(seen.training, seen.received, seen.num_examples, plan.spec)
     except ValueError as error:
         if plan.defends:
             raise
         return _Done(remark=f"Neither scores nor samples were read off the training: {error}.")
-    if plan.truth is not None:
-        plan.truth.write(work.server_round, work.client_id, Truth(read.private, read.private))
     session = _session(plan, read, work.server_round, work.client_id)
     sent = {name: seen.sent[name].to(value.dtype) for name, value in read.params.items()}
     answer = replace(read.raw, delta=subtract(sent, read.params))
@@ -230,7 +242,7 @@ def _check(plan: CapturePlan, seen: _Round, server_round: int, ctx: Context) -> 
         kept = ctx.state.config_records.get(REPLAY_KEY)
         return None if kept is None else ReplayResult(None, False, str(kept["sentence"]))
     try:
-        check = check_replay(seen.training, seen.received, seen.sent)
+        check = check_replay(seen.training, seen.received, seen.sent) if seen.answer else MASKED
     except Exception as error:
         check = ReplayCheck(None, problem=str(error) or type(error).__name__)
     ctx.state.pop(REPLAY_KEY, None)
