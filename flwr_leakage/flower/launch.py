@@ -4,6 +4,8 @@ import logging
 import math
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from flwr.app import Context, Message, RecordDict
@@ -133,8 +135,8 @@ class _ConfiguredClient(ClientApp):
         self._run_config = run_config
 
     def __call__(self, message: Message, context: Context) -> Message:
-        context.run_config = dict(self._run_config)
-        return self._app(message, context)
+        with _configured(context, self._run_config):
+            return self._app(message, context)
 
 
 class _ConfiguredServer(ServerApp):
@@ -146,5 +148,16 @@ class _ConfiguredServer(ServerApp):
         self._run_config = run_config
 
     def __call__(self, grid: Grid, context: Context) -> None:
-        context.run_config = dict(self._run_config)
-        self._app(grid, context)
+        with _configured(context, self._run_config):
+            self._app(grid, context)
+
+
+@contextmanager
+def _configured(context: Context, run_config: UserConfig) -> Iterator[None]:
+    """Fill in the run config for a while: Flower refuses a context that comes back with another."""
+    before = context.run_config
+    context.run_config = dict(run_config)
+    try:
+        yield
+    finally:
+        context.run_config = before

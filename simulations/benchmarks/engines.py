@@ -32,6 +32,8 @@ BIN = Path(sys.executable).parent
 RUN_CONFIG = {"num-server-rounds": 2}
 LIMIT = 900
 """Seconds that a run may take."""
+WIDTH = 16
+"""Characters of a digest that are shown."""
 
 Environment = dict[str, str]
 
@@ -168,7 +170,7 @@ def digests(folder: Path) -> tuple[str, str, int]:
     rows = sorted(repr(record) for record in run.records if record.kind != "cost")
     rows += [f"{event.level}: {event.message}" for event in run.events]
     records.update("\n".join(rows).encode())
-    return arrays.hexdigest()[:16], records.hexdigest()[:16], len(rows)
+    return arrays.hexdigest()[:WIDTH], records.hexdigest()[:WIDTH], len(rows)
 
 
 def main() -> None:
@@ -186,6 +188,7 @@ def main() -> None:
     if arguments.one:
         one(arguments.one)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no daemon is to outlive this command
     lab.print_header("engine", "status", "seconds", "global arrays", "records", "how many")
     found = set()
     for name in arguments.engines:

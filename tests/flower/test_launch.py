@@ -94,6 +94,7 @@ def test_on_ray_both_apps_find_the_run_config_too(simulations):
     context = Context(1, 1, {}, RecordDict(), {})
     sent_server(InlineGrid(sent_client, 1), context)
     assert seen == [{"local-epochs": 1}] * 2
+    assert context.run_config == {}  # Flower refuses a context that comes back changed
 
 
 def test_all_of_the_machines_cpus_are_used_by_default(simulations, monkeypatch):
