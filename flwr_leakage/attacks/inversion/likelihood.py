@@ -135,7 +135,7 @@ def estimate_noise(problem: Problem) -> float | None:
 
     Returns:
         σ̂, or ``None`` where the equation does not hold for this model and loss (tried on a grey
-        image) or entries of the layer were pruned.
+        image), entries of the layer were pruned, or it is frozen.
     """
     try:
         layer = find_last_layer(problem)
@@ -151,7 +151,7 @@ def estimate_noise(problem: Problem) -> float | None:
     observed = columns(problem.gradient)
     # Units that no sample activates leave whole columns of zeros; pruning leaves parts of them.
     zeros = (observed == 0).sum(0)
-    if bool(((zeros > 0) & (zeros < len(observed))).any()):
+    if bool(((zeros > 0) & (zeros < len(observed))).any()) or bool((zeros > 0).all()):
         return None
     grey = problem.spec.normalize(
         torch.full((problem.num_samples, *problem.spec.shape), 0.5, dtype=observed.dtype)
