@@ -3,8 +3,11 @@
     python -m simulations.benchmarks.attacks_portfolio --root FOLDER --output rows.jsonl
 
 runs every preset on every case, with ``--seconds`` of the CPU for each target (``strongest`` with
-those of its own), appends a row to ``--output`` as soon as it is known, and prints the table of all
-rows in that file; rows that are there are not run again, so that an interrupted call goes on. A
+those of its own). A preset that is a part of ``strongest`` is not run again where that ran it: its
+row is the part's own answer. ``breaching:NAME`` among the presets takes single steps, with as many
+iterations as fit into ``--seconds``. The command appends a row to ``--output`` as soon as it is
+known, and prints the table of all rows in that file; rows that are there are not run again, so that
+an interrupted call goes on. A
 case is NETWORK/BATCH/SETTING:
 
 * ``lenet`` (sigmoid), ``relu`` (three convolutions of stride 1, 2, 2), ``mlp`` (two hidden layers
@@ -21,20 +24,22 @@ every case, averaged to ``--size`` pixels a side; labels are inferred. One threa
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks import AttackJob
+from flwr_leakage.attacks import Attack, AttackJob, Strongest
+from flwr_leakage.attacks.base import ProgressCallback
 from flwr_leakage.attacks.presets import load_preset, preset_names
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import MLP, LeNet, initialize
-from flwr_leakage.records import Batch, InputSpec, ThreatModel
+from flwr_leakage.records import Batch, InputSpec, Observation, Reconstruction, ThreatModel
 from simulations.benchmarks import lab
+from simulations.benchmarks.attacks_deep import affordable, attacking
 from simulations.benchmarks.attacks_second_order import observe, psnr
 
 OWN = "strongest"
@@ -85,6 +90,57 @@ def make_network(name: str, spec: InputSpec, root: Path, seed: int) -> nn.Module
     return network.eval()
 
 
+@dataclass(frozen=True)
+class Noted:
+    """An attack that notes what it answered, and in how many CPU seconds."""
+
+    attack: Attack
+    answers: list[tuple[Reconstruction, float]]
+
+    def __call__(
+        self, job: AttackJob, progress: ProgressCallback | None = None
+    ) -> list[Reconstruction]:
+        """The attack's own answers."""
+        with lab.Stopwatch() as watch:
+            results = self.attack(job, progress)
+        self.answers.append((results[0], watch.seconds))
+        return results
+
+
+def run_preset(name: str, job: AttackJob) -> dict[str, tuple[Tensor | None, float, bool, str]]:
+    """Inputs, CPU seconds, whether the budget ended it and what it said; of its parts, too."""
+    attack = load_preset(name)
+    parts: dict[str, Noted] = {}
+    if isinstance(attack, Strongest):
+        parts = {key: Noted(part, []) for key, part in attack.attacks.items()}
+        attack = replace(attack, attacks=parts)
+    whole = Noted(attack, [])
+    whole(job)
+    answers = {}
+    for key, noted in {name: whole, **parts}.items():
+        for result, seconds in noted.answers:
+            found = None if result.batch is None else result.batch.inputs
+            said = result.summary or result.error or str(result.stats.get("stage", ""))
+            answers[key] = (found, seconds, "stopped" in result.stats, said)
+    return answers
+
+
+def run_peer(
+    name: str,
+    network: nn.Module,
+    spec: InputSpec,
+    seen: Observation,
+    setting: str,
+    seconds: float,
+) -> tuple[Tensor | None, float, bool, str]:
+    """A configuration of breaching with as many iterations as take about ``seconds``."""
+    if setting.startswith("steps"):
+        return None, 0.0, False, "takes single steps"
+    attack = attacking(name, network, spec)
+    outcome = attack([seen], affordable(attack, [seen], seconds))
+    return outcome.found[0], outcome.seconds[0], False, ""
+
+
 def run_case(case: str, position: int, names: Sequence[str], given: argparse.Namespace) -> None:
     """Attack one case by some presets, and append a row for each."""
     kind, count, setting = case.split("/")
@@ -95,12 +151,17 @@ def run_case(case: str, position: int, names: Sequence[str], given: argparse.Nam
     batch = lab.normalize(truth, spec)
     seen, _ = observe(network, batch, setting, first, given.seed)
     gradient_map = GradientMap(network)
+    answers: dict[str, tuple[Tensor | None, float, bool, str]] = {}
     for name in names:
-        limit = None if name == OWN else given.seconds
-        job = AttackJob(gradient_map, spec, [seen], ThreatModel(), max_seconds=limit)
-        with lab.Stopwatch() as watch:
-            (result,) = load_preset(name)(job)
-        found = None if result.batch is None else result.batch.inputs
+        if name in answers:
+            pass
+        elif name.startswith("breaching:"):
+            answers[name] = run_peer(name, network, spec, seen, setting, given.seconds or 10.0)
+        else:
+            limit = None if name == OWN else given.seconds
+            job = AttackJob(gradient_map, spec, [seen], ThreatModel(), max_seconds=limit)
+            answers |= run_preset(name, job)
+        found, seconds, stopped, said = answers[name]
         values = psnr(found, truth.inputs, spec)
         row = {
             "case": case,
@@ -109,9 +170,9 @@ def run_case(case: str, position: int, names: Sequence[str], given: argparse.Nam
             "seed": given.seed,
             "preset": name,
             "psnr": sum(values) / len(values),
-            "cpu_seconds": watch.seconds,
-            "stopped": "stopped" in result.stats,
-            "said": result.summary or result.error or str(result.stats.get("stage", "")),
+            "cpu_seconds": seconds,
+            "stopped": stopped,
+            "said": said,
         }
         with given.output.open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -21,6 +21,9 @@ from torch.nn import functional as F
 from flwr_leakage.attacks.relus import relu_call
 from flwr_leakage.function_mode import FunctionMode
 
+LEAST = 1e-3
+"""A channel's spread at least, in units of its layer's: one whose ReLU is dead has none."""
+
 OUTSIDE = -1e4
 """Value of padding around the windows of max pooling, in place of −∞, whose differences are NaN."""
 
@@ -201,10 +204,14 @@ def _window(inputs: Tensor, output_size: Any) -> tuple[int, int] | None:
 
 
 def _deviation(inputs: Tensor) -> Tensor:
+    """… of a channel, and at least ``LEAST`` of the layer's: no blur has no width to divide by."""
     if inputs.ndim <= 2:
-        return inputs.var(dim=0).mean().sqrt()
-    axes = [axis for axis in range(inputs.ndim) if axis != 1]
-    return inputs.std(dim=axes, keepdim=True)
+        found = inputs.var(dim=0).mean().sqrt()
+    else:
+        axes = [axis for axis in range(inputs.ndim) if axis != 1]
+        found = inputs.std(dim=axes, keepdim=True)
+    layer = found.square().mean().sqrt()
+    return found.clamp_min(LEAST * layer) if bool(layer > 0) else torch.ones_like(found)
 
 
 class _Relu(torch.autograd.Function):
