@@ -43,6 +43,8 @@ class StableCrossEntropy:
             logits: (B, K).
             targets: (B,) class indices or (B, K) probabilities.
         """
+        if self.weight is None and not self.label_smoothing and not targets.is_floating_point():
+            return self._of_classes(logits, targets)
         count = logits.shape[1]
         weight = logits.new_ones(count) if self.weight is None else self.weight.to(logits)
         if targets.is_floating_point():
@@ -58,6 +60,16 @@ class StableCrossEntropy:
         losses = losses if used is None else torch.where(used, losses, 0.0)
         return losses.sum() / total if self.reduction == "mean" else losses.sum()
 
+    def _of_classes(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The usual case: the first equation alone, in few operations, as J is made of them."""
+        used = targets != self.ignore_index
+        known = torch.where(used, targets, 0)
+        is_own = known[:, None] == torch.arange(logits.shape[1], device=logits.device)
+        own = torch.where(is_own, logits, 0.0).sum(1)
+        losses = _softplus(logits.masked_fill(is_own, -torch.inf).logsumexp(1) - own)
+        total = torch.where(used, losses, 0.0).sum()
+        return total / used.sum() if self.reduction == "mean" else total
+
 
 def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
     """−Σ_k t_k log p_k of each row, with t = ``shares`` and a the largest of ``ranks``."""
@@ -69,9 +81,13 @@ def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
 
 
 def _softplus(s: Tensor) -> Tensor:
-    """log(1 + eˢ). ``F.softplus`` and ``F.logsigmoid`` lose digits in their second derivatives."""
-    positive = s > 0
-    return torch.where(positive, s, 0.0) + torch.log1p(torch.exp(torch.where(positive, -s, s)))
+    """log(1 + eˢ). ``F.softplus`` and ``F.logsigmoid`` lose digits in their second derivatives.
+
+    The derivative of ``logaddexp`` is computed as 1/(1 + e⁻ˢ), which subtracts nothing; below −40,
+    where powers of e⁻ˢ would overflow, eˢ is the same number to the last digit.
+    """
+    above = torch.logaddexp(s.clamp_min(-40.0), s.new_zeros(()))
+    return torch.where(s < -40.0, torch.exp(s.clamp_max(-40.0)), above)
 
 
 def stable(loss: Loss) -> Loss | None:
