@@ -58,10 +58,8 @@ class ClientSamples:
         seed: int = 0,
         meter: Meter | None = None,
     ) -> None:
-        whole = exposure.whole
-        self.gradient_map = differentiable(
-            gradient_map, exposure.params, exposure.buffers, whole.defended
-        )
+        self._gradient_map = gradient_map
+        self._routed = False
         self.exposure = exposure
         self.seed = seed
         self.meter = Meter() if meter is None else meter
@@ -70,6 +68,16 @@ class ClientSamples:
 
     def __len__(self) -> int:
         return len(self.exposure.indices)
+
+    @property
+    def gradient_map(self) -> GradientMap:
+        """Of the client's model and loss, differentiated in a way that takes it."""
+        if not self._routed:
+            exposure = self.exposure
+            params, buffers, batch = exposure.params, exposure.buffers, exposure.whole.defended
+            self._gradient_map = differentiable(self._gradient_map, params, buffers, batch)
+            self._routed = True
+        return self._gradient_map
 
     def select(self, places: Sequence[int]) -> "ClientSamples":
         """The samples at some places of this round, with its meter and its batch statistics."""
@@ -106,6 +114,22 @@ class ClientSamples:
         if len(self) <= size and (point, precision) in self._kept:
             yield from self._kept[point, precision]
             return
+        made = self._windows(point, precision, size)
+        if not self._routed:
+            self._routed = True  # unless the first gradients say otherwise
+            try:
+                first = next(made)
+            except Exception:  # torch.func refuses in many ways
+                self._routed = False
+                if not self.gradient_map.one_by_one:
+                    raise
+                self._model, made = _Model(), self._windows(point, precision, size)
+                first = next(made)
+            yield first
+        yield from made
+
+    def _windows(self, point: Point, precision: Precision, size: int) -> Iterator[SampleProblem]:
+        """The problems of ``size`` samples each, which are kept where one holds all."""
         delta = update_perturbation(self.gradient_map, self.exposure, point)
         kept = []
         for dtype, samples, places, rounding in self._by_dtype(point, precision):

@@ -132,7 +132,11 @@ def separate(
     if gradient_map.uses_batch_statistics:
         buffers = {**buffers, **gradient_map.statistics(params, batch.inputs, buffers)}
         gradient_map = gradient_map.with_batch_norm("running")
-    gradient_map = gradient_map.with_loss(stable(gradient_map.loss) or gradient_map.loss)
+    loss = stable(gradient_map.loss)
+    if loss is not None:
+        if loss.ignore_index not in batch.targets.flatten().tolist():
+            loss = replace(loss, ignore_index=None)
+        gradient_map = gradient_map.with_loss(loss)
     return Samples(gradient_map, params, buffers, batch, weights)
 
 
