@@ -6,6 +6,7 @@ from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
 from flwr_leakage.flower.dp_check import Finding, check_privacy
 from flwr_leakage.flower.inline_grid import InlineGrid
 from flwr_leakage.flower.launch import RayEngine, run_inline, run_ray
+from flwr_leakage.flower.legacy import LegacyHonestButCurious, observe_legacy
 from flwr_leakage.flower.observed import observe
 from flwr_leakage.flower.strategy import HonestButCurious
 from flwr_leakage.scores.plan import ScorePlan
@@ -17,6 +18,7 @@ __all__ = [
     "HonestButCurious",
     "InlineGrid",
     "LeakageMod",
+    "LegacyHonestButCurious",
     "RayEngine",
     "ScorePlan",
     "Selection",
@@ -27,6 +29,7 @@ __all__ = [
     "check_privacy",
     "encode",
     "observe",
+    "observe_legacy",
     "run_inline",
     "run_ray",
 ]

@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr_leakage.capture import Limits
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.captured_client import CapturePlan, train_and_report
+from flwr_leakage.flower.client import _refuse as refuse
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.records import InputSpec
 from flwr_leakage.scores.base import Score
@@ -78,7 +79,15 @@ class AuditedApp(ClientApp):
         """Hand the message on; a training is captured."""
         if message.metadata.message_type.split(".")[0] != "train":
             return self._app(message, context)
+        if self._is_for_another_strategy(message):
+            return refuse(message, "a client_fn is trained by strategies of flwr.server only")
         return train_and_report(self._plan, self._app, message, context)
+
+    def _is_for_another_strategy(self, message: Message) -> bool:
+        """Whether a ``NumPyClient`` got arrays of a strategy of ``flwr.serverapp``."""
+        names = list(message.content.array_records)
+        legacy = getattr(self._app, "_call", None) is not None
+        return legacy and len(names) == 1 and names != ["fitins.parameters"]
 
     def train(self, action: str = "default", **settings: Any) -> Any:
         """Register a function with the app."""

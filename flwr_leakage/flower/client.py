@@ -100,6 +100,13 @@ class ClientAudit:
                 f"check_update must be 'once', 'always' or 'never', got {self.check_update!r}."
             )
 
+    @property
+    def defends(self) -> bool:
+        """Whether the defense changes samples or updates."""
+        return self.defense.encodes_batches or (
+            type(self.defense).on_update is not Defense.on_update
+        )
+
 
 class _Session:
     """One round of one client: the mini-batches that pass through ``encode``."""
@@ -259,6 +266,11 @@ class LeakageMod:
                 f"expected one ArrayRecord in the reply, got {len(reply.content.array_records)}"
             )
         key, returned = next(iter(reply.content.array_records.items()))
+        if not (audit.scores or audit.defends):
+            return self._reply(reply, context, session, ClientNote(
+                session.client_id, train_cpu_seconds=train_seconds, remark=audit.remark,
+                own_config=audit.own_config,
+            ))  # fmt: skip
         params, buffers = read_arrays(sent, audit.gradient_map)
         local_params, local_buffers = read_arrays(returned, audit.gradient_map)
         if not session.private and (audit.scores or audit.defense.encodes_batches):
@@ -295,8 +307,14 @@ class LeakageMod:
             own_config=audit.own_config,
             explained=explained.sentence,
         )
-        _remember(context, session.server_round, note, audit.score_plan.keep_rounds)
-        reply.content[RECORD_KEY] = pack_note(note, with_measurements=audit.score_plan.send)
+        return self._reply(reply, context, session, note)
+
+    @staticmethod
+    def _reply(reply: Message, context: Context, session: _Session, note: ClientNote) -> Message:
+        """Keep the note, and put it beside the update."""
+        plan = session.audit.score_plan
+        _remember(context, session.server_round, note, plan.keep_rounds)
+        reply.content[RECORD_KEY] = pack_note(note, with_measurements=plan.send)
         return reply
 
 
