@@ -118,6 +118,26 @@ def report(
 
 
 @app.command()
+def client(
+    folder: Annotated[
+        Path, typer.Argument(help="What ClientAudit(folder=…) or client.folder=… named.")
+    ],
+) -> None:
+    """Show a client's owner what it scored, how it attacked itself, and what its gate decided.
+
+    Example:
+        flwr-leakage client /var/lib/my-node/leakage
+    """
+    from flwr_leakage.cli.owner import own_folders, print_own
+
+    try:
+        for each in own_folders(folder):
+            print_own(each, Console())
+    except (FileNotFoundError, ValueError) as error:
+        _fail(error)
+
+
+@app.command()
 def compare(
     folders: Folders,
     output: Annotated[
@@ -220,7 +240,15 @@ def version() -> None:
 
 def main() -> None:
     """The entry point."""
-    app()
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        from flwr_leakage._lazy import missing
+
+        named = missing("this command", error)
+        if named is error:
+            raise
+        sys.exit(f"error: {named}")
 
 
 def _simulate(arguments: Iterable[str]) -> None:
