@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from flwr.app import ConfigRecord, Context
@@ -126,7 +126,7 @@ def release(
             done = _one(session, trained, context, defense, number, lambda _, k=known: k, 0.0)  # type: ignore[misc]
         except ValueError as error:
             failed = Judgement(False, (f"it cannot be applied: {error}",))
-            tries.append(Try(type(defense).__name__, failed))
+            tries.append(Try(_named(defense), failed))
             continue
         done = replace(done, seconds=done.seconds + seconds)
         tries.append(_judge(audit.gate, defense, done))
@@ -199,7 +199,12 @@ def _one(
 
 def _judge(gate: Gate, defense: Defense, done: Release) -> Try:
     unexplained = done.explained.sentence if done.explained.fails else ""
-    return Try(type(defense).__name__, gate.judge(done.measurements, done.attacked, unexplained))
+    return Try(_named(defense), gate.judge(done.measurements, done.attacked, unexplained))
+
+
+def _named(defense: Defense) -> str:
+    """A defense with its settings, for the owner."""
+    return repr(defense)[:200] if is_dataclass(defense) else type(defense).__name__
 
 
 def _plan(audit: ClientAudit, second: bool) -> ScorePlan:

@@ -24,12 +24,16 @@ class ClientSettings:
         same_samples: the same ones in every round, rather than the next ones.
         max_samples: samples kept for scores and defenses, ≥ 1.
         num_threads: torch threads of a client, ≥ 1; ``None`` leaves them.
+        share: which numbers of self-attacks travel to the server, see ``ClientAudit``.
+        folder: where each client's record for its owner goes, or ``None``.
     """
 
     num_examples: int | None
     same_samples: bool
     max_samples: int
     num_threads: int | None
+    share: str | Sequence[str]
+    folder: str | None
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,8 @@ class Sections:
     model: Mapping[str, Any]
     strategy: Mapping[str, Any]
     defense: Mapping[str, Any]
+    self_attack: Mapping[str, Any]
+    gate: Mapping[str, Any]
     score: Mapping[str, Any]
     scoring: Mapping[str, Any]
     what_if: Mapping[str, Any] | None
