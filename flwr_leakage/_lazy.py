@@ -15,6 +15,7 @@ EXTRAS = {
     "lpips": "server",
     "matplotlib": "server",
     "omegaconf": "server",
+    "safetensors": "server",
     "torchmetrics": "server",
     "torchvision": "server",
     "mlxtend": "all",

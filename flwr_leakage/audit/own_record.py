@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr_leakage.audit.note import ClientNote
-from flwr_leakage.records import Exposure, LeakageRecord, RunEvent, Update
+from flwr_leakage.records import LeakageRecord, RunEvent, Update
 from flwr_leakage.tracking import JsonlTracker
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ def write_own_record(
     server_round: int,
     note: ClientNote,
     update: Update,
-    exposure: Exposure | None,
     attacked: SelfAttacked | None,
     said: Iterable[str],
     refused: bool,
@@ -32,14 +31,12 @@ def write_own_record(
         server_round: counted from 1.
         note: with all scores.
         update: that was sent, or would have been.
-        exposure: of the round, whose labels are recorded; or ``None``.
         attacked: the self-attack, or ``None``.
         said: the gate's sentences.
         refused: whether nothing was sent.
         attack: the settings of the self-attack.
     """
     from flwr_leakage.audit.record import Recorder
-    from flwr_leakage.audit.truth import Truth
 
     tracker = JsonlTracker(folder, resume=True)
     try:
@@ -49,9 +46,8 @@ def write_own_record(
         if attacked and attacked.problem:
             unattacked = attacked.problem
         recorder.client(server_round, client, update.schedule, update.num_examples, unattacked)
-        if attacked and attack and attacked.outcome and exposure:
+        if attacked and attack and attacked.outcome:
             recorder.attempt(server_round, attacked.attempt)
-            recorder.classes(server_round, client, Truth(exposure.private, exposure.defended), ())
             (answer,) = attacked.attempt.answers
             recorder.outcome(server_round, client, answer, attack.threat, attacked.outcome)
         sentences = tuple(said)

@@ -40,7 +40,7 @@ def keep_own(session: Session, done: Release, note: ClientNote, context: Context
 
         write_own_record(
             folder, session.server_round, replace(note, measurements=done.measurements),
-            done.update, done.exposure, done.attacked, said(done), done.refused, audit.self_attack,
+            done.update, done.attacked, said(done), done.refused, audit.self_attack,
         )  # fmt: skip
     except Exception:  # a full disk must not be what breaks a training
         _LOG.exception("flwr_leakage: the owner's record of this round could not be written")

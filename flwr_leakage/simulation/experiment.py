@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from flwr.serverapp.strategy import Strategy
@@ -19,6 +20,8 @@ from flwr_leakage.audit import (
     relative_change,
 )
 from flwr_leakage.audit.gate import Gate
+from flwr_leakage.audit.kept import KeptObservations
+from flwr_leakage.audit.later import KEPT
 from flwr_leakage.audit.self_attack import SelfAttack
 from flwr_leakage.data import FederatedDataset
 from flwr_leakage.defenses import NoDefense
@@ -132,7 +135,14 @@ class Experiment:
             progress=progress,
             num_rounds=self.settings.num_rounds,
             max_seconds=self.settings.server.attack_max_seconds,
+            keep=self._keep(),
         )
+
+    def _keep(self) -> KeptObservations | None:
+        server = self.settings.server
+        if not server.attack_later:
+            return None
+        return KeptObservations(Path(self.settings.run_dir) / KEPT, server.kept_bytes)
 
     def truth(self, server_round: int, client_id: int, num_examples: int) -> Truth:
         """Re-derive from the seed what a client trained on, and how its defense encoded it.

@@ -76,6 +76,9 @@ class ServerSettings:
         attack_folder: where finished chunks are kept, or ``None``.
         attack_max_seconds: CPU seconds that an attack may take for a target, > 0; ``None`` for no
             limit but the attack's own.
+        attack_later: whether updates are kept in ``run_dir/kept`` in place of being attacked
+            within the round; ``flwr-leakage attack-kept`` attacks them.
+        kept_bytes: most that kept updates take, ≥ 1; the oldest rounds are dropped.
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
         test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
         wait_seconds: how long to wait until there is a node for every client, ≥ 0.
@@ -87,6 +90,8 @@ class ServerSettings:
     attack_chunk: int
     attack_folder: str | None
     attack_max_seconds: float | None
+    attack_later: bool
+    kept_bytes: int
     num_threads: int | None
     test_samples: int | None
     wait_seconds: float
