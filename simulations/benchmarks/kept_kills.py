@@ -48,7 +48,7 @@ def attacked(folder: Path, seconds: float | None) -> bool:
     """Attack in a child that is killed after some time; whether it ended by itself."""
     child = os.fork()
     if not child:
-        with open(os.devnull, "w") as nowhere:
+        with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             attack_kept_of_run(folder, 1, None)
             os._exit(0)

@@ -5,9 +5,14 @@ import os
 
 import pytest
 from audits import numbers, run, tiny_config
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvg
+from observed import SPEC, client_app, network
 from typer.testing import CliRunner
 
+from flwr_leakage.audit.kept import KeptObservations
 from flwr_leakage.cli.app import app
+from flwr_leakage.flower import InlineGrid, audit, observe
 from flwr_leakage.simulation.later import attack_kept_of_run
 from flwr_leakage.tracking import JsonlTracker, jsonl, read_run
 
@@ -88,3 +93,18 @@ def test_a_dropped_round_is_recorded(tiny_data):
 def test_a_senseless_size_is_refused(tiny_data, value):
     with pytest.raises(ValueError, match=r"server.kept_bytes"):
         run(tiny_config(tiny_data, f"server.kept_bytes={value}", name="bad"))
+
+
+def test_an_app_of_ones_own_names_its_model(tmp_path):
+    folder, seen = tmp_path / "run", tmp_path / "truth"
+    keep = KeptObservations(folder / "kept")
+    settings = {"keep": keep, "truth": seen, "spec": SPEC}
+    strategy = observe(FedAvg(fraction_evaluate=0.0), network(), folder, **settings)
+    grid = InlineGrid(audit(client_app(), truth=seen, spec=SPEC), 2)
+    strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=2)
+    shown = CliRunner().invoke(
+        app, ["attack-kept", str(folder), "--model", "observed:network", "--max-seconds", "0.2"]
+    )
+    assert "2 rounds attacked" in shown.output, shown.output
+    psnr = [r.server_round for r in read_run(folder).records if r.name == "psnr"]
+    assert psnr == [1] * 8 + [2] * 8
