@@ -55,7 +55,8 @@ class ClientAudit:
         gate: what is too risky to be sent; ``None`` sends everything.
         folder: where the owner's own record is kept, a folder a run and client within it: scores,
             self-attacks with their images, the gate's decisions. ``None``: in the client's state
-            only, without images. See ``flwr-leakage client``.
+            only, without images. An absolute path where clients are processes of their own. See
+            ``flwr-leakage client``.
     """
 
     gradient_map: GradientMap
