@@ -75,6 +75,7 @@ def test_an_attack_without_an_answer_is_no_evidence_of_safety():
     assert not Gate(psnr=20.0).judge([], None).passes
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_settings_that_cannot_be_meant():
     with pytest.raises(ValueError, match="needs a limit"):
         Gate()
