@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from flwr_leakage.audit.attack import Attempt
-from flwr_leakage.audit.evaluate import Outcome
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.metrics.labels import class_indices
@@ -21,6 +19,12 @@ from flwr_leakage.records import (
     ThreatModel,
 )
 from flwr_leakage.tracking import Tracker
+
+if TYPE_CHECKING:
+    from flwr_leakage.audit.attack import Attempt
+    from flwr_leakage.audit.evaluate import Outcome
+else:  # a client that records its scores needs no attack installed
+    Attempt = Outcome = Any
 
 SERVER = -1
 """The client id of what concerns the server, or a whole round."""
