@@ -141,7 +141,9 @@ def leakage_figure(table: Sequence[Row], sizes: Sequence[int]) -> Figure:
                 low, mean, high = (float(row[k] or 0) for k in ("lpips low", "lpips", "lpips high"))
                 x = float(row["accuracy %"] or 0)
                 axes.errorbar(x, mean, [[mean - low], [high - mean]], fmt="o", color="C0", ms=4)
-                axes.annotate(name, (x, mean), fontsize=6, xytext=(3, 3), textcoords="offset points")
+                axes.annotate(
+                    name, (x, mean), fontsize=6, xytext=(3, 3), textcoords="offset points"
+                )
             if size in PAPER[name].lpips:
                 axes.plot(PAPER[name].accuracy, PAPER[name].lpips[size], "x", color="C1", ms=5)
         axes.set_title(f"batch {size}: ours ●, paper ×", fontsize=9)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,18 +21,17 @@ from flwr_leakage.defenses.base import Defense
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.papers.findings import Findings, Row
 from flwr_leakage.papers.huang_claims import PAPER, judge, leakage_figure
-from flwr_leakage.papers.intervals import mean_interval
+from flwr_leakage.papers.intervals import means
 from flwr_leakage.papers.lab import Lab
 from flwr_leakage.papers.training import Recipe, Trained
 from flwr_leakage.papers.victims import (
     STRONGEST,
     Measures,
-    answer_of,
     observe_batches,
     reconstruct,
 )
 from flwr_leakage.randomness import Reproducible, make_generator
-from flwr_leakage.records import Batch, InputSpec
+from flwr_leakage.records import InputSpec
 
 DEFENSES: Mapping[str, Defense] = {
     "none": NoDefense(),
@@ -170,10 +170,8 @@ class UtilityAgainstLeakage:
         epochs = self.decoding_epochs if defense.encodes_batches else 1
         encodings, weights = [], []
         for epoch in range(1, epochs + 1):
-            where = {"server_round": epoch, "client_id": 0, "purpose": "encode"}
-            encoded = defense.on_batch(
-                private, spec.num_classes, Reproducible.from_seed(seed, **where)
-            )
+            draws = partial(Reproducible.from_seed, seed, server_round=epoch, purpose="encode")
+            encoded = defense.on_batch(private, spec.num_classes, draws())
             observations = observe_batches(
                 gradient_map, encoded, batch_size, defense, seed, server_round=epoch
             )
@@ -181,14 +179,17 @@ class UtilityAgainstLeakage:
             if any(answer.batch is None for answer in answers):
                 return [{"defense": name, "batch": batch_size, "seed": seed, "lpips": None}]
             encodings.append(torch.cat([a.batch.inputs for a in answers if a.batch]))
-            matrix = defense.mixing_matrix(len(private), Reproducible.from_seed(seed, **where))
+            matrix = defense.mixing_matrix(len(private), draws())
             if matrix is not None:
                 weights.append(matrix)
         found = encodings[0]
         if weights:
             found = decode(name, torch.cat(encodings), torch.cat(weights), spec, seed)
-        cells = {"defense": name, "batch": batch_size, "seed": seed}
-        return Measures(lab.lpips).of(answer_of(found, private.targets), private, spec, **cells)
+        # The order within a gradient is unknown; decoded images come in the mapping's order.
+        together = 1 if weights else batch_size
+        return Measures(lab.lpips).in_batches(
+            found, private, together, spec, defense=name, batch=batch_size, seed=seed
+        )
 
     def _inversion(self, name: str) -> GradientInversion:
         hides_signs = "InstaHide" in name
@@ -220,18 +221,9 @@ class UtilityAgainstLeakage:
                 "n": len(mine),
                 "paper: LPIPS": PAPER[name].lpips.get(size),
             }
-            for metric in ("lpips", "psnr"):
-                values = [float(v) for row in mine if (v := row.get(metric)) is not None]
-                if len(values) > 1:
-                    mean, low, high = mean_interval(values)
-                    best = min(values) if metric == "lpips" else max(values)
-                    cells |= {
-                        f"{metric}": mean,
-                        f"{metric} low": low,
-                        f"{metric} high": high,
-                        f"{metric} best": best,
-                    }
-            rows.append(cells)
+            known = [float(v) for row in mine if (v := row.get("lpips")) is not None]
+            best: Row = {"LPIPS best": min(known)} if known else {}
+            rows.append(cells | means(mine, ("lpips", "psnr")) | best)
         return rows
 
 
@@ -243,9 +235,3 @@ def decode(
         return decode_mixup(encodings, weights)
     generator = make_generator(seed, purpose="decoding")
     return decode_instahide(encodings, weights, spec, generator).images
-
-
-def first_images(lab: Lab, data: str, first: int, count: int) -> tuple[Batch, InputSpec]:
-    """Test images in model space, and what is public about them."""
-    dataset = lab.data(data)[1]
-    return dataset.batch(torch.arange(first, first + count)), dataset.spec

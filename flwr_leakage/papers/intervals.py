@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_leakage.papers.findings import Row
+
 RESAMPLES = 4000
 
 
@@ -42,6 +44,22 @@ def difference_interval(
         raise ValueError(f"pairs need equal lengths, got {len(first)} and {len(second)}.")
     pairs = zip(first, second, strict=True)
     return _around(_present([a - b for a, b in pairs if a is not None and b is not None]), seed)
+
+
+def means(rows: Sequence[Row], names: Sequence[str]) -> Row:
+    """The mean of each measure over rows, with its 95 % interval: three cells a measure.
+
+    Args:
+        rows: one a sample.
+        names: of measures; one that fewer than two rows have is left out.
+    """
+    cells: Row = {}
+    for name in names:
+        values = [float(v) for row in rows if (v := row.get(name)) is not None]
+        if len(values) > 1:
+            found = mean_interval(values)
+            cells |= dict(zip((name, f"{name} low", f"{name} high"), found, strict=True))
+    return cells
 
 
 def _present(values: Sequence[float | None]) -> NDArray[np.float64]:

@@ -33,15 +33,23 @@ def by_difference(
     paper: float,
     first: Sequence[float | None],
     second: Sequence[float | None],
+    printed: str | None = None,
 ) -> Claim:
-    """A claim that first − second has the sign of the paper's number, over pairs of samples."""
-    pairs = [
-        (a, b) for a, b in zip(first, second, strict=False) if a is not None and b is not None
-    ]
+    """A claim that first − second has the sign of the paper's number, over pairs of samples.
+
+    Args:
+        text: the claim, with its place.
+        paper: the paper's difference, or any number of the claimed sign where it prints none.
+        first: one value a sample.
+        second: of the same samples.
+        printed: what the paper has, where that is no number.
+    """
+    printed = printed or f"{paper:+.2f}"
+    pairs = [(a, b) for a, b in zip(first, second, strict=False) if a is not None and b is not None]
     if len(first) != len(second) or len(pairs) < 2:
-        return not_compared(text, f"{paper:+.2f}", "one of the two was not measured at this size")
+        return not_compared(text, printed, "one of the two was not measured at this size")
     found = difference_interval([a for a, _ in pairs], [b for _, b in pairs])
-    return by_sign(text, f"{paper:+.2f}", found, len(pairs), paper)
+    return by_sign(text, printed, found, len(pairs), paper)
 
 
 def not_compared(text: str, paper: str, reason: str) -> Claim:

@@ -11,8 +11,8 @@ from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Lpips
-from flwr_leakage.params import Params
 from flwr_leakage.papers.findings import Row
+from flwr_leakage.params import Params
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import (
     Batch,
@@ -24,6 +24,8 @@ from flwr_leakage.records import (
     ThreatModel,
     Update,
 )
+
+Cell = str | int | float
 
 STRONGEST = ThreatModel(labels="known", batch_norm="exact")
 """Huang et al. 2021, section 5.1: private labels and the private batch's statistics are given."""
@@ -120,7 +122,7 @@ class Measures:
     lpips: Lpips | None
 
     def of(
-        self, answer: Reconstruction, truth: Batch, spec: InputSpec, **beside: str | int | float
+        self, answer: Reconstruction, truth: Batch, spec: InputSpec, **beside: Cell
     ) -> list[Row]:
         """One row a sample; ``None`` where there is no reconstruction.
 
@@ -132,11 +134,30 @@ class Measures:
         """
         found = Evaluator(lpips=self.lpips).evaluate(answer, truth, spec)
         values = {m.name: m.values for m in found.measurements}
-        names = [name for name in ("lpips", "psnr", "ssim") if name in values]
+        names = [name for name in ("lpips", "psnr", "ssim", "label_accuracy") if name in values]
         return [
             {**beside, "sample": i, **{name: values[name][i] for name in names}}
             for i in range(len(truth))
         ]
+
+    def in_batches(
+        self, inputs: Tensor, truth: Batch, batch_size: int, spec: InputSpec, **beside: Cell
+    ) -> list[Row]:
+        """As ``of``, where images are matched only with those of their own gradient.
+
+        Args:
+            inputs: reconstructed, as many as of the truth.
+            truth: what they are measured against, in model space.
+            batch_size: of each gradient, in the order of both.
+            spec: the normalisation.
+            beside: further cells of each row.
+        """
+        rows: list[Row] = []
+        for chunk in torch.arange(len(truth)).split(batch_size):
+            answer = answer_of(inputs[chunk], truth.targets[chunk])
+            found = self.of(answer, truth[chunk], spec, **beside)
+            rows += [{**row, "sample": len(rows) + i} for i, row in enumerate(found)]
+        return rows
 
 
 def answer_of(images: Tensor, targets: Tensor) -> Reconstruction:

@@ -9,7 +9,9 @@ from flwr_leakage.simulation.config import compose
 from flwr_leakage.simulation.paper import perform
 
 EXPERIMENTS = sorted(
-    path.stem for path in (conf_dir() / "experiment").glob("*.yaml") if "\npaper:" in path.read_text()
+    path.stem
+    for path in (conf_dir() / "experiment").glob("*.yaml")
+    if "\npaper:" in path.read_text()
 )
 
 
