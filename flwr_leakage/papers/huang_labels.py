@@ -180,7 +180,7 @@ class KnownLabels:
         return mean_interval([1.0] * unique + [0.0] * (self.draws - unique))
 
     def _judge_draws(self, drawn: Sequence[Row]) -> list[Claim]:
-        """ "Batches rarely have unique labels" as the paper uses it: less than half of them."""
+        """Unique labels are rare, as the paper says of larger batches: in less than half of them."""
         claims = []
         for row in drawn:
             size = int(row["batch"] or 0)
