@@ -180,7 +180,7 @@ class KnownLabels:
         return mean_interval([1.0] * unique + [0.0] * (self.draws - unique))
 
     def _judge_draws(self, drawn: Sequence[Row]) -> list[Claim]:
-        """Unique labels are rare, as the paper says of larger batches: in less than half of them."""
+        """Whether less than half of the larger batches have unique labels."""
         claims = []
         for row in drawn:
             size = int(row["batch"] or 0)

@@ -46,6 +46,31 @@ def difference_interval(
     return _around(_present([a - b for a, b in pairs if a is not None and b is not None]), seed)
 
 
+def unpaired_difference(
+    first: Sequence[float | None], second: Sequence[float | None], seed: int = 0
+) -> tuple[float, float, float]:
+    """The difference of two means, first − second, of different samples, with its 95 % interval.
+
+    Args:
+        first: independent values; ``None`` are left out.
+        second: likewise.
+        seed: of the resamples.
+
+    Raises:
+        ValueError: fewer than two values are left of one.
+    """
+    generator = np.random.default_rng(seed)
+    resampled, centre = [], []
+    for values in (_present(first), _present(second)):
+        if len(values) < 2:
+            raise ValueError(f"an interval needs at least 2 values, got {len(values)}.")
+        draws = generator.integers(len(values), size=(RESAMPLES, len(values)))
+        resampled.append(values[draws].mean(1))
+        centre.append(values.mean())
+    low, high = np.quantile(resampled[0] - resampled[1], [0.025, 0.975])
+    return float(centre[0] - centre[1]), float(low), float(high)
+
+
 def means(rows: Sequence[Row], names: Sequence[str]) -> Row:
     """The mean of each measure over rows, with its 95 % interval: three cells a measure.
 
