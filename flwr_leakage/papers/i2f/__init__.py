@@ -1,0 +1,13 @@
+"""The experiments of "Understanding Deep Gradient Leakage via Inversion Influence Functions".
+
+Zhang, Hong, Deng, Mahdavi, Zhou, NeurIPS 2023. The paper prints no correlation coefficient and no
+table of attacks: its claims are of plots. What its text leaves open is taken from the authors'
+published code, and said so.
+"""
+
+from flwr_leakage.papers.i2f.bound import Bound
+from flwr_leakage.papers.i2f.directions import Directions
+from flwr_leakage.papers.i2f.noise import Noise, Panel
+from flwr_leakage.papers.i2f.victim import Victim
+
+__all__ = ["Bound", "Directions", "Noise", "Panel", "Victim"]
