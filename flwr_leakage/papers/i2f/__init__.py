@@ -7,7 +7,8 @@ published code, and said so.
 
 from flwr_leakage.papers.i2f.bound import Bound
 from flwr_leakage.papers.i2f.directions import Directions
+from flwr_leakage.papers.i2f.initialisation import Initialisation
 from flwr_leakage.papers.i2f.noise import Noise, Panel
 from flwr_leakage.papers.i2f.victim import Victim
 
-__all__ = ["Bound", "Directions", "Noise", "Panel", "Victim"]
+__all__ = ["Bound", "Directions", "Initialisation", "Noise", "Panel", "Victim"]

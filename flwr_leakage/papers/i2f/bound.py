@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -192,7 +193,7 @@ def _comparisons(rows: list[Row], names: list[str]) -> list[Claim]:
             other = name.replace(over, under)
             if over in name and other != name and other in names:
                 both = table_of([r for r in rows if r["panel"] in (name, other)])
-                found = bootstrap(both, lambda t, a=name, b=other: _median_ratio_of(t, a, b))
+                found = bootstrap(both, partial(_median_ratio_of, over=name, under=other))
                 title = f"{text} of {name} over {other}"
                 claims.append(judged(title, "plot only", found, least, most))
     linear = [name for name in names if name.startswith("Linear")]

@@ -36,7 +36,7 @@ class Noise:
         images: successive test images.
         first: the first of them; below 100 for development, from there on for reporting.
         seeds: of weights, noise and starts; each has all images.
-        dampings: absolute ε of I²F.
+        dampings: absolute ε of I²F; without any, I_lb alone is computed.
     """
 
     variances: tuple[float, ...]
@@ -75,7 +75,7 @@ def noise_rows(lab: Lab, panel: Panel, noise: Noise) -> list[Row]:
                 seed,
                 noise.first,
                 noise.dampings,
-                undamped=batch.inputs[0].numel() <= 1024,
+                undamped=bool(noise.dampings) and batch.inputs[0].numel() <= 1024,
                 lpips=lab.lpips,
             )
 
