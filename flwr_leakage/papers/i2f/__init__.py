@@ -6,9 +6,31 @@ published code, and said so.
 """
 
 from flwr_leakage.papers.i2f.bound import Bound
+from flwr_leakage.papers.i2f.cost import Cost
+from flwr_leakage.papers.i2f.damping import Damping
 from flwr_leakage.papers.i2f.directions import Directions
+from flwr_leakage.papers.i2f.dynamics import Dynamics
+from flwr_leakage.papers.i2f.fairness import Fairness, FairnessPanel
 from flwr_leakage.papers.i2f.initialisation import Initialisation
 from flwr_leakage.papers.i2f.noise import Noise, Panel
+from flwr_leakage.papers.i2f.perception import Perception
+from flwr_leakage.papers.i2f.pruning import Pruning
+from flwr_leakage.papers.i2f.trained import TrainedVictim
 from flwr_leakage.papers.i2f.victim import Victim
 
-__all__ = ["Bound", "Directions", "Initialisation", "Noise", "Panel", "Victim"]
+__all__ = [
+    "Bound",
+    "Cost",
+    "Damping",
+    "Directions",
+    "Dynamics",
+    "Fairness",
+    "FairnessPanel",
+    "Initialisation",
+    "Noise",
+    "Panel",
+    "Perception",
+    "Pruning",
+    "TrainedVictim",
+    "Victim",
+]

@@ -8,6 +8,8 @@ from flwr_leakage.papers.i2f.records import attack_rows, gaussian
 from flwr_leakage.papers.i2f.victim import Victim, test_images
 from flwr_leakage.papers.lab import Lab
 
+UNDAMPED_INPUTS = 1024
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -36,14 +38,15 @@ class Noise:
         images: successive test images.
         first: the first of them; below 100 for development, from there on for reporting.
         seeds: of weights, noise and starts; each has all images.
-        dampings: absolute ε of I²F; without any, I_lb alone is computed.
+        dampings: absolute ε of I²F; 0 is the undamped one (ε = 1e-6 λmax), which takes hundreds of
+            products and is left out of images of more than 1,024 values. I_lb is always there.
     """
 
     variances: tuple[float, ...]
     images: int
     first: int
     seeds: tuple[int, ...]
-    dampings: tuple[float, ...] = (0.1, 1.0, 10.0)
+    dampings: tuple[float, ...] = (0.0, 0.1, 1.0, 10.0)
 
     def __post_init__(self) -> None:
         for name in ("variances", "seeds", "dampings"):
@@ -51,11 +54,7 @@ class Noise:
 
 
 def noise_rows(lab: Lab, panel: Panel, noise: Noise) -> list[Row]:
-    """One row for each image, seed and variance; a part is a seed, kept for all of I²F.
-
-    The undamped I²F is computed where an image has at most 1,024 values, as it takes hundreds of
-    products.
-    """
+    """One row for each image, seed and variance; a part is a seed, kept for all of I²F."""
     shared = replace(lab, part=replace(lab.part, folder=lab.part.folder.with_name("i2f")))
     found: list[Row] = []
     for seed in noise.seeds:
@@ -74,8 +73,8 @@ def noise_rows(lab: Lab, panel: Panel, noise: Noise) -> list[Row]:
                 panel.iterations,
                 seed,
                 noise.first,
-                noise.dampings,
-                undamped=bool(noise.dampings) and batch.inputs[0].numel() <= 1024,
+                tuple(damping for damping in noise.dampings if damping > 0),
+                undamped=0 in noise.dampings and batch.inputs[0].numel() <= UNDAMPED_INPUTS,
                 lpips=lab.lpips,
             )
 
