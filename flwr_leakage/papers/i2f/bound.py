@@ -49,7 +49,11 @@ class Bound:
         tables = {name: table_of(rows, panel=name) for name in names}
         iterations = ", ".join(f"{p}: {p.iterations}" for p in self.panels)
         return Findings(
-            [self._row(name, variance, rows) for name in names for variance in self.noise.variances],
+            [
+                self._row(name, variance, rows)
+                for name in names
+                for variance in self.noise.variances
+            ],
             (
                 *_figure_1(tables[names[0]]),
                 *(claim for name in names for claim in _figure_2(name, tables[name])),

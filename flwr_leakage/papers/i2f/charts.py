@@ -25,7 +25,7 @@ def grid(count: int, wide: int = 3, height: float = 2.8) -> tuple[Figure, list[A
 def against_equality(
     tables: Mapping[str, Table], x: str, y: str, x_name: str, y_name: str, shade: str = "variance"
 ) -> Figure:
-    """y over x with the line of equal values; darker dots have a smaller ``shade``."""
+    """Y over x with the line of equal values; darker dots have a smaller ``shade``."""
     figure, axes = grid(len(tables))
     for axis, (name, table) in zip(axes, tables.items(), strict=True):
         tone = np.log10(table[shade]) if shade == "variance" else table[shade]
@@ -51,9 +51,7 @@ def scatters(
     return figure
 
 
-def boxes(
-    groups: Mapping[str, Mapping[str, np.ndarray]], y_name: str, log: bool = True
-) -> Figure:
+def boxes(groups: Mapping[str, Mapping[str, np.ndarray]], y_name: str, log: bool = True) -> Figure:
     """A panel for each entry, a box for each of its groups."""
     figure, axes = grid(len(groups), wide=2)
     for axis, (name, values) in zip(axes, groups.items(), strict=True):

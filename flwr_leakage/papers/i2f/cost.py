@@ -92,9 +92,7 @@ class Cost:
             sample = batch[place : place + 1]
             size = sum(value.numel() for value in network.parameters())
             timed = self._time(network, sample, spec, seed)
-            rows.append(
-                {"image": self.first + place, "seed": seed, "parameters": size, **timed}
-            )
+            rows.append({"image": self.first + place, "seed": seed, "parameters": size, **timed})
         return rows
 
     def _time(self, network: nn.Module, sample: Batch, spec: InputSpec, seed: int) -> Row:
@@ -149,7 +147,9 @@ class Cost:
             claims.append(
                 judged(
                     f"{name}: an attack takes longer than I_lb (Fig. 10, 11): ratio of times",
-                    "20 (ResNet-18, CIFAR-10)" if least > 1 else "plot only (> 1 nearly everywhere)",
+                    "20 (ResNet-18, CIFAR-10)"
+                    if least > 1
+                    else "plot only (> 1 nearly everywhere)",
                     bootstrap(table, lambda t: median_ratio(t, "attack", "power")),
                     least=least,
                 )

@@ -139,7 +139,7 @@ class SingularVectors:
         self._values, self._coefficients = process.ritz()
 
     def __call__(self, rank: int, tolerance: float = 1e-2) -> Float[Tensor, "S P"]:
-        """v of unit length with Jv = √λ u, for the λ of ``rank`` 0, 1, …, the largest first.
+        """V of unit length with Jv = √λ u, for the λ of ``rank`` 0, 1, …, the largest first.
 
         Raises:
             RuntimeError: the residual ‖JJᵀu − λu‖/λ is larger than the tolerance.

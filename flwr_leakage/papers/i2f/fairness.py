@@ -172,7 +172,7 @@ def _class_ratio(table: Table, classes: tuple[int, ...]) -> float:
 
 
 def _kruskal(table: Table) -> float:
-    """p of equal classes; an image's mean over the seeds is one value."""
+    """P of equal classes; an image's mean over the seeds is one value."""
     images = np.unique(table["image"])
     labels = np.array([table["label"][table["image"] == i][0] for i in images])
     means = _image_means(table)

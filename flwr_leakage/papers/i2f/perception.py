@@ -67,9 +67,7 @@ def _claims(panel: str, table: Table, lab: Lab) -> list[Claim]:
     text = f"{panel}: I_lb is positively correlated with LPIPS (Fig. 17): Spearman's ρ"
     if "lpips" not in table:
         why = "LPIPS's backbone is not at hand"
-        missing = Claim(
-            text, "plot only", None, None, None, 0, Judgement.NOT_COMPARABLE, why
-        )
+        missing = Claim(text, "plot only", None, None, None, 0, Judgement.NOT_COMPARABLE, why)
         return [*claims, missing]
     with_lpips = bootstrap(table, partial(spearman, x="i_lb", y="lpips"))
     return [*claims, judged(text, "plot only", with_lpips, least=0.0)]
