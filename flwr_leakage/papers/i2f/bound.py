@@ -30,9 +30,9 @@ class Bound:
     """I_lb against I²F and against the error of attacks (Zhang et al. 2023, figures 1 and 2).
 
     Gaussian noise of several variances is added to the gradient of one image. I²F's theory is of
-    the norm ‖x̂ − x‖ = √N·RMSE; the authors' code compares the norm I_lb with the RMSE, which lies √N
-    = 28 to 55 times lower. Both comparisons are given. Their log of five digits (LeNet, MNIST, GS,
-    variance 1e-5, ε = 1) is the only place with numbers.
+    the norm ‖x̂ − x‖ = √N·RMSE; the authors' code compares the norm I_lb with the RMSE, which lies
+    √N = 28 to 55 times lower. Both comparisons are given. Their log of five digits (LeNet, MNIST,
+    GS, variance 1e-5, ε = 1) is the only place with numbers.
 
     Attributes:
         panels: networks, data and attacks; the first one is figure 1.

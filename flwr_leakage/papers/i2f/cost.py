@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ class Cost:
                 "power_iterations": self.power_iterations,
             }
             name = f"{_name(victim)}, seed {seed}"
-            found += lab.rows(name, settings, lambda s=seed: self._measure(lab, victim, s))
+            found += lab.rows(name, settings, partial(self._measure, lab, victim, seed))
         table = dict(table_of(found))
         table["attack"] = table["attack_iteration"] * self.attack_iterations
         return table

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flwr_leakage.operators import LinearOperator, row_norms
+from flwr_leakage.operators import FunctionJacobian, LinearOperator, row_norms
 from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row
 from flwr_leakage.papers.i2f import charts
 from flwr_leakage.papers.i2f.attack import ATTACKER
@@ -83,7 +84,7 @@ class Directions:
                 "size": self.size,
             }
             name = f"{panel}, seed {seed}"
-            found += lab.rows(name, settings, lambda s=seed: self._attack(lab, panel, s))
+            found += lab.rows(name, settings, partial(self._attack, lab, panel, seed))
         table = dict(table_of(found))
         table["lambda"] = (table["i_nom"] / self.size) ** 2
         table["mse"] = table["rmse"] ** 2
@@ -158,7 +159,7 @@ class SingularVectors:
 
 
 def right_singular_vectors(
-    operator: LinearOperator, count: int, generator: torch.Generator
+    operator: FunctionJacobian, count: int, generator: torch.Generator
 ) -> SingularVectors:
     """The ``count`` largest ones, from three times as many Lanczos steps and at least 60."""
     process = Lanczos(operator, gradient_start(operator, generator))

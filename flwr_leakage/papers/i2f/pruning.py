@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -74,7 +75,7 @@ class Pruning:
                 "ratios": list(self.ratios),
             }
             name = f"{panel}, seed {seed}"
-            found += lab.rows(name, settings, lambda s=seed: self._attack(lab, panel, s))
+            found += lab.rows(name, settings, partial(self._attack, lab, panel, seed))
         table = dict(table_of(found))
         table["ratio"] = table["perturbation"].astype(float)
         return table
