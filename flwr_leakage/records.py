@@ -49,6 +49,10 @@ class Batch:
     def __getitem__(self, index: slice | Tensor | list[int]) -> "Batch":
         return Batch(self.inputs[index], self.targets[index])
 
+    def to(self, device: torch.device) -> "Batch":
+        """The same samples on another device."""
+        return Batch(self.inputs.to(device), self.targets.to(device))
+
     @staticmethod
     def concatenate(batches: Sequence["Batch"]) -> "Batch":
         """Join batches of equally shaped inputs and targets, in their order."""

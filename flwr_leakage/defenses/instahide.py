@@ -166,6 +166,18 @@ class InstaHide(Defense):
         coefficients = draw_coefficients(num_samples, self.k, self.max_coefficient, randomness)
         return Mixing(indices, coefficients)
 
+    def mixing_matrix(
+        self, num_samples: int, randomness: Randomness
+    ) -> Float[Tensor, "B n"] | None:
+        """W of the encodings, before signs are flipped: (n, n), or (n, n + M) with M public images.
+
+        ``None`` where k is 1.
+        """
+        if self.k == 1:
+            return None
+        columns = num_samples + (0 if self.public is None else len(self.public))
+        return self.draw_mixing(num_samples, randomness).matrix(columns)
+
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
         """Mix, then flip signs; targets become (B, K) probabilities unless k is 1."""
         if self.k == 1:

@@ -21,6 +21,7 @@ COUNTS = (
     "server.attack_chunk",
     "server.num_threads",
     "server.test_samples",
+    "server.weights_every",
 )
 """Keys that are at least 1 where they are no null."""
 

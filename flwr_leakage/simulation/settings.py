@@ -74,6 +74,8 @@ class ServerSettings:
             limit but the attack's own.
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
         test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
+        weights_every: rounds from one saved global model to the next, ≥ 1; ``None`` saves the last
+            only.
         wait_seconds: how long to wait until there is a node for every client, ≥ 0.
         bad_replies: ``drop`` leaves out what would break or poison an aggregation; ``pass`` hands
             everything on, as Flower does without an audit.
@@ -85,6 +87,7 @@ class ServerSettings:
     attack_max_seconds: float | None
     num_threads: int | None
     test_samples: int | None
+    weights_every: int | None
     wait_seconds: float
     bad_replies: BadReplies
 
@@ -96,10 +99,12 @@ class ModelSettings:
     Attributes:
         initialization: how the weights are drawn.
         batch_norm: the mode that BatchNorm trains in, ``running`` or ``batch``.
+        weights: a safetensors file to start from in place of drawn weights, or ``None``.
     """
 
     initialization: Scheme = "default"
     batch_norm: BatchNormMode = "running"
+    weights: str | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,10 @@ from flwr_leakage.models import (
     Linear,
     ResNet8,
     ResNet18,
+    ResNet34,
+    ResNet50,
+    ResNet101,
+    ResNet152,
     ShuffleNet,
 )
 from flwr_leakage.models.shufflenet import shuffle_channels
@@ -40,6 +44,7 @@ NETWORKS = {
     "resnet8": (ResNet8, {"width": 4}),
     "resnet18": (ResNet18, {"width": 4, "width_factor": 2}),
     "resnet18_plain": (ResNet18, {"width": 4, "skip_connections": False}),
+    "resnet50": (ResNet50, {"width": 2}),
     "shufflenet": (ShuffleNet, {"groups": 1}),
 }
 
@@ -79,6 +84,24 @@ def test_logits_have_one_row_a_sample(name, shape):
 )
 def test_parameter_counts(model, expected):
     assert count(model()) == expected
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        # torchvision's counts with 1,000 classes.
+        (ResNet34, 21_797_672),
+        (ResNet50, 25_557_032),
+        (ResNet101, 44_549_160),
+        (ResNet152, 60_192_808),
+    ],
+)
+def test_deep_residual_networks_have_the_published_counts(network, expected):
+    with torch.device("meta"):
+        model = network((3, 224, 224), 1000, stem="large")
+        assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+        before = model.pool1(model.conv1(torch.empty(1, 3, 224, 224)))
+    assert count(model) == expected and before.shape[2:] == (56, 56)
 
 
 def test_geiping_convnet_ends_in_36_width_features():

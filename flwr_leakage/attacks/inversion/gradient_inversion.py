@@ -52,6 +52,10 @@ class GradientInversion:
         order: how the order of the samples over several local steps is found; without it,
             samples are taken in the order of their labels. Not used where the threat model grants
             the labels of every step, unless epochs are reshuffled.
+        normalize_by: what BatchNorm normalises a candidate with. ``candidate``: its own batch, or
+            what the threat model says, as the client does. ``granted``: the private statistics
+            that the threat model grants, as constants (BN_exact of Huang et al. 2021, section 3).
+            ``running``: the server's buffers (BN_proxy). Only for clients in train mode.
         box: keep candidates within pixels [0, 1].
         dtype: precision of the computation.
         relu_sharpness: β of ReLU's smoothed second derivative, > 0; ``None`` leaves it zero. See
@@ -74,6 +78,7 @@ class GradientInversion:
     initialisation: Initialisation = field(default_factory=Grey)
     optimizer: Optimizer = field(default_factory=LBFGS)
     order: OrderSearch | None = None
+    normalize_by: Literal["candidate", "granted", "running"] = "candidate"
     box: bool = True
     dtype: Literal["float32", "float64"] = "float32"
     relu_sharpness: float | None = None
@@ -99,6 +104,10 @@ class GradientInversion:
             raise ValueError(f"relu_sharpness must be positive, got {self.relu_sharpness}.")
         if self.batching == "products" and self.order is not None:
             raise ValueError("products take one plain gradient, whose samples have no order.")
+        if self.normalize_by not in ("candidate", "granted", "running"):
+            raise ValueError(
+                f"normalize_by must be candidate, granted or running, got {self.normalize_by!r}."
+            )
         if isinstance(self.labels, str) and self.labels != "joint":
             raise ValueError(f"labels must be a label attack or 'joint', got {self.labels!r}.")
 
@@ -138,6 +147,8 @@ class GradientInversion:
         """
         observation = job.observations[indices[0]]
         problem = pose(job.gradient_map, job.spec, observation, job.threat)
+        if self.normalize_by != "candidate" and job.gradient_map.uses_batch_statistics:
+            problem = problem.normalized_by(self.normalize_by)
         problem = problem.to(getattr(torch, self.dtype))
         like = next(iter(problem.params.values()))
         # Restarts share the labels: group consistency averages samples over the restarts.
