@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_leakage.papers.findings import Claim, Findings, Row
+from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row
 from flwr_leakage.papers.i2f import charts
 from flwr_leakage.papers.i2f.attack import ATTACKER
 from flwr_leakage.papers.i2f.evidence import Table, bootstrap, judged, spearman, table_of
@@ -40,7 +40,10 @@ class Dynamics:
         tables = {str(panel): self._table(lab, panel) for panel in self.panels}
         return Findings(
             [row for name, table in tables.items() for row in _rows(name, table)],
-            tuple(claim for name, table in tables.items() for claim in _claims(name, table)),
+            (
+                *(claim for name, table in tables.items() for claim in _claims(name, table)),
+                *self._missing(),
+            ),
             {"dynamics": charts.lines({n: _drawn(t) for n, t in tables.items()}, "epoch")},
             ATTACKER,
             (
@@ -67,6 +70,22 @@ class Dynamics:
         table = dict(table_of(rows))
         table["i_lb_rmse"] = table["i_lb"] / table["root"]
         return table
+
+    def _missing(self) -> list[Claim]:
+        if any(panel.victim.network == "ResNet18" for panel in self.panels):
+            return []
+        return [
+            Claim(
+                "ResNet-18, CIFAR-10: I_lb and the RMSE rise with training (Fig. 18)",
+                "plot only",
+                None,
+                None,
+                None,
+                0,
+                Judgement.NOT_COMPARABLE,
+                "ResNet-18 is trained and attacked at size=paper only",
+            )
+        ]
 
 
 def _claims(panel: str, table: Table) -> list[Claim]:

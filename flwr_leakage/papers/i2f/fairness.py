@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from scipy import stats
 
-from flwr_leakage.papers.findings import Claim, Findings, Row
+from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row
 from flwr_leakage.papers.i2f import charts
 from flwr_leakage.papers.i2f.attack import ATTACKER
 from flwr_leakage.papers.i2f.evidence import Table, bootstrap, judged, table_of
@@ -69,10 +69,13 @@ class Fairness:
         }
         return Findings(
             [row for name, table in tables.items() for row in _rows(name, table)],
-            tuple(
-                claim
-                for panel in self.panels
-                for claim in _claims(str(panel), panel.victim.data, tables[str(panel)])
+            (
+                *(
+                    claim
+                    for panel in self.panels
+                    for claim in _claims(str(panel), panel.victim.data, tables[str(panel)])
+                ),
+                *self._missing(),
             ),
             {"mse_by_class": charts.boxes(by_class, "MSE")},
             ATTACKER,
@@ -103,6 +106,22 @@ class Fairness:
         table = dict(table_of(rows))
         table["mse"] = table["rmse"] ** 2
         return table
+
+    def _missing(self) -> list[Claim]:
+        if any(panel.victim.network == "ResNet18" for panel in self.panels):
+            return []
+        return [
+            Claim(
+                "ResNet-18, CIFAR-10, GS: classes 7 and 8 are more vulnerable than others (Fig. 15)",
+                "plot only",
+                None,
+                None,
+                None,
+                0,
+                Judgement.NOT_COMPARABLE,
+                "a trained ResNet-18 is attacked at size=paper only",
+            )
+        ]
 
 
 def _claims(panel: str, data: str, table: Table) -> list[Claim]:
