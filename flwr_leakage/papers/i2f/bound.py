@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row
+from flwr_leakage.papers.findings import Claim, Findings, Row
 from flwr_leakage.papers.i2f import charts
 from flwr_leakage.papers.i2f.attack import ATTACKER
 from flwr_leakage.papers.i2f.evidence import (
@@ -19,6 +19,7 @@ from flwr_leakage.papers.i2f.evidence import (
     table_of,
 )
 from flwr_leakage.papers.i2f.noise import Noise, Panel, noise_rows
+from flwr_leakage.papers.judge import not_compared
 from flwr_leakage.papers.lab import Lab
 
 NEAR = 3.0
@@ -94,14 +95,9 @@ class Bound:
         if any(panel.victim.network == "ResNet18" for panel in self.panels):
             return []
         return [
-            Claim(
+            not_compared(
                 "ResNet-18: I_lb approximates or bounds the RMSE on MNIST and CIFAR-10 (Fig. 1, 2)",
                 "plot only",
-                None,
-                None,
-                None,
-                0,
-                Judgement.NOT_COMPARABLE,
                 "ResNet-18 is attacked at size=paper only; the claims above are of other networks",
             )
         ]

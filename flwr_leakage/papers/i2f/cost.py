@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from flwr_leakage.operators import row_norms
-from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row
+from flwr_leakage.papers.findings import Claim, Findings, Row
 from flwr_leakage.papers.i2f import charts
 from flwr_leakage.papers.i2f.attack import ATTACKER, attack_gradients, attack_of
 from flwr_leakage.papers.i2f.evidence import Table, bootstrap, judged, median_ratio, table_of
 from flwr_leakage.papers.i2f.influence import Influence
 from flwr_leakage.papers.i2f.victim import Victim, test_images
+from flwr_leakage.papers.judge import not_compared
 from flwr_leakage.papers.lab import Lab
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec
@@ -161,14 +162,9 @@ class Cost:
         if any(victim.network in ("ResNet34", "ResNet152") for victim in self.victims):
             return []
         return [
-            Claim(
+            not_compared(
                 "above ResNet-18 the ratio is far larger than 500 (Fig. 11)",
                 "> 500",
-                None,
-                None,
-                None,
-                0,
-                Judgement.NOT_COMPARABLE,
                 "networks above ResNet-18 are not among the victims of this size",
             )
         ]

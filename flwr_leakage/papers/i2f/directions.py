@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.operators import FunctionJacobian, LinearOperator, row_norms
-from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row
+from flwr_leakage.papers.findings import Claim, Findings, Row
 from flwr_leakage.papers.i2f import charts
 from flwr_leakage.papers.i2f.attack import ATTACKER
 from flwr_leakage.papers.i2f.evidence import (
@@ -25,6 +25,7 @@ from flwr_leakage.papers.i2f.influence import Influence
 from flwr_leakage.papers.i2f.noise import Panel
 from flwr_leakage.papers.i2f.records import attack_rows
 from flwr_leakage.papers.i2f.victim import test_images
+from flwr_leakage.papers.judge import not_compared
 from flwr_leakage.papers.lab import Lab
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.spectral import Lanczos, gradient_start
@@ -122,7 +123,7 @@ class Directions:
         }
         why = "not attacked at this size"
         return [
-            Claim(text, "plot only", None, None, None, 0, Judgement.NOT_COMPARABLE, why)
+            not_compared(text, "plot only", why)
             for victim, text in texts.items()
             if victim not in there
         ]

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row
+from flwr_leakage.papers.findings import Claim, Findings, Row
 from flwr_leakage.papers.i2f import charts
 from flwr_leakage.papers.i2f.attack import ATTACKER
 from flwr_leakage.papers.i2f.evidence import Table, bootstrap, judged, spearman, table_of
 from flwr_leakage.papers.i2f.fairness import FairnessPanel
 from flwr_leakage.papers.i2f.trained import trained_rows
+from flwr_leakage.papers.judge import not_compared
 from flwr_leakage.papers.lab import Lab
 
 
@@ -75,14 +76,9 @@ class Dynamics:
         if any(panel.victim.network == "ResNet18" for panel in self.panels):
             return []
         return [
-            Claim(
+            not_compared(
                 "ResNet-18, CIFAR-10: I_lb and the RMSE rise with training (Fig. 18)",
                 "plot only",
-                None,
-                None,
-                None,
-                0,
-                Judgement.NOT_COMPARABLE,
                 "ResNet-18 is trained and attacked at size=paper only",
             )
         ]

@@ -7,11 +7,12 @@ from functools import partial
 import numpy as np
 from scipy import stats
 
-from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row
+from flwr_leakage.papers.findings import Claim, Findings, Row
 from flwr_leakage.papers.i2f import charts
 from flwr_leakage.papers.i2f.attack import ATTACKER
 from flwr_leakage.papers.i2f.evidence import Table, bootstrap, judged, table_of
 from flwr_leakage.papers.i2f.trained import TrainedVictim, trained_rows
+from flwr_leakage.papers.judge import not_compared
 from flwr_leakage.papers.lab import Lab
 
 PRINTED = {"mnist": ((5, 8), (7, 9)), "digits": ((5, 8), (7, 9)), "cifar10": ((7, 8), ())}
@@ -111,14 +112,9 @@ class Fairness:
         if any(panel.victim.network == "ResNet18" for panel in self.panels):
             return []
         return [
-            Claim(
-                "ResNet-18, CIFAR-10, GS: classes 7 and 8 are more vulnerable than others (Fig. 15)",
+            not_compared(
+                "ResNet-18, CIFAR-10, GS: classes 7 and 8 are more vulnerable (Fig. 15)",
                 "plot only",
-                None,
-                None,
-                None,
-                0,
-                Judgement.NOT_COMPARABLE,
                 "a trained ResNet-18 is attacked at size=paper only",
             )
         ]

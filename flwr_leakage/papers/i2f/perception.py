@@ -6,11 +6,12 @@ from functools import partial
 
 import numpy as np
 
-from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row
+from flwr_leakage.papers.findings import Claim, Findings, Row
 from flwr_leakage.papers.i2f import charts
 from flwr_leakage.papers.i2f.attack import ATTACKER
 from flwr_leakage.papers.i2f.evidence import Table, bootstrap, judged, spearman, table_of
 from flwr_leakage.papers.i2f.noise import Noise, Panel, noise_rows
+from flwr_leakage.papers.judge import not_compared
 from flwr_leakage.papers.lab import Lab
 
 
@@ -67,7 +68,7 @@ def _claims(panel: str, table: Table, lab: Lab) -> list[Claim]:
     text = f"{panel}: I_lb is positively correlated with LPIPS (Fig. 17): Spearman's ρ"
     if "lpips" not in table:
         why = "LPIPS's backbone is not at hand"
-        missing = Claim(text, "plot only", None, None, None, 0, Judgement.NOT_COMPARABLE, why)
+        missing = not_compared(text, "plot only", why)
         return [*claims, missing]
     with_lpips = bootstrap(table, partial(spearman, x="i_lb", y="lpips"))
     return [*claims, judged(text, "plot only", with_lpips, least=0.0)]
