@@ -61,8 +61,8 @@ class Pruning:
             (
                 "Iterations: " + ", ".join(f"{p}: {p.iterations}" for p in self.panels) + ".",
                 "L-BFGS is none of the paper's attacks: it minimises DGL's objective further. "
-                "Where an attack's RMSE does not fall with the ratio, its iterations set it and not the "
-                "pruning.",
+                "Where an attack's RMSE does not fall with the ratio, its iterations set it, not "
+                "the pruning.",
                 "Units of normalised inputs. Intervals are of images drawn with replacement, each "
                 "with all of its ratios and seeds.",
             ),
