@@ -6,13 +6,14 @@ from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.server_audit import ServerAudit
 from flwr_leakage.audit.structure import structure
 from flwr_leakage.audit.structure_report import Directions, Opening, Structure
-from flwr_leakage.audit.truth import Truth, TruthSource
+from flwr_leakage.audit.truth import Mixed, Truth, TruthSource
 from flwr_leakage.audit.what_if import WhatIf, WhatIfSource, relative_change
 
 __all__ = [
     "ClientNote",
     "ConsoleProgress",
     "Directions",
+    "Mixed",
     "Opening",
     "Progress",
     "ReplayResult",

@@ -144,6 +144,16 @@ class Recorder:
                 server_round, client_id, picture.sample, picture.role, picture.pixels
             )
 
+    def decoded(
+        self, server_round: int, client_id: int, answer: Reconstruction, outcome: Outcome
+    ) -> None:
+        """What the encodings of all rounds so far were decoded to, under names of its own."""
+        count = float(answer.stats["encodings"])
+        self._number(server_round, client_id, -1, "attack", "decoded_encodings", count, "image")
+        for measurement in outcome.measurements:
+            named = replace(measurement, name=f"decoded_{measurement.name}")
+            self._measurement(server_round, client_id, "attack", named)
+
     def _measurement(
         self,
         server_round: int,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.audit.attack import attempt, describe_parts
+from flwr_leakage.audit.decoding import Decoder
 from flwr_leakage.audit.evaluate import evaluate
 from flwr_leakage.audit.grant import Case, check_grantable, disclose, grant
 from flwr_leakage.audit.note import ClientNote
@@ -75,6 +76,7 @@ class ServerAudit:
     def __post_init__(self) -> None:
         check_grantable(self.threat, self.truth)
         self._history = History(self.threat.rounds)
+        self._decoder = Decoder(self.spec, self.seed) if self.threat.mixing == "known" else None
         self._reference = self.reference or Reference.of(self.spec)
         self._recorder = Recorder(GuardedTracker(self.tracker, self.progress.line), self.run)
         self._told_of_seeds = False
@@ -318,6 +320,10 @@ class ServerAudit:
             names = self._reference.class_names
             self._recorder.classes(server_round, client_id, case.truth, names)
         self._recorder.outcome(server_round, client_id, answer, self.threat, outcome)
+        decoded = self._decoder(case, answer) if self._decoder else None
+        if decoded is not None:
+            found = evaluate(decoded, case.truth, self.evaluator, self.spec, self._reference)
+            self._recorder.decoded(server_round, client_id, decoded, found)
 
     def _reporter(self, name: str) -> ProgressCallback:
         def report(progress: AttackProgress) -> None:

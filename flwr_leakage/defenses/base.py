@@ -91,6 +91,11 @@ class Defense:
         """Whether the training loop must pass its samples through ``on_batch``."""
         return type(self).on_batch is not Defense.on_batch
 
+    @property
+    def flips_signs(self) -> bool:
+        """Whether ``on_batch`` draws the sign of each entry anew after mixing."""
+        return False
+
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """Check, before training, that the defense can work on this model and this data.
 

@@ -52,6 +52,11 @@ class Chain(Defense):
         """Whether one of the chain encodes batches."""
         return any(defense.encodes_batches for defense in self.defenses)
 
+    @property
+    def flips_signs(self) -> bool:
+        """Whether one of the chain does."""
+        return any(defense.flips_signs for defense in self.defenses)
+
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """Validate each defense."""
         for defense in self.defenses:

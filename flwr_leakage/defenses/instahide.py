@@ -142,6 +142,11 @@ class InstaHide(Defense):
         """Private images in each encoding."""
         return 2 if self.partners == "inter" else self.k
 
+    @property
+    def flips_signs(self) -> bool:
+        """As told by ``random_signs``."""
+        return self.random_signs
+
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """What is encoded at once must be enough samples, and the public set of their shape."""
         super().validate(gradient_map, spec, num_examples)

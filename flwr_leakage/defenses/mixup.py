@@ -15,7 +15,7 @@ from flwr_leakage.records import Batch, InputSpec
 def mixup_batch(batch: Batch, mixing: Mixing, num_classes: int) -> Batch:
     """Mix inputs and one-hot targets alike: x̃ = Σⱼ λⱼ xⱼ, ỹ = Σⱼ λⱼ yⱼ.
 
-    Zhang et al. (2018) for two samples; Huang et al. (2021, section 3.2) for k.
+    Zhang et al. (2018) for two samples; Huang et al. (2021, section 5.1) for k.
 
     Args:
         batch: n samples.

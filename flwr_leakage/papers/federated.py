@@ -173,12 +173,12 @@ def _samples(found: RunData) -> list[Row]:
         if wanted and record.sample >= 0:
             where = (record.server_round, record.client_id, record.sample)
             rows.setdefault(where, {})[record.name] = record.value
-    return [
-        {"round": place[0], "client": place[1], "sample": place[2], "accuracy": accuracy[place[0]]}
-        | row
-        for place, row in sorted(rows.items())
-        if "psnr" in row
-    ]
+    found_rows: list[Row] = []
+    for (server_round, client, sample), row in sorted(rows.items()):
+        if "psnr" in row:
+            place: Row = {"round": server_round, "client": client, "sample": sample}
+            found_rows.append({**place, "accuracy": accuracy[server_round], **row})
+    return found_rows
 
 
 def _within_rounds(rows: Sequence[Row], score: str) -> Correlation:
@@ -198,10 +198,11 @@ def _within_rounds(rows: Sequence[Row], score: str) -> Correlation:
 
 
 def _difference(text: str, first: Sequence[Value], second: Sequence[Value]) -> Claim:
-    values = [[float(v) for v in side if v is not None] for side in (first, second)]
-    if min(map(len, values)) < 2:
+    left, right = ([float(v) for v in side if v is not None] for side in (first, second))
+    count = min(len(left), len(right))
+    if count < 2:
         return not_compared(text, "–", "too few images were reconstructed")
-    return by_sign(text, "–", unpaired_difference(*values), min(map(len, values)), -1.0)
+    return by_sign(text, "–", unpaired_difference(left, right), count, -1.0)
 
 
 def _figure(table: Sequence[Row]) -> Figure:

@@ -215,7 +215,7 @@ def _judge_attacks(samples: Sequence[Row], metric: str) -> list[Claim]:
             values("known"),
             "images only",
         )
-        for labels, place in zip(KNOWLEDGE[1:], ("Fig. 2b", "section 3.2"), strict=True)
+        for labels, place in zip(KNOWLEDGE[1:], ("Fig. 2b", "section 3"), strict=True)
     ]
 
 

@@ -21,6 +21,7 @@ from flwr_leakage.simulation.overrides import check_overrides
 NEED_FILES = {
     "npz": "root",
     "image_folder": "root",
+    "imagenette": "root",
     "mnist_npz": "root",
     "fashion_mnist_npz": "root",
     "cifar10_npz": "root",
