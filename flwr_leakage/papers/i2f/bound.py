@@ -65,7 +65,6 @@ class Bound:
             ATTACKER,
             (
                 f"Iterations: {iterations} (the authors' code takes 24,000).",
-                "L-BFGS is none of the paper's attacks: it minimises DGL's objective further.",
                 "All is in units of normalised inputs. Intervals are of images drawn with "
                 "replacement, each with all of its seeds and variances.",
                 "The paper's other figures of this kind are of ResNet-18 and ResNet-152.",
