@@ -12,6 +12,7 @@ from flwr_leakage.models.linear import Linear
 from flwr_leakage.models.mlp import MLP
 from flwr_leakage.models.resnet import ResNet8, ResNet18
 from flwr_leakage.models.shufflenet import ShuffleNet
+from flwr_leakage.models.shufflenet_v2 import ShuffleNetV2
 from flwr_leakage.models.vgg import VGG9
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "ResNet8",
     "ResNet18",
     "ShuffleNet",
+    "ShuffleNetV2",
     "initialize",
 ]
