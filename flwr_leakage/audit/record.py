@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from flwr_leakage.audit.attack import Attempt
-from flwr_leakage.audit.evaluate import Outcome
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.metrics.labels import class_indices
@@ -21,6 +19,12 @@ from flwr_leakage.records import (
     ThreatModel,
 )
 from flwr_leakage.tracking import Tracker
+
+if TYPE_CHECKING:
+    from flwr_leakage.audit.attack import Attempt
+    from flwr_leakage.audit.evaluate import Outcome
+else:  # a client that records its scores needs no attack installed
+    Attempt = Outcome = Any
 
 SERVER = -1
 """The client id of what concerns the server, or a whole round."""
@@ -147,6 +151,16 @@ class Recorder:
             self.tracker.image(
                 server_round, client_id, picture.sample, picture.role, picture.pixels
             )
+
+    def decoded(
+        self, server_round: int, client_id: int, answer: Reconstruction, outcome: Outcome
+    ) -> None:
+        """What the encodings of all rounds so far were decoded to, under names of its own."""
+        count = float(answer.stats["encodings"])
+        self._number(server_round, client_id, -1, "attack", "decoded_encodings", count, "image")
+        for measurement in outcome.measurements:
+            named = replace(measurement, name=f"decoded_{measurement.name}")
+            self._measurement(server_round, client_id, "attack", named)
 
     def _measurement(
         self,

@@ -15,6 +15,11 @@ OPTIONAL = ("experiment",)
 """Groups that may be null."""
 
 
+def spell_experiment(arguments: list[str]) -> list[str]:
+    """``+experiment=NAME`` is ``experiment=NAME`` here, as the group stands in the defaults."""
+    return [a.removeprefix("+") if a.startswith("+experiment=") else a for a in arguments]
+
+
 def check_overrides(arguments: list[str]) -> str:
     """Return what is wrong with the overrides among ``arguments``, or an empty text.
 

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
@@ -171,6 +170,8 @@ def _ends_without_newline(descriptor: int) -> bool:
 
 
 def _png(pixels: Tensor) -> bytes:
+    from PIL import Image  # a client that keeps scores only needs none
+
     levels = (pixels * 255).round().byte().permute(1, 2, 0).numpy()
     buffer = io.BytesIO()
     Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels).save(buffer, "PNG")

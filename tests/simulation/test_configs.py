@@ -21,12 +21,13 @@ from flwr_leakage.simulation.overrides import check_overrides
 NEED_FILES = {
     "npz": "root",
     "image_folder": "root",
+    "imagenette": "root",
     "mnist_npz": "root",
     "fashion_mnist_npz": "root",
     "cifar10_npz": "root",
 }
 NEED_PUBLIC_DATA = {"instahide_inter"}
-BUILT = {"defense", "attack", "partition", "strategy", "metric", "engine"}
+BUILT = {"defense", "self_attack", "gate", "attack", "partition", "strategy", "metric", "engine"}
 
 
 @pytest.fixture(scope="module")
