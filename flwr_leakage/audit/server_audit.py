@@ -14,7 +14,7 @@ from flwr_leakage.audit.progress import Progress, SilentProgress, count
 from flwr_leakage.audit.record import Recorder
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.targets import History, Target, find_targets
-from flwr_leakage.audit.truth import TruthSource
+from flwr_leakage.audit.truth import ImageNumbers, TruthSource
 from flwr_leakage.audit.what_if import WhatIfSource
 from flwr_leakage.capture import differences
 from flwr_leakage.gradient_map import GradientMap
@@ -77,6 +77,7 @@ class ServerAudit:
         self._history = History(self.threat.rounds)
         self._reference = self.reference or Reference.of(self.spec)
         self._recorder = Recorder(GuardedTracker(self.tracker, self.progress.line), self.run)
+        self._images = ImageNumbers()
         self._told_of_seeds = False
         self.own_config_clients: set[int] = set()
         self._remarks: dict[int, str] = {}
@@ -314,9 +315,10 @@ class ServerAudit:
         if answer.error:
             self.warn(server_round, client_id, f"client {client_id} not recovered: {answer.error}")
         outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
-        if case.truth is not None and client_id >= 0:
+        if case.truth is not None:
             names = self._reference.class_names
-            self._recorder.classes(server_round, client_id, case.truth, names)
+            numbers = self._images.of(client_id, case.truth.private)
+            self._recorder.samples(server_round, client_id, case.truth, names, numbers)
         self._recorder.outcome(server_round, client_id, answer, self.threat, outcome)
 
     def _reporter(self, name: str) -> ProgressCallback:

@@ -58,7 +58,7 @@ def story_chart(
     accuracy: Mapping[int, Sequence[float]],
     leakage: Mapping[int, Mapping[int, Sequence[float]]],
     blind: Mapping[int, Sequence[float]],
-    what_if: Mapping[int, Sequence[float]],
+    what_ifs: Mapping[str, Mapping[int, Sequence[float]]],
     name: str,
     description: str,
 ) -> Markup:
@@ -69,7 +69,8 @@ def story_chart(
         leakage: PSNR in dB of every reconstruction, by client and round; not empty. Up to
             ``MAX_LINES`` clients have lines of their own, −1 is the aggregate.
         blind: PSNR of the blind guess for the same samples, or empty.
-        what_if: PSNR under one defense, or empty.
+        what_ifs: PSNR under defenses, by their names, of which plain letters are drawn; at most
+            ``MAX_LINES``.
         name: makes the ids of this chart unique on the page.
         description: what the chart shows, for a reader who does not see it.
     """
@@ -101,9 +102,10 @@ def story_chart(
             named = "all clients" if client is None or client < 0 else f"client {client}"
             _medians(below, by_round, color=_LEAK, lw=1.6, marker=marker, ms=5,
                      label=f"{named}, median")  # fmt: skip
-        if what_if:
-            _medians(below, what_if, color=_ACCENT, lw=1.4, ls=(0, (4, 2)), marker="s", ms=4,
-                     label="what if, median")  # fmt: skip
+        dashes = ((0, (4, 2)), (0, (8, 2)), (0, (4, 2, 1, 2)))
+        for style, marker, (named, under) in zip(dashes, "svP", what_ifs.items(), strict=False):
+            _medians(below, under, color=_ACCENT, lw=1.4, ls=style, marker=marker, ms=4,
+                     label=f"if {_plain(named)}, median")  # fmt: skip
         if blind:
             _medians(below, blind, color=_INK, lw=1.2, ls=(0, (1, 2)), marker="_", ms=14,
                      label="blind guess, median")  # fmt: skip

@@ -199,17 +199,19 @@ def _story_chart(index: Index, asked: Sequence[Remedy]) -> Chart | None:
             leakage.setdefault(client, {}).setdefault(server_round, []).append(record.value)
     accuracy = by_round(index.series("utility", "test_accuracy"))
     blind = by_round(index.series("metric", "blind_psnr"))
-    first = next((remedy for remedy in asked if remedy.psnr), None)
-    what_if = first.psnr if first else {}
+    told = [remedy for remedy in asked if remedy.psnr][: charts.MAX_LINES]
+    what_ifs = {remedy.name: remedy.psnr for remedy in told}
     description = f"PSNR of the reconstructions by round: {_tell(pooled)}"
-    svg = charts.story_chart(accuracy, leakage, blind, what_if, "story", description)
+    svg = charts.story_chart(accuracy, leakage, blind, what_ifs, "story", description)
     caption = (
         "Above: how good the trained model is. Below: how near the attack comes to the private "
         "images; each dot is one image in one round, higher is nearer, hence a worse leak. Near "
         "the dotted line the attack is as good as no attack."
     )
-    if first:
-        caption += f" Dashed: the same updates under {first.name}."
+    if told:
+        names = " and ".join(remedy.name for remedy in told)
+        left = f" ({len(asked) - len(told)} more below)" if len(asked) > len(told) else ""
+        caption += f" Dashed: the same updates under {names}{left}."
     return Chart("Accuracy and leakage, round by round", caption + _dots(pooled), svg)
 
 

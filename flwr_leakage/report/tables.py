@@ -1,13 +1,12 @@
 """The tables of the page: rounds, attacks, clients, classes, costs, events."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from flwr_leakage.records import RunEvent
-from flwr_leakage.report.attempts import Attempt, does, fates, tally
+from flwr_leakage.report.attempts import Attempt, does, fates, risk, tally
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import (
     Index,
@@ -87,7 +86,7 @@ def classes_table(found: Sequence[Attempt]) -> Table:
             decibel(worst[name].psnr),
             f"round {worst[name].key[0]}, {who(worst[name].key[1])}",
         )
-        for name in sorted(by_class, key=lambda name: (-worst[name].leak[0], -worst[name].leak[1]))
+        for name in sorted(by_class, key=lambda name: risk(by_class[name]), reverse=True)
     )
     columns = ("class", "attempts", *GRADES, "worst case, dB", "where")
     return Table(columns, rows, (), MAX_ROWS)
@@ -202,11 +201,6 @@ def clients_table(
     clients |= {key[1] for name in scores for key in index.series("score", name)}
     clients |= {key[1] for key in index.series("check", "replay_residual")}
 
-    def worst_first(client_id: int) -> tuple[float, float, int]:
-        leaks = [attempt.leak for attempt in by_client.get(client_id, [])]
-        worst = max(leaks, default=(-math.inf, -math.inf))
-        return -worst[0], -worst[1], client_id
-
     columns = ["client"]
     columns += ["what it does a round"] * bool(doing)
     if found or attacked:
@@ -216,7 +210,9 @@ def clients_table(
     columns += [f"{label(name)} median" for name in scores]
     columns += [*(["replay of its training"] if replays else []), "errors, warnings"]
     rows = []
-    for client_id in sorted(clients, key=worst_first)[:limit]:
+    # A stable sort: clients of equal risk keep the order of their numbers.
+    ordered = sorted(sorted(clients), key=lambda c: risk(by_client.get(c, [])), reverse=True)
+    for client_id in ordered[:limit]:
         here = by_client.get(client_id, [])
         row = [str(client_id) if client_id >= 0 else "aggregate"]
         row += [doing.get(client_id, "–")] * bool(doing)

@@ -77,7 +77,7 @@ def test_a_setting_within_an_option_counts_where_that_option_was_run_with_severa
 def test_failed_attacks_count_as_attacked_and_unfinished_runs_are_told(tmp_path):
     write_run(tmp_path / "a", [30.0, None, None, None], close=False)
     run = outcome(read_run(tmp_path / "a"))
-    assert (run.values["images"], run.values["leaked"]) == (4, 0.25)
+    assert (run.values["attempts"], run.values["leaked"]) == (4, 0.25)
     assert run.status == "not finished"
     assert "not finished" in compare([tmp_path]).problems[0]
 

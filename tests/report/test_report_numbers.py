@@ -91,17 +91,46 @@ def test_verdict_counts_grades_and_names_who_is_most_at_risk():
     records += [metric(2, 1, 0, 61.0), metric(1, 2, 0, None), objective(1, 2, None, "it diverged.")]
     verdict = judge(with_blind(*records, objective(1, 1, 0.1)), [])
     assert verdict.sentence == (
-        "Private images leak. 5 attempts on single images of 3 clients in 2 rounds: 2 exact, "
-        "1 recognisable, 1 nothing, 1 without result."
+        "Private images leak. 5 attempts (an image in a round) in 2 rounds, on 3 clients: "
+        "2 exact, 1 recognisable, 1 nothing, 1 without result."
     )
     assert verdict.level == "leak" and "48.1 dB" in verdict.rule
     assert verdict.details[0].startswith(
-        "Most at risk: client 1: 2 exact; its worst case reached 61.0 dB in round 2."
+        "Most at risk: client 1: 2 exact (attempts); its worst case reached 61.0 dB in round 2."
     )
     assert verdict.details[1] == (
         "Attack could not be applied, or gave no result, on 1 of 2 attacked updates (client 2): "
         "it diverged."
     )
+
+
+def image(server_round, client_id, sample, number):
+    return LeakageRecord("r", server_round, client_id, sample, "client", "image", number)
+
+
+def test_verdict_counts_images_where_the_truth_tells_them_apart():
+    # Client 0 has one image, at another place in round 2; client 1 has another one.
+    records = [metric(1, 0, 0, 60.0), metric(2, 0, 3, 20.0), metric(1, 1, 0, 11.0)]
+    numbers = [image(1, 0, 0, 1.0), image(2, 0, 3, 1.0), image(1, 1, 0, 1.0)]
+    verdict = judge(with_blind(*records, *numbers), [])
+    assert verdict.sentence == (
+        "Private images leak. 2 images of 2 clients, each by its worst round: 1 exact, 1 nothing."
+    )
+    assert verdict.details[0] == (
+        "Over all 3 attempts (an image in a round) in 2 rounds: 1 exact, 1 recognisable, 1 nothing."
+    )
+    assert verdict.details[1] == (
+        "Most at risk: client 0: 1 exact; its worst case reached 60.0 dB in round 1, image 1. "
+        "It leaks in rounds 1 and 2."
+    )
+
+
+def test_verdict_and_tables_name_the_same_client_first():
+    # The worst grades are equal: client 1 leaks more often, client 0 has more decibels once.
+    records = [metric(1, 0, 0, 90.0), metric(1, 0, 1, 8.0), metric(1, 1, 0, 60.0)]
+    index = with_blind(*records)
+    assert any("Most at risk: client 1:" in text for text in judge(index, []).details)
+    assert column(clients_table(index, [], attempts(index), 10), "client") == ["1", "0"]
 
 
 def test_verdict_below_the_blind_guess_is_nothing_and_warns_that_other_attacks_may_do_better():
@@ -432,11 +461,13 @@ def test_charts_follow_the_page_and_repeat_exactly():
 def test_the_story_chart_shares_its_rounds_and_shows_accuracy_as_percentages():
     leakage = {0: {1: [100.0], 3: [90.0]}, 1: {1: [20.0, 30.0]}}
     blind_guess = {1: [12.0], 3: [12.0]}
-    chart = story_chart({0: [0.1], 1: [0.5]}, leakage, blind_guess, {1: [14.0]}, "s", "d")
+    chart = story_chart(
+        {0: [0.1], 1: [0.5]}, leakage, blind_guess, {"a": {1: [14.0]}, "b<": {1: [13.0]}}, "s", "d"
+    )
     texts = re.findall(r"<text[^>]*>([^<]*)<", chart)
     assert {"0", "25", "50", "75", "100", "test accuracy, %", "PSNR of images, dB"} <= set(texts)
     assert {"round of training", "client 0, median", "client 1, median"} <= set(texts)
-    assert {"blind guess, median", "what if, median"} <= set(texts)
+    assert {"blind guess, median", "if a, median", "if b, median"} <= set(texts)
     assert texts.count("round of training") == 1
     many = story_chart({}, {c: {1: [20.0]} for c in range(9)}, {}, {}, "s", "d")
     assert "all clients, median" in many
