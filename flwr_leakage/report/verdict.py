@@ -142,9 +142,10 @@ def _most_at_risk(index: Index, found: Sequence[Attempt]) -> str:
     where = f"round {worst.key[0]}{image}" + f", class “{worst.label}”" * bool(worst.label)
     name = who(client) if client >= 0 else "the aggregate"
     leaks = f" It leaks in {several(rounds, 'round')}." if rounds else ""
+    worst_case = f"its worst case reached {decibel(worst.psnr)} dB in {where}"
     return (
         f"Most at risk: {name}" + f" ({doing} a round)" * bool(doing)
-        + f": {graded(grades)}{of_what}; its worst case reached {decibel(worst.psnr)} dB in {where}.{leaks}"
+        + f": {graded(grades)}{of_what}; {worst_case}.{leaks}"
     )  # fmt: skip
 
 
