@@ -93,10 +93,7 @@ def story_chart(
         for by_round in leakage.values():
             for server_round, values in by_round.items():
                 pooled.setdefault(server_round, []).extend(values)
-        for server_round, values in sorted(pooled.items()):
-            dots = thin_out(values, MAX_DOTS_A_ROUND)
-            offsets = server_round + _spread(len(dots))
-            below.scatter(offsets, dots, s=12, color=_LEAK, alpha=0.4, lw=0)
+        _dots(below, pooled, s=12, color=_LEAK, alpha=0.4, lw=0)
         lines = leakage if len(leakage) <= MAX_LINES else {None: pooled}
         for marker, (client, by_round) in zip("o^D", sorted(lines.items()), strict=False):
             named = "all clients" if client is None or client < 0 else f"client {client}"
@@ -117,6 +114,16 @@ def story_chart(
         below.set_xlim(rounds[0] - 0.5, rounds[-1] + 0.5)
         _whole_rounds(below, rounds)
         return _inline(figure, name, description)
+
+
+def _dots(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
+    """Every value of each round, as one collection: one a round would take most of the time."""
+    places, heights = [], []
+    for server_round, values in sorted(by_round.items()):
+        dots = thin_out(values, MAX_DOTS_A_ROUND)
+        places.append(server_round + _spread(len(dots)))
+        heights.append(np.asarray(dots))
+    axes.scatter(np.concatenate(places), np.concatenate(heights), **style)
 
 
 def _medians(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
@@ -147,10 +154,7 @@ def rounds_chart(
         rounds = sorted(by_round)
         several = any(len(by_round[server_round]) > 1 for server_round in rounds)
         if several:
-            for server_round in rounds:
-                dots = thin_out(by_round[server_round], MAX_DOTS_A_ROUND)
-                offsets = _spread(len(dots))
-                axes.scatter(server_round + offsets, dots, s=9, color=_ACCENT, alpha=0.4, lw=0)
+            _dots(axes, by_round, s=9, color=_ACCENT, alpha=0.4, lw=0)
         medians = [float(np.median(by_round[server_round])) for server_round in rounds]
         axes.plot(
             rounds, medians, color=_ACCENT, lw=1.8, marker="o", ms=4, label="median of samples"

@@ -88,37 +88,31 @@ def spoil(
     network = initialize(LeNet(spec.shape, spec.num_classes), "uniform", lab.generator(1))
     samples = lab.normalize(images, spec)
     for iterations, noise_size in STAGES:
-        made = [
-            _attacked(network, samples[i : i + 1], spec, iterations, noise_size, i)
-            for i in range(len(samples))
-        ]
-        yield f"attack {iterations}, noise {noise_size:g}", torch.cat(made)
+        stopped = _attacked(network, samples, spec, iterations, noise_size)
+        yield f"attack {iterations}, noise {noise_size:g}", stopped
 
 
 def _attacked(
-    network: LeNet,
-    sample: Batch,
-    spec: InputSpec,
-    iterations: int,
-    noise: float,
-    seed: int,
+    network: LeNet, samples: Batch, spec: InputSpec, iterations: int, noise: float
 ) -> Tensor:
-    """What the attack has after some iterations on a gradient with noise, in pixels."""
+    """What the attack has after some iterations on each gradient with noise, in pixels."""
     attack = load_preset("inverting_gradients")
     assert isinstance(attack, GradientInversion)
     stage = replace(attack, optimizer=replace(attack.optimizer, iterations=iterations))
     params = {name: value.detach() for name, value in network.named_parameters()}
-    gradient = GradientMap(network)(params, sample)
-    draws = lab.generator(seed)
-    noisy = {
-        name: value + noise * _rms(value) * torch.randn(value.shape, generator=draws)
-        for name, value in gradient.items()
-    }
-    found = flwr_leakage.attack(
-        network, noisy, spec=spec, preset=stage, targets=sample.targets, seed=seed
-    )
-    assert found.batch is not None
-    return spec.denormalize(found.batch.inputs).clamp(0, 1)
+    gradient_map, draws = GradientMap(network), lab.generator(2)
+    gradients = []
+    for i in range(len(samples)):
+        gradient = gradient_map(params, samples[i : i + 1])
+        gradients.append(
+            {
+                name: value + noise * _rms(value) * torch.randn(value.shape, generator=draws)
+                for name, value in gradient.items()
+            }
+        )
+    targets = [samples.targets[i : i + 1] for i in range(len(samples))]
+    answers = flwr_leakage.attack(network, gradients, spec=spec, preset=stage, targets=targets)
+    return torch.cat([spec.denormalize(a.batch.inputs).clamp(0, 1) for a in answers if a.batch])
 
 
 def _rms(values: Tensor) -> Tensor:
