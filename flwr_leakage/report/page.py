@@ -15,10 +15,11 @@ from flwr_leakage.report import charts, tables
 from flwr_leakage.report.agreement import Agreement, agreements
 from flwr_leakage.report.attempts import attempts, fates
 from flwr_leakage.report.corridor import corridors
-from flwr_leakage.report.gallery import make_gallery
+from flwr_leakage.report.gallery import Gallery, make_gallery
 from flwr_leakage.report.header import facts, flatten, planned_rounds
 from flwr_leakage.report.index import (
     Index,
+    Table,
     by_round,
     count,
     heading,
@@ -121,6 +122,8 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     found, fate = attempts(index), fates(index)
     asked = remedies(index, run.metadata)
     done = max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
+    clients = tables.clients_table(index, run.events, found, MAX_CLIENTS)
+    costs, gallery = tables.costs_table(index), make_gallery(run.images, found, max_gallery)
     blind = median(values(index.series("metric", "blind_psnr")))
     names = [run.metadata.get("run"), *(record.run for record in run.records[:1])]
     return environment.get_template("report.html").render(
@@ -132,7 +135,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         story=sentences(index, run.metadata, fate, done),
         verdict=judge(index, run.events),
         remedies=asked,
-        not_covered=NOT_COVERED,
+        not_covered=(*NOT_COVERED, *_absent(index, clients, costs, gallery)),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         rounds_done=done,
@@ -140,20 +143,26 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         story_chart=_story_chart(index, asked),
         score_charts=[*corridors(index, run.metadata), *_charts(index, "score")],
         utility_charts=_charts(index, "utility"),
-        score_notes=(*tables.missing(index, "score"), *_constant_scores(index)),
+        score_notes=(
+            *tables.left_out_by_plan(index),
+            *tables.missing(index, "score"),
+            *_constant_scores(index),
+        ),
         rounds=tables.rounds_table(index, found),
         attacks=tables.attacks_table(index),
         sureness=tables.scores_table(index),
-        gallery=make_gallery(run.images, found, max_gallery),
+        gallery=gallery,
         agreements=[
             _score_chart(i, entry, blind)
             for i, entry in enumerate(agreements(index))
             if not is_constant(index.series("score", entry.score))
         ],
-        clients=tables.clients_table(index, run.events, found, MAX_CLIENTS),
+        clients=clients,
+        client_scores=tables.client_scores_table(index, MAX_CLIENTS),
         classes=tables.classes_table(found),
-        events=tables.events_table(run.events, MAX_EVENTS),
-        costs=tables.costs_table(index),
+        troubles=tables.events_table([e for e in run.events if e.level != "info"], MAX_EVENTS),
+        remarks=tables.events_table([e for e in run.events if e.level == "info"], MAX_EVENTS),
+        costs=costs,
         any_score=bool(index.names("score")),
     )
 
@@ -177,6 +186,18 @@ def _constant_scores(index: Index) -> tuple[str, ...]:
         f"{', '.join(names)}: {value} for every sample, hence without a chart."
         for value, names in names_by_value.items()
     )
+
+
+def _absent(index: Index, clients: Table, costs: Table, gallery: Gallery) -> tuple[str, ...]:
+    """Sentences in place of the sections that would be empty."""
+    absent = {
+        "No attack was measured and no utility was recorded.": index.rounds("metric", "utility"),
+        "No reconstruction was recorded.": gallery.exhibits or gallery.without_reconstruction,
+        "Nothing was recorded of any client.": clients.rows,
+        "No score was computed.": index.names("score"),
+        "No cost was recorded.": costs.rows[1:],
+    }
+    return tuple(sentence for sentence, content in absent.items() if not content)
 
 
 def _dots(groups: dict[int, list[float]]) -> str:

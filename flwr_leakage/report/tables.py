@@ -1,5 +1,6 @@
 """The tables of the page: rounds, attacks, clients, classes, costs, events."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -33,8 +34,11 @@ MAX_ROWS = 12
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
     """Return one row a round: utility, the grades, PSNR and every other metric."""
-    hidden = ("psnr", "blind_psnr", "blind_ssim", "identification_rank")
+    hidden: tuple[str, ...] = ("psnr", "blind_psnr", "blind_ssim", "identification_rank")
     known_metrics = [name for name in index.names("metric") if values(index.series("metric", name))]
+    psnr_known = "psnr" in known_metrics
+    # PSNR tells what MSE and RMSE tell, and a table of more columns would not fit.
+    hidden += ("mse", "rmse") * psnr_known
     metrics = [name for name in known_metrics if name not in hidden]
     utilities = index.names("utility")
     psnr, blind = index.series("metric", "psnr"), index.series("metric", "blind_psnr")
@@ -120,10 +124,11 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
     names_by_fate: dict[tuple[str, str], list[str]] = {}
     for name in index.names(kind):
         series = index.series(kind, name)
-        absent = [record for record in series.values() if record.value is None]
+        absent = [r for r in series.values() if r.value is None and not _SPARED.match(r.note)]
         if not absent:
             continue
-        amount = "all" if len(absent) == len(series) else f"{len(absent)} of {len(series)}"
+        whole = len(absent) + len(values(series))
+        amount = "all" if len(absent) == whole else f"{len(absent)} of {whole}"
         reasons = sorted({record.note for record in absent if record.note})
         said = "; ".join(reasons[:3]) or "no reason was recorded"
         more = f"; {count(len(reasons) - 3, 'further reason')}" if len(reasons) > 3 else ""
@@ -131,6 +136,26 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
     return tuple(
         f"{', '.join(names)}: {amount} missing ({reasons})."
         for (amount, reasons), names in names_by_fate.items()
+    )
+
+
+_SPARED = re.compile(r"([\d,]+) of ([\d,]+) samples not scored:")
+"""How a record begins that stands for all samples that the plan of scoring left out."""
+
+
+def left_out_by_plan(index: Index) -> tuple[str, ...]:
+    """Say how many samples the plan of scoring left out."""
+    names_by_share: dict[tuple[int, int], list[str]] = {}
+    for name in index.names("score"):
+        told = [_SPARED.match(record.note) for record in index.series("score", name).values()]
+        pairs = [tuple(int(text.replace(",", "")) for text in m.groups()) for m in told if m]
+        if pairs:
+            out, whole = (sum(numbers) for numbers in zip(*pairs, strict=True))
+            names_by_share.setdefault((out, whole), []).append(label(name))
+    return tuple(
+        f"{', '.join(names)}: {out:,} of {whole:,} samples were left out by the plan of scoring, "
+        f"which limits its cost (scoring.relative_cost)."
+        for (out, whole), names in names_by_share.items()
     )
 
 
@@ -147,7 +172,8 @@ def scores_table(index: Index) -> Table:
         )
         typical = known[(len(known) - 1) // 2] if known else (None, None)
         bars = [e / abs(v) for v, e in known if e is not None and v]
-        states = Counter(record.state or "not said" for record in series.values())
+        told = [record for record in series.values() if not _SPARED.match(record.note)]
+        states = Counter(record.state or "not said" for record in told)
         rows.append(
             (
                 heading(name, unit_of(series)),
@@ -165,7 +191,8 @@ def _with_bar(value: float | None, error: float | None) -> str:
 
 def attacks_table(index: Index) -> Table:
     """Return one row a round with what the attacker itself can see of its success."""
-    names = index.names("attack")
+    names = [name for name in index.names("attack") if name != "stopped_by_budget"]
+    stopped_in = Counter(key[0] for key in index.series("attack", "stopped_by_budget"))
     values_in = {name: by_round(index.series("attack", name)) for name in names}
     clients = {key[:2] for name in names for key in index.series("attack", name)}
     clients_in = Counter(server_round for server_round, _ in clients)
@@ -175,11 +202,13 @@ def attacks_table(index: Index) -> Table:
             str(server_round),
             str(clients_in[server_round]),
             str(failed_in[server_round]),
+            *([str(stopped_in[server_round])] * bool(stopped_in)),
             *(number(median(values_in[name].get(server_round, []))) for name in names),
         )
         for server_round in index.rounds("attack")
     )
     columns = ("round", "updates attacked", "without result",
+               *(["ended by the time budget"] * bool(stopped_in)),
                *(f"{label(name)} median" for name in names))  # fmt: skip
     return Table(columns, rows, missing(index, "attack"), MAX_ROWS)
 
@@ -191,14 +220,12 @@ def clients_table(
     by_client: dict[int, list[Attempt]] = {}
     for attempt in found:
         by_client.setdefault(attempt.key[1], []).append(attempt)
-    scores, doing = index.names("score"), does(index)
+    doing = does(index)
     fate = fates(index)
     spared = {client: reason for (_, client), reason in fate.spared.items()}
     attacked = {client for _, client in (*fate.answered, *fate.unanswered)} | by_client.keys()
-    scores_of = {name: by_client_of(index.series("score", name)) for name in scores}
     troubles_of = Counter(event.client_id for event in events if event.level != "info")
     clients = attacked | spared.keys() | {client for client in troubles_of if client >= 0}
-    clients |= {key[1] for name in scores for key in index.series("score", name)}
     clients |= {key[1] for key in index.series("check", "replay_residual")}
 
     columns = ["client"]
@@ -207,7 +234,6 @@ def clients_table(
         columns += ["attempts", *GRADES, "worst case, dB", "identified"]
     columns += ["not attacked, because"] * bool(spared)
     replays = has_replays(index)
-    columns += [f"{label(name)} median" for name in scores]
     columns += [*(["replay of its training"] if replays else []), "errors, warnings"]
     rows = []
     # A stable sort: clients of equal risk keep the order of their numbers.
@@ -225,7 +251,6 @@ def clients_table(
         if spared:
             said = spared.get(client_id, "") if client_id not in attacked else "some rounds"
             row.append(said if client_id in spared else "–")
-        row += [number(median(scores_of[name].get(client_id, []))) for name in scores]
         row += [replay_of_client(index, client_id)] if replays else []
         rows.append((*row, str(troubles_of[client_id]) if client_id >= 0 else "–"))
     left_out = len(clients) - len(rows)
@@ -233,8 +258,21 @@ def clients_table(
     return Table(tuple(columns), tuple(rows), notes, MAX_ROWS)
 
 
+def client_scores_table(index: Index, limit: int) -> Table:
+    """Return one row a client with the median of each score, in the order of their numbers."""
+    scores_of = {name: by_client_of(index.series("score", name)) for name in index.names("score")}
+    clients = sorted({client for groups in scores_of.values() for client in groups})
+    rows = tuple(
+        (str(client), *(number(median(groups.get(client, []))) for groups in scores_of.values()))
+        for client in clients[:limit]
+    )
+    left_out = len(clients) - len(rows)
+    notes = (f"{count(left_out, 'further client')} left out.",) if left_out else ()
+    return Table(("client", *map(label, scores_of)), rows, notes, MAX_ROWS)
+
+
 def events_table(events: Sequence[RunEvent], limit: int) -> Table:
-    """Return errors and warnings, errors first, then what was merely noted."""
+    """Return events, errors first."""
     order = {"error": 0, "warning": 1, "info": 2}
     ranked = sorted(events, key=lambda event: order[event.level])
     rows = tuple(

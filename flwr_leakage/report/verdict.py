@@ -144,7 +144,7 @@ def _most_at_risk(index: Index, found: Sequence[Attempt]) -> str:
     leaks = f" It leaks in {several(rounds, 'round')}." if rounds else ""
     worst_case = f"its worst case reached {decibel(worst.psnr)} dB in {where}"
     return (
-        f"Most at risk: {name}" + f" ({doing} a round)" * bool(doing)
+        f"Most at risk: {name}" + f" (in a round {doing})" * bool(doing)
         + f": {graded(grades)}{of_what}; {worst_case}.{leaks}"
     )  # fmt: skip
 
