@@ -116,11 +116,10 @@ class ServerAudit:
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
         """Record that ``wants`` leaves a client out, whose update was then not kept, and why."""
-        reason = self.selection.refuses(server_round, client_id)
+        unconfigured = "no attack is configured"
+        reason = self.selection.refuses(server_round, client_id) if self.attack else unconfigured
         schedule = self.schedule.for_client(num_examples)
-        self._recorder.client(
-            server_round, client_id, schedule, num_examples, reason or "no attack is configured"
-        )
+        self._recorder.client(server_round, client_id, schedule, num_examples, reason)
 
     def utility(self, server_round: int, name: str, value: float, unit: str = "1") -> None:
         """Record a quantity of the global model, such as its test accuracy."""
