@@ -162,6 +162,8 @@ def rounds_chart(
         _log_scale_if_wide(axes, "y", [value for group in by_round.values() for value in group])
         axes.set_xlabel("round of training")
         axes.set_ylabel(_plain(unit) or "value, without unit")
+        if unit == "%":
+            axes.set(ylim=(0, 100), yticks=range(0, 101, 25))
         axes.set_xlim(rounds[0] - 0.5, rounds[-1] + 0.5)
         _whole_rounds(axes, rounds)
         if several:

@@ -241,7 +241,9 @@ def _charts(index: Index, kind: str) -> list[Chart]:
     told = bool(values(index.series("metric", "psnr")))  # by the story chart
     for i, name in enumerate(index.names(kind)):
         series = index.series(kind, name)
-        groups = by_round(series)
+        groups, unit = by_round(series), unit_of(series)
+        if name.endswith("accuracy"):
+            groups, unit = {r: [100 * v for v in held] for r, held in groups.items()}, "%"
         if (
             not groups
             or (kind == "score" and is_constant(series))
@@ -249,10 +251,10 @@ def _charts(index: Index, kind: str) -> list[Chart]:
         ):
             continue
         description = f"{label(name)} by round: {_tell(groups)}"
-        svg = charts.rounds_chart(groups, f"{kind}{i}", description, unit_of(series))
+        svg = charts.rounds_chart(groups, f"{kind}{i}", description, unit)
         direction = next(iter(series.values())).direction
         caption = f"{_claim(direction)}" if direction else ""
-        found.append(Chart(heading(name, unit_of(series)), caption + _dots(groups), svg))
+        found.append(Chart(heading(name, unit), caption + _dots(groups), svg))
     return found
 
 

@@ -222,7 +222,10 @@ def clients_table(
         by_client.setdefault(attempt.key[1], []).append(attempt)
     doing = does(index)
     fate = fates(index)
-    spared = {client: reason for (_, client), reason in fate.spared.items()}
+    hit_rounds = {server_round for server_round, _ in (*fate.answered, *fate.unanswered)}
+    # Of several reasons that of a round in which others were attacked tells most.
+    ordered = sorted(fate.spared.items(), key=lambda item: (item[0][0] in hit_rounds, item[0]))
+    spared = {client: reason for (_, client), reason in ordered}
     attacked = {client for _, client in (*fate.answered, *fate.unanswered)} | by_client.keys()
     troubles_of = Counter(event.client_id for event in events if event.level != "info")
     clients = attacked | spared.keys() | {client for client in troubles_of if client >= 0}
@@ -237,8 +240,8 @@ def clients_table(
     columns += [*(["replay of its training"] if replays else []), "errors, warnings"]
     rows = []
     # A stable sort: clients of equal risk keep the order of their numbers.
-    ordered = sorted(sorted(clients), key=lambda c: risk(by_client.get(c, [])), reverse=True)
-    for client_id in ordered[:limit]:
+    by_risk = sorted(sorted(clients), key=lambda c: risk(by_client.get(c, [])), reverse=True)
+    for client_id in by_risk[:limit]:
         here = by_client.get(client_id, [])
         row = [str(client_id) if client_id >= 0 else "aggregate"]
         row += [doing.get(client_id, "–")] * bool(doing)

@@ -160,7 +160,7 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
         return ""
     point = "points" if len(ranked) == 1 else "point"
     text = (
-        f"Identification: {first} of {count(len(ranked), 'reconstruction')} {point} to the "
+        f"Identification: {first:,} of {count(len(ranked), 'reconstruction')} {point} to the "
         f"original among it and {size - 1} others, drawn from the images of all clients; blind "
         f"guessing does so once in {size}."
     )

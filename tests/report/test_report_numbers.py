@@ -219,7 +219,7 @@ def test_a_what_if_is_measured_on_the_same_attempts():
     [remedy] = remedies(with_blind(*records[:2], *records[2:]), metadata)
     assert remedy.defense == "pruning (Pruning, prune ratio 0.9)"
     assert remedy.sentence.startswith(
-        "On the same 1 attempts, 1 exact (median 60.0 dB) would have become 1 nothing (median "
+        "On the same 1 attempt, 1 exact (median 60.0 dB) would have become 1 nothing (median "
         "11.0 dB). It would have changed an update by 50 % of its length"
     )
     assert "a run with that defense" in remedy.sentence
