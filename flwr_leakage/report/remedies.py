@@ -48,8 +48,8 @@ def _remedy(index: Index, name: str, node: Any, raw: Mapping[Any, Attempt]) -> R
     if change is not None:
         price = f"It would have changed an update by {100 * change:.0f} % of its length (median). "
     sentence = (
-        f"On the same {count(len(under), 'attempt')}, {_told(before)} would have become {_told(under)}. "
-        f"{price}What that costs in accuracy was not measured here: it takes a run with that "
+        f"On the same {count(len(under), 'attempt')}, {_told(before)} would have become "
+        f"{_told(under)}. {price}What that costs in accuracy was not measured here: it takes a run with that "
         f"defense. The attack was the same as without the defense; one made for it may reach more."
     )
     psnr = by_round(index.series("what_if", f"{name}/psnr"))
