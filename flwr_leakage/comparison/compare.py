@@ -21,6 +21,10 @@ NOT_COMPARED = (
 """Settings that leave the numbers as they are, but for the seed, which groups repeat over."""
 
 
+RUN = "run"
+"""The key of runs that hold no config, such as those of an app of one's own: their folder."""
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs with the same settings, one for each seed.
@@ -166,6 +170,8 @@ def compare(folders: Iterable[str | Path | RunData]) -> Comparison:
         if run.status != "finished":
             problems.append(f"{run.folder}: {run.status}; its numbers are in the means.")
     keys = differing(outcomes)
+    if len(outcomes) > 1 and any(not run.config for run in outcomes):
+        keys.insert(0, RUN)  # nothing says that they are repetitions
     grouped: dict[tuple[str, ...], list[Outcome]] = {}
     for run in outcomes:
         grouped.setdefault(tuple(_setting(run, key) for key in keys), []).append(run)
@@ -216,6 +222,8 @@ def _names(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _setting(run: Outcome, key: str) -> str:
+    if key == RUN:
+        return "–" if run.config else run.folder.name
     return _text(run.choices[key] if key in run.choices else run.config.get(key))
 
 

@@ -49,8 +49,9 @@ def _remedy(index: Index, name: str, node: Any, raw: Mapping[Any, Attempt]) -> R
         price = f"It would have changed an update by {100 * change:.0f} % of its length (median). "
     sentence = (
         f"On the same {count(len(under), 'attempt')}, {_told(before)} would have become "
-        f"{_told(under)}. {price}What that costs in accuracy was not measured here: it takes a run with that "
-        f"defense. The attack was the same as without the defense; one made for it may reach more."
+        f"{_told(under)}. {price}What that costs in accuracy was not measured here: it takes a run "
+        f"with that defense. The attack was the same as without the defense; one made for it may "
+        f"reach more."
     )
     psnr = by_round(index.series("what_if", f"{name}/psnr"))
     return Remedy(name, defense, sentence, psnr)
