@@ -1,6 +1,7 @@
-"""Where the grades of a report begin, measured by identification.
+r"""Where the grades of a report begin, measured by identification.
 
-    python -m simulations.benchmarks.grade_thresholds --root FOLDER --backbone FILE --first 100 --images 10
+    python -m simulations.benchmarks.grade_thresholds --root FOLDER --backbone FILE \
+        --first 100 --images 10
 
 spoils images of CIFAR-10 and MNIST in known ways and by attacks that end early or see noise, and
 asks three judges which of 101 candidates each result shows: the nearest by squared error, by SSIM
