@@ -20,7 +20,7 @@ from flwr_leakage.report.attempts import (
     worst_by_image,
 )
 from flwr_leakage.report.grades import RULE, Grade
-from flwr_leakage.report.index import Index, count, decibel, median, who
+from flwr_leakage.report.index import Index, count, decibel, median, values, who
 from flwr_leakage.report.replays import replay_warning
 from flwr_leakage.report.words import graded, several
 
@@ -67,7 +67,8 @@ def judge(index: Index, events: Sequence[RunEvent]) -> Verdict:
         summary = f"{count(len(each), 'image')} of {whom}{worst}: {_grades(each)}."
     else:
         summary = f"{_attempts(found)}, on {whom}: {_grades(found)}."
-    told = (rest, _most_at_risk(index, found), _identified(found, grades), *besides)
+    risky, identified = _most_at_risk(index, found), _identified(found, grades)
+    told = (rest, risky, identified, _wrong_labels(index), *besides)
     details = tuple(text for text in told if text)
     if grades["exact"] + grades["recognisable"]:
         return Verdict(f"Private images leak. {summary}", RULE, "leak", details)
@@ -168,6 +169,17 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
     if not leaks and binom.sf(first - 1, len(ranked), 1 / size) < 0.01:
         text += " That is more than chance gives: something leaks that no grade shows."
     return text
+
+
+def _wrong_labels(index: Index) -> str:
+    told = values(index.series("metric", "label_accuracy"))
+    right = round(sum(told))
+    if right == len(told):
+        return ""
+    return (
+        f"Labels: the attack had {right:,} of {len(told):,} right. With a wrong label it looks for "
+        f"another image, so that a failure says less."
+    )
 
 
 def _unattacked(fate: Fates) -> list[str]:

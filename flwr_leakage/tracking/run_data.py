@@ -173,11 +173,12 @@ def _event(row: Mapping[str, Any]) -> RunEvent:
 
 def _row(row_type: type[_Row], row: Mapping[str, Any]) -> _Row:
     """Build a record of the known fields, with integers and text checked to be such."""
-    content = {}
+    content: dict[str, Any] = {}
     for name, expected in _FIELDS[row_type]:
         if name not in row:
             continue
-        value = content[name] = row[name]
+        value: Any = row[name]
+        content[name] = value
         if name in ("value", "error"):
             continue
         if type(value) is not expected:

@@ -104,6 +104,15 @@ def test_verdict_counts_grades_and_names_who_is_most_at_risk():
     )
 
 
+def test_verdict_says_where_labels_were_wrong():
+    def details(*right):
+        records = [metric(1, 0, i, value, "label_accuracy") for i, value in enumerate(right)]
+        return judge(with_blind(metric(1, 0, 0, 11.0), *records), []).details
+
+    assert any("the attack had 1 of 2 right" in text for text in details(1.0, 0.0))
+    assert not any("Labels:" in text for text in details(1.0, 1.0))
+
+
 def image(server_round, client_id, sample, number):
     return LeakageRecord("r", server_round, client_id, sample, "client", "image", number)
 
