@@ -27,8 +27,8 @@ class Parallel:
     number of workers. With a folder, every finished chunk is kept in a file named after a digest
     of all that the result depends on, code included (:mod:`flwr_leakage.attacks.digest`); a call
     that was interrupted and is made again goes on where it stopped. Workers are started afresh
-    (``spawn``), so a script that uses them needs ``if __name__ == "__main__":``. The restarts of
-    one target stay in one chunk.
+    (``forkserver``), so a script that uses them needs ``if __name__ == "__main__":``. The
+    restarts of one target stay in one chunk.
 
     Attributes:
         attack: the attack of each chunk.
@@ -161,7 +161,12 @@ def _work(chunk: bytes) -> bytes:
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
+    # A server that has imported all of it forks workers in no time; it has neither threads nor a
+    # GPU's context, which a fork of this process might have.
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(["flwr_leakage.attacks"])
     return ProcessPoolExecutor(workers, context, torch.set_num_threads, (1,))
 
 

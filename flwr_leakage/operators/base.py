@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -162,11 +161,18 @@ class _Rows(LinearOperator):
         return self._operator.narrow(self._rows[rows])
 
 
+REBUILT_AFTER = 4
+"""Products after which graphs of a part of the samples pay: they cost about as much as so many."""
+
+
 class DeferredRows(LinearOperator):
-    """Some rows of an operator as an operator of their own, built where a product is asked for.
+    """Some rows of an operator, built as one of their own where many products are asked for.
+
+    The first products are those of the whole operator with zeros in the place of the other rows:
+    most blocks leave a Krylov method shortly before its end.
 
     Args:
-        whole: the operator; it is not kept.
+        whole: the operator; it is kept until the rows have one of their own.
         build: an operator of some of its rows.
         rows: their indices, ascending.
     """
@@ -183,20 +189,24 @@ class DeferredRows(LinearOperator):
         self.tally = whole.tally
         self._build = build
         self._rows = rows
-
-    @cached_property
-    def _operator(self) -> LinearOperator:
-        return self._build(self._rows)
+        self._taken = 0
+        self._operator: LinearOperator = _Rows(whole, rows)
 
     def _matvec(self, vectors: Tensor) -> Tensor:
-        return self._operator._matvec(vectors)
+        return self._now()._matvec(vectors)
 
     def _rmatvec(self, vectors: Tensor) -> Tensor:
-        return self._operator._rmatvec(vectors)
+        return self._now()._rmatvec(vectors)
+
+    def _now(self) -> LinearOperator:
+        if self._taken == REBUILT_AFTER:
+            self._operator = self._build(self._rows)
+        self._taken += 1
+        return self._operator
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
         """See ``LinearOperator``; the rows of half of them or fewer are built anew."""
         if 2 * len(rows) > self.num_blocks:
             return super().narrow(rows)
         build, own = self._build, self._rows
-        return DeferredRows(self, lambda r: build(own[r]), rows)
+        return DeferredRows(self._operator, lambda r: build(own[r]), rows)

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.operators import Meter
+from flwr_leakage.operators import BudgetExhausted, Meter
 from flwr_leakage.per_sample.loss_factors import loss_weights
 from flwr_leakage.per_sample.perturbation import Point, scale_note, update_perturbation
 from flwr_leakage.per_sample.problem import SampleProblem
 from flwr_leakage.per_sample.route import differentiable
 from flwr_leakage.per_sample.samples import Samples, separate
-from flwr_leakage.per_sample.second_derivative import SecondDerivative, check_second_derivative
+from flwr_leakage.per_sample.second_derivative import (
+    SecondDerivative,
+    check_second_derivative,
+    product_is_right,
+)
 from flwr_leakage.records import Batch, Exposure
 
 Precision = Literal["float32", "float64"]
@@ -54,10 +58,8 @@ class ClientSamples:
         seed: int = 0,
         meter: Meter | None = None,
     ) -> None:
-        whole = exposure.whole
-        self.gradient_map = differentiable(
-            gradient_map, exposure.params, exposure.buffers, whole.defended
-        )
+        self._gradient_map = gradient_map
+        self._routed = False
         self.exposure = exposure
         self.seed = seed
         self.meter = Meter() if meter is None else meter
@@ -66,6 +68,16 @@ class ClientSamples:
 
     def __len__(self) -> int:
         return len(self.exposure.indices)
+
+    @property
+    def gradient_map(self) -> GradientMap:
+        """Of the client's model and loss, differentiated in a way that takes it."""
+        if not self._routed:
+            exposure = self.exposure
+            params, buffers, batch = exposure.params, exposure.buffers, exposure.whole.defended
+            self._gradient_map = differentiable(self._gradient_map, params, buffers, batch)
+            self._routed = True
+        return self._gradient_map
 
     def select(self, places: Sequence[int]) -> "ClientSamples":
         """The samples at some places of this round, with its meter and its batch statistics."""
@@ -102,6 +114,22 @@ class ClientSamples:
         if len(self) <= size and (point, precision) in self._kept:
             yield from self._kept[point, precision]
             return
+        made = self._windows(point, precision, size)
+        if not self._routed:
+            self._routed = True  # unless the first gradients say otherwise
+            try:
+                first = next(made)
+            except Exception:  # torch.func refuses in many ways
+                self._routed = False
+                if not self.gradient_map.one_by_one:
+                    raise
+                self._model, made = _Model(), self._windows(point, precision, size)
+                first = next(made)
+            yield first
+        yield from made
+
+    def _windows(self, point: Point, precision: Precision, size: int) -> Iterator[SampleProblem]:
+        """The problems of ``size`` samples each, which are kept where one holds all."""
         delta = update_perturbation(self.gradient_map, self.exposure, point)
         kept = []
         for dtype, samples, places, rounding in self._by_dtype(point, precision):
@@ -189,12 +217,18 @@ class ClientSamples:
             return ()
         return (f"the second derivative of the model was not checked: {second.unchecked}",)
 
-    def derivable(self) -> str:
+    def derivable(self, problem: SampleProblem | None = None) -> str:
         """Why second derivatives are left to plain autograd, or nothing; looked at once.
+
+        Args:
+            problem: one that is about to be scored, on whose operator it is cheaper to see that
+                they are right.
 
         Raises:
             ValueError: they are wrong either way.
         """
+        if self._model.second is None and problem is not None and _seen_right(problem):
+            self._model.second = SecondDerivative()
         if self._model.second is None:
             every = self._of_type("defended", torch.float64)
             places = every.inputs.isfinite().all(1).nonzero()[:_CHECKED, 0]
@@ -222,6 +256,23 @@ class _Model:
     second: SecondDerivative | None = None
 
 
+def _seen_right(problem: SampleProblem) -> bool:
+    """Whether one product with a problem's operator shows that second derivatives are right."""
+    sound = [place for place, note in enumerate(problem.notes) if note != NOT_FINITE]
+    if not sound:
+        return False
+    rounding = problem.rounding.tolist()
+    # The model is least sure of this one, so that rounding hides least of its gradient.
+    best = min(sound, key=rounding.__getitem__)
+    try:
+        operator = problem.unchecked_operator
+        return product_is_right(operator, problem.samples, rounding[best], best, problem.seed)
+    except BudgetExhausted:
+        raise
+    except Exception:  # torch.func refuses in many ways; the whole check says why
+        return False
+
+
 def _check_choices(point: Point, precision: Precision) -> None:
     if point not in get_args(Point):
         raise ValueError(f"point must be 'defended' or 'private', got {point!r}.")
@@ -236,7 +287,7 @@ def _problem(
     rounding: Tensor,
     seed: int,
     meter: Meter,
-    derivable: Callable[[], str],
+    derivable: Callable[[SampleProblem], str],
     single_step: bool,
 ) -> SampleProblem:
     """The problem of some samples, with a reason for each that has none."""

@@ -9,6 +9,9 @@ from torch.nn import functional as F
 
 from flwr_leakage.gradient_map import Loss
 
+LOWEST = {torch.float16: -10.0, torch.bfloat16: -40.0, torch.float32: -40.0, torch.float64: -350.0}
+"""The log-odds against the true class down to which derivatives are computed: 1e-17 in float32."""
+
 
 @dataclass(frozen=True)
 class StableCrossEntropy:
@@ -26,13 +29,13 @@ class StableCrossEntropy:
 
     Attributes:
         weight: as torch's, one for each class.
-        ignore_index: as torch's, for class indices only.
+        ignore_index: as torch's, for class indices only; ``None`` where no target has it.
         reduction: ``mean`` or ``sum``.
         label_smoothing: as torch's.
     """
 
     weight: Tensor | None = None
-    ignore_index: int = -100
+    ignore_index: int | None = -100
     reduction: str = "mean"
     label_smoothing: float = 0.0
 
@@ -43,13 +46,17 @@ class StableCrossEntropy:
             logits: (B, K).
             targets: (B,) class indices or (B, K) probabilities.
         """
+        if self.weight is None and not self.label_smoothing and not targets.is_floating_point():
+            return self._of_classes(logits, targets)
         count = logits.shape[1]
         weight = logits.new_ones(count) if self.weight is None else self.weight.to(logits)
         if targets.is_floating_point():
             share, used = targets.to(logits), None
             total = logits.new_tensor(float(len(targets)))
         else:
-            used = targets != self.ignore_index
+            used = torch.ones_like(targets, dtype=torch.bool)
+            if self.ignore_index is not None:
+                used = targets != self.ignore_index
             known = torch.where(used, targets, 0)
             share = (known[:, None] == torch.arange(count, device=known.device)).to(logits)
             total = torch.where(used, share @ weight, 0.0).sum()
@@ -57,6 +64,18 @@ class StableCrossEntropy:
         losses = _losses(logits, weight * (share * (1 - smooth) + smooth / count), share)
         losses = losses if used is None else torch.where(used, losses, 0.0)
         return losses.sum() / total if self.reduction == "mean" else losses.sum()
+
+    def _of_classes(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The usual case: the first equation alone, in few operations, as J is made of them."""
+        used = None if self.ignore_index is None else targets != self.ignore_index
+        known = targets if used is None else torch.where(used, targets, 0)
+        own = (known[:, None] == torch.arange(logits.shape[1], device=logits.device)).to(logits)
+        others = logits + torch.where(own > 0, -torch.inf, 0.0).to(logits)
+        losses = _softplus(others.logsumexp(1) - (logits * own).sum(1))
+        if used is None:
+            return losses.mean() if self.reduction == "mean" else losses.sum()
+        total = torch.where(used, losses, 0.0).sum()
+        return total / used.sum() if self.reduction == "mean" else total
 
 
 def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
@@ -69,12 +88,15 @@ def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
 
 
 def _softplus(s: Tensor) -> Tensor:
-    """log(1 + eˢ). ``F.softplus`` and ``F.logsigmoid`` lose digits in their second derivatives."""
-    positive = s > 0
-    return torch.where(positive, s, 0.0) + torch.log1p(torch.exp(torch.where(positive, -s, s)))
+    """log(1 + eˢ). ``F.softplus`` and ``F.logsigmoid`` lose digits in their second derivatives.
+
+    The derivative of ``logaddexp`` is computed as 1/(1 + e⁻ˢ), which subtracts nothing. Powers of
+    e⁻ˢ that overflow are kept out: where s is cut off, all derivatives are zero.
+    """
+    return torch.logaddexp(s.clamp_min(LOWEST[s.dtype]), s.new_zeros(()))
 
 
-def stable(loss: Loss) -> Loss | None:
+def stable(loss: Loss) -> StableCrossEntropy | None:
     """The loss itself without cancellation, where it is torch's cross-entropy; else ``None``."""
     if loss is F.cross_entropy:
         return StableCrossEntropy()

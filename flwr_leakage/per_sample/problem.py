@@ -44,8 +44,9 @@ class SampleProblem:
             ``Samples.rounding``.
         seed: seed of the random starts of Krylov methods.
         meter: counts the products of all operators of the problem.
-        derivable: says why second derivatives have to be taken by plain autograd, or nothing;
-            raises ``ValueError`` where they are wrong. It is asked before the first product.
+        derivable: says of a problem why its second derivatives have to be taken by plain autograd,
+            or nothing; raises ``ValueError`` where they are wrong. It is asked before the first
+            product of a score.
         single_step: whether the client took one step, so that gradients at θ_t and wᵢ are the
             whole of its update; of several steps they are the first order in the learning rate.
     """
@@ -58,7 +59,7 @@ class SampleProblem:
     rounding: Float[Tensor, " S"]
     seed: int
     meter: Meter
-    derivable: Callable[[], str]
+    derivable: Callable[["SampleProblem"], str]
     single_step: bool = True
 
     def __len__(self) -> int:
@@ -81,12 +82,19 @@ class SampleProblem:
     @cached_property
     def operator(self) -> SampleJacobian:
         """Jᵀ of each sample."""
+        if self.differentiable is self.samples:
+            return self.unchecked_operator
         return self.differentiable.jacobian(self.meter, self.rounding)
+
+    @cached_property
+    def unchecked_operator(self) -> SampleJacobian:
+        """Jᵀ of each sample, whether or not its products are derivatives of the gradient."""
+        return self.samples.jacobian(self.meter, self.rounding)
 
     @cached_property
     def differentiable(self) -> Samples:
         """The samples, with gradients that can be differentiated in the inputs."""
-        reason = self.derivable()
+        reason = self.derivable(self)
         gradient_map = self.samples.gradient_map
         if not reason or gradient_map.one_by_one:
             return self.samples

@@ -60,6 +60,11 @@ class Samples:
         shaped = inputs.reshape(self.batch.inputs.shape)
         return replace(self, batch=Batch(shaped, self.batch.targets))
 
+    def to(self, dtype: torch.dtype) -> "Samples":
+        """The same samples, parameters and statistics in another type."""
+        params, batch = _converted(self.params, self.batch, dtype)
+        return replace(self, params=params, batch=batch)
+
     def gradients(self, names: Collection[str] | None = None) -> Float[Tensor, "S P"]:
         """∇_θL of each sample, flat, of all parameters or of those in ``names``."""
         return sample_gradients(self.gradient_map, self.params, self.batch, self.buffers, names)
@@ -123,11 +128,20 @@ def separate(
         dtype: of all computations; that of the arguments by default.
     """
     if dtype is not None:
-        params = {name: value.to(dtype) for name, value in params.items()}
-        soft = batch.targets.is_floating_point()
-        batch = Batch(batch.inputs.to(dtype), batch.targets.to(dtype) if soft else batch.targets)
+        params, batch = _converted(params, batch, dtype)
     if gradient_map.uses_batch_statistics:
         buffers = {**buffers, **gradient_map.statistics(params, batch.inputs, buffers)}
         gradient_map = gradient_map.with_batch_norm("running")
-    gradient_map = gradient_map.with_loss(stable(gradient_map.loss) or gradient_map.loss)
+    loss = stable(gradient_map.loss)
+    if loss is not None:
+        if loss.ignore_index not in batch.targets.flatten().tolist():
+            loss = replace(loss, ignore_index=None)
+        gradient_map = gradient_map.with_loss(loss)
     return Samples(gradient_map, params, buffers, batch, weights)
+
+
+def _converted(params: Params, batch: Batch, dtype: torch.dtype) -> tuple[Params, Batch]:
+    soft = batch.targets.is_floating_point()
+    targets = batch.targets.to(dtype) if soft else batch.targets
+    converted = {name: value.to(dtype) for name, value in params.items()}
+    return converted, Batch(batch.inputs.to(dtype), targets)

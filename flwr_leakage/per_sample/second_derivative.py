@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flwr_leakage.operators import row_norms
+from flwr_leakage.operators import LinearOperator, row_norms
 from flwr_leakage.per_sample.samples import Samples
 from flwr_leakage.randomness import make_generator
 
@@ -33,6 +33,36 @@ class SecondDerivative:
     fault: str = ""
     one_by_one: str = ""
     unchecked: str = ""
+
+
+def product_is_right(
+    operator: LinearOperator, samples: Samples, rounding: float, place: int, seed: int = 0
+) -> bool:
+    """Whether a product with an operator that exists is a difference of gradients in float64.
+
+    Costs a product and two gradients. If it is right, J is: the direction is random. If it is not,
+    nothing is known: a unit may change sides near the sample, or the operator's type be too short.
+
+    Args:
+        operator: Jᵀ of the samples.
+        samples: in the operator's type.
+        rounding: of the sample, see ``Samples.rounding``.
+        place: of the sample to look at.
+        seed: of the direction, x + ‖x‖·(a random one): J is large along x in most networks.
+    """
+    twice = samples[[place, place]].to(torch.float64)
+    x = twice.inputs[0]
+    scale = float(x.square().mean().sqrt()) or 1.0
+    generator = make_generator(seed, purpose="second derivative of a sample")
+    direction = x + scale * torch.randn(x.shape, dtype=x.dtype, generator=generator).to(x)
+    vectors = torch.zeros(len(samples), len(x), dtype=operator.dtype, device=operator.device)
+    vectors[place] = direction
+    product = operator.matvec(vectors)[place].double()
+    ahead, behind = twice.with_inputs(
+        x + FIRST_STEP * torch.stack([direction, -direction])
+    ).gradients()
+    distance = (ahead - behind) / (2 * FIRST_STEP) - product
+    return float(distance.norm()) <= max(ALLOWED, 10 * rounding) * float(product.norm())
 
 
 def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:

@@ -15,10 +15,9 @@ from flwr_leakage.scores.base import (
     notes_where,
     states_of,
 )
-from flwr_leakage.spectral import solve_damped
+from flwr_leakage.spectral import least_squares_growth
 
 NOT_FINITE = "δ, the released minus the raw update, is not finite: look for NaN in the batch"
-_NO_DAMPING = 1e-12
 ROUNDING_FACTOR = 32
 """By how much more than J rounding moves ‖x_k‖, relative to it, as measured; see the results."""
 
@@ -57,12 +56,10 @@ class InfluenceKrylovBound(SampleScore):
             deltas = torch.where(known[:, None], problem.deltas, 0.0)
         else:
             deltas = normal_rows(problem.deltas.shape, draws).to(problem.deltas)
-        solved = solve_damped(problem.operator, deltas, (_NO_DAMPING,), 0.0, self.num_steps)
-        length = solved.lower_bounds[:, 0] / problem.operator.num_inputs**0.5
-        bound = torch.where(known & (solved.largest > 0), length, torch.nan)
-        reasons = first_notes(
-            notes_where(~known, NOT_FINITE), notes_where(solved.largest == 0, FLAT)
-        )
+        norms, largest = least_squares_growth(problem.operator, deltas, self.num_steps)
+        length = norms / problem.operator.num_inputs**0.5
+        bound = torch.where(known & (largest > 0), length, torch.nan)
+        reasons = first_notes(notes_where(~known, NOT_FINITE), notes_where(largest == 0, FLAT))
         name, unit = "influence_krylov_bound_rmse", "model input"
         # A few steps see the large singular values only, which rounding moves least.
         errors = ROUNDING_FACTOR * problem.rounding * bound

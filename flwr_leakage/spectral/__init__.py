@@ -5,7 +5,7 @@ from flwr_leakage.spectral.dense import dense_spectrum, gram_spectrum, inverse_s
 from flwr_leakage.spectral.estimate import Estimate
 from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos, random_start
 from flwr_leakage.spectral.largest import LargestEigenvalue, TopPairs, largest_eigenvalue
-from flwr_leakage.spectral.lsqr import DampedSolution, solve_damped
+from flwr_leakage.spectral.lsqr import DampedSolution, least_squares_growth, solve_damped
 from flwr_leakage.spectral.quadrature import CONFIDENCE, Trace, sampling_error, spectral_sum
 from flwr_leakage.spectral.rank import NumericalRank, numerical_rank, rows_needed
 from flwr_leakage.spectral.smallest import smallest_eigenvalue
@@ -28,6 +28,7 @@ __all__ = [
     "inverse_sum",
     "largest_eigenvalue",
     "last_layer_start",
+    "least_squares_growth",
     "numerical_rank",
     "random_start",
     "route_bytes",

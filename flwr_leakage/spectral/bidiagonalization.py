@@ -45,13 +45,19 @@ class Bidiagonalization:
         """Steps taken: the columns of B."""
         return len(self.diagonal)
 
-    def step(self) -> None:
-        """Add a column to B; a product that exceeds a budget raises."""
+    def step(self, last: bool = False) -> None:
+        """Add a column to B; a product that exceeds a budget raises.
+
+        Args:
+            last: no other step follows; the second product, which prepares it, is left out.
+        """
         operator, left, right, alpha = self.operator, self.left, self.right, self.alpha
         left, beta = normalize_rows(operator.matvec(right) - alpha[:, None] * left)
         self.basis = torch.cat([self.basis, right[:, None]], dim=1)
         self.diagonal.append(alpha.double())
         self.below.append(beta.double())
+        if last:
+            return
         right, alpha = normalize_rows(
             orthogonalize(operator.rmatvec(left) - beta[:, None] * right, self.basis)
         )

@@ -12,6 +12,9 @@ from flwr_leakage.spectral.bidiagonal import column_rules
 from flwr_leakage.spectral.bidiagonalization import Bidiagonalization
 from flwr_leakage.spectral.estimate import remaining_growth
 
+_NO_DAMPING = 1e-12
+"""Of λmax: singular values below its root times σmax are what rounding left of zero."""
+
 
 @dataclass(frozen=True)
 class DampedSolution:
@@ -94,6 +97,30 @@ def solve_damped(
     lower, converged, error, dampings, top = rest_of
     spent = operator.products - first
     return DampedSolution(solutions, norms, lower, converged, error, dampings, top, spent)
+
+
+def least_squares_growth(
+    operator: LinearOperator, right_hand_side: Float[Tensor, "S P"], num_steps: int
+) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+    """‖x_k‖ of LSQR's k-th iterate from zero, which grows with k, and the λmax that it sees.
+
+    One product less than k steps of ``solve_damped``, as it says nothing of what lies beyond.
+
+    Args:
+        operator: A, of S blocks.
+        right_hand_side: b, (S, P).
+        num_steps: k ≥ 1, of two products each, the first and the last one included.
+    """
+    process = Bidiagonalization(operator, right_hand_side)
+    steps = min(num_steps, operator.num_inputs)
+    for step in range(1, steps + 1):
+        process.step(last=step == steps)
+        if bool(process.exhausted.all()):
+            break
+    factors = torch.linalg.svd(process.matrix(), full_matrices=False)
+    largest = factors[1][:, 0] ** 2
+    coordinates = _project(factors, process.scale, _NO_DAMPING * largest[:, None])
+    return torch.linalg.vector_norm(coordinates, dim=2)[:, 0], largest
 
 
 class _Space:
