@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from flwr_leakage.report import charts, tables
+from flwr_leakage.report import charts, score_tables, tables
 from flwr_leakage.report.agreement import Agreement, agreements
 from flwr_leakage.report.attempts import attempts, fates
 from flwr_leakage.report.corridor import corridors
@@ -144,13 +144,13 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         score_charts=[*corridors(index, run.metadata), *_charts(index, "score")],
         utility_charts=_charts(index, "utility"),
         score_notes=(
-            *tables.left_out_by_plan(index),
+            *score_tables.left_out_by_plan(index),
             *tables.missing(index, "score"),
             *_constant_scores(index),
         ),
         rounds=tables.rounds_table(index, found),
         attacks=tables.attacks_table(index),
-        sureness=tables.scores_table(index),
+        sureness=score_tables.scores_table(index),
         gallery=gallery,
         agreements=[
             _score_chart(i, entry, blind)
@@ -158,7 +158,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
             if not is_constant(index.series("score", entry.score))
         ],
         clients=clients,
-        client_scores=tables.client_scores_table(index, MAX_CLIENTS),
+        client_scores=score_tables.client_scores_table(index, MAX_CLIENTS),
         classes=tables.classes_table(found),
         troubles=tables.events_table([e for e in run.events if e.level != "info"], MAX_EVENTS),
         remarks=tables.events_table([e for e in run.events if e.level == "info"], MAX_EVENTS),

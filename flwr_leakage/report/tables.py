@@ -1,6 +1,5 @@
 """The tables of the page: rounds, attacks, clients, classes, costs, events."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,10 +9,11 @@ from flwr_leakage.records import RunEvent
 from flwr_leakage.report.attempts import Attempt, does, fates, risk, tally
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import (
+    MAX_ROWS,
+    SPARED,
     Index,
     Series,
     Table,
-    by_client_of,
     by_round,
     count,
     decibel,
@@ -27,9 +27,6 @@ from flwr_leakage.report.index import (
     who,
 )
 from flwr_leakage.report.replays import has_replays, replay_of_client
-
-MAX_ROWS = 12
-"""Longer tables are folded: the first rows stand, all are one click away."""
 
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
@@ -124,7 +121,7 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
     names_by_fate: dict[tuple[str, str], list[str]] = {}
     for name in index.names(kind):
         series = index.series(kind, name)
-        absent = [r for r in series.values() if r.value is None and not _SPARED.match(r.note)]
+        absent = [r for r in series.values() if r.value is None and not SPARED.match(r.note)]
         if not absent:
             continue
         whole = len(absent) + len(values(series))
@@ -137,56 +134,6 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
         f"{', '.join(names)}: {amount} missing ({reasons})."
         for (amount, reasons), names in names_by_fate.items()
     )
-
-
-_SPARED = re.compile(r"([\d,]+) of ([\d,]+) samples not scored:")
-"""How a record begins that stands for all samples that the plan of scoring left out."""
-
-
-def left_out_by_plan(index: Index) -> tuple[str, ...]:
-    """Say how many samples the plan of scoring left out."""
-    names_by_share: dict[tuple[int, int], list[str]] = {}
-    for name in index.names("score"):
-        told = [_SPARED.match(record.note) for record in index.series("score", name).values()]
-        pairs = [tuple(int(text.replace(",", "")) for text in m.groups()) for m in told if m]
-        if pairs:
-            out, whole = (sum(numbers) for numbers in zip(*pairs, strict=True))
-            names_by_share.setdefault((out, whole), []).append(label(name))
-    return tuple(
-        f"{', '.join(names)}: {out:,} of {whole:,} samples were left out by the plan of scoring, "
-        f"which limits its cost (scoring.relative_cost)."
-        for (out, whole), names in names_by_share.items()
-    )
-
-
-def scores_table(index: Index) -> Table:
-    """Return one row a score: its median with the error bar of that value, and all states."""
-    rows = []
-    for name in index.names("score"):
-        series = index.series("score", name)
-        if not any(record.state or record.error is not None for record in series.values()):
-            continue
-        known = sorted(
-            ((r.value, r.error) for r in series.values() if r.value is not None),
-            key=lambda pair: pair[0],
-        )
-        typical = known[(len(known) - 1) // 2] if known else (None, None)
-        bars = [e / abs(v) for v, e in known if e is not None and v]
-        told = [record for record in series.values() if not _SPARED.match(record.note)]
-        states = Counter(record.state or "not said" for record in told)
-        rows.append(
-            (
-                heading(name, unit_of(series)),
-                _with_bar(*typical),
-                f"{100 * max(bars):.2g} %" if bars else "–",
-                ", ".join(f"{amount:,} {state}" for state, amount in states.most_common()),
-            )
-        )
-    return Table(("score", "median value", "widest error bar", "values"), tuple(rows))
-
-
-def _with_bar(value: float | None, error: float | None) -> str:
-    return number(value) if error is None else f"{number(value)} ± {number(error, 2)}"
 
 
 def attacks_table(index: Index) -> Table:
@@ -259,19 +206,6 @@ def clients_table(
     left_out = len(clients) - len(rows)
     notes = (f"{count(left_out, 'further client')} left out.",) if left_out else ()
     return Table(tuple(columns), tuple(rows), notes, MAX_ROWS)
-
-
-def client_scores_table(index: Index, limit: int) -> Table:
-    """Return one row a client with the median of each score, in the order of their numbers."""
-    scores_of = {name: by_client_of(index.series("score", name)) for name in index.names("score")}
-    clients = sorted({client for groups in scores_of.values() for client in groups})
-    rows = tuple(
-        (str(client), *(number(median(groups.get(client, []))) for groups in scores_of.values()))
-        for client in clients[:limit]
-    )
-    left_out = len(clients) - len(rows)
-    notes = (f"{count(left_out, 'further client')} left out.",) if left_out else ()
-    return Table(("client", *map(label, scores_of)), rows, notes, MAX_ROWS)
 
 
 def events_table(events: Sequence[RunEvent], limit: int) -> Table:

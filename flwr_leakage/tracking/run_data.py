@@ -183,7 +183,7 @@ def _row(row_type: type[_Row], row: Mapping[str, Any]) -> _Row:
             continue
         if type(value) is not expected:
             raise TypeError(f"{name} must be of type {expected.__name__}, got {value!r}")
-        if expected is str and value:
+        if isinstance(value, str) and value:
             content[name] = plain_text(value)
     return row_type(**content)
 

@@ -15,6 +15,7 @@ from flwr_leakage.report.grades import EXACT_DB, grade
 from flwr_leakage.report.header import describe, facts, flatten, given_to_attacker, planned_rounds
 from flwr_leakage.report.index import Index, count, label, number
 from flwr_leakage.report.remedies import remedies
+from flwr_leakage.report.score_tables import left_out_by_plan, scores_table
 from flwr_leakage.report.story import sentences
 from flwr_leakage.report.tables import (
     attacks_table,
@@ -24,7 +25,6 @@ from flwr_leakage.report.tables import (
     events_table,
     missing,
     rounds_table,
-    scores_table,
 )
 from flwr_leakage.report.verdict import judge
 
@@ -302,6 +302,19 @@ def test_missing_values_of_one_reason_share_a_sentence():
         "LPIPS, SSIM: all missing (no weights).",
         "MSE: all missing (reason 0; reason 1; reason 2; 2 further reasons).",
     )
+
+
+def test_what_the_plan_of_scoring_left_out_is_one_sentence():
+    notes = ("29 of 30 samples not scored: budget", "1,119 of 1,120 samples not scored: budget")
+    records = [score(1, i, 0, 1.0) for i in range(2)]
+    records += [
+        LeakageRecord("r", 1, i, -1, "score", "s", None, "1", "", note)
+        for i, note in enumerate(notes)
+    ]
+    index = Index(records)
+    [told] = left_out_by_plan(index)
+    assert told.startswith("s: 1,148 of 1,150 samples were left out by the plan of scoring")
+    assert missing(index, "score") == ()
 
 
 def test_attacks_table_counts_those_without_result():
