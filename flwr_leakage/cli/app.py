@@ -118,6 +118,61 @@ def report(
 
 
 @app.command()
+def client(
+    folder: Annotated[
+        Path, typer.Argument(help="What ClientAudit(folder=…) or client.folder=… named.")
+    ],
+) -> None:
+    """Show a client's owner what it scored, how it attacked itself, and what its gate decided.
+
+    Example:
+        flwr-leakage client /var/lib/my-node/leakage
+    """
+    from flwr_leakage.cli.owner import own_folders, print_own
+
+    try:
+        for each in own_folders(folder):
+            print_own(each, Console())
+    except (FileNotFoundError, ValueError) as error:
+        _fail(error)
+
+
+@app.command()
+def attack_kept(
+    folder: Annotated[Path, typer.Argument(help="A run folder with kept updates.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="MODULE:NAME of the model's class, where the run was an app of your own."
+        ),
+    ] = None,
+    attack: Annotated[str, typer.Option(help="The attack then; else the run's own.")] = "idlg",
+    workers: Annotated[int, typer.Option(min=1, help="Processes that attack.")] = 1,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="CPU seconds for a target; the run's own by default.")
+    ] = None,
+) -> None:
+    """Attack the updates that a run kept, and add the results to its record and report.
+
+    It can be ended at any moment and called again. Examples:
+
+        flwr-leakage run server.attack_later=true
+
+        flwr-leakage attack-kept outputs/RUN --workers 4
+
+        flwr-leakage attack-kept leakage --model my_app.task:Net
+    """
+    from flwr_leakage.cli.kept import attack_kept_folder
+    from flwr_leakage.report import write_report
+
+    try:
+        done = attack_kept_folder(folder, model, attack, workers, max_seconds)
+        print(f"{done} rounds attacked. {write_report(folder)}")
+    except (FileNotFoundError, ValueError, ImportError) as error:
+        _fail(error)
+
+
+@app.command()
 def compare(
     folders: Folders,
     output: Annotated[
@@ -220,7 +275,15 @@ def version() -> None:
 
 def main() -> None:
     """The entry point."""
-    app()
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        from flwr_leakage._lazy import missing
+
+        named = missing("this command", error)
+        if named is error:
+            raise
+        sys.exit(f"error: {named}")
 
 
 def _simulate(arguments: Iterable[str]) -> None:

@@ -27,7 +27,7 @@ NEED_FILES = {
     "cifar10_npz": "root",
 }
 NEED_PUBLIC_DATA = {"instahide_inter"}
-BUILT = {"defense", "attack", "partition", "strategy", "metric", "engine"}
+BUILT = {"defense", "self_attack", "gate", "attack", "partition", "strategy", "metric", "engine"}
 
 
 @pytest.fixture(scope="module")
