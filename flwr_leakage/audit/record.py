@@ -97,13 +97,20 @@ class Recorder:
         if kept_out:
             self._number(*where, "client", "not_attacked", count, "image", note=kept_out)
 
-    def classes(
-        self, server_round: int, client_id: int, truth: Truth, names: Sequence[str]
+    def samples(
+        self,
+        server_round: int,
+        client_id: int,
+        truth: Truth,
+        names: Sequence[str],
+        numbers: Sequence[int],
     ) -> None:
-        """The class of each private sample, which a simulation knows."""
-        for sample, label in enumerate(class_indices(truth.private.targets).tolist()):
+        """Class and number of each private sample, which a simulation knows."""
+        labels = class_indices(truth.private.targets).tolist()
+        for sample, (label, number) in enumerate(zip(labels, numbers, strict=True)):
             name = names[label] if label < len(names) else str(label)
             self._number(server_round, client_id, sample, "client", "class", label, note=name)
+            self._number(server_round, client_id, sample, "client", "image", number)
 
     def what_if(
         self, server_round: int, client_id: int, name: str, change: float, outcome: Outcome
