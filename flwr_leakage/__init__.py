@@ -66,7 +66,12 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'flwr_leakage' has no attribute {name!r}")
     home = next((home for home, names in _HOMES.items() if name in names), "records")
-    return getattr(importlib.import_module(f"flwr_leakage.{home}"), name)
+    try:
+        return getattr(importlib.import_module(f"flwr_leakage.{home}"), name)
+    except ModuleNotFoundError as error:
+        from flwr_leakage._lazy import missing
+
+        raise missing(name, error) from error
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import ndtri
 
 Kind = Literal["spearman", "pearson"]
 
@@ -91,6 +91,8 @@ def _correlate(
     if np.ptp(left) == 0 or np.ptp(right) == 0:
         note = "undefined: one of the quantities is constant"
         return Correlation(kind, None, None, None, None, confidence, n, note)
+    from scipy import stats  # takes a second to import
+
     found = (stats.spearmanr if kind == "spearman" else stats.pearsonr)(left, right)
     coefficient, p_value = float(found.statistic), float(found.pvalue)
     needed = 5 if kind == "spearman" else 4
@@ -107,7 +109,7 @@ def _correlate(
 
 
 def _bonett_wright(rho: float, n: int, confidence: float) -> tuple[float, float]:
-    half = stats.norm.ppf((1 + confidence) / 2) * math.sqrt((1 + rho**2 / 2) / (n - 3))
+    half = ndtri((1 + confidence) / 2) * math.sqrt((1 + rho**2 / 2) / (n - 3))
     return math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half)
 
 

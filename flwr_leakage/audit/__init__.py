@@ -1,13 +1,17 @@
 """What a server does with what it observes: grant, attack, evaluate, record. No Flower here."""
 
-from flwr_leakage.audit.note import ClientNote, ReplayResult
-from flwr_leakage.audit.progress import ConsoleProgress, Progress, SilentProgress
-from flwr_leakage.audit.selection import Selection
-from flwr_leakage.audit.server_audit import ServerAudit
-from flwr_leakage.audit.structure import structure
-from flwr_leakage.audit.structure_report import Directions, Opening, Structure
-from flwr_leakage.audit.truth import Mixed, Truth, TruthSource
-from flwr_leakage.audit.what_if import WhatIf, WhatIfSource, relative_change
+from typing import TYPE_CHECKING
+
+from flwr_leakage._lazy import lazy
+
+if TYPE_CHECKING:
+    from flwr_leakage.audit.note import ClientNote, ReplayResult
+    from flwr_leakage.audit.progress import ConsoleProgress, Progress, SilentProgress
+    from flwr_leakage.audit.selection import Selection
+    from flwr_leakage.audit.server_audit import ServerAudit
+    from flwr_leakage.audit.structure_report import Directions, Opening, Structure
+    from flwr_leakage.audit.truth import Mixed, Truth, TruthSource
+    from flwr_leakage.audit.what_if import WhatIf, WhatIfSource, relative_change
 
 __all__ = [
     "ClientNote",
@@ -26,5 +30,17 @@ __all__ = [
     "WhatIf",
     "WhatIfSource",
     "relative_change",
-    "structure",
 ]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "flwr_leakage.audit.note": ("ClientNote", "ReplayResult"),
+        "flwr_leakage.audit.progress": ("ConsoleProgress", "Progress", "SilentProgress"),
+        "flwr_leakage.audit.selection": ("Selection",),
+        "flwr_leakage.audit.server_audit": ("ServerAudit",),
+        "flwr_leakage.audit.structure_report": ("Directions", "Opening", "Structure"),
+        "flwr_leakage.audit.truth": ("Mixed", "Truth", "TruthSource"),
+        "flwr_leakage.audit.what_if": ("WhatIf", "WhatIfSource", "relative_change"),
+    },
+)

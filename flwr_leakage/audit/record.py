@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from flwr_leakage.audit.attack import Attempt
-from flwr_leakage.audit.evaluate import Outcome
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.metrics.labels import class_indices
@@ -21,6 +19,12 @@ from flwr_leakage.records import (
     ThreatModel,
 )
 from flwr_leakage.tracking import Tracker
+
+if TYPE_CHECKING:
+    from flwr_leakage.audit.attack import Attempt
+    from flwr_leakage.audit.evaluate import Outcome
+else:  # a client that records its scores needs no attack installed
+    Attempt = Outcome = Any
 
 SERVER = -1
 """The client id of what concerns the server, or a whole round."""
@@ -78,24 +82,35 @@ class Recorder:
         self,
         server_round: int,
         client_id: int,
-        schedule: LocalSchedule,
+        schedule: LocalSchedule | None,
         num_examples: int,
         kept_out: str,
     ) -> None:
-        """What a client did in a round as the server knows it, and why it was not attacked."""
-        count, done = float(num_examples), schedule.describe(num_examples)
+        """What a client did in a round as the server knows it, and why it was not attacked.
+
+        Without a schedule, nothing is said of its steps: nobody told of them.
+        """
+        count = float(num_examples)
+        done = schedule.describe(num_examples) if schedule else ""
         where = (server_round, client_id, -1)
         self._number(*where, "client", "images", count, "image", note=done)
         if kept_out:
             self._number(*where, "client", "not_attacked", count, "image", note=kept_out)
 
-    def classes(
-        self, server_round: int, client_id: int, truth: Truth, names: Sequence[str]
+    def samples(
+        self,
+        server_round: int,
+        client_id: int,
+        truth: Truth,
+        names: Sequence[str],
+        numbers: Sequence[int],
     ) -> None:
-        """The class of each private sample, which a simulation knows."""
-        for sample, label in enumerate(class_indices(truth.private.targets).tolist()):
+        """Class and number of each private sample, which a simulation knows."""
+        labels = class_indices(truth.private.targets).tolist()
+        for sample, (label, number) in enumerate(zip(labels, numbers, strict=True)):
             name = names[label] if label < len(names) else str(label)
             self._number(server_round, client_id, sample, "client", "class", label, note=name)
+            self._number(server_round, client_id, sample, "client", "image", number)
 
     def what_if(
         self, server_round: int, client_id: int, name: str, change: float, outcome: Outcome

@@ -10,12 +10,13 @@ from flwr_leakage.audit.attack import attempt, describe_parts
 from flwr_leakage.audit.decoding import Decoder
 from flwr_leakage.audit.evaluate import evaluate
 from flwr_leakage.audit.grant import Case, check_grantable, disclose, grant
+from flwr_leakage.audit.kept import Kept, KeptObservations
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.progress import Progress, SilentProgress, count
 from flwr_leakage.audit.record import Recorder
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.targets import History, Target, find_targets
-from flwr_leakage.audit.truth import TruthSource
+from flwr_leakage.audit.truth import ImageNumbers, Truth, TruthSource
 from flwr_leakage.audit.what_if import WhatIfSource
 from flwr_leakage.capture import differences
 from flwr_leakage.gradient_map import GradientMap
@@ -53,6 +54,8 @@ class ServerAudit:
         num_rounds: for the progress only.
         max_seconds: CPU seconds that the attack may take for each target; ``None`` for no limit
             but the attack's own.
+        keep: where observations are kept to be attacked later, see ``attack_kept``; ``None``
+            attacks within the round.
         own_config_clients: those that said they run by a config of their own, so far.
     """
 
@@ -72,6 +75,7 @@ class ServerAudit:
     progress: Progress = field(default_factory=SilentProgress)
     num_rounds: int | None = None
     max_seconds: float | None = None
+    keep: KeptObservations | None = None
 
     def __post_init__(self) -> None:
         check_grantable(self.threat, self.truth)
@@ -79,6 +83,7 @@ class ServerAudit:
         self._decoder = Decoder(self.spec, self.seed) if self.threat.mixing == "known" else None
         self._reference = self.reference or Reference.of(self.spec)
         self._recorder = Recorder(GuardedTracker(self.tracker, self.progress.line), self.run)
+        self._images = ImageNumbers()
         self._told_of_seeds = False
         self.own_config_clients: set[int] = set()
         self._remarks: dict[int, str] = {}
@@ -107,7 +112,8 @@ class ServerAudit:
 
     def wants(self, server_round: int, client_id: int) -> bool:
         """Whether a client's update may be attacked in a round, so that it has to be kept."""
-        return self.attack is not None and self.selection.includes(server_round, client_id)
+        attacks = self.attack is not None or self.keep is not None
+        return attacks and self.selection.includes(server_round, client_id)
 
     def warn_once(self, server_round: int, client_id: int, message: str) -> None:
         """The same, in the first round of a client only."""
@@ -117,11 +123,10 @@ class ServerAudit:
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
         """Record that ``wants`` leaves a client out, whose update was then not kept, and why."""
-        reason = self.selection.refuses(server_round, client_id)
+        unconfigured = "no attack is configured"
+        reason = self.selection.refuses(server_round, client_id) if self.attack else unconfigured
         schedule = self.schedule.for_client(num_examples)
-        self._recorder.client(
-            server_round, client_id, schedule, num_examples, reason or "no attack is configured"
-        )
+        self._recorder.client(server_round, client_id, schedule, num_examples, reason)
 
     def utility(self, server_round: int, name: str, value: float, unit: str = "1") -> None:
         """Record a quantity of the global model, such as its test accuracy."""
@@ -155,14 +160,11 @@ class ServerAudit:
             self._recorder.client(
                 server_round, seen.client_id, update.schedule, update.num_examples, reason
             )
-        if self.attack is not None:
-            targets = self._targets(server_round, observations)
-            unknown = unknown | self.own_config_clients  # also of those whose note is missing now
-            cases = [case for target in targets if (case := self._grant(target, unknown))]
-            for case, answer in self._answers(server_round, self.attack, cases):
-                self._record(case, answer)
-            for name, source in self.what_ifs.items():
-                self._ask(server_round, self.attack, name, source, cases)
+        unknown = unknown | self.own_config_clients  # also of those whose note is missing now
+        if self.keep is not None:
+            self._keep(self.keep, server_round, observations, unknown)
+        else:
+            self.attack_round(server_round, observations, unknown)
         self._recorder.cost(server_round, "round_wall_seconds", self._elapsed())
         updates = len(observations) if num_updates is None else num_updates
         self.progress.line(
@@ -170,9 +172,67 @@ class ServerAudit:
             f"{self._elapsed():.1f} s"
         )
 
+    def attack_round(
+        self, server_round: int, observations: list[Observation], unknown: Set[int] = frozenset()
+    ) -> None:
+        """Grant, attack, evaluate and record each target of a round.
+
+        Args:
+            server_round: counted from 1.
+            observations: of the updates that ``wants`` names.
+            unknown: clients whose samples nobody can know.
+        """
+        if self.attack is None:
+            return
+        targets = self._targets(server_round, observations)
+        cases = [case for target in targets if (case := self._grant(target, unknown))]
+        for case, answer in self._answers(server_round, self.attack, cases):
+            self._record(case, answer)
+        for name, source in self.what_ifs.items():
+            self._ask(server_round, self.attack, name, source, cases)
+
+    def recall(self, server_round: int, observations: list[Observation]) -> None:
+        """Take a round that was attacked before into account where rounds are attacked jointly."""
+        self._targets(server_round, observations)
+
+    def assume(self, spec: InputSpec, batch_norm: BatchNormMode) -> None:
+        """Attack what comes next under these facts about the inputs and the training."""
+        self.spec = spec
+        self.gradient_map = self.gradient_map.with_batch_norm(batch_norm)
+        self._reference = self.reference or Reference.of(spec)
+
+    def _keep(
+        self,
+        keep: KeptObservations,
+        server_round: int,
+        observations: list[Observation],
+        unknown: Set[int],
+    ) -> None:
+        """Keep what would be attacked, with the truth where a simulation knows it."""
+        chosen = self.selection(observations)
+        if not chosen:
+            return
+        mode = self.gradient_map.batch_norm
+        several = [Kept(seen, self.spec, mode, self._truth(seen, unknown)) for seen in chosen]
+        dropped = keep.keep(server_round, several)
+        kept = f"{count(len(several), 'update')} of round {server_round} kept to be attacked later"
+        self._recorder.information(server_round, -1, kept)
+        for sentence in dropped:
+            self.warn(server_round, -1, sentence)
+
+    def _truth(self, seen: Observation, unknown: Set[int]) -> Truth | None:
+        if self.truth is None or seen.client_id in unknown:
+            return None
+        try:
+            return self.truth(seen.server_round, seen.client_id, seen.update.num_examples)
+        except ValueError as error:
+            reason = f"no truth of client {seen.client_id} was kept: {error}"
+            self.warn(seen.server_round, seen.client_id, reason)
+            return None
+
     def _left_out(self, observations: list[Observation]) -> dict[int, str]:
         """Why clients are not attacked, in words, by client."""
-        if self.attack is None:
+        if self.attack is None and self.keep is None:
             return {seen.client_id: "no attack is configured" for seen in observations}
         return self.selection.left_out(observations)
 
@@ -316,9 +376,10 @@ class ServerAudit:
         if answer.error:
             self.warn(server_round, client_id, f"client {client_id} not recovered: {answer.error}")
         outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
-        if case.truth is not None and client_id >= 0:
+        if case.truth is not None:
             names = self._reference.class_names
-            self._recorder.classes(server_round, client_id, case.truth, names)
+            numbers = self._images.of(client_id, case.truth.private)
+            self._recorder.samples(server_round, client_id, case.truth, names, numbers)
         self._recorder.outcome(server_round, client_id, answer, self.threat, outcome)
         decoded = self._decoder(case, answer) if self._decoder else None
         if decoded is not None:

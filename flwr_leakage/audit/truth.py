@@ -1,7 +1,8 @@
 """What a simulation knows of the truth, for the evaluation and for what is granted by name."""
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -36,6 +37,26 @@ class Truth:
     private: Batch
     defended: Batch
     mixing: Mixed | None = None
+
+
+@dataclass
+class ImageNumbers:
+    """Numbers each client's private images, so that one can be followed from round to round.
+
+    A sample's place in the batch changes between rounds. Equal images have the same number.
+
+    Attributes:
+        seen: by client and digest, the number of each image, in the order of first appearance
+            from 1 on.
+    """
+
+    seen: dict[int, dict[bytes, int]] = field(default_factory=dict)
+
+    def of(self, client_id: int, private: Batch) -> list[int]:
+        """The number of each sample; new images get the next ones."""
+        known = self.seen.setdefault(client_id, {})
+        digests = (hashlib.sha256(one.numpy().tobytes()).digest() for one in private.inputs.cpu())
+        return [known.setdefault(digest, len(known) + 1) for digest in digests]
 
 
 TruthSource = Callable[[int, int, int], Truth]

@@ -108,12 +108,77 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
     output: Annotated[Path | None, typer.Option(help="The file to write.")] = None,
 ) -> None:
-    """Write the report of a run anew, also of one that still goes on or was killed."""
+    """Write the report of a run anew, also of one that still goes on or was killed.
+
+    Of several runs, such as a sweep, `flwr-leakage compare` makes one page.
+    """
+    from flwr_leakage.comparison.compare import run_folders
     from flwr_leakage.report import write_report
 
+    runs = run_folders(folder)
+    if runs and folder not in runs:
+        _fail(ValueError(
+            f"expected one run folder, got {folder}, which holds {len(runs)}; put them beside each "
+            f"other by `flwr-leakage compare {folder}`, or name one, such as {runs[0]}."
+        ))  # fmt: skip
     try:
         print(write_report(folder, output))
     except (FileNotFoundError, ValueError) as error:
+        _fail(error)
+
+
+@app.command()
+def client(
+    folder: Annotated[
+        Path, typer.Argument(help="What ClientAudit(folder=…) or client.folder=… named.")
+    ],
+) -> None:
+    """Show a client's owner what it scored, how it attacked itself, and what its gate decided.
+
+    Example:
+        flwr-leakage client /var/lib/my-node/leakage
+    """
+    from flwr_leakage.cli.owner import own_folders, print_own
+
+    try:
+        for each in own_folders(folder):
+            print_own(each, Console())
+    except (FileNotFoundError, ValueError) as error:
+        _fail(error)
+
+
+@app.command()
+def attack_kept(
+    folder: Annotated[Path, typer.Argument(help="A run folder with kept updates.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="MODULE:NAME of the model's class, where the run was an app of your own."
+        ),
+    ] = None,
+    attack: Annotated[str, typer.Option(help="The attack then; else the run's own.")] = "idlg",
+    workers: Annotated[int, typer.Option(min=1, help="Processes that attack.")] = 1,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="CPU seconds for a target; the run's own by default.")
+    ] = None,
+) -> None:
+    """Attack the updates that a run kept, and add the results to its record and report.
+
+    It can be ended at any moment and called again. Examples:
+
+        flwr-leakage run server.attack_later=true
+
+        flwr-leakage attack-kept outputs/RUN --workers 4
+
+        flwr-leakage attack-kept leakage --model my_app.task:Net
+    """
+    from flwr_leakage.cli.kept import attack_kept_folder
+    from flwr_leakage.report import write_report
+
+    try:
+        done = attack_kept_folder(folder, model, attack, workers, max_seconds)
+        print(f"{done} rounds attacked. {write_report(folder)}")
+    except (FileNotFoundError, ValueError, ImportError) as error:
         _fail(error)
 
 
@@ -220,7 +285,15 @@ def version() -> None:
 
 def main() -> None:
     """The entry point."""
-    app()
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        from flwr_leakage._lazy import missing
+
+        named = missing("this command", error)
+        if named is error:
+            raise
+        sys.exit(f"error: {named}")
 
 
 def _simulate(arguments: Iterable[str]) -> None:

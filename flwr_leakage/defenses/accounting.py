@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 from torch import Tensor
 
@@ -54,6 +53,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
+    from scipy.optimize import brentq  # takes most of a second to import
+
     # At the upper end the first term of δ(ε), Φ(μ/2 − ε/μ), alone equals δ.
     highest = mu * (mu / 2 - float(ndtri(delta)))
     found = brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, highest, xtol=1e-13 * highest)

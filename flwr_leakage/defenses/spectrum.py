@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from scipy.optimize import brentq
 from torch import Tensor
 
 from flwr_leakage.bounds import posterior_variance
@@ -149,6 +148,7 @@ class SampleSpectra:
 
     def error_of_energy(self, energy: float, highest: float) -> float:
         """The predicted error that all samples share for a total energy, up to ``highest`` ≤ τ."""
+        from scipy.optimize import brentq  # takes most of a second to import
 
         def excess(rmse: float) -> float:
             return self.energy_at(rmse) - energy

@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
-from scipy.optimize import brentq
 from torch import Tensor
 
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
@@ -151,6 +150,8 @@ class TargetRisk(Defense):
     def _plan_gaussian(
         self, update: Update, randomness: Randomness, spectra: SampleSpectra
     ) -> RiskPlan:
+        from scipy.optimize import brentq  # takes most of a second to import
+
         def worst(noise_std: float) -> float:
             return float(spectra.error_under_isotropic_noise(noise_std).min())
 

@@ -1,15 +1,18 @@
 """One line on the client, ``app = audit(app)``, around a ``ClientApp`` as its author wrote it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from flwr_leakage.audit.gate import Gate
 from flwr_leakage.capture import Limits
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.captured_client import CapturePlan, train_and_report
+from flwr_leakage.flower.client import refuse
+from flwr_leakage.flower.client_audit import SelfAttacker
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.records import InputSpec
 from flwr_leakage.scores.base import Score
@@ -27,6 +30,10 @@ def audit(
     spec: InputSpec | None = None,
     seed: int | None = None,
     truth: str | Path | None = None,
+    attack: SelfAttacker = None,
+    share: str | Sequence[str] = "nothing",
+    gate: Gate | None = None,
+    folder: str | Path | None = None,
 ) -> ClientApp:
     """Look on whenever a ``ClientApp`` trains; it may be empty still, or have its functions.
 
@@ -49,6 +56,11 @@ def audit(
         truth: in a simulation, a folder in which the captured samples are left for the
             evaluator; an absolute one where clients are processes of their own. Without one,
             they never leave this process.
+        attack: what the client attacks its own update with; see ``ClientAudit`` for this one and
+            the next three. A gate withholds what cannot be captured, too.
+        share: which numbers of the self-attack the server is told; none by default.
+        gate: what is too risky to be sent.
+        folder: where the owner's own record is kept.
 
     Returns:
         An app to be used in the place of ``app``.
@@ -62,6 +74,10 @@ def audit(
         spec=spec,
         seed=seed,
         truth=None if truth is None else TruthFolder(Path(truth)),
+        attack=attack,
+        share=share,
+        gate=gate,
+        folder=None if folder is None else str(folder),
     )
     return AuditedApp(app, plan)
 
@@ -78,7 +94,15 @@ class AuditedApp(ClientApp):
         """Hand the message on; a training is captured."""
         if message.metadata.message_type.split(".")[0] != "train":
             return self._app(message, context)
+        if self._is_for_another_strategy(message):
+            return refuse(message, "a client_fn is trained by strategies of flwr.server only")
         return train_and_report(self._plan, self._app, message, context)
+
+    def _is_for_another_strategy(self, message: Message) -> bool:
+        """Whether a ``NumPyClient`` got arrays of a strategy of ``flwr.serverapp``."""
+        names = list(message.content.array_records)
+        legacy = getattr(self._app, "_call", None) is not None
+        return legacy and len(names) == 1 and names != ["fitins.parameters"]
 
     def train(self, action: str = "default", **settings: Any) -> Any:
         """Register a function with the app."""

@@ -1,13 +1,16 @@
 """One training of a client, captured; what is done with it, and what is told of it."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, cast
 
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from torch import Tensor
 
 from flwr_leakage.audit import ClientNote, ReplayResult, Truth
+from flwr_leakage.audit.gate import Gate
 from flwr_leakage.capture import (
     CapturedTraining,
     Limits,
@@ -18,25 +21,25 @@ from flwr_leakage.capture import (
     facts_of,
 )
 from flwr_leakage.capture.exposure import CapturedRound, read_round
+from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.arrays import write_arrays
-from flwr_leakage.flower.client import (
-    ClientAudit,
-    _client_id,
-    _defend,
-    _Explained,
-    _refuse,
-    _remember,
-    _score,
-    _server_round,
-    _Session,
-)
+from flwr_leakage.flower.client import client_id_of, refuse, server_round_of
+from flwr_leakage.flower.client_audit import ClientAudit, SelfAttacker, as_self_attack, check_own
+from flwr_leakage.flower.client_owner import REFUSED, keep_own, remember, sent_note
+from flwr_leakage.flower.client_release import Explained, Release, Trained, release
+from flwr_leakage.flower.client_session import Session
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note
 from flwr_leakage.params import Params, subtract
-from flwr_leakage.records import Exposure, InputSpec, Measurement, Update
+from flwr_leakage.records import InputSpec, LocalSchedule, Update
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
+
+REPLAY_KEY = "flwr-leakage-replay"
+"""The record of the client's own state that says what the latest replay found, if it failed."""
+
+MASKED = ReplayCheck(None, problem="the update is sent under a mask, as secure aggregation does")
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,17 @@ class CapturePlan:
     spec: InputSpec | None = None
     seed: int | None = None
     truth: TruthFolder | None = None
+    attack: SelfAttacker = None
+    share: str | Sequence[str] = "nothing"
+    gate: Gate | None = None
+    folder: str | None = None
 
     def __post_init__(self) -> None:
         if self.replay_every is not None and self.replay_every < 1:
             raise ValueError(f"replay_every must be None or ≥ 1, got {self.replay_every}.")
+        if self.attack is not None:
+            object.__setattr__(self, "attack", as_self_attack(self.attack))
+        check_own(self.share, self.gate, self.scores, cast(Any, self.attack))
         if self.defense.encodes_batches:
             raise ValueError(
                 f"{type(self.defense).__name__} changes the samples before training, which a "
@@ -66,6 +76,16 @@ class CapturePlan:
         """Whether the defense changes updates."""
         return type(self.defense).on_update is not Defense.on_update
 
+    @property
+    def withholds(self) -> bool:
+        """Whether an update must not be sent where something fails here."""
+        return self.defends or self.gate is not None
+
+    def measures(self, server_round: int) -> bool:
+        """Whether the samples of a round, counted from 1, are needed."""
+        scores = bool(self.scores) and self.score_plan.includes(server_round)
+        return bool(scores or self.withholds or self.truth or self.attack is not None)
+
     def replays(self, server_round: int) -> bool:
         """Whether the training of a round, counted from 1, is replayed."""
         return self.replay_every is not None and (server_round - 1) % self.replay_every == 0
@@ -73,12 +93,22 @@ class CapturePlan:
 
 @dataclass(frozen=True)
 class _Round:
-    """One captured training and the arrays around it."""
+    """One captured training and the arrays around it, which are read where somebody asks."""
 
     training: CapturedTraining
-    received: Mapping[str, Tensor]
-    sent: Mapping[str, Tensor]
+    arrays: ArrayRecord
+    answer: ArrayRecord
     num_examples: int
+
+    @cached_property
+    def received(self) -> Mapping[str, Tensor]:
+        """What the server sent."""
+        return self.arrays.to_torch_state_dict()
+
+    @cached_property
+    def sent(self) -> Mapping[str, Tensor]:
+        """What the client sends."""
+        return self.answer.to_torch_state_dict()
 
 
 def train_and_report(
@@ -100,55 +130,62 @@ def train_and_report(
         return reply
     start = time.process_time()
     try:
-        server_round, client_id = _server_round(message), _client_id(ctx)
+        server_round, client_id = _round_of(message), client_id_of(ctx)
         key, answer = next(iter(reply.content.array_records.items()))
-        seen = _Round(
-            recorder.training(),
-            arrays.to_torch_state_dict(),
-            answer.to_torch_state_dict(),
-            _count(reply, recorder.training()),
-        )
-        check = _check(plan, seen, server_round)
+        training = recorder.training()
+        seen = _Round(training, arrays, answer, _count(reply, training))
+        check = _check(plan, seen, server_round, ctx)
         work = _Work(server_round, client_id, ctx, train_seconds, check)
         done = _work(plan, seen, work)
     except Exception as error:  # the audit must not be what breaks a training
-        return _refuse(message, str(error)) if plan.defends else reply
-    if done.released is not None:
-        reply.content[key] = _rewrite(answer, seen.received, done.released)
+        return refuse(message, str(error)) if plan.withholds else reply
     note = ClientNote(
         client_id=client_id,
-        measurements=done.measurements,
         train_cpu_seconds=train_seconds,
         score_cpu_seconds=time.process_time() - start,
-        reproducible=plan.defends and plan.seed is not None,
+        reproducible=plan.withholds and plan.seed is not None,
         remark=done.remark,
         own_config=not done.left_truth,
         training=_facts(seen),
         replay=check,
     )
-    _remember(ctx, server_round, note, plan.score_plan.keep_rounds)
-    reply.content[RECORD_KEY] = pack_note(note, with_measurements=plan.score_plan.send)
+    if done.session is None:
+        remember(ctx, server_round, note, plan.score_plan.keep_rounds)
+    else:
+        keep_own(done.session, done.release, note, ctx)
+        if done.release.refused:
+            return refuse(message, REFUSED)
+        note = sent_note(done.session, done.release, note)
+        if done.release.update is not done.answer:
+            reply.content[key] = _rewrite(answer, seen.received, done.release.update)
+    reply.content[RECORD_KEY] = pack_note(note, with_measurements=True)
     return reply
 
 
 def _limits(plan: CapturePlan, message: Message) -> Limits:
     """What is kept: the first step alone, where nothing is done with the others."""
     try:
-        server_round = _server_round(message)
+        server_round = _round_of(message)
     except ValueError:  # the reply will be handed on as it is
         return Limits(max_samples=1)
-    scores = plan.scores and plan.score_plan.includes(server_round)
-    if scores or plan.defends or plan.truth or plan.replays(server_round):
+    if plan.measures(server_round) or plan.replays(server_round):
         return plan.limits
     return Limits(max_samples=1)
 
 
+def _round_of(message: Message) -> int:
+    """The round that the server names; older strategies name it in the message's group only."""
+    group = message.metadata.group_id
+    return server_round_of(message) or (int(group) if group.isdecimal() else 0)
+
+
 @dataclass(frozen=True)
 class _Done:
-    """The update as it was defended, or ``None``; the scores; what is to be said of both."""
+    """The session and what it releases, where the samples were used; what is to be said of it."""
 
-    released: Update | None = None
-    measurements: tuple[Measurement, ...] = ()
+    session: Session | None
+    answer: Update | None
+    release: Release
     remark: str = ""
     left_truth: bool = False
 
@@ -163,43 +200,48 @@ class _Work:
     train_seconds: float
     check: ReplayResult | None
 
-    def explained(self) -> _Explained:
+    def explained(self) -> Explained:
         """The replay's result, for the scores' notes."""
         if self.check is None:
-            return _Explained()
-        return _Explained(self.check.sentence, not self.check.explains)
+            return Explained()
+        return Explained(self.check.sentence, not self.check.explains)
 
 
 def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
-    """Leave the truth where a simulation asks for it, defend, and score.
+    """Leave the truth where a simulation asks for it, defend, score, attack, judge.
 
     Raises:
-        ValueError: the update should be defended, and cannot.
+        ValueError: the update should be defended or judged, and cannot.
     """
-    if not (plan.defends or plan.scores or plan.truth):
-        return _Done()
+    nothing = Release(Update({}, {}, LocalSchedule(1.0), 0))
+    if not (plan.withholds or plan.scores or plan.truth or plan.attack is not None):
+        return _Done(None, None, nothing)
+    left_truth = False
     try:
+        if plan.truth is not None:
+            samples = private_samples(seen.training, seen.num_examples)
+            plan.truth.write(work.server_round, work.client_id, Truth(samples, samples))
+            left_truth = True
+            if not (plan.withholds or plan.scores or plan.attack is not None):
+                return _Done(None, None, nothing, left_truth=True)
         read = read_round(seen.training, seen.received, seen.num_examples, plan.spec)
     except ValueError as error:
-        if plan.defends:
+        if plan.withholds:
             raise
-        return _Done(remark=f"Neither scores nor samples were read off the training: {error}.")
-    if plan.truth is not None:
-        plan.truth.write(work.server_round, work.client_id, Truth(read.private, read.private))
+        remark = f"Neither scores nor samples were read off the training: {error}."
+        return _Done(None, None, nothing, remark, left_truth)
     session = _session(plan, read, work.server_round, work.client_id)
     sent = {name: seen.sent[name].to(value.dtype) for name, value in read.params.items()}
     answer = replace(read.raw, delta=subtract(sent, read.params))
-    released, _ = _defend(session, read.params, read.buffers, answer)
-    exposure = Exposure(read.params, read.buffers, read.private, read.private, read.raw, released)
-    return _Done(
-        released if plan.defends else None,
-        tuple(_score(session, exposure, work.context, work.train_seconds, work.explained())),
-        f"The update was defended by {type(plan.defense).__name__}." if plan.defends else "",
-        plan.truth is not None,
-    )
+    trained = Trained(read.params, read.buffers, read.raw, answer)
+    explained = work.explained()
+    done = release(session, trained, work.context, lambda _: explained, work.train_seconds)
+    # What the owner's gate chose is not the server's to know.
+    remark = f"The update was defended by {type(plan.defense).__name__}." if plan.defends else ""
+    return _Done(session, answer, done, remark, plan.truth is not None)
 
 
-def _session(plan: CapturePlan, read: CapturedRound, server_round: int, client_id: int) -> _Session:
+def _session(plan: CapturePlan, read: CapturedRound, server_round: int, client_id: int) -> Session:
     audit = ClientAudit(
         read.gradient_map,
         read.spec,
@@ -208,19 +250,30 @@ def _session(plan: CapturePlan, read: CapturedRound, server_round: int, client_i
         scores=plan.scores,
         seed=plan.seed,
         score_plan=plan.score_plan,
+        attack=plan.attack,
+        share=plan.share,
+        gate=plan.gate,
+        folder=plan.folder,
     )
-    session = _Session(audit, server_round, client_id)
-    session.private = session.defended = [read.private]
+    session = Session(audit, server_round, client_id)
+    session.private.append(read.private)
+    session.defended.append(read.private)
     return session
 
 
-def _check(plan: CapturePlan, seen: _Round, server_round: int) -> ReplayResult | None:
+def _check(plan: CapturePlan, seen: _Round, server_round: int, ctx: Context) -> ReplayResult | None:
+    """What a replay says; in rounds without one, what the latest said if it failed."""
     if not plan.replays(server_round):
-        return None
+        kept = ctx.state.config_records.get(REPLAY_KEY)
+        return None if kept is None else ReplayResult(None, False, str(kept["sentence"]))
     try:
-        check = check_replay(seen.training, seen.received, seen.sent)
+        check = check_replay(seen.training, seen.received, seen.sent) if seen.answer else MASKED
     except Exception as error:
         check = ReplayCheck(None, problem=str(error) or type(error).__name__)
+    ctx.state.pop(REPLAY_KEY, None)
+    if not check.explains:
+        sentence = f"not replayed since round {server_round}, where {check.sentence()}"
+        ctx.state[REPLAY_KEY] = ConfigRecord({"sentence": sentence})
     return ReplayResult(check.residual, check.explains, check.sentence())
 
 

@@ -13,6 +13,7 @@ from flwr_leakage.models.mlp import MLP
 from flwr_leakage.models.resnet import ResNet8, ResNet18
 from flwr_leakage.models.resnet_deep import ResNet34, ResNet50, ResNet101, ResNet152
 from flwr_leakage.models.shufflenet import ShuffleNet
+from flwr_leakage.models.shufflenet_v2 import ShuffleNetV2
 from flwr_leakage.models.vgg import VGG9
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "ResNet101",
     "ResNet152",
     "ShuffleNet",
+    "ShuffleNetV2",
     "initialize",
 ]

@@ -1,12 +1,13 @@
 """What every experiment is given: data, trained networks, LPIPS, a device, finished parts."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import avg_pool2d
 
 from flwr_leakage.data import ImageDataset, embedded_mnist, npz_dataset
 from flwr_leakage.metrics import Lpips
@@ -52,11 +53,15 @@ class Lab:
 
         Args:
             name: ``digits`` (embedded MNIST), or ``mnist``, ``fashion_mnist``, ``cifar10``,
-                ``cifar100`` (``.npz`` files of ``data_root``).
+                ``cifar100`` (``.npz`` files of ``data_root``). With ``/2`` after it, images are
+                half as high and wide: means of 2×2 pixels.
 
         Raises:
             ValueError: no such name, or no folder of files.
         """
+        if name.endswith("/2"):
+            train, test = self.data(name.removesuffix("/2"))
+            return _halved(train), _halved(test)
         if name == "digits":
             return embedded_mnist()
         if name not in NORMALIZATION:
@@ -84,3 +89,8 @@ class Lab:
         """As ``part``, with the device and the presence of LPIPS among the settings."""
         lpips = None if self.lpips is None else self.lpips.net
         return self.part(name, {**settings, "device": self.device.type, "lpips": lpips}, compute)
+
+
+def _halved(dataset: ImageDataset) -> ImageDataset:
+    small = avg_pool2d(dataset.images.float(), 2).round().to(torch.uint8)
+    return replace(dataset, name=f"{dataset.name}/2", images=small)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
-from scipy.stats import chi2, t
+from scipy.special import gammaincinv, stdtrit
 from torch import Tensor
 
 from flwr_leakage.per_sample import ClientSamples, Point, Precision, SampleProblem
@@ -213,7 +213,7 @@ def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
     """
     count = len(draws)
     mean = draws.mean(0)
-    raised = (count - 1) / float(chi2.ppf(0.05, count - 1))
+    raised = (count - 1) / float(2 * gammaincinv((count - 1) / 2, 0.05))
     return mean, mean * sampling_error(mean, raised * draws.var(0) / count)
 
 
@@ -223,7 +223,7 @@ def mean_with_error(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
     mean = draws.mean(0)
     if count == 1:
         return mean, torch.full_like(mean, torch.nan)
-    width = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) / count**0.5
+    width = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) / count**0.5
     return mean, width * draws.std(0)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 from torch import Tensor
 
 from flwr_leakage.per_sample import SampleProblem
@@ -80,7 +80,7 @@ def eigenvalue_mean(
     values, largest = _quadrature(problem, function, draws, num_probes, max_steps)
     unknown = torch.full((len(problem),), -1)
     # Of a few probes: Student's t.
-    quantile = float(student_t.ppf(0.995, num_probes - 1))
+    quantile = float(stdtrit(num_probes - 1, 0.995))
     width = quantile * values.std(0) / num_probes**0.5
     return EigenvalueMean(values.mean(0), width, False, unknown, largest)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 from torch import Tensor
 
 from flwr_leakage.bounds import fisher_leakage
@@ -55,7 +55,7 @@ class FisherLeakage(SampleScore):
             squares.append((problem.operator.matvec(signs).double() ** 2).sum(1))
         stacked = torch.stack(squares)
         trace = stacked.mean(0)
-        width = float(student_t.ppf(0.995, self.num_probes - 1)) / self.num_probes**0.5
+        width = float(stdtrit(self.num_probes - 1, 0.995)) / self.num_probes**0.5
         relative = width * stacked.std(0) / trace.clamp_min(1e-300) / 2
         notes = first_notes(silent, notes_where(trace == 0, FLAT))
         bare = torch.tensor([bool(note) for note in notes])

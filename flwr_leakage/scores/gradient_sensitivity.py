@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 from torch import Tensor
 
 from flwr_leakage.operators import LinearOperator, row_norms
@@ -68,7 +68,7 @@ class GradientSensitivity(SampleScore):
         for _ in range(self.num_draws):
             noise = normal_rows(problem.inputs.shape, draws).to(problem.inputs)
             found.append(sensitivity_along(problem.operator, noise, slices))
-        quantile = float(student_t.ppf(0.995, self.num_draws - 1))
+        quantile = float(stdtrit(self.num_draws - 1, 0.995))
         states: list[State] = ["within tolerance"] * len(problem)
         columns = []
         for layer in slices:

@@ -9,6 +9,8 @@ import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.audit import Selection
+from flwr_leakage.audit.gate import Gate
+from flwr_leakage.audit.self_attack import SelfAttack
 from flwr_leakage.data import FederatedDataset
 from flwr_leakage.data.partitions import Partition
 from flwr_leakage.defenses.base import Defense
@@ -77,6 +79,10 @@ def _build(text: str, remark: str | None) -> Experiment:
         selection=instantiate(config, "selection", Selection),
         evaluator=instantiate(config, "metric", Evaluator),
         remark=remark,
+        self_attack=instantiate(config, "self_attack", SelfAttack)
+        if config["self_attack"]
+        else None,
+        gate=instantiate(config, "gate", Gate) if config["gate"] else None,
     )
     check_experiment(experiment)
     return experiment

@@ -20,6 +20,7 @@ COUNTS = (
     "client.num_threads",
     "server.attack_workers",
     "server.attack_chunk",
+    "server.kept_bytes",
     "server.num_threads",
     "server.test_samples",
     "server.weights_every",

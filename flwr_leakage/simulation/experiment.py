@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from flwr.serverapp.strategy import Strategy
@@ -19,6 +20,10 @@ from flwr_leakage.audit import (
     WhatIf,
     relative_change,
 )
+from flwr_leakage.audit.gate import Gate
+from flwr_leakage.audit.kept import KeptObservations
+from flwr_leakage.audit.later import KEPT
+from flwr_leakage.audit.self_attack import SelfAttack
 from flwr_leakage.data import FederatedDataset
 from flwr_leakage.defenses import NoDefense
 from flwr_leakage.defenses.base import Defense, LocalRound
@@ -43,6 +48,8 @@ class Experiment:
 
     Attributes:
         what_ifs: by name, defenses that updates are attacked under besides.
+        self_attack: of each client on its own update, or ``None``.
+        gate: of each client, or ``None``.
         remark: ``None`` in a simulation, whose every draw comes from the seed. On a real node,
             what the client tells the server of its own config: its draws then come from the
             operating system's entropy.
@@ -63,6 +70,8 @@ class Experiment:
     selection: Selection
     evaluator: Evaluator
     remark: str | None = None
+    self_attack: SelfAttack | None = None
+    gate: Gate | None = None
 
     @property
     def spec(self) -> InputSpec:
@@ -102,6 +111,10 @@ class Experiment:
             score_plan=self.score_plan,
             max_samples=client.max_samples,
             num_threads=client.num_threads,
+            attack=self.self_attack,
+            share=client.share,
+            gate=self.gate,
+            folder=client.folder,
         )
 
     def server_audit(self, tracker: Tracker, run: str, progress: Progress) -> ServerAudit:
@@ -123,7 +136,14 @@ class Experiment:
             progress=progress,
             num_rounds=self.settings.num_rounds,
             max_seconds=self.settings.server.attack_max_seconds,
+            keep=self._keep(),
         )
+
+    def _keep(self) -> KeptObservations | None:
+        server = self.settings.server
+        if not server.attack_later:
+            return None
+        return KeptObservations(Path(self.settings.run_dir) / KEPT, server.kept_bytes)
 
     def truth(self, server_round: int, client_id: int, num_examples: int) -> Truth:
         """Re-derive from the seed what a client trained on, and how its defense encoded it.
@@ -181,7 +201,7 @@ class Experiment:
         private = self._batch(seen.client_id, seen.server_round, update.num_examples)[:used]
         encoded = defense.on_batch(private, self.spec.num_classes, draws)
         raw = update.delta
-        if not isinstance(self.defense, NoDefense):
+        if not isinstance(self.defense, NoDefense) or self.gate is not None:
             raw = self._trained(seen, private)
         trained = self._trained(seen, encoded) if defense.encodes_batches else raw
         around = LocalRound(
@@ -214,7 +234,12 @@ class Experiment:
         return found
 
     def epsilon(self, num_rounds: int) -> float | None:
-        """The largest ε of a client's sample after so many rounds; ``None`` if there is none."""
+        """The largest ε of a client's sample after so many rounds; ``None`` if there is none.
+
+        There is none with a gate, whose choice of a defense depends on the samples.
+        """
+        if self.gate is not None:
+            return None
         found = [
             self.defense.epsilon(self.schedule.for_client(size), size, num_rounds)
             for size in sorted(set(self.sizes))

@@ -24,12 +24,16 @@ class ClientSettings:
         same_samples: the same ones in every round, rather than the next ones.
         max_samples: samples kept for scores and defenses, ≥ 1.
         num_threads: torch threads of a client, ≥ 1; ``None`` leaves them.
+        share: which numbers of self-attacks travel to the server, see ``ClientAudit``.
+        folder: where each client's record for its owner goes, or ``None``.
     """
 
     num_examples: int | None
     same_samples: bool
     max_samples: int
     num_threads: int | None
+    share: str | Sequence[str]
+    folder: str | None
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,9 @@ class ServerSettings:
         attack_folder: where finished chunks are kept, or ``None``.
         attack_max_seconds: CPU seconds that an attack may take for a target, > 0; ``None`` for no
             limit but the attack's own.
+        attack_later: whether updates are kept in ``run_dir/kept`` in place of being attacked
+            within the round; ``flwr-leakage attack-kept`` attacks them.
+        kept_bytes: most that kept updates take, ≥ 1; the oldest rounds are dropped.
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
         test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
         weights_every: rounds from one saved global model to the next, ≥ 1; ``None`` saves the last
@@ -85,6 +92,8 @@ class ServerSettings:
     attack_chunk: int
     attack_folder: str | None
     attack_max_seconds: float | None
+    attack_later: bool
+    kept_bytes: int
     num_threads: int | None
     test_samples: int | None
     weights_every: int | None
@@ -156,6 +165,8 @@ class Sections:
     model: Mapping[str, Any]
     strategy: Mapping[str, Any]
     defense: Mapping[str, Any]
+    self_attack: Mapping[str, Any]
+    gate: Mapping[str, Any]
     score: Mapping[str, Any]
     scoring: Mapping[str, Any]
     what_if: Mapping[str, Any] | None

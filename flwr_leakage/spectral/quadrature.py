@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from scipy.stats import chi2
+from scipy.special import gammaincinv
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
@@ -104,8 +104,9 @@ def sampling_error(mean: Tensor, variance: Tensor) -> Tensor:
     """
     freedom = 2 * mean.double() ** 2 / variance.clamp_min(torch.finfo(torch.float64).tiny)
     freedom = freedom.clamp(1.0, 1e12).nan_to_num(1.0)
-    low = torch.as_tensor(chi2.ppf((1 - CONFIDENCE) / 2, freedom.numpy())) / freedom
-    high = torch.as_tensor(chi2.ppf((1 + CONFIDENCE) / 2, freedom.numpy())) / freedom
+    half = freedom.numpy() / 2
+    low = torch.as_tensor(2 * gammaincinv(half, (1 - CONFIDENCE) / 2)) / freedom
+    high = torch.as_tensor(2 * gammaincinv(half, (1 + CONFIDENCE) / 2)) / freedom
     return torch.maximum(1 / low - 1, 1 - 1 / high)
 
 

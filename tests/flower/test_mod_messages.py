@@ -8,7 +8,7 @@ from observed import SCHEDULE, SPEC, network
 
 from flwr_leakage.flower import ClientAudit, InlineGrid, LeakageMod
 from flwr_leakage.flower.arrays import read_arrays, read_reply
-from flwr_leakage.flower.client import _Session
+from flwr_leakage.flower.client_session import Session
 from flwr_leakage.gradient_map import GradientMap
 
 
@@ -48,7 +48,7 @@ def test_training_does_not(kind):
 def test_batches_are_kept_where_the_audits_model_is():
     """A GPU's place is taken by ``meta``, the only other device that every machine has."""
     audit = ClientAudit(GradientMap(network().to("meta")), SPEC, SCHEDULE)
-    session = _Session(audit, 1, 0)
+    session = Session(audit, 1, 0)
     images, labels = torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0])
     inputs, targets = session.encode(images, labels)
     assert inputs is images

@@ -19,6 +19,7 @@ from flwr_leakage.models import (
     ResNet101,
     ResNet152,
     ShuffleNet,
+    ShuffleNetV2,
 )
 from flwr_leakage.models.shufflenet import shuffle_channels
 from flwr_leakage.records import Batch
@@ -38,14 +39,15 @@ NETWORKS = {
     "lenet": (LeNet, {}),
     "convnet": (ConvNet, {"width": 4}),
     "convnet_small": (ConvNet, SMALL_CONVNET),
-    "alexnet": (AlexNet, {"hidden_features": 32}),
-    "vgg9": (VGG9, {"hidden_features": 32}),
+    "alexnet": (AlexNet, {"hidden_features": 32, "width": 8}),
+    "vgg9": (VGG9, {"hidden_features": 32, "width": 8}),
     "vgg9_bn": (VGG9, {"hidden_features": 32, "use_batch_norm": True}),
     "resnet8": (ResNet8, {"width": 4}),
     "resnet18": (ResNet18, {"width": 4, "width_factor": 2}),
     "resnet18_plain": (ResNet18, {"width": 4, "skip_connections": False}),
     "resnet50": (ResNet50, {"width": 2}),
     "shufflenet": (ShuffleNet, {"groups": 1}),
+    "shufflenet_v2": (ShuffleNetV2, {"stage_channels": (8, 16, 32), "last_channels": 16}),
 }
 
 
@@ -76,6 +78,9 @@ def test_logits_have_one_row_a_sample(name, shape):
         (lambda: ResNet18(CIFAR, 10), 11_173_962),
         # FedMA's VGG-9 (3.49 M).
         (lambda: VGG9(CIFAR, 10), 3_491_530),
+        # torchvision's ShuffleNet v2 × 1.0 and × 0.5 on ImageNet; the stride of the stem has none.
+        (lambda: ShuffleNetV2(CIFAR, 1000), 2_278_604),
+        (lambda: ShuffleNetV2(CIFAR, 1000, (48, 96, 192)), 1_366_792),
         (
             lambda: ConvNet(CIFAR, 10, **SMALL_CONVNET),
             (3 * 9 + 1) * 16 + (16 * 9 + 1) * 32 + (32 * 9 + 1) * 32 + 2048 * 10 + 10,
@@ -149,7 +154,7 @@ def test_gradient_map_is_differentiable_and_vmappable(name):
     torch.testing.assert_close(slope, (single * direction).sum())
 
 
-@pytest.mark.parametrize("name", ["convnet", "vgg9_bn", "resnet8", "shufflenet"])
+@pytest.mark.parametrize("name", ["convnet", "vgg9_bn", "resnet8", "shufflenet_v2"])
 def test_batch_norm_in_train_mode_works(name):
     make, settings = NETWORKS[name]
     gradient_map = GradientMap(make((1, 28, 28), 10, **settings), batch_norm="batch")
@@ -186,6 +191,7 @@ def test_shuffle_channels_is_undone_by_the_complementary_shuffle():
         (lambda: ConvNet(CIFAR, 10, pool_after=(9,)), "pool_after must name convolutions 1 … 8"),
         (lambda: ResNet18(CIFAR, 10, width_factor=0), "width_factor must be at least 1, got 0"),
         (lambda: ShuffleNet(CIFAR, 10, groups=5), "groups must be one of .*got 5"),
+        (lambda: ShuffleNetV2(CIFAR, 10, (8, 15, 32)), "3 positive even numbers, got .8, 15, 32"),
         (lambda: MLP(CIFAR, 10, hidden_features=[0]), "hidden_features must be at least 1"),
     ],
 )

@@ -27,7 +27,7 @@ NEED_FILES = {
     "cifar10_npz": "root",
 }
 NEED_PUBLIC_DATA = {"instahide_inter"}
-BUILT = {"defense", "attack", "partition", "strategy", "metric", "engine"}
+BUILT = {"defense", "self_attack", "gate", "attack", "partition", "strategy", "metric", "engine"}
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,8 @@ def test_every_model_builds_an_experiment(tmp_path, model):
         ("defense=prunning", "did you mean 'pruning'?"),
         ("attack.attack=3", "did you mean 'attacks'?"),
         ("defense=none,gausian", "did you mean 'gaussian'?"),
+        ("foo", "an override is group=option or key=value, got 'foo'; `flwr-leakage list`"),
+        ("pruning", "do you mean defense=pruning?"),
     ],
 )
 def test_a_mistyped_override_names_what_exists(argument, said):

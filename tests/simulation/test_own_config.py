@@ -276,3 +276,9 @@ def test_a_virtual_node_follows_the_run(monkeypatch):
 
 def test_this_process_is_no_virtual_node():
     assert not own_config.on_virtual_node()
+
+
+def test_a_run_can_neither_open_a_nodes_gate_nor_have_its_self_attack_shared():
+    wanted = ["gate=none", "self_attack=none", "client.share=numbers", "client.folder=/tmp/x"]
+    taken, left_out = split_overrides(wanted, TAKEN)
+    assert (taken, len(left_out)) == ([], 4)

@@ -24,7 +24,7 @@ from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.assumed import AssumedTargets, answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
-from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Optimizer
+from flwr_leakage.attacks.optimizers.base import Evaluate, FirstValues, Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.attacks.starts.base import Initialisation
@@ -38,7 +38,8 @@ class GradientInversion:
 
     Targets of equal shape and schedule are solved together; every one has its own optimizer
     state and its own random stream, so that the result equals solving it alone. The best iterate
-    is chosen by the attacker's own objective.
+    is chosen by the attacker's own objective. A result's stats have the objective at the start as
+    ``initial_objective``, penalties included, so that the loss drop can be told.
 
     Attributes:
         objective: distance of the candidate's pseudo-gradient from the observed one.
@@ -226,10 +227,14 @@ class GradientInversion:
         if self._searches_order(rows.assumed):
             rows = self._search_order(rows, batching, report, budget)
         evaluate = self._objective_of(rows, batching)
-        found = self.optimizer(evaluate, rows.points, bounds, report, budget)
+        begun = FirstValues(evaluate, len(rows.points))
+        found = self.optimizer(begun, rows.points, bounds, report, budget)
         share = (time.process_time() - began) / len(rows.points)
         stats = {"cpu_seconds": share, "batching": batching, **stop_mark(found.stopped)}
-        results = [_reconstruction(rows, found, row, stats) for row in range(len(rows.points))]
+        results = [
+            _reconstruction(rows, found, row, {**stats, "initial_objective": begun.values[row]})
+            for row in range(len(rows.points))
+        ]
         count = len(chunk[0].indices)
         return [results[begin : begin + count] for begin in range(0, len(results), count)]
 

@@ -1,0 +1,155 @@
+"""A client's own rule for what it sends: refuse, or defend more strongly, above its limits."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from flwr_leakage.defenses.base import Defense
+from flwr_leakage.records import Measurement
+
+if TYPE_CHECKING:
+    from flwr_leakage.audit.self_attack import SelfAttacked
+else:  # a gate of scores needs no attack installed
+    SelfAttacked = Any
+
+GradeLimit = Literal["nothing", "partly", "recognisable"]
+"""The worst grade of a reconstruction that may be sent, see ``flwr_leakage.report.grades``."""
+
+_WORSE = {
+    "nothing": ("partly", "recognisable", "exact"),
+    "partly": ("recognisable", "exact"),
+    "recognisable": ("exact",),
+}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a gate says of one defended update.
+
+    Attributes:
+        passes: whether it may be sent.
+        reasons: which limits it exceeds, or what could not be measured. For the owner only.
+    """
+
+    passes: bool
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Limits of what a client sends, as its owner sets them. The server decides none of it.
+
+    An update passes where no sample exceeds a limit. Otherwise each defense of ``stronger`` is
+    applied to the raw update in turn, and what it releases is measured again; the first that
+    passes is sent. If none does, the client answers with an error that names no reason.
+
+    A limit holds for the risky end of a score's direction, and for the value with its error bar:
+    ``value + error ≤ limit`` where larger leaks more, ``value − error ≥ limit`` where larger is
+    safer. What was not measured (a score without a number, an attack without an answer, a model
+    that does not explain the update) is no evidence of safety: ``unmeasured`` says what then.
+
+    What a server learns: a refusal tells that the limits were exceeded under the parameters that
+    it chose, and a stronger defense shows in the update. Which of several defenses is used depends
+    on the samples, so that no ε of a single one holds for the whole.
+
+    Attributes:
+        scores: by the name of a measurement of ``ClientAudit.scores``, its limit.
+        psnr: most dB that the self-attack may reach, for every sample.
+        grade: the worst grade that a sample may have in the self-attack.
+        stronger: defenses of updates that are tried in this order; each replaces the client's.
+        unmeasured: ``refuse`` treats it as beyond the limit; ``send`` lets it pass.
+    """
+
+    scores: Mapping[str, float] = field(default_factory=dict)
+    psnr: float | None = None
+    grade: GradeLimit | None = None
+    stronger: Sequence[Defense] = ()
+    unmeasured: Literal["refuse", "send"] = "refuse"
+
+    def __post_init__(self) -> None:
+        if not self.scores and self.psnr is None and self.grade is None:
+            raise ValueError("a gate needs a limit: scores, psnr or grade, got none.")
+        limits = {**self.scores, **({} if self.psnr is None else {"psnr": self.psnr})}
+        for name, limit in limits.items():
+            if not math.isfinite(limit):
+                raise ValueError(f"the limit of {name} must be finite, got {limit}.")
+        if self.grade is not None and self.grade not in get_args(GradeLimit):
+            raise ValueError(f"grade must be one of {get_args(GradeLimit)}, got {self.grade!r}.")
+        if self.unmeasured not in ("refuse", "send"):
+            raise ValueError(f"unmeasured must be refuse or send, got {self.unmeasured!r}.")
+        object.__setattr__(self, "stronger", tuple(self.stronger))
+        for defense in self.stronger:
+            if defense.encodes_batches:
+                raise ValueError(
+                    f"stronger must change updates, as training is over by then, got "
+                    f"{type(defense).__name__}, which changes samples."
+                )
+
+    @property
+    def needs_attack(self) -> bool:
+        """Whether a limit is on the self-attack."""
+        return self.psnr is not None or self.grade is not None
+
+    def judge(
+        self,
+        scores: Sequence[Measurement],
+        attacked: SelfAttacked | None,
+        unexplained: str = "",
+    ) -> Judgement:
+        """Hold what was measured of a defended update against the limits.
+
+        Args:
+            scores: of the update.
+            attacked: the self-attack on it.
+            unexplained: why the scored model does not explain the update, or empty.
+        """
+        exceeded: list[str] = []
+        unknown = [f"the scored model does not explain the update: {unexplained}"] * bool(
+            unexplained
+        )
+        found = {measurement.name: measurement for measurement in scores}
+        for name, limit in self.scores.items():
+            if name not in found or all(value is None for value in found[name].values):
+                unknown.append(f"{name} was not measured")
+            else:
+                _hold(found[name], limit, exceeded, unknown)
+        if self.needs_attack:
+            if attacked is None or attacked.problem:
+                why = attacked.problem if attacked else "the round was not attacked"
+                unknown.append(f"the self-attack gave nothing to go by: {why}")
+            else:
+                self._hold_attack(attacked, exceeded)
+        refuses = bool(exceeded) or (bool(unknown) and self.unmeasured == "refuse")
+        return Judgement(not refuses, (*exceeded, *unknown))
+
+    def _hold_attack(self, attacked: SelfAttacked, exceeded: list[str]) -> None:
+        best = max(attacked.psnr, default=-math.inf)
+        if self.psnr is not None and best > self.psnr:
+            exceeded.append(f"the self-attack reached {best:.1f} dB, above {self.psnr:g}")
+        if self.grade is not None:
+            worse = [grade for grade in attacked.grades if grade in _WORSE[self.grade]]
+            if worse:
+                exceeded.append(
+                    f"{len(worse)} of {len(attacked.grades)} images of the self-attack are "
+                    f"{' or '.join(sorted(set(worse)))}, worse than {self.grade}"
+                )
+
+
+def _hold(found: Measurement, limit: float, exceeded: list[str], unknown: list[str]) -> None:
+    """Compare the riskiest sample of a score with its limit."""
+    errors = found.errors or (None,) * len(found.values)
+    pairs = [(v, e or 0.0) for v, e in zip(found.values, errors, strict=True) if v is not None]
+    missing = len(found.values) - len(pairs)
+    if missing:
+        unknown.append(f"{found.name} was not measured of {missing} of {len(found.values)} samples")
+    if found.direction == "":
+        unknown.append(f"{found.name} has no direction, so that no limit of it can be held")
+    elif found.direction == "larger is safer":
+        worst = min(value - error for value, error in pairs)
+        if worst < limit:
+            exceeded.append(f"{found.name} may be {worst:.4g}, below {limit:g}")
+    else:
+        worst = max(value + error for value, error in pairs)
+        if worst > limit:
+            exceeded.append(f"{found.name} may be {worst:.4g}, above {limit:g}")

@@ -1,0 +1,220 @@
+"""Observations on disk, to be attacked later or elsewhere.
+
+A folder a round, which appears whole or not at all; a file a client. Files are safetensors, which
+hold numbers and text and run no code; all are readable by their owner only.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from flwr_leakage.audit.truth import Mixed, Truth
+from flwr_leakage.normalization import BatchNormMode
+from flwr_leakage.params import Params
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, Update
+from flwr_leakage.tracking.jsonl import make_private_folder, write_private
+
+FORMAT = "flwr-leakage observation, version 1"
+"""What the metadata of each file says under ``format``; a reader refuses any other."""
+
+DONE = "done"
+"""The empty file of a round that was attacked and recorded."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One observation, and what an attack on it assumes besides.
+
+    Attributes:
+        observation: of one client in one round, without what a threat model grants.
+        spec: the public facts about its inputs.
+        batch_norm: the mode that the client trains in.
+        truth: what it trained on, which a simulation knows; a file of its own.
+    """
+
+    observation: Observation
+    spec: InputSpec
+    batch_norm: BatchNormMode
+    truth: Truth | None = None
+
+
+@dataclass(frozen=True)
+class KeptObservations:
+    """The observations of a run that wait for their attack.
+
+    Attributes:
+        folder: of mode 0700 where it is made.
+        max_bytes: most that all of them take, > 0; the oldest rounds are dropped.
+    """
+
+    folder: Path
+    max_bytes: int = 1_000_000_000
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 1:
+            raise ValueError(f"max_bytes must be at least 1, got {self.max_bytes}.")
+
+    def keep(self, server_round: int, several: Sequence[Kept]) -> list[str]:
+        """Keep the observations of a round, and drop the oldest rounds beyond ``max_bytes``.
+
+        Returns:
+            What was dropped, a sentence a round.
+
+        Raises:
+            FileExistsError: the round was kept before.
+        """
+        make_private_folder(self.folder)
+        place, unfinished = self._round(server_round), self.folder / f".round{server_round:06d}"
+        if place.exists():
+            raise FileExistsError(f"round {server_round} is in {self.folder} already.")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        make_private_folder(unfinished)
+        for kept in several:
+            name = f"client{kept.observation.client_id:04d}"
+            write_private(unfinished / f"{name}.safetensors", _to_bytes(kept))
+            if kept.truth is not None:
+                write_private(unfinished / f"{name}.truth", _truth_to_bytes(kept.truth))
+        unfinished.rename(place)
+        return self._drop_oldest()
+
+    def rounds(self) -> list[int]:
+        """The rounds that are kept, attacked ones included."""
+        return sorted(int(path.name.removeprefix("round")) for path in self.folder.glob("round*"))
+
+    def read(self, server_round: int) -> tuple[list[Kept], list[str]]:
+        """The observations of a round by client, and which files cannot be read, in words."""
+        found: list[Kept] = []
+        problems: list[str] = []
+        for path in sorted(self._round(server_round).glob("*.safetensors")):
+            try:
+                found.append(_from_file(path))
+            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+                problems.append(f"{path.name} of round {server_round} cannot be read: {error}")
+        return sorted(found, key=lambda kept: kept.observation.client_id), problems
+
+    def is_done(self, server_round: int) -> bool:
+        """Whether a round was attacked and recorded."""
+        return (self._round(server_round) / DONE).exists()
+
+    def set_done(self, server_round: int) -> None:
+        """Note that a round was attacked and recorded."""
+        write_private(self._round(server_round) / DONE, b"")
+
+    def _drop_oldest(self) -> list[str]:
+        sizes = {number: _size(self._round(number)) for number in self.rounds()}
+        said = []
+        for number in sorted(sizes):
+            if sum(sizes.values()) <= self.max_bytes:
+                break
+            fate = "after its attack" if self.is_done(number) else "before it was attacked"
+            said.append(
+                f"round {number} ({sizes.pop(number):,} bytes) was dropped {fate}, as at most "
+                f"{self.max_bytes:,} bytes of observations are kept"
+            )
+            shutil.rmtree(self._round(number))
+        return said
+
+    def _round(self, server_round: int) -> Path:
+        return self.folder / f"round{server_round:06d}"
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _to_bytes(kept: Kept) -> bytes:
+    seen = kept.observation
+    groups = {
+        "params": seen.params,
+        "buffers": seen.buffers,
+        "delta": seen.update.delta,
+        "sent": seen.update.buffers,
+    }
+    tensors = {
+        f"{group}/{name}": value.detach().cpu().contiguous().clone()
+        for group, values in groups.items()
+        for name, value in values.items()
+    }
+    about = {
+        "server_round": seen.server_round,
+        "client_id": seen.client_id,
+        "num_examples": seen.update.num_examples,
+        "schedule": asdict(seen.update.schedule),
+        "spec": asdict(kept.spec),
+        "batch_norm": kept.batch_norm,
+    }
+    content: bytes = save(tensors, {"format": FORMAT, "observation": json.dumps(about)})
+    return content
+
+
+def _from_file(path: Path) -> Kept:
+    tensors, metadata = _load(path)
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"expected the format {FORMAT!r}, got {metadata.get('format')!r}.")
+    about = json.loads(metadata["observation"])
+    spec = {name: _tuple(value) for name, value in about["spec"].items()}
+    if about["batch_norm"] not in get_args(BatchNormMode):
+        raise ValueError(f"batch_norm must be of {get_args(BatchNormMode)}.")
+    update = Update(
+        _group(tensors, "delta"),
+        _group(tensors, "sent"),
+        LocalSchedule(**about["schedule"]),
+        about["num_examples"],
+    )
+    params, buffers = _group(tensors, "params"), _group(tensors, "buffers")
+    observation = Observation(about["server_round"], about["client_id"], params, buffers, update)
+    truth = path.with_suffix(".truth")
+    return Kept(
+        observation,
+        InputSpec(**spec),
+        about["batch_norm"],
+        _truth_from_file(truth) if truth.exists() else None,
+    )
+
+
+def _truth_to_bytes(truth: Truth) -> bytes:
+    batches = {"private": truth.private, "defended": truth.defended}
+    tensors = {
+        f"{name}/{field}": getattr(batch, field).detach().cpu().contiguous().clone()
+        for name, batch in batches.items()
+        for field in ("inputs", "targets")
+    }
+    flips_signs = False
+    if truth.mixing is not None:
+        tensors["mixing"] = truth.mixing.matrix.detach().cpu().contiguous().clone()
+        flips_signs = truth.mixing.flips_signs
+    content: bytes = save(tensors, {"format": FORMAT, "flips_signs": str(flips_signs)})
+    return content
+
+
+def _truth_from_file(path: Path) -> Truth:
+    tensors, metadata = _load(path)
+    private, defended = (
+        Batch(tensors[f"{name}/inputs"], tensors[f"{name}/targets"])
+        for name in ("private", "defended")
+    )
+    mixing = None
+    if "mixing" in tensors:
+        mixing = Mixed(tensors["mixing"], metadata["flips_signs"] == "True")
+    return Truth(private, defended, mixing)
+
+
+def _load(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+def _group(tensors: Mapping[str, Tensor], group: str) -> Params:
+    prefix = f"{group}/"
+    return {n.removeprefix(prefix): value for n, value in tensors.items() if n.startswith(prefix)}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

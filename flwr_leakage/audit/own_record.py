@@ -1,0 +1,68 @@
+"""The record that a client keeps for its owner: a run folder like the server's, of one client."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr_leakage.audit.note import ClientNote
+from flwr_leakage.records import LeakageRecord, RunEvent, Update
+from flwr_leakage.tracking import JsonlTracker
+
+if TYPE_CHECKING:
+    from flwr_leakage.audit.self_attack import SelfAttack, SelfAttacked
+else:  # a client that attacks nothing needs no attack installed
+    SelfAttack = SelfAttacked = Any
+
+
+def write_own_record(
+    folder: Path,
+    server_round: int,
+    note: ClientNote,
+    update: Update,
+    attacked: SelfAttacked | None,
+    said: Iterable[str],
+    refused: bool,
+    attack: SelfAttack | None,
+) -> None:
+    """Append a round to a client's own run folder, which its owner alone can read.
+
+    Args:
+        folder: of one run and client; made where there is none.
+        server_round: counted from 1.
+        note: with all scores.
+        update: that was sent, or would have been.
+        attacked: the self-attack, or ``None``.
+        said: the gate's sentences.
+        refused: whether nothing was sent.
+        attack: the settings of the self-attack.
+    """
+    from flwr_leakage.audit.record import Recorder
+
+    tracker = JsonlTracker(folder, resume=True)
+    try:
+        recorder, client = Recorder(tracker, folder.name), note.client_id
+        recorder.note(server_round, note)
+        unattacked = "" if attacked and not attacked.problem else "the client did not attack itself"
+        if attacked and attacked.problem:
+            unattacked = attacked.problem
+        recorder.client(server_round, client, update.schedule, update.num_examples, unattacked)
+        if attacked and attack and attacked.outcome:
+            recorder.attempt(server_round, attacked.attempt)
+            (answer,) = attacked.attempt.answers
+            recorder.outcome(server_round, client, answer, attack.threat, attacked.outcome)
+        sentences = tuple(said)
+        for sentence in sentences:
+            level = recorder.warning if refused else recorder.information
+            level(server_round, client, sentence)
+        if sentences:
+            tracker.log(
+                LeakageRecord(
+                    folder.name, server_round, client, -1, "client", "sent", float(not refused),
+                    "update", note=sentences[-1],
+                )
+            )  # fmt: skip
+    except Exception as error:
+        tracker.event(RunEvent(folder.name, server_round, note.client_id, "error", str(error)))
+        raise
+    finally:
+        tracker.close()

@@ -1,0 +1,181 @@
+"""A client's attack on its own update, which it can measure against its own samples."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from flwr_leakage.attacks.base import Attack, failure
+from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.audit.attack import Attempt, attempt
+from flwr_leakage.audit.evaluate import Outcome, evaluate
+from flwr_leakage.audit.truth import Truth
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.metrics import Evaluator, Reference
+from flwr_leakage.records import (
+    Disclosure,
+    Exposure,
+    InputSpec,
+    Measurement,
+    Observation,
+    ThreatModel,
+    Update,
+)
+from flwr_leakage.report.grades import Grade, grade
+
+PREFIX = "self_attack_"
+"""How the names of the numbers begin that a client shares of its self-attack."""
+
+
+@dataclass(frozen=True)
+class SelfAttacked:
+    """What came of a self-attack.
+
+    Attributes:
+        attempt: the attack's answer, and what it took.
+        outcome: metrics and images; ``None`` where nothing was attacked.
+        problem: why there is nothing to go by, or empty.
+    """
+
+    attempt: Attempt
+    outcome: Outcome | None = None
+    problem: str = ""
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """The metrics, one entry a sample."""
+        return () if self.outcome is None else self.outcome.measurements
+
+    @property
+    def psnr(self) -> list[float]:
+        """PSNR in dB of each sample that has one."""
+        return [value for value in self._column("psnr") if value is not None]
+
+    @property
+    def grades(self) -> list[Grade]:
+        """The grade of each sample that has one; see ``flwr_leakage.report.grades``."""
+        names = ("psnr", "blind_psnr", "ssim", "blind_ssim")
+        columns = [self._column(name) for name in names]
+        found = [grade(*row) for row in zip(*columns, strict=True)]
+        return [each for each in found if each is not None]
+
+    def shared(self, share: str | Iterable[str]) -> tuple[Measurement, ...]:
+        """The metrics that may be shared, under names of their own.
+
+        Args:
+            share: ``nothing``, ``numbers`` for all metrics, or the names of some.
+        """
+        if share == "nothing":
+            return ()
+        return tuple(
+            replace(found, name=PREFIX + found.name)
+            for found in self.measurements
+            if share == "numbers" or found.name in share
+        )
+
+    def _column(self, name: str) -> list[float | None]:
+        columns = {found.name: list(found.values) for found in self.measurements}
+        count = max((len(column) for column in columns.values()), default=0)
+        return columns.get(name, [None] * count)
+
+
+@dataclass(frozen=True)
+class SelfAttack:
+    """How a client attacks its own update, after its defense.
+
+    The attack is given what a server sees and what ``threat`` grants; the client's samples are
+    used afterwards only, to measure its answer. A failure is no evidence of safety.
+
+    Attributes:
+        attack: the attack.
+        threat: what the server is taken to know besides.
+        evaluator: the metrics; PSNR, SSIM and labels by default.
+        reference: the blind guess; the mean colour by default.
+        every: rounds from one self-attack to the next, ≥ 1; the first round is attacked.
+        max_samples: most samples that the steps of an attacked round use; ``None`` for no limit.
+        max_seconds: CPU seconds that a self-attack may take, or ``None``.
+        seed: of the attack's draws, ≥ 0.
+    """
+
+    attack: Attack
+    threat: ThreatModel = field(default_factory=ThreatModel)
+    evaluator: Evaluator | None = None
+    reference: Reference | None = None
+    every: int = 1
+    max_samples: int | None = 64
+    max_seconds: float | None = 60.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("every", "max_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if self.max_seconds is not None and not self.max_seconds > 0:
+            raise ValueError(f"max_seconds must be positive or None, got {self.max_seconds}.")
+        if self.threat.view != "single" or self.threat.rounds != 1:
+            raise ValueError(
+                f"a client attacks its own update of one round, got {self.threat.describe()}."
+            )
+
+    def includes(self, server_round: int) -> bool:
+        """Whether a round, counted from 1, is attacked."""
+        return (server_round - 1) % self.every == 0
+
+    def run(
+        self,
+        gradient_map: GradientMap,
+        spec: InputSpec,
+        exposure: Exposure,
+        *,
+        server_round: int,
+        client_id: int,
+    ) -> SelfAttacked:
+        """Attack the released update, then measure the answer against the private samples."""
+        released = exposure.released
+        if problem := self._against(exposure):
+            return SelfAttacked(Attempt([failure(problem)], 0.0, 0.0), None, problem)
+        seen = Observation(
+            server_round, client_id, exposure.params, exposure.buffers, _plain(released),
+            self._disclosed(gradient_map, exposure),
+        )  # fmt: skip
+        job = AttackJob(
+            gradient_map, spec, [seen], self.threat, self.seed, max_seconds=self.max_seconds
+        )
+        made = attempt(self.attack, job)
+        (answer,) = made.answers
+        truth = Truth(exposure.private, exposure.defended)
+        reference = self.reference or Reference.of(spec)
+        try:
+            outcome = evaluate(answer, truth, self.evaluator or Evaluator(), spec, reference)
+        except Exception as error:  # whatever it is, the training goes on
+            return SelfAttacked(made, None, f"its answer cannot be measured: {error}")
+        problem = "" if answer.batch is not None else answer.error or "no reconstruction"
+        return SelfAttacked(made, outcome, problem)
+
+    def _against(self, exposure: Exposure) -> str:
+        """Why a round is not attacked, or empty."""
+        raw = exposure.raw
+        used = raw.schedule.num_samples_used(raw.num_examples)
+        taken = raw.schedule.num_steps * raw.schedule.batch_size
+        if self.max_samples is not None and taken > self.max_samples:
+            return (
+                f"its {raw.schedule.num_steps} steps of {raw.schedule.batch_size} samples use more "
+                f"than max_samples={self.max_samples}"
+            )
+        if used != len(exposure.private):
+            return f"only {len(exposure.private)} of the {used} samples that it used were kept"
+        return ""
+
+    def _disclosed(self, gradient_map: GradientMap, exposure: Exposure) -> Disclosure:
+        targets = statistics = None
+        if self.threat.labels == "known":
+            targets = exposure.defended.targets
+        if self.threat.batch_norm == "exact":
+            first = exposure.raw.schedule.slices(len(exposure.defended))[0]
+            statistics = gradient_map.statistics(
+                exposure.params, exposure.defended.inputs[first], exposure.buffers
+            )
+        return Disclosure(targets, statistics)
+
+
+def _plain(update: Update) -> Update:
+    return replace(update, delta={name: value.detach() for name, value in update.delta.items()})

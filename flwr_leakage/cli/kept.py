@@ -1,0 +1,59 @@
+"""Attack what a run kept, whether it was a simulation or an app of somebody's own."""
+
+import importlib
+import sys
+from pathlib import Path
+
+from torch import nn
+
+from flwr_leakage import GradientMap, load_preset
+from flwr_leakage.audit import ConsoleProgress, ServerAudit
+from flwr_leakage.audit.later import attack_kept
+from flwr_leakage.metrics import Evaluator
+from flwr_leakage.records import InputSpec, LocalSchedule
+from flwr_leakage.simulation.later import attack_kept_of_run, has_config
+from flwr_leakage.tracking import Tracker
+
+
+def attack_kept_folder(
+    folder: Path, model: str | None, attack: str, workers: int, max_seconds: float | None
+) -> int:
+    """Attack the kept updates of a run folder; see ``attack_kept``.
+
+    Args:
+        folder: of the run.
+        model: ``module:name`` of what makes the model without arguments; for a run whose folder
+            does not tell a config.
+        attack: the name of a preset, for such a run.
+        workers: processes that attack.
+        max_seconds: CPU seconds for a target.
+
+    Returns:
+        How many rounds were attacked.
+
+    Raises:
+        ValueError: the model is needed and not given, or cannot be made.
+    """
+    if has_config(folder):
+        return attack_kept_of_run(folder, workers, max_seconds)
+    if model is None:
+        raise ValueError(f"{folder} tells no model: give it by --model MODULE:NAME.")
+    gradient_map, preset = GradientMap(_make(model)), load_preset(attack)
+
+    def audit_of(tracker: Tracker) -> ServerAudit:
+        # Inputs and schedules are those that were kept.
+        return ServerAudit(
+            gradient_map, InputSpec((1, 1, 1), 1), LocalSchedule(1.0), tracker, folder.name, preset,
+            evaluator=Evaluator(), progress=ConsoleProgress(), max_seconds=max_seconds,
+        )  # fmt: skip
+
+    return attack_kept(folder, audit_of, workers)
+
+
+def _make(model: str) -> nn.Module:
+    module, _, name = model.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    made = getattr(importlib.import_module(module), name or "Net")()
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"{model} must make a torch.nn.Module, got {type(made).__name__}.")
+    return made

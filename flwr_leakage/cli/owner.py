@@ -1,0 +1,67 @@
+"""What a client kept for its owner, by round, as a table in the terminal."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.tracking import read_run
+from flwr_leakage.tracking.jsonl import RECORDS_FILE
+
+
+def own_folders(folder: Path) -> list[Path]:
+    """The run folders of clients in a folder, or the one that it is.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if (folder / RECORDS_FILE).exists():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob(f"run-*-client-*/{RECORDS_FILE}"))
+    if not found:
+        raise FileNotFoundError(
+            f"expected a client's record, or a folder of them such as ClientAudit(folder=…) "
+            f"names, got {folder}."
+        )
+    return found
+
+
+def print_own(folder: Path, console: Console) -> None:
+    """Print what one client scored, attacked and decided: a row a round and quantity.
+
+    Of several samples the riskiest is shown.
+    """
+    run = read_run(folder)
+    console.print(folder.name, markup=False, style="bold")
+    table = Table(box=None)
+    table.add_column("round", justify="right")
+    for heading in ("quantity", "riskiest", "unit", "samples", "note"):
+        table.add_column(heading)
+    for (server_round, name), rows in _by_quantity(run.records).items():
+        values = [row.value for row in rows if row.value is not None]
+        riskiest = min if rows[0].direction == "larger is safer" else max
+        shown = f"{riskiest(values):.4g}" if values else "–"
+        notes = sorted({row.note for row in rows if row.note})
+        count = f"{len(values)} of {len(rows)}"
+        cells = (str(server_round), name, shown, rows[0].unit, count, "; ".join(notes)[:200])
+        table.add_row(*map(Text, cells))
+    console.print(table)
+    for server_round in sorted({row.server_round for row in run.records}):
+        for event in run.events:
+            if event.server_round == server_round:
+                console.print(f"round {server_round}: {event.message}", markup=False)
+
+
+def _by_quantity(records: Iterable[LeakageRecord]) -> dict[tuple[int, str], list[LeakageRecord]]:
+    """The scores, and the metrics of self-attacks with their grades, by round and name."""
+    found: dict[tuple[int, str], list[LeakageRecord]] = {}
+    for record in records:
+        if record.kind == "score":
+            found.setdefault((record.server_round, record.name), []).append(record)
+        elif record.kind in ("metric", "attack"):
+            name = f"self-attack: {record.name}"
+            found.setdefault((record.server_round, name), []).append(record)
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], item[1][0].kind)))

@@ -1,0 +1,142 @@
+"""What a client does with its update before it is sent: the settings, all of them its own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from flwr_leakage._lazy import missing
+from flwr_leakage.audit.gate import Gate
+from flwr_leakage.defenses.base import Defense
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import InputSpec
+from flwr_leakage.schedules import Schedule
+from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.plan import ScorePlan
+
+if TYPE_CHECKING:
+    from flwr_leakage.attacks.base import Attack
+    from flwr_leakage.audit.self_attack import SelfAttack
+
+    SelfAttacker = SelfAttack | Attack | None
+else:  # a client that attacks nothing needs no attack installed
+    SelfAttacker = SelfAttack = Any
+
+
+@dataclass(frozen=True)
+class ClientAudit:
+    """What a client does with its update before it is sent. The server decides none of it.
+
+    Attributes:
+        gradient_map: of the client's model and loss, in the mode it trains in.
+        spec: shapes, classes and normalisation of the inputs.
+        schedule: the local training, as far as the scores and defenses need it.
+        defense: encodes batches and defends the update; the identity by default.
+        scores: risk scores by name; none by default.
+        seed: ``None``: the defense draws from the operating system's entropy, and nobody can
+            repeat what it draws. A number: for simulations only; draws are a function of (seed,
+            round, client), and whoever knows the seed subtracts the noise from the update. What
+            is sent beside the update says which of the two it was.
+        score_plan: when to score, which samples, at what cost, and what to keep and send.
+        max_samples: samples kept for the scores and the defense, ≥ 1: whole mini-batches, from
+            the first one on, until there are so many. DP-SGD needs all that a round uses.
+        remark: what the client tells of its settings, beside each update; nothing by default.
+        own_config: whether the client's samples and draws are its own, so that no server can
+            re-derive them from a seed; it tells the server so.
+        check_update: whether the scored model is held against the update that was made, by
+            replaying the local training, which costs as much again. ``once``: in the first scored
+            round that the client's state knows of; later rounds repeat what it found. Where the
+            model does not explain the update, every score says so.
+        num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
+        attack: what the client attacks its own update with, after its defense: a ``SelfAttack``,
+            or an attack with that one's defaults; ``None`` for none. It needs the extra ``server``.
+        share: which numbers of the self-attack travel to the server: ``nothing``, ``numbers`` for
+            all metrics, or the names of some. They tell a server which of its reconstructions is
+            a good one.
+        gate: what is too risky to be sent; ``None`` sends everything.
+        folder: where the owner's own record is kept, a folder a run and client within it: scores,
+            self-attacks with their images, the gate's decisions. ``None``: in the client's state
+            only, without images. An absolute path where clients are processes of their own. See
+            ``flwr-leakage client``.
+    """
+
+    gradient_map: GradientMap
+    spec: InputSpec
+    schedule: Schedule
+    defense: Defense = field(default_factory=Defense)
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    seed: int | None = None
+    score_plan: ScorePlan = field(default_factory=ScorePlan)
+    max_samples: int = 1024
+    num_threads: int | None = None
+    remark: str = ""
+    own_config: bool = False
+    check_update: Literal["once", "always", "never"] = "once"
+    attack: SelfAttacker = None
+    share: str | Sequence[str] = "nothing"
+    gate: Gate | None = None
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_samples < 1:
+            raise ValueError(f"max_samples must be at least 1, got {self.max_samples}.")
+        if self.seed is not None and self.seed < 0:
+            raise ValueError("seed must be None or ≥ 0, got a negative one.")
+        if self.check_update not in ("once", "always", "never"):
+            raise ValueError(
+                f"check_update must be 'once', 'always' or 'never', got {self.check_update!r}."
+            )
+        if self.attack is not None:
+            object.__setattr__(self, "attack", as_self_attack(self.attack))
+        check_own(self.share, self.gate, self.scores, self.self_attack)
+
+    @property
+    def defends(self) -> bool:
+        """Whether the defense changes samples or updates."""
+        return self.defense.encodes_batches or (
+            type(self.defense).on_update is not Defense.on_update
+        )
+
+    @property
+    def self_attack(self) -> SelfAttack | None:
+        """The self-attack with its settings."""
+        return cast("SelfAttack | None", self.attack)
+
+
+def as_self_attack(attack: Any) -> SelfAttack:
+    """An attack with the settings of a self-attack; one that is given stays as it is.
+
+    Raises:
+        ImportError: what attacks or measures is not installed; the message names the extra.
+        ValueError: it is no attack.
+    """
+    try:
+        from flwr_leakage.attacks.base import Attack
+        from flwr_leakage.audit.self_attack import SelfAttack
+    except ModuleNotFoundError as error:
+        raise missing("a self-attack", error) from error
+    if isinstance(attack, SelfAttack):
+        return attack
+    if not isinstance(attack, Attack):
+        raise ValueError(f"attack must be a SelfAttack or an attack, got {type(attack).__name__}.")
+    return SelfAttack(attack)
+
+
+def check_own(
+    share: str | Sequence[str],
+    gate: Gate | None,
+    scores: Mapping[str, Score],
+    attack: SelfAttack | None,
+) -> None:
+    """Refuse what cannot be shared, and limits on what is never measured.
+
+    Raises:
+        ValueError: there is such a setting.
+    """
+    if isinstance(share, str) and share not in ("nothing", "numbers"):
+        raise ValueError(f"share must be 'nothing', 'numbers' or a list of metrics, got {share!r}.")
+    if gate is None:
+        return
+    if gate.scores and not scores:
+        raise ValueError(f"the gate limits {', '.join(gate.scores)}, and there are no scores.")
+    if gate.needs_attack and (attack is None or attack.every != 1):
+        raise ValueError("a gate on psnr or grade needs a self-attack in every round.")

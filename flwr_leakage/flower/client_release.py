@@ -1,0 +1,255 @@
+"""Defend one update, score it, attack it, and hold it against the client's own limits."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from flwr.app import ConfigRecord, Context
+
+from flwr_leakage.audit.gate import Gate, Judgement
+from flwr_leakage.defenses.base import Defense, LocalRound
+from flwr_leakage.flower.client_audit import ClientAudit
+from flwr_leakage.flower.client_session import Session
+from flwr_leakage.params import Params
+from flwr_leakage.per_sample import explain_update
+from flwr_leakage.records import Batch, Exposure, Measurement, Update
+from flwr_leakage.scores import Account, score_round
+from flwr_leakage.scores.plan import ScorePlan
+
+if TYPE_CHECKING:
+    from flwr_leakage.audit.self_attack import SelfAttacked
+else:  # a client that attacks nothing needs no attack installed
+    SelfAttacked = Any
+
+ACCOUNT_KEY = "flwr-leakage-account"
+"""The record of the client's own state that says what its scores may still spend."""
+EXPLAINED_KEY = "flwr-leakage-explained"
+"""The record of it that says whether the scored model explains the client's updates."""
+PAID = 1e-300
+"""``relative_cost`` of a second try: the round's training was counted before."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Whether the scored model explains the update, as far as the client knows.
+
+    Attributes:
+        sentence: what was found, and in which round.
+        fails: whether it does not.
+    """
+
+    sentence: str = ""
+    fails: bool = False
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a client's training made of the parameters that it received.
+
+    Attributes:
+        params: as received.
+        buffers: as received.
+        raw: the update that was trained.
+        answer: the update that is to be defended; another one where mods changed it before.
+    """
+
+    params: Params
+    buffers: Params
+    raw: Update
+    answer: Update
+
+
+@dataclass(frozen=True)
+class Try:
+    """One defense, and what the gate said of what it released."""
+
+    defense: str
+    judgement: Judgement
+
+
+@dataclass(frozen=True)
+class Release:
+    """What comes of a round before anything is sent.
+
+    Attributes:
+        update: what may be sent, or would have been.
+        measurements: its scores.
+        attacked: the self-attack on it, or ``None``.
+        explained: whether the scored model explains the update.
+        tries: what the gate said of each defense; empty without a gate.
+        exposure: of the round; ``None`` where no mini-batches were seen.
+        seconds: CPU seconds of scores and self-attacks.
+    """
+
+    update: Update
+    measurements: tuple[Measurement, ...] = ()
+    attacked: SelfAttacked | None = None
+    explained: Explained = Explained()
+    tries: tuple[Try, ...] = ()
+    exposure: Exposure | None = None
+    seconds: float = 0.0
+
+    @property
+    def refused(self) -> bool:
+        """Whether the client's own gate keeps it back."""
+        return bool(self.tries) and not self.tries[-1].judgement.passes
+
+
+def release(
+    session: Session,
+    trained: Trained,
+    context: Context,
+    explain: Callable[[Exposure], Explained],
+    train_seconds: float,
+) -> Release:
+    """Release an update as the client's defense, or a stronger one, and its gate let it.
+
+    Raises:
+        ValueError: the defense cannot be applied, or the gate has nothing to go by.
+    """
+    audit = session.audit
+    done, tries = _one(session, trained, context, audit.defense, 0, explain, train_seconds), []
+    if audit.gate is None:
+        return done
+    if done.exposure is None:
+        raise ValueError(
+            "the training loop must pass each mini-batch through flwr_leakage.flower.encode, "
+            "as the gate needs it; it passed none"
+        )
+    tries.append(_judge(audit.gate, audit.defense, done))
+    for number, defense in enumerate(audit.gate.stronger, start=1):
+        if tries[-1].judgement.passes:
+            break
+        seconds, known = done.seconds, done.explained
+        try:
+            done = _one(session, trained, context, defense, number, lambda _, k=known: k, 0.0)  # type: ignore[misc]
+        except ValueError as error:
+            failed = Judgement(False, (f"it cannot be applied: {error}",))
+            tries.append(Try(_named(defense), failed))
+            continue
+        done = replace(done, seconds=done.seconds + seconds)
+        tries.append(_judge(audit.gate, defense, done))
+    return replace(done, tries=tuple(tries))
+
+
+def defend(
+    session: Session, trained: Trained, defense: Defense, number: int = 0
+) -> tuple[Update, Exposure | None]:
+    """Release the update; the exposure is known where mini-batches were seen."""
+    purpose = f"defense, try {number}" if number else "defense"
+    randomness, answer = session.randomness(purpose), trained.answer
+    if not session.private:
+        return defense.on_update(answer, randomness, None), None
+    # Later epochs repeat the samples of the first, and what no step uses leaves no trace.
+    used = answer.schedule.num_samples_used(answer.num_examples)
+    private = Batch.concatenate(session.private)[:used]
+    defended = Batch.concatenate(session.defended)[:used]
+    params, buffers = trained.params, trained.buffers
+    local_round = LocalRound(
+        session.audit.gradient_map, params, buffers, private, defended, answer.num_examples
+    )
+    released = defense.on_update(answer, randomness, local_round)
+    return released, Exposure(params, buffers, private, defended, trained.raw, released)
+
+
+def explain_by_replay(session: Session, context: Context, exposure: Exposure) -> Explained:
+    """Compare the update with that of the scored model, or repeat what an earlier round found."""
+    audit, states = session.audit, context.state.config_records
+    if audit.check_update == "never" or not _looks(audit, session.server_round):
+        return Explained()
+    if audit.check_update == "once" and EXPLAINED_KEY in states:
+        kept = states[EXPLAINED_KEY]
+        return Explained(str(kept["sentence"]), bool(kept["fails"]))
+    found = explain_update(audit.gradient_map, exposure)
+    explained = Explained(f"in round {session.server_round}, {found.sentence}", found.fails)
+    context.state[EXPLAINED_KEY] = ConfigRecord(asdict(explained))
+    return explained
+
+
+def _looks(audit: ClientAudit, server_round: int) -> bool:
+    """Whether anything is measured in a round."""
+    attacks = audit.self_attack is not None and audit.self_attack.includes(server_round)
+    return bool(attacks or audit.gate or (audit.scores and audit.score_plan.includes(server_round)))
+
+
+def _one(
+    session: Session,
+    trained: Trained,
+    context: Context,
+    defense: Defense,
+    number: int,
+    explain: Callable[[Exposure], Explained],
+    train_seconds: float,
+) -> Release:
+    """Defend, score and attack once."""
+    update, exposure = defend(session, trained, defense, number)
+    if exposure is None:
+        return Release(update)
+    explained = explain(exposure)
+    start = time.process_time()
+    plan = _plan(session.audit, second=number > 0)
+    measurements = _score(session, exposure, context, train_seconds, explained, plan)
+    attacked = _attack(session, exposure)
+    seconds = time.process_time() - start
+    return Release(
+        update, tuple(measurements), attacked, explained, exposure=exposure, seconds=seconds
+    )
+
+
+def _judge(gate: Gate, defense: Defense, done: Release) -> Try:
+    unexplained = done.explained.sentence if done.explained.fails else ""
+    return Try(_named(defense), gate.judge(done.measurements, done.attacked, unexplained))
+
+
+def _named(defense: Defense) -> str:
+    """A defense with its settings, for the owner."""
+    return repr(defense)[:200] if is_dataclass(defense) else type(defense).__name__
+
+
+def _plan(audit: ClientAudit, second: bool) -> ScorePlan:
+    """The plan of the scores; what a gate limits is scored in every round, of all samples."""
+    if audit.gate is not None and audit.gate.scores:
+        return replace(audit.score_plan, every=1, relative_cost=None)
+    if second and audit.score_plan.relative_cost is not None:
+        return replace(audit.score_plan, relative_cost=PAID)
+    return audit.score_plan
+
+
+def _score(
+    session: Session,
+    exposure: Exposure,
+    context: Context,
+    train_seconds: float,
+    explained: Explained,
+    plan: ScorePlan,
+) -> list[Measurement]:
+    audit, states = session.audit, context.state.config_records
+    kept = cast(dict[str, float], dict(states.get(ACCOUNT_KEY, ConfigRecord())))
+    measurements, account = score_round(
+        audit.scores,
+        audit.gradient_map,
+        exposure,
+        plan,
+        Account(**kept),
+        server_round=session.server_round,
+        train_seconds=train_seconds,
+        seed=session.seed("score"),
+        warnings=[explained.sentence] if explained.fails else [],
+    )
+    context.state[ACCOUNT_KEY] = ConfigRecord(asdict(account))
+    return measurements
+
+
+def _attack(session: Session, exposure: Exposure) -> SelfAttacked | None:
+    """The self-attack of a round that is attacked; an error of it is its answer."""
+    audit, attack = session.audit, session.audit.self_attack
+    if attack is None or not attack.includes(session.server_round):
+        return None
+    return attack.run(
+        audit.gradient_map,
+        audit.spec,
+        exposure,
+        server_round=session.server_round,
+        client_id=session.client_id,
+    )

@@ -1,0 +1,114 @@
+"""One round of one client: the mini-batches that pass through ``encode``, and its draws."""
+
+import math
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.flower.client_audit import ClientAudit
+from flwr_leakage.randomness import (
+    Randomness,
+    Reproducible,
+    Secure,
+    derive_seed,
+    entropy_seed,
+)
+from flwr_leakage.records import Batch
+
+
+class Session:
+    """One round of one client: the mini-batches that pass through ``encode``."""
+
+    def __init__(self, audit: ClientAudit, server_round: int, client_id: int) -> None:
+        self.audit = audit
+        self.server_round = server_round
+        self.client_id = client_id
+        self.private: list[Batch] = []
+        self.defended: list[Batch] = []
+        self.kept = 0
+        self._draws: dict[str, Randomness] = {}
+
+    def seed(self, purpose: str) -> int:
+        """A seed for draws that hide nothing."""
+        if self.audit.seed is None:
+            return entropy_seed()
+        return derive_seed(
+            self.audit.seed,
+            server_round=self.server_round,
+            client_id=self.client_id,
+            purpose=purpose,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the audit's model is, and so scores and defenses compute."""
+        return next(iter(self.audit.gradient_map.params.values()), torch.zeros(())).device
+
+    def randomness(self, purpose: str) -> Randomness:
+        """Draws that hide data; outside of simulations nothing of the server's message enters."""
+        if purpose not in self._draws:
+            simulated = self.audit.seed is not None
+            self._draws[purpose] = Reproducible(self._generator(purpose)) if simulated else Secure()
+        return self._draws[purpose]
+
+    def _generator(self, purpose: str) -> torch.Generator:
+        """The generator of a simulation, in the state before its first draw."""
+        return torch.Generator().manual_seed(self.seed(purpose))
+
+    def has_reproducible_draws(self) -> bool:
+        """Whether the defense drew anything that can be repeated."""
+        return any(
+            not torch.equal(drawn.generator.get_state(), self._generator(purpose).get_state())
+            for purpose, drawn in self._draws.items()
+            if isinstance(drawn, Reproducible)
+        )
+
+    def encode(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode a mini-batch, and keep it for the scores; see ``encode``."""
+        here = self.device  # all but the training loop may be on another device than this batch
+        private = Batch(inputs.to(here), targets.to(here))
+        spec = self.audit.spec
+        if inputs.shape[1:] != spec.shape:
+            raise ValueError(
+                f"inputs must have shape (B, {', '.join(map(str, spec.shape))}), "
+                f"got {tuple(inputs.shape)}."
+            )
+        if targets.ndim == 1 and len(targets):
+            low, high = int(targets.min()), int(targets.max())
+            if low < 0 or high >= spec.num_classes:
+                raise ValueError(
+                    f"labels must lie in 0 … {spec.num_classes - 1}, got {low} … {high}."
+                )
+        defended = self.audit.defense.on_batch(private, spec.num_classes, self.randomness("encode"))
+        room = self.audit.max_samples - self.kept
+        if room > 0:
+            size = self.audit.schedule.batch_size
+            whole = slice(min(len(private), math.ceil(room / size) * size))
+            self.private.append(Batch(private.inputs.detach(), private.targets.detach())[whole])
+            self.defended.append(Batch(defended.inputs.detach(), defended.targets.detach())[whole])
+            self.kept += whole.stop
+        if defended is private:
+            return inputs, targets
+        return defended.inputs.to(inputs.device), defended.targets.to(targets.device)
+
+
+SESSION: ContextVar[Session | None] = ContextVar("flwr_leakage_session", default=None)
+
+
+def encode(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Let the client's defense encode a mini-batch, and the scores see it.
+
+    Call it once for every mini-batch of the training loop; or for all samples before every
+    epoch, which lets MixUp and InstaHide mix over all of them and is cheaper. Outside of a
+    ``LeakageMod`` (a notebook, an evaluation) it returns its arguments unchanged.
+
+    Args:
+        inputs: (B, C, H, W) in the model's input space.
+        targets: (B,) class indices.
+
+    Returns:
+        The inputs and targets to train on; targets are (B, K) probabilities after MixUp.
+    """
+    session = SESSION.get()
+    return (inputs, targets) if session is None else session.encode(inputs, targets)

@@ -1,0 +1,134 @@
+"""A client attacks itself, shares what its owner says, and holds back what is too risky."""
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+from torch.nn import functional as F
+from typer.testing import CliRunner
+
+from flwr_leakage.attacks import Analytic
+from flwr_leakage.audit.gate import Gate
+from flwr_leakage.audit.self_attack import SelfAttack
+from flwr_leakage.cli.app import app as command
+from flwr_leakage.defenses import GaussianNoise
+from flwr_leakage.flower import ClientAudit, InlineGrid, LeakageMod, audit, encode
+from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import InputSpec, LocalSchedule
+from flwr_leakage.scores import GradientNorm
+from flwr_leakage.tracking import read_run
+
+SPEC = InputSpec((1, 12, 12), 3)
+SCHEDULE = LocalSchedule(learning_rate=0.1, batch_size=1)
+IMAGE = torch.rand(1, 1, 12, 12, generator=torch.Generator().manual_seed(3))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
+
+
+def train(message, context):
+    model = network()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    images, labels = encode(IMAGE.clone(), torch.tensor([1]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=SCHEDULE.learning_rate)
+    F.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+    arrays = ArrayRecord(model.state_dict())
+    metrics = MetricRecord({"num-examples": 1})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+def client(kind, **settings):
+    app = ClientApp()
+    if kind == "line":
+        app.train()(train)
+        return audit(app, spec=SPEC, **settings)
+    mod = LeakageMod(ClientAudit(GradientMap(network()), SPEC, SCHEDULE, **settings))
+    app.train(mods=[mod])(train)
+    return app
+
+
+def reply_of(app, server_round=1):
+    config = ConfigRecord({"server-round": server_round})
+    content = RecordDict({"arrays": ArrayRecord(network().state_dict()), "config": config})
+    grid = InlineGrid(app, 1)
+    (node,) = grid.get_node_ids()
+    (reply,) = grid.send_and_receive([Message(content, node, "train")])
+    return reply, grid._contexts[node]
+
+
+def shared(reply):
+    return {m.name for m in unpack_note(reply.content[RECORD_KEY]).measurements}
+
+
+@pytest.mark.parametrize("kind", ["line", "mod"])
+@pytest.mark.parametrize(
+    ("share", "names"),
+    [("nothing", set()), (["psnr"], {"self_attack_psnr"})],
+)
+def test_the_server_is_told_what_the_owner_shares(kind, share, names):
+    reply, context = reply_of(client(kind, attack=Analytic(), share=share))
+    assert shared(reply) == names
+    assert "self_attack_psnr" in str(context.state[RECORD_KEY]["round-1"])
+
+
+@pytest.mark.parametrize("kind", ["line", "mod"])
+def test_the_self_attack_measures_what_is_sent(kind, tmp_path):
+    attack = {"attack": Analytic(), "folder": str(tmp_path)}
+    reply_of(client(kind, **attack))
+    reply_of(client(kind, defense=GaussianNoise(0.1), seed=0, **attack), server_round=2)
+    run = read_run(tmp_path / "run-1-client-0")
+    psnr = {r.server_round: r.value for r in run.records if r.name == "psnr"}
+    assert psnr[1] > 60 > 25 > psnr[2]
+    assert {image.role for image in run.images} == {"original", "reconstruction"}
+    assert oct((tmp_path / "run-1-client-0").stat().st_mode)[-3:] == "700"
+
+
+@pytest.mark.parametrize("kind", ["line", "mod"])
+def test_the_gate_refuses_without_a_reason(kind, tmp_path):
+    gate = Gate(grade="partly")
+    reply, _ = reply_of(client(kind, attack=Analytic(), gate=gate, folder=str(tmp_path)))
+    text = "flwr_leakage: this client's own policy keeps its update of this round back"
+    assert reply.error.reason == text
+    shown = CliRunner().invoke(command, ["client", str(tmp_path)], env={"COLUMNS": "200"})
+    assert "does not pass" in shown.output, shown.output
+    assert "self-attack: psnr" in shown.output
+
+
+@pytest.mark.parametrize("kind", ["line", "mod"])
+def test_the_gate_defends_more_strongly_until_it_passes(kind, tmp_path):
+    stronger = (GaussianNoise(1e-6), GaussianNoise(1.0), GaussianNoise(10.0))
+    gate = Gate(psnr=20.0, stronger=stronger)
+    app = client(kind, attack=Analytic(), gate=gate, seed=0, folder=str(tmp_path))
+    reply, _ = reply_of(app)
+    plain, _ = reply_of(client(kind))
+    change = [
+        (reply.content["arrays"][name].numpy() - plain.content["arrays"][name].numpy()).std()
+        for name in ("1.weight",)
+    ]
+    assert change[0] == pytest.approx(1.0 * SCHEDULE.learning_rate, rel=0.2)
+    said = [e.message for e in read_run(tmp_path / "run-1-client-0").events]
+    assert [("does not pass" in text) for text in said] == [True, True, False]
+    assert "Gate" not in unpack_note(reply.content[RECORD_KEY]).remark
+
+
+def test_a_gate_of_scores_scores_whatever_it_costs():
+    settings = {"scores": {"g": GradientNorm()}, "gate": Gate(scores={"gradient_norm": 1e-9})}
+    reply, context = reply_of(client("mod", **settings))
+    assert reply.has_error()
+    assert "gradient_norm may be" in str(context.state[RECORD_KEY]["round-1"])
+    settings["gate"] = Gate(scores={"gradient_norm": 1e9})
+    assert not reply_of(client("mod", **settings))[0].has_error()
+
+
+def test_limits_on_what_is_never_measured_are_refused_at_once():
+    with pytest.raises(ValueError, match="needs a self-attack in every round"):
+        client("mod", gate=Gate(psnr=20.0), attack=SelfAttack(Analytic(), every=2))
+    with pytest.raises(ValueError, match="there are no scores"):
+        client("line", gate=Gate(scores={"lambda_max": 1.0}))
+    with pytest.raises(ValueError, match="share must be"):
+        client("line", share="everything")
