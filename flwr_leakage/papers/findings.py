@@ -17,8 +17,22 @@ class Judgement(Enum):
 
     HOLDS = "holds"
     HOLDS_IN_PART = "holds in part"
+    UNDECIDED = "undecided"
     DOES_NOT_HOLD = "does not hold"
     NOT_COMPARABLE = "not comparable"
+
+
+def verdict(low: float, high: float, least: float, most: float) -> Judgement:
+    """Of a claim that a number lies in ``least`` … ``most``, from the number's interval.
+
+    It holds where the whole interval lies there, does not hold where the whole interval lies
+    outside, and is undecided where it reaches over an end.
+    """
+    if least <= low and high <= most:
+        return Judgement.HOLDS
+    if high < least or low > most:
+        return Judgement.DOES_NOT_HOLD
+    return Judgement.UNDECIDED
 
 
 @dataclass(frozen=True)

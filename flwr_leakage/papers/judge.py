@@ -1,8 +1,9 @@
 """Judgements from intervals, by one rule for all experiments."""
 
+import math
 from collections.abc import Sequence
 
-from flwr_leakage.papers.findings import Claim, Judgement
+from flwr_leakage.papers.findings import Claim, Judgement, verdict
 from flwr_leakage.papers.intervals import difference_interval
 
 Interval = tuple[float, float, float]
@@ -10,9 +11,7 @@ Interval = tuple[float, float, float]
 
 
 def by_sign(text: str, paper: str, found: Interval, n: int, expected: float) -> Claim:
-    """A claim of a sign: it holds where the whole interval has it.
-
-    In part where the number has the sign, but the interval holds zero; otherwise it does not hold.
+    """A claim of a sign, judged by the interval; see :func:`flwr_leakage.papers.findings.verdict`.
 
     Args:
         text: the claim, with its place.
@@ -22,13 +21,9 @@ def by_sign(text: str, paper: str, found: Interval, n: int, expected: float) -> 
         expected: any number of the claimed sign.
     """
     value, low, high = found
-    same = (value > 0) == (expected > 0)
-    if not same:
-        return Claim(text, paper, value, low, high, n, Judgement.DOES_NOT_HOLD)
-    if low > 0 or high < 0:
-        return Claim(text, paper, value, low, high, n, Judgement.HOLDS)
-    reason = "the interval holds zero: no difference is shown at this n"
-    return Claim(text, paper, value, low, high, n, Judgement.HOLDS_IN_PART, reason)
+    said = verdict(low, high, *((0.0, math.inf) if expected > 0 else (-math.inf, 0.0)))
+    reason = "the interval holds zero" if said is Judgement.UNDECIDED else ""
+    return Claim(text, paper, value, low, high, n, said, reason)
 
 
 def by_difference(

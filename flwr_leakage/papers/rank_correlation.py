@@ -1,5 +1,6 @@
 """Rank correlations averaged over networks, with intervals, and what they say of a claim."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from flwr_leakage.papers.findings import Claim, Judgement
+from flwr_leakage.papers.findings import Claim, Judgement, verdict
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,4 @@ def judge_positive(
     if not np.isfinite([ours, low, high]).all():
         why = reason or "not every number was resolved"
         return Claim(text, paper, None, None, None, n, Judgement.NOT_COMPARABLE, why)
-    if low > 0:
-        return Claim(text, paper, ours, low, high, n, Judgement.HOLDS, reason)
-    if ours > 0:
-        why = "the sign agrees, and the interval reaches zero"
-        return Claim(text, paper, ours, low, high, n, Judgement.HOLDS_IN_PART, reason or why)
-    return Claim(text, paper, ours, low, high, n, Judgement.DOES_NOT_HOLD, reason)
+    return Claim(text, paper, ours, low, high, n, verdict(low, high, 0.0, math.inf), reason)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from flwr_leakage.papers.findings import Claim, Judgement, Row
+from flwr_leakage.papers.findings import Claim, Judgement, Row, verdict
 
 Table = Mapping[str, NDArray]
 """Columns of equal length; a missing number is NaN."""
@@ -99,8 +99,7 @@ def judged(
 ) -> Claim:
     """A claim that a number lies in ``least`` … ``most``.
 
-    It holds where the whole interval does, does not hold where the whole interval lies outside, and
-    holds in part otherwise.
+    See :func:`flwr_leakage.papers.findings.verdict`.
 
     Args:
         text: the claim, with its place.
@@ -113,16 +112,10 @@ def judged(
     if not np.isfinite([found.value, found.low, found.high]).all():
         why = "; ".join(filter(None, ["no number: it is undefined on these rows", reason]))
         return Claim(text, paper, None, None, None, found.n, Judgement.NOT_COMPARABLE, why)
+    said = verdict(found.low, found.high, least, most)
     asked = f"asked: {_asked(least, most)}"
-    if least <= found.low and found.high <= most:
-        verdict = Judgement.HOLDS
-    elif found.high < least or found.low > most:
-        verdict = Judgement.DOES_NOT_HOLD
-    else:
-        verdict = Judgement.HOLDS_IN_PART
-        asked += ", and the interval reaches beyond"
     why = "; ".join(filter(None, [asked, reason]))
-    return Claim(text, paper, found.value, found.low, found.high, found.n, verdict, why)
+    return Claim(text, paper, found.value, found.low, found.high, found.n, said, why)
 
 
 def _asked(least: float, most: float) -> str:

@@ -46,8 +46,8 @@ def test_statistics_of_known_columns():
     ("low", "high", "verdict"),
     [
         (1.2, 1.8, Judgement.HOLDS),
-        (0.9, 1.8, Judgement.HOLDS_IN_PART),
-        (1.8, 2.4, Judgement.HOLDS_IN_PART),
+        (0.9, 1.8, Judgement.UNDECIDED),
+        (1.8, 2.4, Judgement.UNDECIDED),
         (0.1, 0.8, Judgement.DOES_NOT_HOLD),
         (2.1, 2.8, Judgement.DOES_NOT_HOLD),
         (np.nan, np.nan, Judgement.NOT_COMPARABLE),
