@@ -48,14 +48,15 @@ class Evidence:
 
     The energy of a candidate x̂ with residuals r = g(x̂) − g* is
 
-        E = Σ_t P_t (log v_t + m_t / v_t) + Σ_i ‖L⁻¹(x̂_i − μ)‖²
+        E = P min(χ, 1) + N log(1 + P max(0, χ − 1) / N) + Σ_i ‖L⁻¹(x̂_i − μ)‖²
 
-    with m_t the mean square of r over the P_t entries of tensor t (entries that may have been
-    pruned count by how far they exceed what pruning allows), v_t = max(m_t, σ_t²), σ the noise,
-    estimated from the update itself, and N(μ, LLᵀ) a prior of images
-    (:mod:`flwr_leakage.attacks.inversion.likelihood`,
-    :class:`flwr_leakage.spectral.image_prior.ImagePrior`). A candidate that fits the noise gains
-    little below v_t = σ_t², and pays for it by the prior.
+    with the misfit χ = Σ_t (P_t / P) m_t / σ_t², m_t the mean square of r over the P_t entries of
+    tensor t (entries that may have been pruned count by how far they exceed what pruning allows),
+    σ the noise, estimated from the update itself, N the numbers in x̂ (or P, if fewer), and
+    N(μ, LLᵀ) a prior of images (:mod:`flwr_leakage.attacks.inversion.likelihood`,
+    :class:`flwr_leakage.spectral.image_prior.ImagePrior`). What noise does not explain is the
+    image's error, which has N directions, not P. A candidate that fits the noise gains little
+    below χ = 1, and pays for it by the prior.
 
     Attributes:
         problem: in double precision.
@@ -94,11 +95,13 @@ class Evidence:
                 )
         residual = self.likelihood.residual(torch.cat(gradients))
         rough = sum(float(self.prior.coordinates(x[None]).square().sum()) for x in batch.inputs)
-        energy, distance = self.likelihood.energy(residual) + rough, sum(distances) / len(distances)
+        unknowns = batch.inputs.numel()
+        energy = self.likelihood.correlated_energy(residual, unknowns) + rough
+        distance = sum(distances) / len(distances)
         if not math.isfinite(energy + distance):
             return Judgement(math.inf, math.inf, math.inf)
         misfit = self.likelihood.misfit(residual)
-        plausible = rough <= PLAUSIBLE * batch.inputs.numel()
+        plausible = rough <= PLAUSIBLE * unknowns
         explained = self._is_noised() and misfit <= EXPLAINED and plausible
         return Judgement(energy, distance, misfit, distance <= self.tolerance, explained)
 

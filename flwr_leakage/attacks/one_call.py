@@ -1,12 +1,15 @@
 """Invert updates in one call, without Flower."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, overload
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
 
 from flwr_leakage.attacks.base import Attack, ProgressCallback
 from flwr_leakage.attacks.job import AttackJob
@@ -50,7 +53,7 @@ class ParameterChange:
 
 
 Gradients = Mapping[str, Tensor] | tuple[Tensor, ...]
-"""By parameter name, or a tuple in the order of ``model.parameters()``."""
+"""By parameter name, or a tuple in the order of ``model.parameters()``, of all or the trained."""
 
 OneKind = TypeVar("OneKind", bound=Gradients | ParameterChange)
 """Of the updates in a list: a ``list`` of one kind is no ``list`` of several to a type checker, and
@@ -143,7 +146,8 @@ def attack(
     """Reconstruct the samples behind one update, or behind each of a list of updates.
 
     Args:
-        model: the network; gradients belong to its present parameters.
+        model: the network; gradients belong to its present parameters. Parameters that require no
+            gradient are frozen. Dropout is left out, with a warning where the model's is active.
         update: gradients, or parameters before and after; a list of them is attacked together.
         spec: input shape, classes and normalisation.
         preset: the name of a preset in ``conf/attack``, or an attack.
@@ -191,6 +195,7 @@ def attack(
         labels = [targets] if isinstance(targets, Tensor) else list(targets)
     if len(labels) != len(updates):
         raise ValueError(f"targets must hold one tensor for each of {len(updates)} updates.")
+    _warn_of_dropout(model)
     gradient_map = GradientMap(model, loss, batch_norm or mode_of(model))
     observations = [
         _observe(gradient_map, given, num_examples, schedule, label, index, tuple(members))
@@ -248,14 +253,8 @@ def _observe(
         delta = scale(subtract(after, params), 1 / given.server_learning_rate)
     else:
         schedule = schedule or LocalSchedule(1.0, batch_size=num_examples)
-        if isinstance(given, tuple):
-            if len(given) != len(params):
-                raise ValueError(
-                    f"{len(params)} gradients must be given for the model's parameters, "
-                    f"got {len(given)}."
-                )
-            given = dict(zip(params, given, strict=True))
-        delta = {name: -schedule.learning_rate * value for name, value in given.items()}
+        found = _by_name(gradient_map, given)
+        delta = {name: -schedule.learning_rate * value for name, value in found.items()}
     if targets is not None:
         _check_targets(len(targets), num_examples, members, schedule)
     return Observation(
@@ -267,6 +266,42 @@ def _observe(
         disclosed=Disclosure(targets=targets),
         members=members,
     )
+
+
+def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
+    """Gradients of all parameters; those of frozen ones may be left out, or be ``None``."""
+    params, trained = gradient_map.params, gradient_map.trained
+    if isinstance(given, tuple):
+        learned = [name for name in params if name in trained]
+        names = learned if len(given) == len(learned) else list(params)
+        if len(given) != len(names):
+            frozen = f" ({len(learned)} of them trained)" if len(learned) < len(params) else ""
+            raise ValueError(
+                f"{len(params)} gradients must be given for the model's parameters{frozen}, "
+                f"got {len(given)}."
+            )
+        given = dict(zip(names, given, strict=True))
+    found = {name: value for name, value in given.items() if value is not None}
+    zeros = {name: torch.zeros_like(v) for name, v in params.items() if name not in trained}
+    merged = {**zeros, **found}
+    # In the order of the parameters; unknown names are kept, to be told of.
+    return {name: merged[name] for name in [*params, *merged] if name in merged}
+
+
+def _warn_of_dropout(model: nn.Module) -> None:
+    """Nobody can know the masks of a client that trained with dropout."""
+    active = [
+        f"{name or type(layer).__name__} (p={layer.p:g})"
+        for name, layer in model.named_modules()
+        if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0
+    ]
+    if active:
+        warnings.warn(
+            f"the model is in train mode and has dropout: {', '.join(active[:3])}. The client's "
+            "masks are unknown, so the attack leaves dropout out, and matches an update that was "
+            "computed with it only roughly. If the client trained without, pass model.eval().",
+            stacklevel=3,
+        )
 
 
 def _check_targets(

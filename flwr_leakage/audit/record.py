@@ -82,12 +82,16 @@ class Recorder:
         self,
         server_round: int,
         client_id: int,
-        schedule: LocalSchedule,
+        schedule: LocalSchedule | None,
         num_examples: int,
         kept_out: str,
     ) -> None:
-        """What a client did in a round as the server knows it, and why it was not attacked."""
-        count, done = float(num_examples), schedule.describe(num_examples)
+        """What a client did in a round as the server knows it, and why it was not attacked.
+
+        Without a schedule, nothing is said of its steps: nobody told of them.
+        """
+        count = float(num_examples)
+        done = schedule.describe(num_examples) if schedule else ""
         where = (server_round, client_id, -1)
         self._number(*where, "client", "images", count, "image", note=done)
         if kept_out:

@@ -1,13 +1,15 @@
 """Shape, classes and normalisation of captured samples, read off their values."""
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from flwr_leakage.records import Batch, InputSpec
 
 _LEVELS = 255
+_CLOSE = 1e-5
+"""Values nearer to each other than this share of their range are one level, rounded."""
+_GLANCE = 4096
+"""Values that show whether there are more levels than 8 bits have."""
 
 
 def infer_spec(batch: Batch, num_classes: int) -> tuple[InputSpec, bool]:
@@ -35,7 +37,8 @@ def infer_spec(batch: Batch, num_classes: int) -> tuple[InputSpec, bool]:
             f"expected images (B, C, H, W) of floats, got {tuple(inputs.shape)} of {inputs.dtype}"
         )
     mean, std, on_grid = [], [], True
-    for channel in inputs.double().transpose(0, 1).flatten(1):
+    single = torch.promote_types(inputs.dtype, torch.float32)  # half precision is not sorted
+    for channel in inputs.to(single).transpose(0, 1).flatten(1):
         low, high = float(channel.min()), float(channel.max())
         gap = _gap(channel)
         if gap is not None and (high - low) / gap <= _LEVELS + 0.5:
@@ -52,12 +55,14 @@ def infer_spec(batch: Batch, num_classes: int) -> tuple[InputSpec, bool]:
 
 def _gap(values: Tensor) -> float | None:
     """The spacing of the grid that the values lie on; ``None`` where they lie on none."""
-    levels = torch.unique(values)
-    width = float(levels[-1] - levels[0])
-    apart = [b - a for a, b in pairwise(levels.tolist()) if b - a > 1e-5 * width]
-    if not width or not apart:
+    if _count_levels(torch.unique(values[:_GLANCE]).double()) > _LEVELS + 1:
+        return None  # of all values there are no fewer, and sorting them takes long
+    levels = torch.unique(values).double()
+    if not 1 < _count_levels(levels) <= _LEVELS + 1:
         return None
-    gap = min(apart)
+    width = float(levels[-1] - levels[0])
+    apart = levels.diff()
+    gap = float(apart[apart > _CLOSE * width].min())
     steps = (levels - levels[0]) / gap
     for _ in range(3):  # float32 knows a neighbour's gap to 1e-4, and the width far better
         whole = steps.round()
@@ -65,6 +70,11 @@ def _gap(values: Tensor) -> float | None:
         gap = float((levels[far] - levels[0]) / whole[far])
         steps = (levels - levels[0]) / gap
     return gap if bool(((steps - steps.round()).abs() < 0.02).all()) else None
+
+
+def _count_levels(levels: Tensor) -> int:
+    """How many of the sorted values differ by more than rounding does."""
+    return 1 + int((levels.diff() > _CLOSE * (levels[-1] - levels[0])).sum())
 
 
 def _round(value: float) -> float:

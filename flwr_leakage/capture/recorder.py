@@ -26,6 +26,7 @@ from torch.optim.optimizer import (
 )
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from flwr_leakage.capture.tape import Autocast, Backward, Tape
 from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root
@@ -55,11 +56,10 @@ def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
     """Watch what this thread trains until the block ends; then ask ``training()``."""
     recorder = Recorder(limits or Limits())
     handles = [
-        register_module_forward_pre_hook(recorder.before_forward),
-        register_module_forward_hook(recorder.after_forward, with_kwargs=True, always_call=True),
         register_optimizer_step_pre_hook(recorder.before_step),
         register_optimizer_step_post_hook(recorder.after_step),
     ]
+    recorder.look_at_calls()
     try:
         yield recorder
     finally:
@@ -103,6 +103,7 @@ class Recorder:
         self._modes = len(_get_current_function_mode_stack())
         self._window = _Window(self)
         self._is_open = False
+        self._call_hooks: list[RemovableHandle] = []
         self._depth = 0
         self._in_backward = False
         self._tape = Tape()
@@ -132,10 +133,42 @@ class Recorder:
         """Stop looking; the training goes on."""
         if not self._problem:
             self._problem = reason
+        self._keep_no_more(count=False)
+
+    def _keep_no_more(self, *, count: bool) -> None:
+        """From here on calls are counted at most, which a training hardly feels."""
         self._keeps = False
         self._tape = Tape()
+        roots = [root.live for root in self._roots.values()]
+        nested = any(id(m) in self._roots for root in roots for m in root.modules() if m != root)
+        if count and nested:  # only the outermost call counts, and that takes both hooks
+            return
+        self._ignore_calls()
+        if count:
+            self._call_hooks = [register_module_forward_hook(self.count_call, with_kwargs=True)]
 
     # --- the model -----------------------------------------------------------------------------
+
+    def look_at_calls(self) -> None:
+        """Begin to look at calls of modules."""
+        self._call_hooks = [
+            register_module_forward_pre_hook(self.before_forward),
+            register_module_forward_hook(self.after_forward, with_kwargs=True, always_call=True),
+        ]
+
+    def _ignore_calls(self) -> None:
+        for handle in self._call_hooks:
+            handle.remove()
+        self._call_hooks = []
+
+    def count_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """A call ends that may be the model's, after the steps that are kept."""
+        if (
+            id(module) in self._roots
+            and threading.get_ident() == self._thread
+            and any(leaf.requires_grad for leaf in _tensors(output))
+        ):
+            self._batch_sizes.append(_batch_size(args, kwargs))
 
     @_looking
     def before_forward(self, module: nn.Module, args: Any) -> None:
@@ -275,8 +308,7 @@ class Recorder:
         self._pending, self._gradients = [], {}
         self._samples = sum(self._batch_sizes)
         if self._samples >= self._limits.max_samples or self._bytes >= self._limits.max_bytes:
-            self._keeps = False
-            self._tape = Tape()
+            self._keep_no_more(count=True)
             self._after_kept = {id(p): p.detach().clone() for p in self._trained}
 
     @staticmethod
@@ -305,6 +337,7 @@ class Recorder:
 
     def close(self) -> None:
         """Leave nothing behind in torch."""
+        self._ignore_calls()
         self._close_window()
         if self._is_open:  # another mode lies above: this one lets everything pass from now on
             self._keeps = False

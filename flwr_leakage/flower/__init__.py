@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flwr_leakage.flower.dp_check import Finding, check_privacy
     from flwr_leakage.flower.inline_grid import InlineGrid
     from flwr_leakage.flower.launch import RayEngine, run_inline, run_ray
+    from flwr_leakage.flower.legacy import LegacyHonestButCurious, observe_legacy
     from flwr_leakage.flower.observed import observe
     from flwr_leakage.flower.strategy import HonestButCurious
     from flwr_leakage.scores.plan import ScorePlan
@@ -25,6 +26,7 @@ __all__ = [
     "HonestButCurious",
     "InlineGrid",
     "LeakageMod",
+    "LegacyHonestButCurious",
     "RayEngine",
     "ScorePlan",
     "Selection",
@@ -35,6 +37,7 @@ __all__ = [
     "check_privacy",
     "encode",
     "observe",
+    "observe_legacy",
     "run_inline",
     "run_ray",
 ]
@@ -51,6 +54,7 @@ __getattr__, __dir__ = lazy(
         "flwr_leakage.flower.dp_check": ("Finding", "check_privacy"),
         "flwr_leakage.flower.inline_grid": ("InlineGrid",),
         "flwr_leakage.flower.launch": ("RayEngine", "run_inline", "run_ray"),
+        "flwr_leakage.flower.legacy": ("LegacyHonestButCurious", "observe_legacy"),
         "flwr_leakage.flower.observed": ("observe",),
         "flwr_leakage.flower.strategy": ("HonestButCurious",),
         "flwr_leakage.scores.plan": ("ScorePlan",),

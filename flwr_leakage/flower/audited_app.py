@@ -11,6 +11,7 @@ from flwr_leakage.audit.gate import Gate
 from flwr_leakage.capture import Limits
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.captured_client import CapturePlan, train_and_report
+from flwr_leakage.flower.client import refuse
 from flwr_leakage.flower.client_audit import SelfAttacker
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.records import InputSpec
@@ -93,7 +94,15 @@ class AuditedApp(ClientApp):
         """Hand the message on; a training is captured."""
         if message.metadata.message_type.split(".")[0] != "train":
             return self._app(message, context)
+        if self._is_for_another_strategy(message):
+            return refuse(message, "a client_fn is trained by strategies of flwr.server only")
         return train_and_report(self._plan, self._app, message, context)
+
+    def _is_for_another_strategy(self, message: Message) -> bool:
+        """Whether a ``NumPyClient`` got arrays of a strategy of ``flwr.serverapp``."""
+        names = list(message.content.array_records)
+        legacy = getattr(self._app, "_call", None) is not None
+        return legacy and len(names) == 1 and names != ["fitins.parameters"]
 
     def train(self, action: str = "default", **settings: Any) -> Any:
         """Register a function with the app."""

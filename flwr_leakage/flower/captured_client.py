@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from torch import Tensor
 
 from flwr_leakage.audit import ClientNote, ReplayResult, Truth
@@ -20,6 +21,7 @@ from flwr_leakage.capture import (
     facts_of,
 )
 from flwr_leakage.capture.exposure import CapturedRound, read_round
+from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.arrays import write_arrays
 from flwr_leakage.flower.client import client_id_of, refuse, server_round_of
@@ -33,6 +35,11 @@ from flwr_leakage.params import Params, subtract
 from flwr_leakage.records import InputSpec, LocalSchedule, Update
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
+
+REPLAY_KEY = "flwr-leakage-replay"
+"""The record of the client's own state that says what the latest replay found, if it failed."""
+
+MASKED = ReplayCheck(None, problem="the update is sent under a mask, as secure aggregation does")
 
 
 @dataclass(frozen=True)
@@ -86,12 +93,22 @@ class CapturePlan:
 
 @dataclass(frozen=True)
 class _Round:
-    """One captured training and the arrays around it."""
+    """One captured training and the arrays around it, which are read where somebody asks."""
 
     training: CapturedTraining
-    received: Mapping[str, Tensor]
-    sent: Mapping[str, Tensor]
+    arrays: ArrayRecord
+    answer: ArrayRecord
     num_examples: int
+
+    @cached_property
+    def received(self) -> Mapping[str, Tensor]:
+        """What the server sent."""
+        return self.arrays.to_torch_state_dict()
+
+    @cached_property
+    def sent(self) -> Mapping[str, Tensor]:
+        """What the client sends."""
+        return self.answer.to_torch_state_dict()
 
 
 def train_and_report(
@@ -113,15 +130,11 @@ def train_and_report(
         return reply
     start = time.process_time()
     try:
-        server_round, client_id = server_round_of(message), client_id_of(ctx)
+        server_round, client_id = _round_of(message), client_id_of(ctx)
         key, answer = next(iter(reply.content.array_records.items()))
-        seen = _Round(
-            recorder.training(),
-            arrays.to_torch_state_dict(),
-            answer.to_torch_state_dict(),
-            _count(reply, recorder.training()),
-        )
-        check = _check(plan, seen, server_round)
+        training = recorder.training()
+        seen = _Round(training, arrays, answer, _count(reply, training))
+        check = _check(plan, seen, server_round, ctx)
         work = _Work(server_round, client_id, ctx, train_seconds, check)
         done = _work(plan, seen, work)
     except Exception as error:  # the audit must not be what breaks a training
@@ -152,12 +165,18 @@ def train_and_report(
 def _limits(plan: CapturePlan, message: Message) -> Limits:
     """What is kept: the first step alone, where nothing is done with the others."""
     try:
-        server_round = server_round_of(message)
+        server_round = _round_of(message)
     except ValueError:  # the reply will be handed on as it is
         return Limits(max_samples=1)
     if plan.measures(server_round) or plan.replays(server_round):
         return plan.limits
     return Limits(max_samples=1)
+
+
+def _round_of(message: Message) -> int:
+    """The round that the server names; older strategies name it in the message's group only."""
+    group = message.metadata.group_id
+    return server_round_of(message) or (int(group) if group.isdecimal() else 0)
 
 
 @dataclass(frozen=True)
@@ -195,17 +214,23 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
         ValueError: the update should be defended or judged, and cannot.
     """
     nothing = Release(Update({}, {}, LocalSchedule(1.0), 0))
-    if not (plan.withholds or plan.scores or plan.truth or plan.attack is not None):
+    measures = plan.withholds or bool(plan.scores) or plan.attack is not None
+    if not (measures or plan.truth):
         return _Done(None, None, nothing)
+    if plan.withholds and not seen.answer:
+        raise ValueError("an update under a mask can neither be defended nor judged here")
     try:
+        if plan.truth is not None:
+            samples = private_samples(seen.training, seen.num_examples)
+            plan.truth.write(work.server_round, work.client_id, Truth(samples, samples))
+            if not measures:
+                return _Done(None, None, nothing, left_truth=True)
         read = read_round(seen.training, seen.received, seen.num_examples, plan.spec)
     except ValueError as error:
         if plan.withholds:
             raise
         remark = f"Neither scores nor samples were read off the training: {error}."
         return _Done(None, None, nothing, remark)
-    if plan.truth is not None:
-        plan.truth.write(work.server_round, work.client_id, Truth(read.private, read.private))
     session = _session(plan, read, work.server_round, work.client_id)
     sent = {name: seen.sent[name].to(value.dtype) for name, value in read.params.items()}
     answer = replace(read.raw, delta=subtract(sent, read.params))
@@ -237,13 +262,19 @@ def _session(plan: CapturePlan, read: CapturedRound, server_round: int, client_i
     return session
 
 
-def _check(plan: CapturePlan, seen: _Round, server_round: int) -> ReplayResult | None:
+def _check(plan: CapturePlan, seen: _Round, server_round: int, ctx: Context) -> ReplayResult | None:
+    """What a replay says; in rounds without one, what the latest said if it failed."""
     if not plan.replays(server_round):
-        return None
+        kept = ctx.state.config_records.get(REPLAY_KEY)
+        return None if kept is None else ReplayResult(None, False, str(kept["sentence"]))
     try:
-        check = check_replay(seen.training, seen.received, seen.sent)
+        check = check_replay(seen.training, seen.received, seen.sent) if seen.answer else MASKED
     except Exception as error:
         check = ReplayCheck(None, problem=str(error) or type(error).__name__)
+    ctx.state.pop(REPLAY_KEY, None)
+    if not check.explains:
+        sentence = f"not replayed since round {server_round}, where {check.sentence()}"
+        ctx.state[REPLAY_KEY] = ConfigRecord({"sentence": sentence})
     return ReplayResult(check.residual, check.explains, check.sentence())
 
 

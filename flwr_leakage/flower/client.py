@@ -24,7 +24,7 @@ from flwr.common.constant import ErrorCode
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.flower.arrays import read_arrays, write_arrays
 from flwr_leakage.flower.client_audit import ClientAudit
-from flwr_leakage.flower.client_owner import REFUSED, keep_own, sent_note
+from flwr_leakage.flower.client_owner import REFUSED, keep_own, remember, sent_note
 from flwr_leakage.flower.client_release import Trained, explain_by_replay, release
 from flwr_leakage.flower.client_session import SESSION, Session, encode
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note
@@ -96,6 +96,14 @@ class LeakageMod:
                 f"expected one ArrayRecord in the reply, got {len(reply.content.array_records)}"
             )
         key, returned = next(iter(reply.content.array_records.items()))
+        if not audit.acts:
+            note = ClientNote(
+                session.client_id, train_cpu_seconds=train_seconds, remark=audit.remark,
+                own_config=audit.own_config,
+            )  # fmt: skip
+            remember(context, session.server_round, note, audit.score_plan.keep_rounds)
+            reply.content[RECORD_KEY] = pack_note(note, with_measurements=False)
+            return reply
         params, buffers = read_arrays(sent, audit.gradient_map)
         local_params, local_buffers = read_arrays(returned, audit.gradient_map)
         measures = audit.scores or audit.attack is not None or audit.gate is not None

@@ -90,6 +90,19 @@ class ClientAudit:
         check_own(self.share, self.gate, self.scores, self.self_attack)
 
     @property
+    def defends(self) -> bool:
+        """Whether the defense changes samples or updates."""
+        return self.defense.encodes_batches or (
+            type(self.defense).on_update is not Defense.on_update
+        )
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything is done with an update: else its arrays need not be read."""
+        measures = bool(self.scores) or self.attack is not None
+        return measures or self.defends or self.gate is not None
+
+    @property
     def self_attack(self) -> SelfAttack | None:
         """The self-attack with its settings."""
         return cast("SelfAttack | None", self.attack)

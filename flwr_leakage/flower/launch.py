@@ -4,24 +4,40 @@ import logging
 import math
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
+from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
+from flwr.serverapp import Grid, ServerApp
 
 from flwr_leakage.flower.inline_grid import SERVER_NODE_ID, InlineGrid
 
 
-def run_inline(server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
-    """Run the apps in this process, one client after the other."""
-    grid = InlineGrid(client_app, num_clients)
+def run_inline(
+    server_app: ServerApp,
+    client_app: ClientApp,
+    num_clients: int,
+    run_config: UserConfig | None = None,
+) -> None:
+    """Run the apps in this process, one client after the other.
+
+    Args:
+        server_app: runs in the calling thread.
+        client_app: likewise.
+        num_clients: the number of nodes and of partitions.
+        run_config: what both apps find in ``context.run_config``; with Flower's own command it
+            comes from ``[tool.flwr.app.config]`` of the app's ``pyproject.toml``.
+    """
+    grid = InlineGrid(client_app, num_clients, run_config)
     context = Context(
         run_id=grid.run.run_id,
         node_id=SERVER_NODE_ID,
         node_config={},
         state=RecordDict(),
-        run_config={},
+        run_config=dict(run_config or {}),
     )
     server_app(grid, context)
 
@@ -53,14 +69,24 @@ class RayEngine:
         """CPUs that Ray may use."""
         return self.num_cpus if self.num_cpus is not None else (os.cpu_count() or 1)
 
-    def __call__(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
+    def __call__(
+        self,
+        server_app: ServerApp,
+        client_app: ClientApp,
+        num_clients: int,
+        run_config: UserConfig | None = None,
+    ) -> None:
         """Run the apps.
 
         Args:
             server_app: runs in a thread of this process.
             client_app: is sent to the actors; it must be picklable.
             num_clients: the number of nodes and of partitions.
+            run_config: what both apps find in ``context.run_config``.
         """
+        if run_config:
+            server_app = _ConfiguredServer(server_app, run_config)
+            client_app = _ConfiguredClient(client_app, run_config)
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -89,10 +115,49 @@ def run_ray(
     server_app: ServerApp,
     client_app: ClientApp,
     num_clients: int,
+    run_config: UserConfig | None = None,
     *,
     num_cpus: int | None = None,
     client_cpus: int = 1,
     client_gpus: float = 0.0,
 ) -> None:
     """Run the apps on Flower's simulation runtime; see :class:`RayEngine`."""
-    RayEngine(num_cpus, client_cpus, client_gpus)(server_app, client_app, num_clients)
+    engine = RayEngine(num_cpus, client_cpus, client_gpus)
+    engine(server_app, client_app, num_clients, run_config)
+
+
+class _ConfiguredClient(ClientApp):
+    """A client with a run config, which Flower's ``run_simulation`` has no argument for."""
+
+    def __init__(self, app: ClientApp, run_config: UserConfig) -> None:
+        super().__init__()
+        self._app = app
+        self._run_config = run_config
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        with _configured(context, self._run_config):
+            return self._app(message, context)
+
+
+class _ConfiguredServer(ServerApp):
+    """The same for a server."""
+
+    def __init__(self, app: ServerApp, run_config: UserConfig) -> None:
+        super().__init__()
+        self._app = app
+        self._run_config = run_config
+
+    def __call__(self, grid: Grid, context: Context) -> None:
+        with _configured(context, self._run_config):
+            self._app(grid, context)
+
+
+@contextmanager
+def _configured(context: Context, run_config: UserConfig) -> Iterator[None]:
+    """Fill in the run config for a while: Flower refuses a context that comes back with another."""
+    before = context.run_config
+    context.run_config = dict(run_config)
+    try:
+        yield
+    finally:
+        context.run_config = before

@@ -51,7 +51,17 @@ def observe(
         bad_replies: ``pass`` or ``drop``.
         reproducible: for simulations.
         settings: of :class:`ServerAudit`: ``threat``, ``selection``, ``evaluator``, …
+
+    Raises:
+        TypeError: the strategy is one of ``flwr.server``.
+        FileExistsError: the folder holds a run.
     """
+    if not hasattr(strategy, "configure_train"):
+        raise TypeError(
+            f"strategy must be one of flwr.serverapp.strategy, got "
+            f"{type(strategy).__module__}.{type(strategy).__name__}; for those of flwr.server "
+            f"there is observe_legacy."
+        )
     gradient_map = model if isinstance(model, GradientMap) else GradientMap(model)
     if truth is not None:
         settings.setdefault("truth", TruthFolder(Path(truth)))

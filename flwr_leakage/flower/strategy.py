@@ -5,7 +5,6 @@ changes: whom it samples, what it is handed and in which order, the process-wide
 and the errors that it raises. What goes wrong in the audit is recorded, and never raised.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, ParamSpec, get_args
@@ -15,20 +14,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from flwr_leakage.audit import ServerAudit
+from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.replies import Layout, Sent
 from flwr_leakage.flower.round_view import RoundView
-from flwr_leakage.flower.undisturbed import (
-    random_states_kept,
-    seeded_sampling,
-    sigterm_unwinds,
-)
+from flwr_leakage.flower.undisturbed import seeded_sampling, sigterm_unwinds
 
 P = ParamSpec("P")
 BadReplies = Literal["pass", "drop"]
 PHASES = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
-
-_LOG = logging.getLogger(__name__)
 
 
 class HonestButCurious(Strategy):
@@ -201,18 +195,8 @@ class HonestButCurious(Strategy):
                     setattr(self.strategy, name, covered[name])
 
     def _guarded(self, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
-        """What the audit does; an error of it is recorded, and is none of the training's."""
-        try:
-            with random_states_kept():
-                return action(*args)
-        except Exception as error:
-            _LOG.exception("flwr_leakage: the audit of round %d failed", server_round)
-            message = f"the audit failed, the training goes on: {type(error).__name__}: {error}"
-            try:
-                self.audit.warn(server_round, -1, message)
-            except Exception:
-                _LOG.exception("flwr_leakage: this could not be recorded")
-            return None
+        """What the audit does, whose errors are none of the training's."""
+        return guarded(self.audit, server_round, action, *args)
 
 
 def _weight_of(strategy: Strategy) -> str:

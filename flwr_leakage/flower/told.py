@@ -1,7 +1,7 @@
 """A server's audit that takes from the clients' notes what its operator did not say."""
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from flwr_leakage.audit.note import ClientNote
@@ -57,6 +57,14 @@ class ToldAudit(ServerAudit):
 
     given: Given = field(default_factory=Given)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._spared: dict[tuple[int, int], int] = {}
+
+    def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
+        """Remember a client that is not attacked; ``inspect`` records what it tells."""
+        self._spared[server_round, client_id] = num_examples
+
     def inspect(
         self,
         server_round: int,
@@ -67,31 +75,54 @@ class ToldAudit(ServerAudit):
     ) -> None:
         """Complete the observations, then go on as always."""
         facts = {note.client_id: note.training for note in notes}
-        assumed: dict[int, _Assumed] = {}
+        for (when, client_id), num_examples in self._spared.items():
+            reason = self.selection.refuses(when, client_id) or "no attack is configured"
+            told = self._schedule_of(facts.get(client_id))
+            self._recorder.client(when, client_id, told, num_examples, reason)
+        self._spared = {}
+        assumed, refused = self._assume_all(observations, facts)
+        kinds = Counter((one.spec, one.batch_norm) for one in assumed.values())
+        for (spec, mode), _ in kinds.most_common(1):
+            self.spec = spec
+            self._reference = self.reference or Reference.of(spec)
+            self.gradient_map = self.gradient_map.with_batch_norm(mode)
+        usual = (self.spec, self.gradient_map.batch_norm)
+        for client_id, one in assumed.items():
+            if (one.spec, one.batch_norm) != usual:
+                refused[client_id] = "most have other inputs"
+        attacked = []
+        for seen in observations:
+            client_id, update = seen.client_id, seen.update
+            if reason := refused.get(client_id, ""):
+                self.warn_once(
+                    server_round, client_id, f"client {client_id} was not attacked: {reason}."
+                )
+                told = self._schedule_of(facts.get(client_id))
+                self._recorder.client(server_round, client_id, told, update.num_examples, reason)
+                continue
+            update = replace(update, schedule=assumed[client_id].schedule)
+            attacked.append(replace(seen, update=update))
+        super().inspect(server_round, attacked, notes, unknown, num_updates)
+
+    def _assume_all(
+        self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]
+    ) -> tuple[dict[int, _Assumed], dict[int, str]]:
+        """By client, what is assumed of it, or why it cannot be attacked."""
+        assumed, refused = {}, {}
         for seen in observations:
             try:
                 one = self._assume(facts.get(seen.client_id))
                 self._check_size(one.schedule)
                 assumed[seen.client_id] = one
             except ValueError as error:
-                reason = f"client {seen.client_id} was not attacked: {error}."
-                self.warn_once(server_round, seen.client_id, reason)
-        kinds = Counter((one.spec, one.batch_norm) for one in assumed.values())
-        for (spec, mode), _ in kinds.most_common(1):
-            self.spec = spec
-            self._reference = self.reference or Reference.of(spec)
-            self.gradient_map = self.gradient_map.with_batch_norm(mode)
-        attacked = []
-        for seen in observations:
-            if seen.client_id not in assumed:
-                continue
-            one = assumed[seen.client_id]
-            if (one.spec, one.batch_norm) != (self.spec, self.gradient_map.batch_norm):
-                reason = f"client {seen.client_id} was not attacked: most have other inputs."
-                self.warn_once(server_round, seen.client_id, reason)
-                continue
-            attacked.append(replace(seen, update=replace(seen.update, schedule=one.schedule)))
-        super().inspect(server_round, attacked, notes, unknown, num_updates)
+                refused[seen.client_id] = str(error)
+        return assumed, refused
+
+    def _schedule_of(self, told: TrainingFacts | None) -> LocalSchedule | None:
+        """What is given, else what a client told, if a schedule says it."""
+        if self.given.schedule or told is None:
+            return self.given.schedule
+        return None if told.unscheduled else told.schedule()
 
     def _assume(self, told: TrainingFacts | None) -> _Assumed:
         """What a client told, and what was given in its place.

@@ -9,7 +9,6 @@ import io
 import json
 import math
 import os
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,7 @@ class JsonlTracker:
 
     def log(self, record: LeakageRecord) -> None:
         """Append one number; one beyond ±1e100 is kept as missing, with a note."""
-        row = {**asdict(record), "note": plain_text(record.note)}
+        row = {**vars(record), "note": plain_text(record.note)}
         if record.value is not None:
             value = float(record.value)
             row["value"] = value
@@ -105,7 +104,7 @@ class JsonlTracker:
     def event(self, event: RunEvent) -> None:
         """Append one event."""
         self._enter(event.server_round)
-        self._append({"type": "event", **asdict(event), "message": plain_text(event.message)})
+        self._append({"type": "event", **vars(event), "message": plain_text(event.message)})
 
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor

@@ -63,7 +63,7 @@ def test_unknown_names_and_settings_fail():
         ("fedavg", ["attacks.euclidean.order.starts=2"], "attacks[cosine].order.starts", 2),
         ("strongest", ["~attacks.cosine"], "attacks",
          ["analytic", "exact_batch", "feature_matching", "feature_recursion", "gauss_newton",
-          "gauss_newton_smooth", "ordered", "euclidean"]),
+          "gauss_newton_smooth", "inverting_gradients", "ordered", "euclidean"]),
         ("strongest", ["attacks.gauss_newton.products=5"], "attacks[gauss_newton].products", 5),
         ("idlg", ["+relu_sharpness=10.0"], "relu_sharpness", 10.0),
     ],

@@ -3,6 +3,7 @@ import inspect
 import pytest
 import torch
 from attacked import tiny_network
+from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import LBFGS, GradientInversion
@@ -167,3 +168,41 @@ def test_a_preset_that_is_no_attack_is_an_error_that_lists_those_that_are(spec, 
     gradients = loss_gradients(network, images[:1], torch.tensor([0]))
     with pytest.raises(ValueError, match=r"must be one of \[.*'idlg'.*'strongest'.*\], got 'none'"):
         attack(network, gradients, spec=spec, preset="none")
+
+
+def test_frozen_parameters_may_be_left_out(spec, images):
+    network = tiny_network()
+    first, *rest = network.parameters()
+    first.requires_grad_(False)
+    gradients = torch.autograd.grad(F.cross_entropy(network(images[:1]), torch.tensor([3])), rest)
+    names = [name for name, _ in network.named_parameters()]
+    named = dict(zip(names[1:], gradients, strict=True))
+    ways = [(torch.zeros_like(first), *gradients), gradients, (None, *gradients), named]
+    quick = GradientInversion(optimizer=LBFGS(iterations=20), batching="loop")
+    expected, *found = attack(network, ways, spec=spec, preset=quick)
+    for result in found:
+        assert result.error == ""
+        assert torch.equal(result.batch.inputs, expected.batch.inputs)
+    with pytest.raises(ValueError, match=r"4 gradients .* \(3 of them trained\), got 2"):
+        attack(network, gradients[1:], spec=spec, preset=quick)
+
+
+def test_shared_parameters_are_one(spec, images):
+    network = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 64), nn.Sigmoid(), nn.Linear(64, 64), nn.Sigmoid(),
+        nn.Linear(64, 4),
+    )  # fmt: skip
+    network[3].weight = network[1].weight
+    gradients = loss_gradients(network, images[:1], torch.tensor([1]))
+    result = attack(network, gradients, spec=spec, preset=SOLVER)
+    assert len(gradients) == 5
+    assert float((result.batch.inputs - images[:1]).abs().max()) < 0.05
+
+
+def test_dropout_that_is_active_is_warned_of(spec, images):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Dropout(0.3))
+    gradients = loss_gradients(network.eval(), images[:1], torch.tensor([1]))
+    quick = GradientInversion(optimizer=LBFGS(iterations=1))
+    attack(network, gradients, spec=spec, preset=quick)
+    with pytest.warns(UserWarning, match=r"train mode and has dropout: 2 \(p=0.3\)"):
+        attack(network.train(), gradients, spec=spec, preset=quick)

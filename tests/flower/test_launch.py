@@ -2,11 +2,11 @@
 
 import flwr.simulation
 import pytest
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from flwr_leakage.flower import RayEngine, run_inline, run_ray
+from flwr_leakage.flower import InlineGrid, RayEngine, run_inline, run_ray
 
 
 def test_the_server_app_runs_once_and_reaches_every_client():
@@ -28,6 +28,33 @@ def test_the_server_app_runs_once_and_reaches_every_client():
     assert partitions == [0, 1, 2]
     assert len(servers) == 1
     assert servers[0].run_config == {}
+
+
+def apps_that_note_their_run_config():
+    client_app, server_app, seen = ClientApp(), ServerApp(), []
+
+    @client_app.train()
+    def train(message, context):
+        seen.append(dict(context.run_config))
+        return Message(RecordDict(), reply_to=message)
+
+    @server_app.main()
+    def main(grid, context):
+        seen.append(dict(context.run_config))
+        nodes = grid.get_node_ids()
+        list(
+            grid.send_and_receive(
+                [Message(RecordDict(), node, MessageType.TRAIN) for node in nodes]
+            )
+        )
+
+    return server_app, client_app, seen
+
+
+def test_both_apps_find_the_run_config():
+    server_app, client_app, seen = apps_that_note_their_run_config()
+    run_inline(server_app, client_app, 2, {"local-epochs": 1})
+    assert seen == [{"local-epochs": 1}] * 3
 
 
 def test_an_error_of_the_server_app_reaches_the_caller():
@@ -58,6 +85,16 @@ def test_ray_is_told_its_resources(simulations):
     backend = settings["backend_config"]
     assert backend["client_resources"] == {"num_cpus": 2, "num_gpus": 0.5}
     assert backend["init_args"]["num_cpus"] == 3
+
+
+def test_on_ray_both_apps_find_the_run_config_too(simulations):
+    server_app, client_app, seen = apps_that_note_their_run_config()
+    run_ray(server_app, client_app, 1, {"local-epochs": 1}, num_cpus=1)
+    ((sent_server, sent_client, _), _) = simulations[0]
+    context = Context(1, 1, {}, RecordDict(), {})
+    sent_server(InlineGrid(sent_client, 1), context)
+    assert seen == [{"local-epochs": 1}] * 2
+    assert context.run_config == {}  # Flower refuses a context that comes back changed
 
 
 def test_all_of_the_machines_cpus_are_used_by_default(simulations, monkeypatch):

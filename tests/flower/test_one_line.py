@@ -100,6 +100,17 @@ def test_replays_can_be_made_rarer(tmp_path):
     assert not data.events
 
 
+def test_a_failed_replay_is_told_until_the_next_one(tmp_path):
+    app = audit(client_app(stateful=True), replay_every=2)
+    _, data, _ = run(tmp_path / "run", app, num_rounds=4)
+    later = {r.server_round: r for r in checks(data)}
+    assert later[1].value == 0.0
+    assert 2 not in later
+    assert later[3].value > 1e-3
+    assert later[4].value is None
+    assert later[4].note.startswith("not replayed since round 3, where the captured training does")
+
+
 def test_the_line_may_stand_before_or_after_the_functions(tmp_path):
     _, before, _ = run(tmp_path / "a", client_app(around=audit))
     _, after, _ = run(tmp_path / "b", audit(client_app()))
@@ -198,6 +209,20 @@ def test_a_client_of_many_samples_is_recorded_and_not_attacked(tmp_path):
     assert not [r for r in data.records if r.kind == "attack"]
     assert len(checks(data)) == 2
     assert all("3 steps of 4 samples" in event.message for event in data.events)
+    kept_out = [r for r in data.records if r.name == "not_attacked"]
+    assert ["3 steps of 4 samples" in r.note for r in kept_out] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "done"),
+    [(None, "12 images, 3 steps, batch 4, rate 0.1"), (lambda p: torch.optim.Adam(p), "")],
+)
+def test_a_client_that_nobody_attacks_is_recorded_as_it_told(tmp_path, optimizer, done):
+    app = audit(client_app(**({"optimizer": optimizer} if optimizer else {})))
+    _, data, _ = run(tmp_path / "run", app)
+    assert [r.note for r in data.records if r.name == "images"] == [done, done]
+    reasons = [r.note for r in data.records if r.name == "not_attacked"]
+    assert reasons == ["no attack is configured"] * 2
 
 
 def test_elsewhere_no_sample_leaves_the_client(tmp_path):

@@ -1,5 +1,9 @@
 """The worked example runs as it is."""
 
+import runpy
+from pathlib import Path
+
+import pytest
 from flwr.app import Context, RecordDict
 
 from flwr_leakage.flower import InlineGrid
@@ -17,3 +21,11 @@ def test_the_quickstart_is_explained_and_its_digits_recovered(tmp_path, monkeypa
     assert len(found) == 2
     assert min(found) > 40
     assert not data.events
+
+
+def test_a_second_run_says_in_one_sentence_that_the_folder_holds_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("leakage").mkdir()
+    Path("leakage/records.jsonl").write_text("{}\n")
+    with pytest.raises(SystemExit, match="folder must be a new one, got leakage, which holds a"):
+        runpy.run_module("simulations.examples.quickstart", run_name="__main__")

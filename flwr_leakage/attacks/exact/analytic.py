@@ -52,7 +52,9 @@ class Analytic(ExactAttack):
         errors = problem.gradient[f"{prefix}bias"]
         weight = problem.gradient[f"{prefix}weight"]
         if not bool(errors.any()):
-            raise ValueError("the first layer's bias has a zero gradient: no unit was active.")
+            raise ValueError(
+                "the first layer's bias has a zero gradient: it is frozen, or no unit was active."
+            )
         inputs = mean_feature(weight, errors)
         misfit = (torch.outer(errors, inputs) - weight).square().sum() / weight.square().sum()
         targets = assume_targets(problem, SignOfGradient(), generator).values

@@ -35,8 +35,9 @@ SURPLUS = 20
 REACH, CHANGE, CHANGED = 10.0, 3.0, 0.02
 """How far inputs are moved, how much of the change a replay may miss, and at most of its size."""
 
-UNCERTAIN = 1e-3
-"""A sample whose relative error through noise may be larger is not called proven."""
+UNCERTAIN = 3e-4
+"""A sample is proven up to this standard deviation of its relative error, so that the error itself
+is below 1e-3 by three of them."""
 
 POLISHES = 8
 """Times that errors and inputs are computed from each other."""

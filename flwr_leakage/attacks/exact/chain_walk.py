@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flwr_leakage.attacks.exact.calls import describe_call
 from flwr_leakage.attacks.exact.chain import (
     IDENTITY,
     RELU,
@@ -23,10 +24,15 @@ from flwr_leakage.attacks.exact.chain import (
     Link,
     leaky_relu,
 )
-from flwr_leakage.attacks.exact.geometry import Geometry, numeric_padding
+from flwr_leakage.attacks.exact.geometry import (
+    Geometry,
+    Pair,
+    numeric_padding,
+    zeros_around,
+)
 from flwr_leakage.attacks.exact.linear_walk import LinearUse, LinearWalk
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.relus import RELUS
+from flwr_leakage.attacks.relus import relu_call
 
 _SIGMOIDS = (torch.sigmoid, Tensor.sigmoid, F.sigmoid)
 _TANHS = (torch.tanh, Tensor.tanh, F.tanh)
@@ -51,14 +57,15 @@ class ChainWalk(LinearWalk):
     """Note all layers of a pass.
 
     Attributes:
-        others: what else was called since the last layer, by name.
-        between: for every layer, what was called before it.
+        others: what else changed values since the last layer, with its place in the model.
+        between: for every layer, what did so before it.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__(names)
         self.others: list[str] = []
         self.between: dict[int, list[str]] = {}
+        self._padded: dict[int, tuple[Tensor, Pair]] = {}
 
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -66,6 +73,8 @@ class ChainWalk(LinearWalk):
         """Note layers, leave all else."""
         before = len(self.uses)
         inputs: Any = args[0] if args else kwargs.get("input")
+        changes = isinstance(inputs, Tensor) and not self._name(inputs)
+        known = inputs.clone() if changes else None
         if function is F.conv2d:
             outputs = function(*args, **kwargs)
             self._convolve(outputs, *args, **kwargs)
@@ -80,8 +89,11 @@ class ChainWalk(LinearWalk):
         if len(self.uses) > before:
             self.between[len(self.uses) - 1] = self.others
             self.others = []
-        else:
-            self.others.append(getattr(function, "__name__", str(function)).strip("_"))
+        elif function is F.pad and (zeros := zeros_around(*args, **kwargs)) is not None:
+            self._padded[id(outputs)] = (inputs, zeros)
+            self._kept.append(outputs)
+        elif isinstance(outputs, Tensor) and known is not None and not _same(outputs, known):
+            self.others.append(describe_call(function))
         return outputs
 
     def _add(self, use: ChainUse) -> None:
@@ -103,6 +115,9 @@ class ChainWalk(LinearWalk):
         if groups != 1:
             raise ValueError(f"{name!r} must have one group, got {groups}.")
         padding = numeric_padding(padding, weight.shape[2:], dilation)
+        if id(input) in self._padded:
+            input, zeros = self._padded[id(input)]
+            padding = (padding[0] + zeros[0], padding[1] + zeros[1])
         geometry = Geometry.of(weight.shape[2:], dilation, padding, stride)
         own = self._name(bias) if bias is not None else ""
         self._add(ChainUse(name, own or None, input, outputs, geometry=geometry))
@@ -131,7 +146,7 @@ def _activation(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Activation | None:
     """The activation that a function computes, or ``None``."""
-    if function in RELUS:
+    if relu_call(function, args, kwargs) is not None:
         return RELU
     if function in _SIGMOIDS:
         return SIGMOID
@@ -151,8 +166,9 @@ def trace_chain(problem: Problem) -> list[Link]:
 
     Raises:
         ValueError: the model is no such chain (branches, pooling, another function, BatchNorm with
-            batch statistics, padding that is not with zeros, groups, a layer used twice); with the
-            name of the layer that does not follow, and what was called before it.
+            batch statistics, padding that is not with as many zeros on both sides, groups, a layer
+            that is frozen or used twice); with the name of the layer that does not follow, and what
+            changed values before it, by its line in the model.
     """
     like = next(iter(problem.params.values()))
     # A layer follows another if it takes in what that one put out. Random values tell them apart.
@@ -173,6 +189,8 @@ def trace_chain(problem: Problem) -> list[Link]:
             )
         if use.weight and use.weight in used:
             raise ValueError(f"{what} cannot be part of a chain, as it is used twice.")
+        if use.weight in problem.params and use.weight not in problem.gradient_map.trained:
+            raise ValueError(f"{what} is frozen: its gradient is not in the update.")
         used.add(use.weight)
         previous = use.outputs
         _extend(links, use, what, problem)

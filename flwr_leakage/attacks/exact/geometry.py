@@ -1,7 +1,7 @@
 """Which entries of its input a convolution looks at."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -71,3 +71,14 @@ def numeric_padding(
     if any(total % 2 for total in totals):
         raise ValueError("padding='same' must add as many zeros on both sides: an odd kernel.")
     return totals[0] // 2, totals[1] // 2
+
+
+def zeros_around(
+    input: Tensor, pad: Any, mode: str = "constant", value: float | None = None
+) -> Pair | None:
+    """Rows and columns of zeros that ``F.pad`` adds on each side of maps, if it does just that."""
+    sides = tuple(pad)
+    if mode != "constant" or value or len(sides) != 4 or min(sides) < 0:
+        return None
+    left, right, top, bottom = sides
+    return (top, left) if left == right and top == bottom else None

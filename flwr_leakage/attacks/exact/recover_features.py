@@ -127,6 +127,8 @@ def recover_features(
     for number in reversed(range(count - 1)):
         passed, errors = backward(masks)
         own = [i for i, use in enumerate(passed.uses) if use.source == number]
+        if any(passed.uses[i].name not in problem.gradient_map.trained for i in own):
+            break  # a frozen layer's gradient is not in the update
         try:
             values = solve_features(
                 [passed.uses[i] for i in own],

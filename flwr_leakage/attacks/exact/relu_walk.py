@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.exact.geometry import Geometry, Pair, numeric_padding, pair
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.relus import RELUS
+from flwr_leakage.attacks.relus import ReluCall, relu_call
 from flwr_leakage.function_mode import FunctionMode
 
 _MAX_POOL = (F.max_pool2d, torch.max_pool2d)
@@ -116,17 +116,21 @@ class ReluWalk(FunctionMode):
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Handle ReLU, max pooling and convolution; call any other function as it is."""
-        if function in RELUS:
-            return self._activate(args[0] if args else kwargs["input"])
+        call = relu_call(function, args, kwargs)
+        if call is not None:
+            return self._activate(call)
         if function in _MAX_POOL:
             return self._pool(function, *args, **kwargs)
         outputs = function(*args, **kwargs)
         if function is F.conv2d:
             self._note(outputs, *args, **kwargs)
+            # What follows may write into its input; errors are those of the outputs noted.
+            return outputs.clone()
         return outputs
 
-    def _activate(self, inputs: Tensor) -> Tensor:
+    def _activate(self, call: ReluCall) -> Tensor:
         number = len(self.preactivations)
+        inputs = call.inputs.clone() if call.in_place else call.inputs
         self.preactivations.append(inputs)
         if number == self.last and number not in self.pooled:
             raise _ReachedError
@@ -136,7 +140,7 @@ class ReluWalk(FunctionMode):
             outputs = inputs * self.masks[number]
         else:
             outputs = inputs.clamp_min(0)
-        return self._from(number, outputs)
+        return self._from(number, call.answer(outputs))
 
     def _pool(
         self,

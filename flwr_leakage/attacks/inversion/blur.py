@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.relus import RELUS
+from flwr_leakage.attacks.relus import relu_call
 from flwr_leakage.function_mode import FunctionMode
+
+LEAST = 1e-3
+"""A channel's spread at least, in units of its layer's: one whose ReLU is dead has none."""
 
 OUTSIDE = -1e4
 """Value of padding around the windows of max pooling, in place of −∞, whose differences are NaN."""
 
-_RELUS = set(RELUS)
-_RELUS_IN_PLACE = {torch.relu_, Tensor.relu_}
-_LEAKY_RELUS = {F.leaky_relu}
-_CLAMPS = {torch.clamp, Tensor.clamp, torch.clamp_min, Tensor.clamp_min}
 _MAX_POOLS = {F.max_pool2d, torch.max_pool2d}
 _ADAPTIVE_MAX_POOLS = {F.adaptive_max_pool2d}
 
@@ -139,14 +138,13 @@ class Blurred(FunctionMode):
             size = _window(inputs, args[1] if len(args) > 1 else kwargs["output_size"])
             assert size is not None  # has_kinks
             return _tournament(windows_of(inputs, size), width)
-        if function in _LEAKY_RELUS:
-            slope = args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01)
-            outputs = slope * inputs + (1 - slope) * blurred_relu(inputs, width)
-        else:
-            outputs = blurred_relu(inputs.clone(), width)
-        if function in _RELUS_IN_PLACE or _asks_in_place(function, args, kwargs):
-            return inputs.copy_(outputs)
-        return outputs
+        call = relu_call(function, args, kwargs)
+        if call is not None:
+            return call.answer(blurred_relu(inputs.clone(), width))
+        slope = args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01)
+        outputs = slope * inputs + (1 - slope) * blurred_relu(inputs.clone(), width)
+        in_place = args[2] if len(args) > 2 else kwargs.get("inplace", False)
+        return inputs.copy_(outputs) if in_place else outputs
 
 
 class _Recorder(FunctionMode):
@@ -190,18 +188,7 @@ def has_kinks(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
             return False
         inputs = args[0] if args else kwargs["input"]
         return _window(inputs, args[1] if len(args) > 1 else kwargs["output_size"]) is not None
-    if function in _CLAMPS:
-        lower = args[1] if len(args) > 1 else kwargs.get("min")
-        upper = args[2] if len(args) > 2 else kwargs.get("max")
-        return isinstance(lower, int | float) and lower == 0 and upper is None
-    return function in _RELUS or function in _RELUS_IN_PLACE or function in _LEAKY_RELUS
-
-
-def _asks_in_place(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> bool:
-    position = {F.relu: 1, F.leaky_relu: 2}.get(function)
-    if position is None:
-        return False
-    return bool(args[position] if len(args) > position else kwargs.get("inplace", False))
+    return function is F.leaky_relu or relu_call(function, args, kwargs) is not None
 
 
 def _window(inputs: Tensor, output_size: Any) -> tuple[int, int] | None:
@@ -217,10 +204,14 @@ def _window(inputs: Tensor, output_size: Any) -> tuple[int, int] | None:
 
 
 def _deviation(inputs: Tensor) -> Tensor:
+    """… of a channel, and at least ``LEAST`` of the layer's: no blur has no width to divide by."""
     if inputs.ndim <= 2:
-        return inputs.var(dim=0).mean().sqrt()
-    axes = [axis for axis in range(inputs.ndim) if axis != 1]
-    return inputs.std(dim=axes, keepdim=True)
+        found = inputs.var(dim=0).mean().sqrt()
+    else:
+        axes = [axis for axis in range(inputs.ndim) if axis != 1]
+        found = inputs.std(dim=axes, keepdim=True)
+    layer = found.square().mean().sqrt()
+    return found.clamp_min(LEAST * layer) if bool(layer > 0) else torch.ones_like(found)
 
 
 class _Relu(torch.autograd.Function):

@@ -252,6 +252,8 @@ class GaussNewton(OneByOne):
             residual = likelihood.residual(value)
             variances = likelihood.variances(residual, annealing.model_error)
             if not step:
+                if not bool(torch.isfinite(value).all()):
+                    raise ValueError("the blurred network's gradient is not finite at grey.")
                 # In units of the update's own weighted size, so that float32 does not overflow.
                 unit = float((likelihood.observed.square() / variances).sum())
             weights = 1 / (unit * variances)

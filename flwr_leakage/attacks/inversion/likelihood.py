@@ -6,6 +6,7 @@ the smallest magnitude that its tensor kept. Without pruning τ is next to zero,
 changes.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -116,6 +117,23 @@ class Likelihood:
         variances = torch.maximum(means, self.noise.square())
         return float((self.counts * (variances.log() + means / variances)).sum())
 
+    def correlated_energy(self, residual: Tensor, unknowns: int) -> float:
+        """−2 log likelihood up to a constant, if what noise does not explain is a wrong input's.
+
+        ``P min(χ, 1) + N log(1 + P max(0, χ − 1) / N)`` with χ the misfit of P entries. An input
+        that is off by e leaves the residual J e: P entries, but no more than N directions, each of
+        an unknown variance. :meth:`energy` takes the entries for independent, and so lets the
+        tensor with most entries or the smallest residual outvote the others.
+
+        Args:
+            residual: r (P,).
+            unknowns: numbers of the candidate, N or, if these are fewer, P.
+        """
+        entries, misfit = len(residual), self.misfit(residual)
+        directions = min(unknowns, entries)
+        beyond = entries * max(0.0, misfit - 1)
+        return entries * min(misfit, 1.0) + directions * math.log1p(beyond / directions)
+
     def distance(self, residual: Tensor) -> float:
         """``‖excess‖² / ‖g*‖²``."""
         squares = self.excess(residual).square().sum() / self.observed.square().sum()
@@ -135,7 +153,7 @@ def estimate_noise(problem: Problem) -> float | None:
 
     Returns:
         σ̂, or ``None`` where the equation does not hold for this model and loss (tried on a grey
-        image) or entries of the layer were pruned.
+        image), entries of the layer were pruned, or it is frozen.
     """
     try:
         layer = find_last_layer(problem)
@@ -151,7 +169,7 @@ def estimate_noise(problem: Problem) -> float | None:
     observed = columns(problem.gradient)
     # Units that no sample activates leave whole columns of zeros; pruning leaves parts of them.
     zeros = (observed == 0).sum(0)
-    if bool(((zeros > 0) & (zeros < len(observed))).any()):
+    if bool(((zeros > 0) & (zeros < len(observed))).any()) or bool((zeros > 0).all()):
         return None
     grey = problem.spec.normalize(
         torch.full((problem.num_samples, *problem.spec.shape), 0.5, dtype=observed.dtype)

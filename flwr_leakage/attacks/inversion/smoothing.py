@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.relus import RELUS
+from flwr_leakage.attacks.relus import relu_call
 from flwr_leakage.function_mode import FunctionMode
 
 
@@ -31,7 +31,7 @@ def smoothed_relu(inputs: Tensor, sharpness: float) -> Tensor:
 class SmoothedRelu(FunctionMode):
     """Within this context every ReLU is a :func:`smoothed_relu`.
 
-    It catches ``torch.relu``, ``torch.nn.functional.relu`` and ``nn.ReLU`` alike, so that any
+    It catches every spelling that :func:`flwr_leakage.attacks.relus.relu_call` knows, so that any
     model can be attacked as it is.
 
     Args:
@@ -48,9 +48,11 @@ class SmoothedRelu(FunctionMode):
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call :func:`smoothed_relu` in place of a ReLU, and any other function as it is."""
-        if function in RELUS:
-            return smoothed_relu(args[0] if args else kwargs["input"], self.sharpness)
-        return function(*args, **kwargs)
+        call = relu_call(function, args, kwargs)
+        if call is None:
+            return function(*args, **kwargs)
+        inputs = call.inputs.clone() if call.in_place else call.inputs
+        return call.answer(smoothed_relu(inputs, self.sharpness))
 
 
 class _Relu(torch.autograd.Function):

@@ -1,12 +1,18 @@
 """The client's side."""
 
+import os
+from pathlib import Path
+
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_leakage.flower import audit
-from simulations.examples.quickstart.task import Net, load_data, test, train
 
-TRUTH = "leakage/truth"
+from .task import Net, load_data, test, train
+
+FOLDER = Path(os.environ.get("LEAKAGE_FOLDER", "leakage"))
+"""Of the run's records. Where clients are processes of their own it has to be an absolute path."""
+TRUTH = FOLDER / "truth"
 """Where the digits are left for the evaluator: this is a simulation."""
 
 app = audit(ClientApp(), truth=TRUTH)  # was: app = ClientApp()

@@ -6,8 +6,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from flwr_leakage.flower import observe
-from simulations.examples.quickstart.client_app import TRUTH
-from simulations.examples.quickstart.task import Net
+
+from .client_app import FOLDER, TRUTH
+from .task import Net
 
 app = ServerApp()
 
@@ -18,5 +19,6 @@ def main(grid: Grid, context: Context) -> None:
     num_rounds = int(context.run_config.get("num-server-rounds", 2))
     torch.manual_seed(0)
     model = Net()
-    strategy = observe(FedAvg(), model, "leakage", truth=TRUTH)  # was: strategy = FedAvg()
-    strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=num_rounds)
+    strategy = observe(FedAvg(), model, FOLDER, truth=TRUTH)  # was: strategy = FedAvg()
+    result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=num_rounds)
+    torch.save(result.arrays.to_torch_state_dict(), FOLDER / "final_model.pt")

@@ -1,3 +1,5 @@
+from collections import OrderedDict
+
 import pytest
 import torch
 from attacked import observe
@@ -120,7 +122,31 @@ class Products(Modules):
         return self.d(F.relu(x @ self.c.weight.T + self.c.bias))
 
 
-STYLES = (Modules, Functional, Methods, Same, Bare, Products)
+class Statements(Modules):
+    """In place, with what the calls return left unused."""
+
+    def forward(self, x):
+        x = self.a(x)
+        F.relu_(x)
+        x = self.b(x)
+        x.clamp_(min=0)
+        x = self.c(x.view(len(x), -1))
+        torch.relu_(x)
+        return self.d(x)
+
+
+class Padded(Modules):
+    def __init__(self):
+        super().__init__(padding=0)
+        self.pad = nn.ZeroPad2d(1)
+
+    def forward(self, x):
+        x = F.threshold(self.a(F.pad(x, (1, 1, 1, 1))), 0, 0)
+        x = torch.clamp(F.conv2d(self.pad(x), self.b.weight, self.b.bias, 2), min=0)
+        return self.d(self.c(x.flatten(1)).clamp_min(0))
+
+
+STYLES = (Modules, Functional, Methods, Same, Bare, Products, Statements, Padded)
 
 
 def chain_in_style(style, spec=SPEC):
@@ -162,10 +188,29 @@ class Pooled(Modules):
         return self.d(F.relu(self.c(x.flatten(1))))
 
 
+class PooledModule(nn.Sequential):
+    def __init__(self):
+        layers = nn.Conv2d(1, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+        super().__init__(OrderedDict(a=layers[0], b=layers[1], c=layers[2], e=layers[3]))
+        self.add_module("d", nn.Linear(54, 4))
+
+
 class Twice(Modules):
     def forward(self, x):
         x = F.relu(self.b(F.relu(self.a(F.relu(self.a(x))[:, :1] * 0 + x))))
         return self.d(F.relu(self.c(x.flatten(1))))
+
+
+class Mirrored(Modules):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(1, 6, 3, padding=1, padding_mode="reflect")
+
+
+class Frozen(Modules):
+    def __init__(self):
+        super().__init__()
+        self.a.requires_grad_(False)
 
 
 class Tied(nn.Module):
@@ -190,8 +235,11 @@ class Tokens(nn.Module):
 @pytest.mark.parametrize(
     ("style", "said"),
     [
-        (Pooled, "'c' does not follow .*max_pool2d, mul"),
+        (Pooled, r"'c' does not follow .*: mul \(test_chain.py:\d+\)"),
+        (Mirrored, r"'a' does not follow .*: pad \(test_chain.py:\d+\)"),
+        (PooledModule, r"'d' does not follow .*: max_pool2d \(of MaxPool2d\)"),
         (Twice, "'a' does not follow"),
+        (Frozen, "'a' is frozen: its gradient is not in the update"),
         (Tied, "'first' cannot be part of a chain, as it is used twice"),
         (Tokens, "'first' must take one vector of a sample, got several"),
     ],

@@ -150,3 +150,16 @@ def test_pooling_that_is_asked_for_its_indices_is_left_alone():
         values, indices = F.max_pool2d(inputs, 2, return_indices=True)
     torch.testing.assert_close(values, F.max_pool2d(inputs, 2))
     assert indices.shape == values.shape
+
+
+def test_a_channel_that_is_always_zero_is_blurred_to_finite_values():
+    network = nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.MaxPool2d(2)).double()
+    with torch.no_grad():
+        network[0].bias[0] = -100  # its ReLU is dead: pooling takes in zeros only
+    deviations = measure(lambda: network(draw(16, 1, 4, 4)))
+    assert all(bool((each > 0).all()) for each in deviations)
+    inputs = draw(1, 1, 4, 4, seed=1).requires_grad_()
+    with Blurred(deviations, 1.0):
+        outputs = network(inputs)
+    (slope,) = torch.autograd.grad(outputs.square().sum(), inputs)
+    assert bool(torch.isfinite(outputs).all() and torch.isfinite(slope).all())

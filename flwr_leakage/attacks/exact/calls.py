@@ -1,0 +1,41 @@
+"""Where in a model a function was called, in words for a message."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flwr_leakage import forward, function_mode, gradient_map
+
+_TORCH = str(Path(torch.__file__).parent)
+_OWN = str(Path(__file__).parent)
+_PASS = gradient_map.__file__
+_AROUND = {function_mode.__file__, forward.__file__}
+
+
+def describe_call(function: Callable[..., Any]) -> str:
+    """A function's name and where the pass that is under way calls it.
+
+    Such as ``max_pool2d (net.py:12)``: the innermost line that is neither PyTorch's nor this
+    package's. A module of PyTorch inside of ``nn.Sequential`` has no such line; its kind is told.
+    To be called from within a function mode.
+    """
+    name = getattr(function, "__name__", str(function)).strip("_")
+    module = ""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        file = frame.f_code.co_filename
+        if file == _PASS:
+            break
+        if file in _AROUND or file.startswith(_OWN):
+            continue
+        if not file.startswith(_TORCH):
+            return f"{name} ({Path(file).name}:{frame.f_lineno})"
+        owner = frame.f_locals.get("self")
+        if not module and isinstance(owner, nn.Module):
+            module = type(owner).__name__
+    return f"{name} (of {module})" if module else name

@@ -1,0 +1,29 @@
+"""What the audit does beside a training, and what becomes of its errors."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from flwr_leakage.audit import ServerAudit
+from flwr_leakage.flower.undisturbed import random_states_kept
+
+_LOG = logging.getLogger(__name__)
+
+
+def guarded(audit: ServerAudit, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
+    """Call what the audit does; an error of it is recorded, and is none of the training's.
+
+    Returns:
+        What the action returns; ``None`` after an error.
+    """
+    try:
+        with random_states_kept():
+            return action(*args)
+    except Exception as error:
+        _LOG.exception("flwr_leakage: the audit of round %d failed", server_round)
+        message = f"the audit failed, the training goes on: {type(error).__name__}: {error}"
+        try:
+            audit.warn(server_round, -1, message)
+        except Exception:
+            _LOG.exception("flwr_leakage: this could not be recorded")
+        return None
