@@ -29,8 +29,18 @@ def later(tiny_data, name, *more):
 
 
 def results(data):
-    """What attacks recorded, and what holds of the run besides."""
-    return [row for row in json.loads(numbers(data)) if row[3] != "client"]
+    """What attacks recorded, and what holds of the run besides, by all but the value."""
+    return {(*row[:5], row[6]): row[5] for row in json.loads(numbers(data)) if row[3] != "client"}
+
+
+def same(data, other):
+    """Equal but for rounding, as tensors from a file lie elsewhere in memory; none twice."""
+    mine, theirs = results(data), results(other)
+    count = sum(r.kind not in ("client", "cost") for r in data.records)
+    return len(mine) == count and mine == {
+        key: value if value is None else pytest.approx(value, rel=1e-3, abs=1e-6)
+        for key, value in theirs.items()
+    }
 
 
 def test_attacked_later_is_as_attacked_at_once(tiny_data):
@@ -41,7 +51,7 @@ def test_attacked_later_is_as_attacked_at_once(tiny_data):
     shown = CliRunner().invoke(app, ["attack-kept", folder])
     assert "2 rounds attacked" in shown.output, shown.output
     after = read_run(folder)
-    assert results(after) == results(at_once)
+    assert same(after, at_once)
     assert {i.path.name for i in after.images} == {i.path.name for i in at_once.images}
     assert after.closed
     assert attack_kept_of_run(tiny_data / "later", 1, None) == 0
@@ -72,7 +82,7 @@ def test_it_goes_on_after_a_kill_at_any_moment(tiny_data, monkeypatch):
             break
     assert kills > 2
     found = read_run(folder)
-    assert results(found) == results(read_run(whole))
+    assert same(found, read_run(whole))
     assert len(found.problems) == kills
 
 
