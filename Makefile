@@ -1,12 +1,13 @@
 # make simulate: install into .venv, run the default audit on Flower's simulation runtime.
 # make test:     install into .venv, run the tests (CI also checks the types of every call).
+# make docs:     write the documentation as a site into .site.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: simulate test lint clean
+.PHONY: simulate test lint docs clean
 
 simulate: $(INSTALLED)
 	$(BIN)/python simulations/run.py $(ARGS) engine=ray
@@ -29,5 +30,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(INSTALLED)
 
+# The documentation as a site in .site; needs the extra docs.
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .site $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

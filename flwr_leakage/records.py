@@ -49,6 +49,10 @@ class Batch:
     def __getitem__(self, index: slice | Tensor | list[int]) -> "Batch":
         return Batch(self.inputs[index], self.targets[index])
 
+    def to(self, device: torch.device) -> "Batch":
+        """The same samples on another device."""
+        return Batch(self.inputs.to(device), self.targets.to(device))
+
     @staticmethod
     def concatenate(batches: Sequence["Batch"]) -> "Batch":
         """Join batches of equally shaped inputs and targets, in their order."""
@@ -299,15 +303,19 @@ class ThreatModel:
         view: ``single`` client's updates, or only the ``aggregate`` of several.
         rounds: the latest rounds of a client that are attacked jointly, ≥ 1; for clients that
             hold the same private samples in each of them.
+        mixing: ``known``: which samples a defense mixed, with which coefficients, given, so that
+            the recovered encodings of the rounds so far are decoded; takes known labels.
     """
 
     labels: Literal["known", "inferred"] = "inferred"
     batch_norm: BatchNormKnowledge = "none"
     view: Literal["single", "aggregate"] = "single"
     rounds: int = 1
+    mixing: Literal["unknown", "known"] = "unknown"
 
     def __post_init__(self) -> None:
         choices = {
+            "mixing": ("unknown", "known"),
             "labels": ("known", "inferred"),
             "batch_norm": ("none", "running", "derived", "exact"),
             "view": ("single", "aggregate"),
@@ -317,10 +325,16 @@ class ThreatModel:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}.")
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}.")
+        if self.mixing == "known" and (self.labels, self.view) != ("known", "single"):
+            raise ValueError(
+                "mixing='known' takes labels='known', which say which encoding is which, and "
+                f"view='single', got labels={self.labels!r} and view={self.view!r}."
+            )
 
     def describe(self) -> str:
         """One line for tables and records."""
         rounds = f", {self.rounds} rounds jointly" if self.rounds > 1 else ""
+        rounds += ", mixing known" if self.mixing == "known" else ""
         return (
             f"labels {self.labels}, batch norm {self.batch_norm}, "
             f"local schedule known, {self.view} view{rounds}"

@@ -45,6 +45,7 @@ from flwr_leakage.attacks.labels.llg import LabelImpact, labels_from_impact
 from flwr_leakage.attacks.labels.yin import SmallestMinimum, smallest_columns
 from flwr_leakage.attacks.optimizers.adam import Adam
 from flwr_leakage.attacks.optimizers.base import Minimum, Optimizer
+from flwr_leakage.attacks.optimizers.gradient_descent import GradientDescent
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.problem import Problem, pose, simulate_gradient
@@ -77,6 +78,7 @@ __all__ = [
     "FeatureMatching",
     "FeatureRecursion",
     "GaussNewton",
+    "GradientDescent",
     "GradientInversion",
     "Grey",
     "GroupConsistency",

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -63,6 +64,30 @@ class Problem:
         """
         m, n = self.schedule.momentum, self.schedule.num_steps
         return sum((1 - m**j) / (1 - m) for j in range(1, n + 1))
+
+    def normalized_by(self, known: Literal["granted", "running"]) -> "Problem":
+        """The same problem, whose candidates are normalised by known statistics as constants.
+
+        Those of a client in train mode follow its batch, so that its gradient has a share through
+        them which is then missing, at the truth too.
+
+        Args:
+            known: the statistics that the threat model grants, or the server's running ones.
+
+        Raises:
+            ValueError: the threat model grants none.
+        """
+        if known == "granted" and not self.statistics:
+            raise ValueError(
+                "the candidate is to be normalised by the private statistics, but the threat model "
+                "grants none: set batch_norm to exact or derived, or normalize_by to candidate."
+            )
+        return replace(
+            self,
+            gradient_map=self.gradient_map.with_batch_norm("running"),
+            buffers={**self.buffers, **self.statistics} if known == "granted" else self.buffers,
+            earlier=tuple(problem.normalized_by(known) for problem in self.earlier),
+        )
 
     def to(self, dtype: torch.dtype) -> "Problem":
         """The same problem with all floating-point tensors in ``dtype``."""

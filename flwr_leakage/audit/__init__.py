@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from flwr_leakage.audit.selection import Selection
     from flwr_leakage.audit.server_audit import ServerAudit
     from flwr_leakage.audit.structure_report import Directions, Opening, Structure
-    from flwr_leakage.audit.truth import Truth, TruthSource
+    from flwr_leakage.audit.truth import Mixed, Truth, TruthSource
     from flwr_leakage.audit.what_if import WhatIf, WhatIfSource, relative_change
 
 __all__ = [
     "ClientNote",
     "ConsoleProgress",
     "Directions",
+    "Mixed",
     "Opening",
     "Progress",
     "ReplayResult",
@@ -39,7 +40,7 @@ __getattr__, __dir__ = lazy(
         "flwr_leakage.audit.selection": ("Selection",),
         "flwr_leakage.audit.server_audit": ("ServerAudit",),
         "flwr_leakage.audit.structure_report": ("Directions", "Opening", "Structure"),
-        "flwr_leakage.audit.truth": ("Truth", "TruthSource"),
+        "flwr_leakage.audit.truth": ("Mixed", "Truth", "TruthSource"),
         "flwr_leakage.audit.what_if": ("WhatIf", "WhatIfSource", "relative_change"),
     },
 )

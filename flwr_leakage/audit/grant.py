@@ -26,13 +26,13 @@ def check_grantable(threat: ThreatModel, source: TruthSource | None) -> None:
     """Refuse a threat model that grants what nobody knows.
 
     Raises:
-        ValueError: labels or exact BatchNorm statistics are granted without a truth.
+        ValueError: labels, a mixing or exact BatchNorm statistics are granted without a truth.
     """
-    granted = threat.labels == "known" or threat.batch_norm == "exact"
-    if granted and source is None:
+    granted = (threat.labels, threat.mixing) != ("inferred", "unknown")
+    if (granted or threat.batch_norm == "exact") and source is None:
         raise ValueError(
-            "labels='known' and batch_norm='exact' are granted by a simulation, which knows "
-            f"the truth; got {threat.describe()} and no truth."
+            "labels='known', mixing='known' and batch_norm='exact' are granted by a simulation, "
+            f"which knows the truth; got {threat.describe()} and no truth."
         )
 
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from flwr_leakage.audit.truth import Truth
+from flwr_leakage.audit.truth import Mixed, Truth
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, Update
@@ -186,14 +186,24 @@ def _truth_to_bytes(truth: Truth) -> bytes:
         for name, batch in batches.items()
         for field in ("inputs", "targets")
     }
-    content: bytes = save(tensors, {"format": FORMAT})
+    flips_signs = False
+    if truth.mixing is not None:
+        tensors["mixing"] = truth.mixing.matrix.detach().cpu().contiguous().clone()
+        flips_signs = truth.mixing.flips_signs
+    content: bytes = save(tensors, {"format": FORMAT, "flips_signs": str(flips_signs)})
     return content
 
 
 def _truth_from_file(path: Path) -> Truth:
-    tensors, _ = _load(path)
-    names = ("private", "defended")
-    return Truth(*(Batch(tensors[f"{n}/inputs"], tensors[f"{n}/targets"]) for n in names))
+    tensors, metadata = _load(path)
+    private, defended = (
+        Batch(tensors[f"{name}/inputs"], tensors[f"{name}/targets"])
+        for name in ("private", "defended")
+    )
+    mixing = None
+    if "mixing" in tensors:
+        mixing = Mixed(tensors["mixing"], metadata["flips_signs"] == "True")
+    return Truth(private, defended, mixing)
 
 
 def _load(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:

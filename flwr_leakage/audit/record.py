@@ -97,13 +97,20 @@ class Recorder:
         if kept_out:
             self._number(*where, "client", "not_attacked", count, "image", note=kept_out)
 
-    def classes(
-        self, server_round: int, client_id: int, truth: Truth, names: Sequence[str]
+    def samples(
+        self,
+        server_round: int,
+        client_id: int,
+        truth: Truth,
+        names: Sequence[str],
+        numbers: Sequence[int],
     ) -> None:
-        """The class of each private sample, which a simulation knows."""
-        for sample, label in enumerate(class_indices(truth.private.targets).tolist()):
+        """Class and number of each private sample, which a simulation knows."""
+        labels = class_indices(truth.private.targets).tolist()
+        for sample, (label, number) in enumerate(zip(labels, numbers, strict=True)):
             name = names[label] if label < len(names) else str(label)
             self._number(server_round, client_id, sample, "client", "class", label, note=name)
+            self._number(server_round, client_id, sample, "client", "image", number)
 
     def what_if(
         self, server_round: int, client_id: int, name: str, change: float, outcome: Outcome
@@ -151,6 +158,16 @@ class Recorder:
             self.tracker.image(
                 server_round, client_id, picture.sample, picture.role, picture.pixels
             )
+
+    def decoded(
+        self, server_round: int, client_id: int, answer: Reconstruction, outcome: Outcome
+    ) -> None:
+        """What the encodings of all rounds so far were decoded to, under names of its own."""
+        count = float(answer.stats["encodings"])
+        self._number(server_round, client_id, -1, "attack", "decoded_encodings", count, "image")
+        for measurement in outcome.measurements:
+            named = replace(measurement, name=f"decoded_{measurement.name}")
+            self._measurement(server_round, client_id, "attack", named)
 
     def _measurement(
         self,

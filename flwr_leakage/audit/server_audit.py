@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.audit.attack import attempt, describe_parts
+from flwr_leakage.audit.decoding import Decoder
 from flwr_leakage.audit.evaluate import evaluate
 from flwr_leakage.audit.grant import Case, check_grantable, disclose, grant
 from flwr_leakage.audit.kept import Kept, KeptObservations
@@ -15,7 +16,7 @@ from flwr_leakage.audit.progress import Progress, SilentProgress, count
 from flwr_leakage.audit.record import Recorder
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.targets import History, Target, find_targets
-from flwr_leakage.audit.truth import Truth, TruthSource
+from flwr_leakage.audit.truth import ImageNumbers, Truth, TruthSource
 from flwr_leakage.audit.what_if import WhatIfSource
 from flwr_leakage.capture import differences
 from flwr_leakage.gradient_map import GradientMap
@@ -79,8 +80,10 @@ class ServerAudit:
     def __post_init__(self) -> None:
         check_grantable(self.threat, self.truth)
         self._history = History(self.threat.rounds)
+        self._decoder = Decoder(self.spec, self.seed) if self.threat.mixing == "known" else None
         self._reference = self.reference or Reference.of(self.spec)
         self._recorder = Recorder(GuardedTracker(self.tracker, self.progress.line), self.run)
+        self._images = ImageNumbers()
         self._told_of_seeds = False
         self.own_config_clients: set[int] = set()
         self._remarks: dict[int, str] = {}
@@ -120,11 +123,10 @@ class ServerAudit:
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
         """Record that ``wants`` leaves a client out, whose update was then not kept, and why."""
-        reason = self.selection.refuses(server_round, client_id)
+        unconfigured = "no attack is configured"
+        reason = self.selection.refuses(server_round, client_id) if self.attack else unconfigured
         schedule = self.schedule.for_client(num_examples)
-        self._recorder.client(
-            server_round, client_id, schedule, num_examples, reason or "no attack is configured"
-        )
+        self._recorder.client(server_round, client_id, schedule, num_examples, reason)
 
     def utility(self, server_round: int, name: str, value: float, unit: str = "1") -> None:
         """Record a quantity of the global model, such as its test accuracy."""
@@ -374,10 +376,15 @@ class ServerAudit:
         if answer.error:
             self.warn(server_round, client_id, f"client {client_id} not recovered: {answer.error}")
         outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
-        if case.truth is not None and client_id >= 0:
+        if case.truth is not None:
             names = self._reference.class_names
-            self._recorder.classes(server_round, client_id, case.truth, names)
+            numbers = self._images.of(client_id, case.truth.private)
+            self._recorder.samples(server_round, client_id, case.truth, names, numbers)
         self._recorder.outcome(server_round, client_id, answer, self.threat, outcome)
+        decoded = self._decoder(case, answer) if self._decoder else None
+        if decoded is not None:
+            found = evaluate(decoded, case.truth, self.evaluator, self.spec, self._reference)
+            self._recorder.decoded(server_round, client_id, decoded, found)
 
     def _reporter(self, name: str) -> ProgressCallback:
         def report(progress: AttackProgress) -> None:

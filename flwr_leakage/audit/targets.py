@@ -30,6 +30,8 @@ class Target:
 
     def join(self, truths: Sequence[Truth]) -> Truth:
         """The members' samples that left a trace in the update, in the members' order."""
+        if len(truths) == 1 and truths[0].mixing is not None:
+            return truths[0]  # a simulation's truth holds the samples used, which were mixed
         schedule = self.observation.update.schedule
         used = [schedule.num_samples_used(len(truth.private)) for truth in truths]
         return Truth(

@@ -1,9 +1,25 @@
 """What a simulation knows of the truth, for the evaluation and for what is granted by name."""
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from flwr_leakage.records import Batch
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """How a defense mixed a client's samples.
+
+    Attributes:
+        matrix: W (B, n) of the encodings W · samples.
+        flips_signs: whether each entry's sign was then drawn anew.
+    """
+
+    matrix: Tensor
+    flips_signs: bool
 
 
 @dataclass(frozen=True)
@@ -14,10 +30,33 @@ class Truth:
         private: the private samples, against which reconstructions are measured.
         defended: the samples as encoded by the defense, whose labels and BatchNorm statistics
             are those that a threat model may grant.
+        mixing: how the samples were mixed, which a threat model may grant too; ``None`` where
+            they were not.
     """
 
     private: Batch
     defended: Batch
+    mixing: Mixed | None = None
+
+
+@dataclass
+class ImageNumbers:
+    """Numbers each client's private images, so that one can be followed from round to round.
+
+    A sample's place in the batch changes between rounds. Equal images have the same number.
+
+    Attributes:
+        seen: by client and digest, the number of each image, in the order of first appearance
+            from 1 on.
+    """
+
+    seen: dict[int, dict[bytes, int]] = field(default_factory=dict)
+
+    def of(self, client_id: int, private: Batch) -> list[int]:
+        """The number of each sample; new images get the next ones."""
+        known = self.seen.setdefault(client_id, {})
+        digests = (hashlib.sha256(one.numpy().tobytes()).digest() for one in private.inputs.cpu())
+        return [known.setdefault(digest, len(known) + 1) for digest in digests]
 
 
 TruthSource = Callable[[int, int, int], Truth]

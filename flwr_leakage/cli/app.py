@@ -108,9 +108,19 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
     output: Annotated[Path | None, typer.Option(help="The file to write.")] = None,
 ) -> None:
-    """Write the report of a run anew, also of one that still goes on or was killed."""
+    """Write the report of a run anew, also of one that still goes on or was killed.
+
+    Of several runs, such as a sweep, `flwr-leakage compare` makes one page.
+    """
+    from flwr_leakage.comparison.compare import run_folders
     from flwr_leakage.report import write_report
 
+    runs = run_folders(folder)
+    if runs and folder not in runs:
+        _fail(ValueError(
+            f"expected one run folder, got {folder}, which holds {len(runs)}; put them beside each "
+            f"other by `flwr-leakage compare {folder}`, or name one, such as {runs[0]}."
+        ))  # fmt: skip
     try:
         print(write_report(folder, output))
     except (FileNotFoundError, ValueError) as error:

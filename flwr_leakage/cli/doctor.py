@@ -31,6 +31,7 @@ OPTIONAL = {
     "flwr_datasets": "Hugging Face data sets: pip install 'flwr-leakage[partition]'",
     "tensorboard": "tracker=tensorboard: pip install 'flwr-leakage[tensorboard]'",
     "wandb": "tracker=wandb: pip install 'flwr-leakage[wandb]'",
+    "mlflow": "tracker=mlflow: pip install 'flwr-leakage[mlflow]'",
     "pyarrow": "export to Parquet: pip install 'flwr-leakage[parquet]'",
 }
 """What is lost without each optional package."""

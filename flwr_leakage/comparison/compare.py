@@ -21,6 +21,10 @@ NOT_COMPARED = (
 """Settings that leave the numbers as they are, but for the seed, which groups repeat over."""
 
 
+RUN = "run"
+"""The key of runs that hold no config, such as those of an app of one's own: their folder."""
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs with the same settings, one for each seed.
@@ -166,6 +170,8 @@ def compare(folders: Iterable[str | Path | RunData]) -> Comparison:
         if run.status != "finished":
             problems.append(f"{run.folder}: {run.status}; its numbers are in the means.")
     keys = differing(outcomes)
+    if len(outcomes) > 1 and any(map(_is_untold, outcomes)):
+        keys.insert(0, RUN)  # nothing says that they are repetitions
     grouped: dict[tuple[str, ...], list[Outcome]] = {}
     for run in outcomes:
         grouped.setdefault(tuple(_setting(run, key) for key in keys), []).append(run)
@@ -215,7 +221,13 @@ def _names(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for mapping in mappings for key in mapping))
 
 
+def _is_untold(run: Outcome) -> bool:
+    return not run.config and run.seed is None
+
+
 def _setting(run: Outcome, key: str) -> str:
+    if key == RUN:
+        return run.folder.name if _is_untold(run) else "–"
     return _text(run.choices[key] if key in run.choices else run.config.get(key))
 
 

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flwr_leakage.report.attempts import attempts
+from flwr_leakage.report.attempts import LEAKED, attempts, worst_by_image
 from flwr_leakage.report.index import Index
 from flwr_leakage.tracking import RunData
-
-LEAKED = ("exact", "recognisable")
-"""The grades of a report that count as leaked."""
 
 COMPARED = ("metric", "attack", "utility", "cost")
 """The kinds of records that measures are made of."""
@@ -40,19 +37,23 @@ class Measure:
 
 
 MEASURES = (
-    Measure("images", "images", "", ".0f", "Attacked images, failed attacks included."),
+    Measure("images", "images", "", ".0f", "Different images that were attacked."),
+    Measure(
+        "attempts", "attempts", "", ".0f",
+        "Attacked images, counted once a round; failed attacks are among them.",
+    ),
     Measure(
         "leaked", "leaked", "more", ".0%",
-        "Share of the attacked images that the report grades exact or recognisable, compared with "
-        "a blind guess; a failed attack leaked nothing.",
+        "Share of the attempts that the report grades exact or recognisable, compared with a blind "
+        "guess; a failed attack leaked nothing.",
     ),
     Measure(
         "psnr_best", "worst leak, dB", "more", ".1f",
-        "Largest PSNR of all images and rounds: what the most exposed sample lost.",
+        "Largest PSNR of all attempts: what the most exposed image lost.",
     ),
-    Measure("psnr_median", "median, dB", "more", ".1f", "Median PSNR over all images and rounds."),
-    Measure("ssim_median", "SSIM", "more", ".2f", "Median over all images and rounds."),
-    Measure("lpips_median", "LPIPS", "less", ".2f", "Median over all images and rounds."),
+    Measure("psnr_median", "median, dB", "more", ".1f", "Median PSNR over all attempts."),
+    Measure("ssim_median", "SSIM", "more", ".2f", "Median over all attempts."),
+    Measure("lpips_median", "LPIPS", "less", ".2f", "Median over all attempts."),
     Measure("label_accuracy", "labels", "more", ".0%", "Share of the labels found."),
     Measure(
         "test_accuracy", "accuracy", "", ".1%",
@@ -96,7 +97,7 @@ def outcome(run: RunData) -> Outcome:
     seed = metadata.get("seed")
     values = _values(run)
     status: Status = "finished" if run.closed else "not finished"
-    if run.closed and not values["images"]:
+    if run.closed and not values["attempts"]:
         status = "no attack was measured"
     return Outcome(
         folder=run.folder,
@@ -133,7 +134,8 @@ def _values(run: RunData) -> dict[str, float | None]:
         key: value for key, value in held.get("test_accuracy", {}).items() if value is not None
     }
     return {
-        "images": float(len(found)),
+        "images": float(len(worst_by_image(found))) or None,
+        "attempts": float(len(found)),
         "leaked": leaked / len(found) if graded else None,
         "psnr_best": max(psnr, default=None),
         "psnr_median": median("psnr"),

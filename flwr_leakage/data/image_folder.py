@@ -24,31 +24,41 @@ def image_folder(
     size: int,
     mean: Sequence[float],
     std: Sequence[float],
-    test_fraction: float = 0.2,
+    test_fraction: float | None = 0.2,
     seed: int = 0,
+    train_folder: str = "train",
+    test_folder: str = "val",
 ) -> tuple[ImageDataset, ImageDataset]:
     """Load ``<root>/<class>/<image>`` as RGB squares, all in memory.
 
-    Each image is scaled (bicubic) and cropped around its centre to size × size.
+    Each image is scaled (bicubic) and cropped around its centre to size × size. With
+    ``test_fraction=None`` the split is given, as ImageNette's and ImageWoof's is:
+    ``<root>/train/<class>/<image>`` and ``<root>/val/<class>/<image>``.
 
     Args:
         root: the folder; ``~`` is expanded. Its subfolders name the classes.
         size: side of the images in pixels.
         mean: of the three channels, of pixels in [0, 1].
         std: likewise.
-        test_fraction: share of each class that becomes the test set, in (0, 1).
+        test_fraction: share of each class that becomes the test set, in (0, 1); ``None`` for a
+            given split.
         seed: the split is a pure function of it.
+        train_folder: of a given split.
+        test_folder: of a given split.
 
     Returns:
         The train and the test set.
 
     Raises:
         FileNotFoundError: no such folder, no class folder in it, or an empty class folder.
-        ValueError: ``size`` smaller than 1, or ``test_fraction`` outside (0, 1).
+        ValueError: ``size`` smaller than 1, ``test_fraction`` outside (0, 1), or a given split
+            whose two folders have other classes.
     """
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel, got {size}.")
     folder = Path(root).expanduser()
+    if test_fraction is None:
+        return _given_split(folder, (train_folder, test_folder), size, mean, std)
     listing = ImageFolder(folder)
     labels = torch.tensor(listing.targets)
     images = np.stack([_load_square(path, size) for path, _ in listing.samples])
@@ -58,6 +68,29 @@ def image_folder(
             folder.name, images[split], labels[split].numpy(), listing.classes, mean, std
         )
         for split in splits
+    )
+    return train, test
+
+
+def _given_split(
+    folder: Path, parts: tuple[str, str], size: int, mean: Sequence[float], std: Sequence[float]
+) -> tuple[ImageDataset, ImageDataset]:
+    listings = [ImageFolder(folder / part) for part in parts]
+    if listings[0].classes != listings[1].classes:
+        raise ValueError(
+            f"{parts[0]} and {parts[1]} of {folder} must have the same classes, got "
+            f"{listings[0].classes} and {listings[1].classes}."
+        )
+    train, test = (
+        dataset_from_arrays(
+            folder.name,
+            np.stack([_load_square(path, size) for path, _ in listing.samples]),
+            np.array(listing.targets),
+            listing.classes,
+            mean,
+            std,
+        )
+        for listing in listings
     )
     return train, test
 

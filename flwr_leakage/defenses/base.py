@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from jaxtyping import Float
+from torch import Tensor
+
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
 from flwr_leakage.per_sample import Samples, separate
@@ -88,6 +91,11 @@ class Defense:
         """Whether the training loop must pass its samples through ``on_batch``."""
         return type(self).on_batch is not Defense.on_batch
 
+    @property
+    def flips_signs(self) -> bool:
+        """Whether ``on_batch`` draws the sign of each entry anew after mixing."""
+        return False
+
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """Check, before training, that the defense can work on this model and this data.
 
@@ -114,6 +122,20 @@ class Defense:
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
         """Change the samples that the client trains on: a mini-batch, or a whole epoch at once."""
         return batch
+
+    def mixing_matrix(
+        self, num_samples: int, randomness: Randomness
+    ) -> Float[Tensor, "B n"] | None:
+        """W (B, n) of encodings W · samples, as ``on_batch`` draws it; ``None`` if it mixes none.
+
+        What a threat model may grant an attacker who decodes: fresh draws of the same seed give
+        the mixing that ``on_batch`` used.
+
+        Args:
+            num_samples: that are encoded at once, n.
+            randomness: as ``on_batch`` got it, before any draw.
+        """
+        return None
 
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None

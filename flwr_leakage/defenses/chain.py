@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxtyping import Float
+from torch import Tensor
+
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import Randomness
@@ -49,6 +52,11 @@ class Chain(Defense):
         """Whether one of the chain encodes batches."""
         return any(defense.encodes_batches for defense in self.defenses)
 
+    @property
+    def flips_signs(self) -> bool:
+        """Whether one of the chain does."""
+        return any(defense.flips_signs for defense in self.defenses)
+
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """Validate each defense."""
         for defense in self.defenses:
@@ -70,6 +78,22 @@ class Chain(Defense):
         for defense in self.defenses:
             batch = defense.on_batch(batch, num_classes, randomness)
         return batch
+
+    def mixing_matrix(
+        self, num_samples: int, randomness: Randomness
+    ) -> Float[Tensor, "B n"] | None:
+        """W of the chain's only mixing defense, where it is the first that encodes.
+
+        Raises:
+            ValueError: it is not, so that its draws do not come first.
+        """
+        encoding = [defense for defense in self.defenses if defense.encodes_batches]
+        found = [defense.mixing_matrix(num_samples, randomness) for defense in encoding[:1]]
+        if len(encoding) > 1:
+            raise ValueError(
+                f"one defense of a chain may mix samples, got {len(encoding)} that encode batches."
+            )
+        return found[0] if found else None
 
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None

@@ -43,7 +43,7 @@ def influence_noise(
 ) -> Float[Tensor, " P"]:
     """Draw Σ_i δ_i along the samples' singular directions, scaled to ‖δ‖² = ``energy``.
 
-    Zhang et al. (2023, section 3.2): noise along the right singular vector of J = Aᵀ with the
+    Zhang et al. (2023, section 5.1): noise along the right singular vector of J = Aᵀ with the
     singular value σ moves the reconstruction by 1/σ times its length, so that directions of
     small σ hide most, up to the prior's own uncertainty, beyond which more is wasted. The
     allotment over σ is that of :meth:`SampleSpectra.energies`.

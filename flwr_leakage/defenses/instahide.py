@@ -142,6 +142,11 @@ class InstaHide(Defense):
         """Private images in each encoding."""
         return 2 if self.partners == "inter" else self.k
 
+    @property
+    def flips_signs(self) -> bool:
+        """As told by ``random_signs``."""
+        return self.random_signs
+
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """What is encoded at once must be enough samples, and the public set of their shape."""
         super().validate(gradient_map, spec, num_examples)
@@ -165,6 +170,18 @@ class InstaHide(Defense):
             indices = torch.cat([indices, num_samples + partners], dim=1)
         coefficients = draw_coefficients(num_samples, self.k, self.max_coefficient, randomness)
         return Mixing(indices, coefficients)
+
+    def mixing_matrix(
+        self, num_samples: int, randomness: Randomness
+    ) -> Float[Tensor, "B n"] | None:
+        """W of the encodings, before signs are flipped: (n, n), or (n, n + M) with M public images.
+
+        ``None`` where k is 1.
+        """
+        if self.k == 1:
+            return None
+        columns = num_samples + (0 if self.public is None else len(self.public))
+        return self.draw_mixing(num_samples, randomness).matrix(columns)
 
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
         """Mix, then flip signs; targets become (B, K) probabilities unless k is 1."""

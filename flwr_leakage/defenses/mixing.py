@@ -69,7 +69,7 @@ def draw_coefficients(
 ) -> Float[Tensor, "B k"]:
     """Draw coefficients uniformly from the simplex, conditioned on none above the bound.
 
-    Huang et al. (2021, section 3.2) bound the largest coefficient by 0.65. Rows above the
+    Huang et al. (2021, section 5.1) bound the largest coefficient by 0.65. Rows above the
     bound are drawn again; with a bound so close to 1 / k that 64 draws fail, the missing rows are
     pulled towards 1 / k until it holds. For k = 1 the only coefficient is one, whatever the bound.
     """

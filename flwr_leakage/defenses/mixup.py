@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from jaxtyping import Float
+from torch import Tensor
+
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.defenses.mixing import Mixing, check_mixing, draw_mixing, mix, soft_targets
 from flwr_leakage.gradient_map import GradientMap
@@ -12,7 +15,7 @@ from flwr_leakage.records import Batch, InputSpec
 def mixup_batch(batch: Batch, mixing: Mixing, num_classes: int) -> Batch:
     """Mix inputs and one-hot targets alike: x̃ = Σⱼ λⱼ xⱼ, ỹ = Σⱼ λⱼ yⱼ.
 
-    Zhang et al. (2018) for two samples; Huang et al. (2021, section 3.2) for k.
+    Zhang et al. (2018) for two samples; Huang et al. (2021, section 5.1) for k.
 
     Args:
         batch: n samples.
@@ -50,9 +53,21 @@ class MixUp(Defense):
                 f"got {self.k}."
             )
 
+    def draw_mixing(self, num_samples: int, randomness: Randomness) -> Mixing:
+        """Draw partners and coefficients."""
+        return draw_mixing(num_samples, self.k, self.max_coefficient, randomness)
+
+    def mixing_matrix(
+        self, num_samples: int, randomness: Randomness
+    ) -> Float[Tensor, "B n"] | None:
+        """W (n, n) of the encodings; ``None`` where k is 1."""
+        if self.k == 1:
+            return None
+        return self.draw_mixing(num_samples, randomness).matrix(num_samples)
+
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
         """Mix the batch's samples; targets become (B, K) probabilities unless k is 1."""
         if self.k == 1:
             return batch
-        mixing = draw_mixing(len(batch), self.k, self.max_coefficient, randomness)
+        mixing = self.draw_mixing(len(batch), randomness)
         return mixup_batch(batch, mixing, num_classes)

@@ -7,8 +7,9 @@ left singular vector, and who knows everything else, is left with the squared er
 
     Σ_σ τ² e(σ) / (e(σ) + τ² σ²)                                                     (1)
 
-This is the expected I²F (Zhang et al. 2023, section 3.3: variance σ_noise² Σ λ/(λ + ε)²) at the
-damping ε = e/τ² that is best for the attacker, with the error that the damping itself causes.
+This is the expected I²F (Zhang et al. 2023, equation 6 with section 4's ε: variance
+σ_noise² Σ λ/(λ + ε)²) at the damping ε = e/τ² that is best for the attacker, with the error that
+the damping itself causes.
 It never exceeds N τ²: no noise hides more than there is. It is the linearised Bayesian bound,
 with the conditions of ``flwr_leakage.bounds.bayesian_mse``.
 """

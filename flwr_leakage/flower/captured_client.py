@@ -219,10 +219,12 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
         return _Done(None, None, nothing)
     if plan.withholds and not seen.answer:
         raise ValueError("an update under a mask can neither be defended nor judged here")
+    left_truth = False
     try:
         if plan.truth is not None:
             samples = private_samples(seen.training, seen.num_examples)
             plan.truth.write(work.server_round, work.client_id, Truth(samples, samples))
+            left_truth = True
             if not measures:
                 return _Done(None, None, nothing, left_truth=True)
         read = read_round(seen.training, seen.received, seen.num_examples, plan.spec)
@@ -230,7 +232,7 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
         if plan.withholds:
             raise
         remark = f"Neither scores nor samples were read off the training: {error}."
-        return _Done(None, None, nothing, remark)
+        return _Done(None, None, nothing, remark, left_truth)
     session = _session(plan, read, work.server_round, work.client_id)
     sent = {name: seen.sent[name].to(value.dtype) for name, value in read.params.items()}
     answer = replace(read.raw, delta=subtract(sent, read.params))

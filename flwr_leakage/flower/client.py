@@ -96,17 +96,19 @@ class LeakageMod:
                 f"expected one ArrayRecord in the reply, got {len(reply.content.array_records)}"
             )
         key, returned = next(iter(reply.content.array_records.items()))
-        if not audit.acts:
+        measures = audit.scores or audit.attack is not None or audit.gate is not None
+        if not (measures or audit.defends):  # nobody reads the arrays
             note = ClientNote(
-                session.client_id, train_cpu_seconds=train_seconds, remark=audit.remark,
+                session.client_id,
+                train_cpu_seconds=train_seconds,
+                remark=audit.remark,
                 own_config=audit.own_config,
-            )  # fmt: skip
+            )
             remember(context, session.server_round, note, audit.score_plan.keep_rounds)
-            reply.content[RECORD_KEY] = pack_note(note, with_measurements=False)
+            reply.content[RECORD_KEY] = pack_note(note, with_measurements=True)
             return reply
         params, buffers = read_arrays(sent, audit.gradient_map)
         local_params, local_buffers = read_arrays(returned, audit.gradient_map)
-        measures = audit.scores or audit.attack is not None or audit.gate is not None
         if not session.private and (measures or audit.defense.encodes_batches):
             raise ValueError(
                 "the training loop must pass each mini-batch through flwr_leakage.flower.encode, "

@@ -97,12 +97,6 @@ class ClientAudit:
         )
 
     @property
-    def acts(self) -> bool:
-        """Whether anything is done with an update: else its arrays need not be read."""
-        measures = bool(self.scores) or self.attack is not None
-        return measures or self.defends or self.gate is not None
-
-    @property
     def self_attack(self) -> SelfAttack | None:
         """The self-attack with its settings."""
         return cast("SelfAttack | None", self.attack)

@@ -1,7 +1,11 @@
 """LPIPS, a perceptual distance that needs a network with trained weights."""
 
 import functools
+import hashlib
 import pickle
+import tempfile
+import time
+import urllib.request
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +32,10 @@ _WEIGHTS = {
 }
 
 
+DOWNLOAD_SECONDS = 10.0
+"""A run must not wait longer for a checkpoint; SqueezeNet's has 5 MB, VGG-16's 530."""
+
+
 class BackboneUnavailableError(RuntimeError):
     """There are no trained weights for LPIPS; with random ones the number would not be LPIPS."""
 
@@ -44,7 +52,8 @@ class Lpips:
         net: the backbone: ``alex`` (AlexNet), ``vgg`` (VGG-16) or ``squeeze`` (SqueezeNet 1.1).
         backbone: a ``state_dict`` file of torchvision's network or of its ``features``;
             torchvision's own checkpoint, from torch's hub folder, if ``None``.
-        download: whether torchvision may fetch its checkpoint if the hub folder lacks it.
+        download: whether torchvision's checkpoint may be fetched if the hub folder lacks it, once
+            and for at most ``DOWNLOAD_SECONDS``.
         min_size: images with a shorter side are enlarged to it, bilinearly: the backbones
             were trained on larger ones, and pool small ones away.
     """
@@ -180,8 +189,33 @@ def _torchvision_checkpoint(net: Backbone, download: bool) -> Params:
             f"no {cached.name}, and download is off"
         )
     try:
+        if not cached.is_file():
+            _fetch(weights.url, cached)
         return weights.get_state_dict(progress=False, check_hash=True, map_location="cpu")
     except (OSError, RuntimeError) as error:
         raise BackboneUnavailableError(
             f"no trained backbone for net={net}: torchvision could not load {weights.url}: {error}"
         ) from error
+
+
+def _fetch(url: str, target: Path) -> None:
+    """Fetch a file within ``DOWNLOAD_SECONDS``; nothing is left of one that came in part.
+
+    Raises:
+        OSError: there is no network, or it is too slow.
+        RuntimeError: the file is not the one that its name's digest says.
+    """
+    end = time.monotonic() + DOWNLOAD_SECONDS
+    content = bytearray()
+    with urllib.request.urlopen(url, timeout=DOWNLOAD_SECONDS) as answer:
+        while block := answer.read1(1 << 16):
+            content += block
+            if time.monotonic() > end:
+                raise TimeoutError(f"not there after {DOWNLOAD_SECONDS:.0f} seconds")
+    digest = target.stem.rpartition("-")[2]  # torchvision's names end in it
+    if not hashlib.sha256(content).hexdigest().startswith(digest):
+        raise RuntimeError(f"the file's digest does not begin with {digest}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as part:
+        part.write(content)
+    Path(part.name).replace(target)

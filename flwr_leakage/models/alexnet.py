@@ -27,6 +27,7 @@ class AlexNet(nn.Module):
         num_classes: K.
         hidden_features: the width of the two hidden fully connected layers.
         activation: see ``make_activation``.
+        width: channels of the first convolution, which all the others are multiples of.
     """
 
     def __init__(
@@ -35,22 +36,23 @@ class AlexNet(nn.Module):
         num_classes: int,
         hidden_features: int = 4096,
         activation: str = "relu",
+        width: int = 64,
     ) -> None:
         super().__init__()
         check_sizes(input_shape, num_classes)
-        check_positive(hidden_features=hidden_features)
+        check_positive(hidden_features=hidden_features, width=width)
         self.features = nn.Sequential(
-            nn.Conv2d(input_shape[0], 64, 3, 2, 1),
+            nn.Conv2d(input_shape[0], width, 3, 2, 1),
             make_activation(activation),
             nn.MaxPool2d(2),
-            nn.Conv2d(64, 192, 3, 1, 1),
+            nn.Conv2d(width, 3 * width, 3, 1, 1),
             make_activation(activation),
             nn.MaxPool2d(2),
-            nn.Conv2d(192, 384, 3, 1, 1),
+            nn.Conv2d(3 * width, 6 * width, 3, 1, 1),
             make_activation(activation),
-            nn.Conv2d(384, 256, 3, 1, 1),
+            nn.Conv2d(6 * width, 4 * width, 3, 1, 1),
             make_activation(activation),
-            nn.Conv2d(256, 256, 3, 1, 1),
+            nn.Conv2d(4 * width, 4 * width, 3, 1, 1),
             make_activation(activation),
             nn.MaxPool2d(2),
         )

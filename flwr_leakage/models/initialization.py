@@ -1,27 +1,29 @@
 """Initial weights as a pure function of a generator."""
 
-from typing import Literal
+import math
+from typing import Literal, get_args
 
 import torch
 from torch import nn
 
-Scheme = Literal["default", "uniform", "normal", "kaiming", "xavier"]
+Scheme = Literal["default", "uniform", "normal", "normal_variance", "kaiming", "xavier"]
 
-_SCHEMES = ("default", "uniform", "normal", "kaiming", "xavier")
+_SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
 
 def initialize(model: nn.Module, scheme: Scheme, generator: torch.Generator) -> nn.Module:
     """Draw the parameters of ``model`` anew, in place, from ``generator`` alone.
 
-    ========  =================================================  ============
-    scheme    weights                                            biases
-    ========  =================================================  ============
-    default   each layer's own ``reset_parameters``              likewise
-    uniform   U(−0.5, 0.5) (Zhu et al. 2019)                     U(−0.5, 0.5)
-    normal    N(0, 0.5²) (Zhang et al. 2023's published code)    N(0, 0.5²)
-    kaiming   N(0, 2 / fan_in) (He et al. 2015)                  0
-    xavier    U(±√(6 / (fan_in + fan_out))) (Glorot 2010)        0
-    ========  =================================================  ============
+    ===============  =================================================  ============
+    scheme           weights                                            biases
+    ===============  =================================================  ============
+    default          each layer's own ``reset_parameters``              likewise
+    uniform          U(−0.5, 0.5) (Zhu et al. 2019)                     U(−0.5, 0.5)
+    normal           N(0, 0.5²) (Zhang et al. 2023's published code)    N(0, 0.5²)
+    normal_variance  N(0, 0.5) (Zhang et al. 2023, section 5.3)         N(0, 0.5)
+    kaiming          N(0, 2 / fan_in) (He et al. 2015)                  0
+    xavier           U(±√(6 / (fan_in + fan_out))) (Glorot 2010)        0
+    ===============  =================================================  ============
 
     Normalisation layers, whose weight is a vector, start as torch starts them in every scheme
     (BatchNorm: weight 1, bias 0, running mean 0, running variance 1): the network of Zhu et
@@ -82,9 +84,10 @@ def _draw(own: dict[str, nn.Parameter], scheme: Scheme, generator: torch.Generat
         case "uniform":
             for value in own.values():
                 value.uniform_(-0.5, 0.5, generator=generator)
-        case "normal":
+        case "normal" | "normal_variance":
+            std = 0.5 if scheme == "normal" else math.sqrt(0.5)
             for value in own.values():
-                value.normal_(0, 0.5, generator=generator)
+                value.normal_(0, std, generator=generator)
         case "kaiming":
             nn.init.kaiming_normal_(weight, nonlinearity="relu", generator=generator)
         case "xavier":

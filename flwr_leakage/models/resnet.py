@@ -1,10 +1,13 @@
-"""Residual networks for 32×32 inputs, with or without their skip connections."""
+"""Residual networks of basic blocks for 32×32 inputs, with or without their skip connections."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
 from flwr_leakage.models.layers import check_positive, check_sizes, make_activation
+
+Stem = Literal["small", "large"]
 
 
 class BasicBlock(nn.Module):
@@ -13,6 +16,8 @@ class BasicBlock(nn.Module):
     Where the shape changes, the shortcut is a 1×1 convolution with BatchNorm (option B of
     He et al. 2016). Without ``skip_connection`` the block is the two convolutions alone.
     """
+
+    expansion = 1
 
     def __init__(
         self, in_channels: int, channels: int, stride: int, skip_connection: bool, activation: str
@@ -24,13 +29,7 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
         self.act2 = make_activation(activation)
-        self.shortcut: nn.Module | None = None
-        if skip_connection and (stride != 1 or in_channels != channels):
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
-            )
-        elif skip_connection:
-            self.shortcut = nn.Identity()
+        self.shortcut = make_shortcut(in_channels, channels, stride, skip_connection)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, channels, H/stride, W/stride)."""
@@ -40,12 +39,60 @@ class BasicBlock(nn.Module):
         return self.act2(residual)
 
 
-class ResNet(nn.Module):
-    """A 3×3 convolution, stages of basic blocks, global average pooling, a linear layer.
+class Bottleneck(nn.Module):
+    """1×1, 3×3 and 1×1 convolutions with BatchNorm, the last of four times the channels.
 
-    The first convolution has stride 1 and no max pooling follows it, as is usual at 32×32
-    (He et al. 2016, Section 4.2). Each stage after the first halves the resolution and doubles
-    the channels.
+    He et al. 2016, Fig. 5 right; the stride is at the 3×3 convolution, as in torchvision.
+    Shortcuts are as in ``BasicBlock``.
+    """
+
+    expansion = 4
+
+    def __init__(
+        self, in_channels: int, channels: int, stride: int, skip_connection: bool, activation: str
+    ) -> None:
+        super().__init__()
+        out_channels = self.expansion * channels
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.act1 = make_activation(activation)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.act2 = make_activation(activation)
+        self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        self.act3 = make_activation(activation)
+        self.shortcut = make_shortcut(in_channels, out_channels, stride, skip_connection)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, 4·channels, H/stride, W/stride)."""
+        residual = self.act1(self.bn1(self.conv1(inputs)))
+        residual = self.bn3(self.conv3(self.act2(self.bn2(self.conv2(residual)))))
+        if self.shortcut is not None:
+            residual = residual + self.shortcut(inputs)
+        return self.act3(residual)
+
+
+def make_shortcut(
+    in_channels: int, out_channels: int, stride: int, skip_connection: bool
+) -> nn.Module | None:
+    """What is added to a block: its input, or a 1×1 convolution of it where the shape changes."""
+    if not skip_connection:
+        return None
+    if stride == 1 and in_channels == out_channels:
+        return nn.Identity()
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+    )
+
+
+class ResNet(nn.Module):
+    """A first convolution, stages of blocks, global average pooling, a linear layer.
+
+    At 32×32 (``stem="small"``) the first convolution is 3×3 with stride 1 and no max pooling
+    follows it (He et al. 2016, Section 4.2). At 224×224 (``stem="large"``) it is 7×7 with stride 2,
+    before a 3×3 max pooling with stride 2 (their Section 3.3). Each stage after the first halves
+    the resolution and doubles the channels.
 
     Args:
         input_shape: (C, H, W).
@@ -55,6 +102,8 @@ class ResNet(nn.Module):
         width_factor: multiplies the channels of all stages.
         skip_connections: whether blocks add their input.
         activation: see ``make_activation``.
+        block: what the stages are made of.
+        stem: ``small`` for 32×32, ``large`` for 224×224.
     """
 
     def __init__(
@@ -66,14 +115,20 @@ class ResNet(nn.Module):
         width_factor: int = 1,
         skip_connections: bool = True,
         activation: str = "relu",
+        block: type[BasicBlock] | type[Bottleneck] = BasicBlock,
+        stem: Stem = "small",
     ) -> None:
         super().__init__()
         check_sizes(input_shape, num_classes)
         check_positive(width=width, width_factor=width_factor)
+        if stem not in ("small", "large"):
+            raise ValueError(f"stem must be small or large, got {stem!r}.")
         channels = width * width_factor
-        self.conv1 = nn.Conv2d(input_shape[0], channels, 3, 1, 1, bias=False)
+        size, stride, padding = (3, 1, 1) if stem == "small" else (7, 2, 3)
+        self.conv1 = nn.Conv2d(input_shape[0], channels, size, stride, padding, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.act1 = make_activation(activation)
+        self.pool1 = nn.Identity() if stem == "small" else nn.MaxPool2d(3, 2, 1)
         blocks: list[nn.Module] = []
         in_channels = channels
         for stage, num_blocks in enumerate(blocks_per_stage):
@@ -81,15 +136,15 @@ class ResNet(nn.Module):
                 stride = 2 if stage > 0 and index == 0 else 1
                 stage_channels = channels * 2**stage
                 blocks.append(
-                    BasicBlock(in_channels, stage_channels, stride, skip_connections, activation)
+                    block(in_channels, stage_channels, stride, skip_connections, activation)
                 )
-                in_channels = stage_channels
+                in_channels = block.expansion * stage_channels
         self.blocks = nn.Sequential(*blocks)
         self.fc = nn.Linear(in_channels, num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (B, K) of inputs (B, C, H, W)."""
-        features = self.blocks(self.act1(self.bn1(self.conv1(inputs))))
+        features = self.blocks(self.pool1(self.act1(self.bn1(self.conv1(inputs)))))
         return self.fc(features.mean((2, 3)))
 
 

@@ -12,7 +12,7 @@ from flwr_leakage.models.layers import (
     make_classifier,
 )
 
-_STAGES = ((32, 64), (128, 128), (256, 256))
+_STAGES = ((1, 2), (4, 4), (8, 8))
 
 
 class VGG9(nn.Module):
@@ -28,6 +28,7 @@ class VGG9(nn.Module):
         hidden_features: the width of the two hidden fully connected layers.
         use_batch_norm: BatchNorm after each convolution (not in FedMA).
         activation: see ``make_activation``.
+        width: channels of the first convolution, which all the others are multiples of.
     """
 
     def __init__(
@@ -37,19 +38,21 @@ class VGG9(nn.Module):
         hidden_features: int = 512,
         use_batch_norm: bool = False,
         activation: str = "relu",
+        width: int = 32,
     ) -> None:
         super().__init__()
         check_sizes(input_shape, num_classes)
-        check_positive(hidden_features=hidden_features)
+        check_positive(hidden_features=hidden_features, width=width)
         layers: list[nn.Module] = []
-        width = input_shape[0]
+        in_channels = input_shape[0]
         for stage in _STAGES:
-            for channels in stage:
-                layers.append(nn.Conv2d(width, channels, 3, 1, 1))
+            for multiplier in stage:
+                channels = multiplier * width
+                layers.append(nn.Conv2d(in_channels, channels, 3, 1, 1))
                 if use_batch_norm:
                     layers.append(nn.BatchNorm2d(channels))
                 layers.append(make_activation(activation))
-                width = channels
+                in_channels = channels
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         self.classifier = make_classifier(

@@ -13,7 +13,7 @@ class AngularJacobian(LinearOperator):
     """(I − ĝĝᵀ) A / ‖g‖, the Jacobian of x ↦ g/‖g‖.
 
     Its Gram operator is (JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖² with J = Aᵀ: the Hessian of the cosine
-    loss at the truth (Hong et al. 2024, the angular variant of LAVP).
+    loss at the truth (Hong et al. 2024, theorem 4).
 
     Args:
         jacobian: A, S maps R^N → R^P.

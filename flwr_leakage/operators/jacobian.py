@@ -1,7 +1,7 @@
 """The Jacobian of the gradient map: J = ∂ₓ∂_θL, per sample, per batch and per local update.
 
-Let F: x ↦ ∇_θL(x, y; θ) and A = ∂F/∂x ∈ R^{P×N}, so that the papers' J = ∇ₓ∇_θL (Zhang et al.
-2023, section 3; Hong et al. 2024, section 3) is Aᵀ ∈ R^{N×P}. ``rmatvec`` is the pullback of F.
+Let F: x ↦ ∇_θL(x, y; θ) and A = ∂F/∂x ∈ R^{P×N}, so that J = ∇ₓ∇_θL (Zhang et al. 2023, section 3)
+is Aᵀ ∈ R^{N×P}; that of Hong et al. 2024, theorem 3, is A. ``rmatvec`` is the pullback of F.
 It is linear in its argument, so its own pullback is ``matvec``: both graphs are built once at a
 point, and a product walks them without a new forward pass.
 """

@@ -1,11 +1,14 @@
 """Every attack on a single image, and the fate of every client's update."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr_leakage.report.grades import GRADES, Grade, grade
 from flwr_leakage.report.index import Index, Key
+
+LEAKED = ("exact", "recognisable")
+"""The grades that count as leaked."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class Attempt:
         rank: the place of the original among the candidates, or ``None``.
         candidates: in words, such as ``of 101 candidates``.
         label: the class in words, or empty.
+        image: the number of the image among those of its client, by which it can be followed over
+            the rounds; ``None`` where the truth does not tell images apart.
         grade: ``None`` where it cannot be told.
     """
 
@@ -28,7 +33,15 @@ class Attempt:
     rank: float | None
     candidates: str
     label: str
+    image: int | None
     grade: Grade | None
+
+    @property
+    def place(self) -> str:
+        """Which image it is, in words: by its number, or else by its place in the batch."""
+        if self.image is None:
+            return f"place {self.key[2]} of the batch"
+        return f"image {self.image}"
 
     @property
     def leak(self) -> tuple[int, float]:
@@ -48,16 +61,14 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
 
     named = [n for n in index.names(kind) if n.startswith(before) and n != f"{before}blind_psnr"]
     keys = {key for name in named for key in index.series(kind, name) if key[2] >= 0}
-    ranks, classes = (
-        index.series(kind, f"{before}identification_rank"),
-        index.series("client", "class"),
-    )
+    ranks = index.series(kind, f"{before}identification_rank")
+    classes, images = index.series("client", "class"), index.series("client", "image")
     found = []
     for key in sorted(keys):
         psnr, blind = value(f"{before}psnr", key), value(f"{before}blind_psnr", key)
         verdict = grade(psnr, blind, value(f"{before}ssim", key),
                         value(f"{before}blind_ssim", key), value(lpips, key))  # fmt: skip
-        rank, label = ranks.get(key), classes.get(key)
+        rank, label, image = ranks.get(key), classes.get(key), images.get(key)
         found.append(
             Attempt(
                 key,
@@ -66,6 +77,7 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
                 rank.value if rank else None,
                 rank.note if rank else "",
                 label.note if label else "",
+                int(image.value) if image and image.value is not None else None,
                 verdict,
             )
         )
@@ -80,6 +92,30 @@ def what_if_names(index: Index) -> list[str]:
 def tally(found: Iterable[Attempt]) -> Counter[Grade]:
     """How many of each grade; those that cannot be graded are left out."""
     return Counter(attempt.grade for attempt in found if attempt.grade is not None)
+
+
+def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
+    """The worst attempt on each image; empty where one of them cannot be told from others."""
+    worst: dict[tuple[int, int], Attempt] = {}
+    for attempt in found:
+        if attempt.image is None:
+            return []
+        key = (attempt.key[1], attempt.image)
+        if key not in worst or attempt.leak > worst[key].leak:
+            worst[key] = attempt
+    return list(worst.values())
+
+
+def risk(found: Sequence[Attempt]) -> tuple[int, float, float]:
+    """Larger for whom more leaks of: by the worst grade, the share that leaks, the highest PSNR.
+
+    The one order of the verdict, and of the tables of clients and classes.
+    """
+    if not found:
+        return -len(GRADES) - 1, 0.0, float("-inf")
+    place, _ = max(attempt.leak for attempt in found)
+    share = sum(attempt.grade in LEAKED for attempt in found) / len(found)
+    return place, share, max((a.psnr for a in found if a.psnr is not None), default=float("-inf"))
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def story_chart(
     accuracy: Mapping[int, Sequence[float]],
     leakage: Mapping[int, Mapping[int, Sequence[float]]],
     blind: Mapping[int, Sequence[float]],
-    what_if: Mapping[int, Sequence[float]],
+    what_ifs: Mapping[str, Mapping[int, Sequence[float]]],
     name: str,
     description: str,
 ) -> Markup:
@@ -69,7 +69,8 @@ def story_chart(
         leakage: PSNR in dB of every reconstruction, by client and round; not empty. Up to
             ``MAX_LINES`` clients have lines of their own, −1 is the aggregate.
         blind: PSNR of the blind guess for the same samples, or empty.
-        what_if: PSNR under one defense, or empty.
+        what_ifs: PSNR under defenses, by their names, of which plain letters are drawn; at most
+            ``MAX_LINES``.
         name: makes the ids of this chart unique on the page.
         description: what the chart shows, for a reader who does not see it.
     """
@@ -92,18 +93,16 @@ def story_chart(
         for by_round in leakage.values():
             for server_round, values in by_round.items():
                 pooled.setdefault(server_round, []).extend(values)
-        for server_round, values in sorted(pooled.items()):
-            dots = thin_out(values, MAX_DOTS_A_ROUND)
-            offsets = server_round + _spread(len(dots))
-            below.scatter(offsets, dots, s=12, color=_LEAK, alpha=0.4, lw=0)
+        _dots(below, pooled, s=12, color=_LEAK, alpha=0.4, lw=0)
         lines = leakage if len(leakage) <= MAX_LINES else {None: pooled}
         for marker, (client, by_round) in zip("o^D", sorted(lines.items()), strict=False):
             named = "all clients" if client is None or client < 0 else f"client {client}"
             _medians(below, by_round, color=_LEAK, lw=1.6, marker=marker, ms=5,
                      label=f"{named}, median")  # fmt: skip
-        if what_if:
-            _medians(below, what_if, color=_ACCENT, lw=1.4, ls=(0, (4, 2)), marker="s", ms=4,
-                     label="what if, median")  # fmt: skip
+        dashes = ((0, (4, 2)), (0, (8, 2)), (0, (4, 2, 1, 2)))
+        for style, marker, (named, under) in zip(dashes, "svP", what_ifs.items(), strict=False):
+            _medians(below, under, color=_ACCENT, lw=1.4, ls=style, marker=marker, ms=4,
+                     label=f"if {_plain(named)}, median")  # fmt: skip
         if blind:
             _medians(below, blind, color=_INK, lw=1.2, ls=(0, (1, 2)), marker="_", ms=14,
                      label="blind guess, median")  # fmt: skip
@@ -115,6 +114,16 @@ def story_chart(
         below.set_xlim(rounds[0] - 0.5, rounds[-1] + 0.5)
         _whole_rounds(below, rounds)
         return _inline(figure, name, description)
+
+
+def _dots(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
+    """Every value of each round, as one collection: one a round would take most of the time."""
+    places, heights = [], []
+    for server_round, values in sorted(by_round.items()):
+        dots = thin_out(values, MAX_DOTS_A_ROUND)
+        places.append(server_round + _spread(len(dots)))
+        heights.append(np.asarray(dots))
+    axes.scatter(np.concatenate(places), np.concatenate(heights), **style)
 
 
 def _medians(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
@@ -145,10 +154,7 @@ def rounds_chart(
         rounds = sorted(by_round)
         several = any(len(by_round[server_round]) > 1 for server_round in rounds)
         if several:
-            for server_round in rounds:
-                dots = thin_out(by_round[server_round], MAX_DOTS_A_ROUND)
-                offsets = _spread(len(dots))
-                axes.scatter(server_round + offsets, dots, s=9, color=_ACCENT, alpha=0.4, lw=0)
+            _dots(axes, by_round, s=9, color=_ACCENT, alpha=0.4, lw=0)
         medians = [float(np.median(by_round[server_round])) for server_round in rounds]
         axes.plot(
             rounds, medians, color=_ACCENT, lw=1.8, marker="o", ms=4, label="median of samples"
@@ -156,6 +162,8 @@ def rounds_chart(
         _log_scale_if_wide(axes, "y", [value for group in by_round.values() for value in group])
         axes.set_xlabel("round of training")
         axes.set_ylabel(_plain(unit) or "value, without unit")
+        if unit == "%":
+            axes.set(ylim=(0, 100), yticks=range(0, 101, 25))
         axes.set_xlim(rounds[0] - 0.5, rounds[-1] + 0.5)
         _whole_rounds(axes, rounds)
         if several:

@@ -2,11 +2,12 @@
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flwr_leakage.report.attempts import Attempt
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import Key, decibel, who
+from flwr_leakage.report.words import several
 from flwr_leakage.tracking import ImageRecord
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -36,7 +37,8 @@ class Exhibit:
         title: what it is an example of; empty for most.
         server_round: counted from 1.
         client: in words.
-        sample: its index in the client's batch.
+        image: which image of the client it is, in words.
+        rounds: the rounds in which the same image was attacked; empty where that is not known.
         label: its class in words, or empty.
         grade: in words.
         psnr: the PSNR of the reconstruction and of the blind guess in dB, or that it is unknown.
@@ -46,7 +48,8 @@ class Exhibit:
     title: str
     server_round: int
     client: str
-    sample: int
+    image: str
+    rounds: tuple[int, ...]
     label: str
     grade: str
     psnr: str
@@ -59,9 +62,16 @@ class Exhibit:
 
     @property
     def place(self) -> str:
-        """Round, client, sample and class in words."""
+        """Round, client, image and class in words."""
         label = f", class {self.label}" if self.label else ""
-        return f"round {self.server_round}, {self.client}, sample {self.sample}{label}"
+        others = [each for each in self.rounds if each != self.server_round]
+        again = f" (also in {several(others, 'round')})" if others else ""
+        return f"round {self.server_round}, {self.followed}{label}{again}"
+
+    @property
+    def followed(self) -> str:
+        """Client and image: what is the same in all rounds, where images can be told apart."""
+        return f"{self.client}, {self.image}"
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,8 @@ class Gallery:
     def choices(self, name: str) -> list[str]:
         """The distinct values of a field of all exhibits, for the filter."""
         values = {getattr(exhibit, name) for exhibit in self.exhibits} - {""}
+        if name == "followed" and not any(len(exhibit.rounds) > 1 for exhibit in self.exhibits):
+            return []  # nothing to follow
         if name == "grade":
             return [each for each in (*GRADES, "no grade") if each in values]
         return [str(value) for value in sorted(values, key=_natural)]
@@ -97,6 +109,16 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
         key = (image.server_round, image.client_id, image.sample)
         by_key.setdefault(key, {})[image.role] = image
     attempt_of = {attempt.key: attempt for attempt in found}
+    rounds_of: dict[tuple[int, int], set[int]] = {}
+    for attempt in found:
+        if attempt.image is not None:
+            rounds_of.setdefault((attempt.key[1], attempt.image), set()).add(attempt.key[0])
+
+    def show(key: Key, title: str = "") -> Exhibit:
+        attempt = attempt_of.get(key)
+        same = rounds_of.get((key[1], attempt.image), set()) if attempt and attempt.image else set()
+        return _exhibit(key, by_key[key], attempt, tuple(sorted(same)), title)
+
     shown = [key for key, roles in by_key.items() if "reconstruction" in roles]
     least = (-len(GRADES) - 1, float("-inf"))
 
@@ -106,11 +128,10 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
 
     shown.sort(key=worst_first)
     kept = shown[:limit]
-    exhibits = tuple(_exhibit(key, by_key[key], attempt_of.get(key)) for key in kept)
+    exhibits = tuple(show(key) for key in kept)
     places = (0, len(shown) // 2, len(shown) - 1) if len(shown) >= 3 and limit >= 3 else ()
     highlights = tuple(
-        _exhibit(shown[place], by_key[shown[place]], attempt_of.get(shown[place]), title)
-        for place, title in zip(places, HIGHLIGHTS, strict=False)
+        show(shown[place], title) for place, title in zip(places, HIGHLIGHTS, strict=False)
     )
     roles = {role for key in kept for role in by_key[key] if role.startswith("what_if_")}
     names = tuple(sorted(role.removeprefix("what_if_") for role in roles))
@@ -118,14 +139,19 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
 
 
 def _exhibit(
-    key: Key, roles: Mapping[str, ImageRecord], attempt: Attempt | None, title: str = ""
+    key: Key,
+    roles: Mapping[str, ImageRecord],
+    attempt: Attempt | None,
+    rounds: tuple[int, ...],
+    title: str,
 ) -> Exhibit:
     server_round, client_id, sample = key
     client = who(client_id) if client_id >= 0 else "aggregate"
     label = attempt.label if attempt else ""
     graded = attempt.grade if attempt and attempt.grade else "no grade"
     psnr = _written(attempt)
-    exhibit = Exhibit(title, server_round, client, sample, label, graded, psnr, ())
+    image = attempt.place if attempt else f"place {sample} of the batch"
+    exhibit = Exhibit(title, server_round, client, image, rounds, label, graded, psnr, ())
     place = exhibit.place
     pictures = [_picture("original", roles.get("original"), place)]
     if "defended" in roles:
@@ -134,7 +160,7 @@ def _exhibit(
     for role in sorted(role for role in roles if role.startswith("what_if_")):
         name = role.removeprefix("what_if_").replace("_", " ")
         pictures.append(_picture(f"under {name}", roles[role], place))
-    return Exhibit(title, server_round, client, sample, label, graded, psnr, tuple(pictures))
+    return replace(exhibit, pictures=tuple(pictures))
 
 
 def _written(attempt: Attempt | None) -> str:

@@ -1,6 +1,7 @@
 """A run's numbers by kind, name and sample, and how a number is written."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,13 @@ _LABELS = {
     "lambda max": "λmax",
     "lambda min": "λmin",
 }
+
+
+SPARED = re.compile(r"([\d,]+) of ([\d,]+) samples not scored:")
+"""How a record begins that stands for all samples that the plan of scoring left out."""
+
+MAX_ROWS = 12
+"""Longer tables are folded: the first rows stand, all are one click away."""
 
 
 @dataclass(frozen=True)

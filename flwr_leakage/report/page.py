@@ -11,14 +11,15 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from flwr_leakage.report import charts, tables
+from flwr_leakage.report import charts, score_tables, tables
 from flwr_leakage.report.agreement import Agreement, agreements
 from flwr_leakage.report.attempts import attempts, fates
 from flwr_leakage.report.corridor import corridors
-from flwr_leakage.report.gallery import make_gallery
+from flwr_leakage.report.gallery import Gallery, make_gallery
 from flwr_leakage.report.header import facts, flatten, planned_rounds
 from flwr_leakage.report.index import (
     Index,
+    Table,
     by_round,
     count,
     heading,
@@ -121,6 +122,8 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     found, fate = attempts(index), fates(index)
     asked = remedies(index, run.metadata)
     done = max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
+    clients = tables.clients_table(index, run.events, found, MAX_CLIENTS)
+    costs, gallery = tables.costs_table(index), make_gallery(run.images, found, max_gallery)
     blind = median(values(index.series("metric", "blind_psnr")))
     names = [run.metadata.get("run"), *(record.run for record in run.records[:1])]
     return environment.get_template("report.html").render(
@@ -132,7 +135,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         story=sentences(index, run.metadata, fate, done),
         verdict=judge(index, run.events),
         remedies=asked,
-        not_covered=NOT_COVERED,
+        not_covered=(*NOT_COVERED, *_absent(index, clients, costs, gallery)),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         rounds_done=done,
@@ -140,20 +143,26 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         story_chart=_story_chart(index, asked),
         score_charts=[*corridors(index, run.metadata), *_charts(index, "score")],
         utility_charts=_charts(index, "utility"),
-        score_notes=(*tables.missing(index, "score"), *_constant_scores(index)),
+        score_notes=(
+            *score_tables.left_out_by_plan(index),
+            *tables.missing(index, "score"),
+            *_constant_scores(index),
+        ),
         rounds=tables.rounds_table(index, found),
         attacks=tables.attacks_table(index),
-        sureness=tables.scores_table(index),
-        gallery=make_gallery(run.images, found, max_gallery),
+        sureness=score_tables.scores_table(index),
+        gallery=gallery,
         agreements=[
             _score_chart(i, entry, blind)
             for i, entry in enumerate(agreements(index))
             if not is_constant(index.series("score", entry.score))
         ],
-        clients=tables.clients_table(index, run.events, found, MAX_CLIENTS),
+        clients=clients,
+        client_scores=score_tables.client_scores_table(index, MAX_CLIENTS),
         classes=tables.classes_table(found),
-        events=tables.events_table(run.events, MAX_EVENTS),
-        costs=tables.costs_table(index),
+        troubles=tables.events_table([e for e in run.events if e.level != "info"], MAX_EVENTS),
+        remarks=tables.events_table([e for e in run.events if e.level == "info"], MAX_EVENTS),
+        costs=costs,
         any_score=bool(index.names("score")),
     )
 
@@ -179,6 +188,18 @@ def _constant_scores(index: Index) -> tuple[str, ...]:
     )
 
 
+def _absent(index: Index, clients: Table, costs: Table, gallery: Gallery) -> tuple[str, ...]:
+    """Sentences in place of the sections that would be empty."""
+    absent = {
+        "No attack was measured and no utility was recorded.": index.rounds("metric", "utility"),
+        "No reconstruction was recorded.": gallery.exhibits or gallery.without_reconstruction,
+        "Nothing was recorded of any client.": clients.rows,
+        "No score was computed.": index.names("score"),
+        "No cost was recorded.": costs.rows[1:],
+    }
+    return tuple(sentence for sentence, content in absent.items() if not content)
+
+
 def _dots(groups: dict[int, list[float]]) -> str:
     most = max(map(len, groups.values()))
     if most == 1:
@@ -199,17 +220,19 @@ def _story_chart(index: Index, asked: Sequence[Remedy]) -> Chart | None:
             leakage.setdefault(client, {}).setdefault(server_round, []).append(record.value)
     accuracy = by_round(index.series("utility", "test_accuracy"))
     blind = by_round(index.series("metric", "blind_psnr"))
-    first = next((remedy for remedy in asked if remedy.psnr), None)
-    what_if = first.psnr if first else {}
+    told = [remedy for remedy in asked if remedy.psnr][: charts.MAX_LINES]
+    what_ifs = {remedy.name: remedy.psnr for remedy in told}
     description = f"PSNR of the reconstructions by round: {_tell(pooled)}"
-    svg = charts.story_chart(accuracy, leakage, blind, what_if, "story", description)
+    svg = charts.story_chart(accuracy, leakage, blind, what_ifs, "story", description)
     caption = (
         "Above: how good the trained model is. Below: how near the attack comes to the private "
         "images; each dot is one image in one round, higher is nearer, hence a worse leak. Near "
         "the dotted line the attack is as good as no attack."
     )
-    if first:
-        caption += f" Dashed: the same updates under {first.name}."
+    if told:
+        names = " and ".join(remedy.name for remedy in told)
+        left = f" ({len(asked) - len(told)} more below)" if len(asked) > len(told) else ""
+        caption += f" Dashed: the same updates under {names}{left}."
     return Chart("Accuracy and leakage, round by round", caption + _dots(pooled), svg)
 
 
@@ -218,7 +241,9 @@ def _charts(index: Index, kind: str) -> list[Chart]:
     told = bool(values(index.series("metric", "psnr")))  # by the story chart
     for i, name in enumerate(index.names(kind)):
         series = index.series(kind, name)
-        groups = by_round(series)
+        groups, unit = by_round(series), unit_of(series)
+        if name.endswith("accuracy"):
+            groups, unit = {r: [100 * v for v in held] for r, held in groups.items()}, "%"
         if (
             not groups
             or (kind == "score" and is_constant(series))
@@ -226,10 +251,10 @@ def _charts(index: Index, kind: str) -> list[Chart]:
         ):
             continue
         description = f"{label(name)} by round: {_tell(groups)}"
-        svg = charts.rounds_chart(groups, f"{kind}{i}", description, unit_of(series))
+        svg = charts.rounds_chart(groups, f"{kind}{i}", description, unit)
         direction = next(iter(series.values())).direction
         caption = f"{_claim(direction)}" if direction else ""
-        found.append(Chart(heading(name, unit_of(series)), caption + _dots(groups), svg))
+        found.append(Chart(heading(name, unit), caption + _dots(groups), svg))
     return found
 
 

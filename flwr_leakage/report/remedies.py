@@ -8,7 +8,7 @@ from typing import Any
 from flwr_leakage.report.attempts import Attempt, attempts, tally, what_if_names
 from flwr_leakage.report.grades import Grade
 from flwr_leakage.report.header import describe
-from flwr_leakage.report.index import Index, by_round, decibel, median, values
+from flwr_leakage.report.index import Index, by_round, count, decibel, median, values
 from flwr_leakage.report.words import graded
 
 
@@ -48,9 +48,10 @@ def _remedy(index: Index, name: str, node: Any, raw: Mapping[Any, Attempt]) -> R
     if change is not None:
         price = f"It would have changed an update by {100 * change:.0f} % of its length (median). "
     sentence = (
-        f"On the same {len(under)} attempts, {_told(before)} would have become {_told(under)}. "
-        f"{price}What that costs in accuracy was not measured here: it takes a run with that "
-        f"defense. The attack was the same as without the defense; one made for it may reach more."
+        f"On the same {count(len(under), 'attempt')}, {_told(before)} would have become "
+        f"{_told(under)}. {price}What that costs in accuracy was not measured here: it takes a run "
+        f"with that defense. The attack was the same as without the defense; one made for it may "
+        f"reach more."
     )
     psnr = by_round(index.series("what_if", f"{name}/psnr"))
     return Remedy(name, defense, sentence, psnr)

@@ -1,19 +1,19 @@
 """The tables of the page: rounds, attacks, clients, classes, costs, events."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from flwr_leakage.records import RunEvent
-from flwr_leakage.report.attempts import Attempt, does, fates, tally
+from flwr_leakage.report.attempts import Attempt, does, fates, risk, tally
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import (
+    MAX_ROWS,
+    SPARED,
     Index,
     Series,
     Table,
-    by_client_of,
     by_round,
     count,
     decibel,
@@ -28,14 +28,14 @@ from flwr_leakage.report.index import (
 )
 from flwr_leakage.report.replays import has_replays, replay_of_client
 
-MAX_ROWS = 12
-"""Longer tables are folded: the first rows stand, all are one click away."""
-
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
     """Return one row a round: utility, the grades, PSNR and every other metric."""
-    hidden = ("psnr", "blind_psnr", "blind_ssim", "identification_rank")
+    hidden: tuple[str, ...] = ("psnr", "blind_psnr", "blind_ssim", "identification_rank")
     known_metrics = [name for name in index.names("metric") if values(index.series("metric", name))]
+    psnr_known = "psnr" in known_metrics
+    # PSNR tells what MSE and RMSE tell, and a table of more columns would not fit.
+    hidden += ("mse", "rmse") * psnr_known
     metrics = [name for name in known_metrics if name not in hidden]
     utilities = index.names("utility")
     psnr, blind = index.series("metric", "psnr"), index.series("metric", "blind_psnr")
@@ -87,7 +87,7 @@ def classes_table(found: Sequence[Attempt]) -> Table:
             decibel(worst[name].psnr),
             f"round {worst[name].key[0]}, {who(worst[name].key[1])}",
         )
-        for name in sorted(by_class, key=lambda name: (-worst[name].leak[0], -worst[name].leak[1]))
+        for name in sorted(by_class, key=lambda name: risk(by_class[name]), reverse=True)
     )
     columns = ("class", "attempts", *GRADES, "worst case, dB", "where")
     return Table(columns, rows, (), MAX_ROWS)
@@ -121,10 +121,11 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
     names_by_fate: dict[tuple[str, str], list[str]] = {}
     for name in index.names(kind):
         series = index.series(kind, name)
-        absent = [record for record in series.values() if record.value is None]
+        absent = [r for r in series.values() if r.value is None and not SPARED.match(r.note)]
         if not absent:
             continue
-        amount = "all" if len(absent) == len(series) else f"{len(absent)} of {len(series)}"
+        whole = len(absent) + len(values(series))
+        amount = "all" if len(absent) == whole else f"{len(absent)} of {whole}"
         reasons = sorted({record.note for record in absent if record.note})
         said = "; ".join(reasons[:3]) or "no reason was recorded"
         more = f"; {count(len(reasons) - 3, 'further reason')}" if len(reasons) > 3 else ""
@@ -135,38 +136,10 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
     )
 
 
-def scores_table(index: Index) -> Table:
-    """Return one row a score: its median with the error bar of that value, and all states."""
-    rows = []
-    for name in index.names("score"):
-        series = index.series("score", name)
-        if not any(record.state or record.error is not None for record in series.values()):
-            continue
-        known = sorted(
-            ((r.value, r.error) for r in series.values() if r.value is not None),
-            key=lambda pair: pair[0],
-        )
-        typical = known[(len(known) - 1) // 2] if known else (None, None)
-        bars = [e / abs(v) for v, e in known if e is not None and v]
-        states = Counter(record.state or "not said" for record in series.values())
-        rows.append(
-            (
-                heading(name, unit_of(series)),
-                _with_bar(*typical),
-                f"{100 * max(bars):.2g} %" if bars else "–",
-                ", ".join(f"{amount:,} {state}" for state, amount in states.most_common()),
-            )
-        )
-    return Table(("score", "median value", "widest error bar", "values"), tuple(rows))
-
-
-def _with_bar(value: float | None, error: float | None) -> str:
-    return number(value) if error is None else f"{number(value)} ± {number(error, 2)}"
-
-
 def attacks_table(index: Index) -> Table:
     """Return one row a round with what the attacker itself can see of its success."""
-    names = index.names("attack")
+    names = [name for name in index.names("attack") if name != "stopped_by_budget"]
+    stopped_in = Counter(key[0] for key in index.series("attack", "stopped_by_budget"))
     values_in = {name: by_round(index.series("attack", name)) for name in names}
     clients = {key[:2] for name in names for key in index.series("attack", name)}
     clients_in = Counter(server_round for server_round, _ in clients)
@@ -176,11 +149,13 @@ def attacks_table(index: Index) -> Table:
             str(server_round),
             str(clients_in[server_round]),
             str(failed_in[server_round]),
+            *([str(stopped_in[server_round])] * bool(stopped_in)),
             *(number(median(values_in[name].get(server_round, []))) for name in names),
         )
         for server_round in index.rounds("attack")
     )
     columns = ("round", "updates attacked", "without result",
+               *(["ended by the time budget"] * bool(stopped_in)),
                *(f"{label(name)} median" for name in names))  # fmt: skip
     return Table(columns, rows, missing(index, "attack"), MAX_ROWS)
 
@@ -192,20 +167,16 @@ def clients_table(
     by_client: dict[int, list[Attempt]] = {}
     for attempt in found:
         by_client.setdefault(attempt.key[1], []).append(attempt)
-    scores, doing = index.names("score"), does(index)
+    doing = does(index)
     fate = fates(index)
-    spared = {client: reason for (_, client), reason in fate.spared.items()}
+    hit_rounds = {server_round for server_round, _ in (*fate.answered, *fate.unanswered)}
+    # Of several reasons that of a round in which others were attacked tells most.
+    ordered = sorted(fate.spared.items(), key=lambda item: (item[0][0] in hit_rounds, item[0]))
+    spared = {client: reason for (_, client), reason in ordered}
     attacked = {client for _, client in (*fate.answered, *fate.unanswered)} | by_client.keys()
-    scores_of = {name: by_client_of(index.series("score", name)) for name in scores}
     troubles_of = Counter(event.client_id for event in events if event.level != "info")
     clients = attacked | spared.keys() | {client for client in troubles_of if client >= 0}
-    clients |= {key[1] for name in scores for key in index.series("score", name)}
     clients |= {key[1] for key in index.series("check", "replay_residual")}
-
-    def worst_first(client_id: int) -> tuple[float, float, int]:
-        leaks = [attempt.leak for attempt in by_client.get(client_id, [])]
-        worst = max(leaks, default=(-math.inf, -math.inf))
-        return -worst[0], -worst[1], client_id
 
     columns = ["client"]
     columns += ["what it does a round"] * bool(doing)
@@ -213,10 +184,11 @@ def clients_table(
         columns += ["attempts", *GRADES, "worst case, dB", "identified"]
     columns += ["not attacked, because"] * bool(spared)
     replays = has_replays(index)
-    columns += [f"{label(name)} median" for name in scores]
     columns += [*(["replay of its training"] if replays else []), "errors, warnings"]
     rows = []
-    for client_id in sorted(clients, key=worst_first)[:limit]:
+    # A stable sort: clients of equal risk keep the order of their numbers.
+    by_risk = sorted(sorted(clients), key=lambda c: risk(by_client.get(c, [])), reverse=True)
+    for client_id in by_risk[:limit]:
         here = by_client.get(client_id, [])
         row = [str(client_id) if client_id >= 0 else "aggregate"]
         row += [doing.get(client_id, "–")] * bool(doing)
@@ -229,7 +201,6 @@ def clients_table(
         if spared:
             said = spared.get(client_id, "") if client_id not in attacked else "some rounds"
             row.append(said if client_id in spared else "–")
-        row += [number(median(scores_of[name].get(client_id, []))) for name in scores]
         row += [replay_of_client(index, client_id)] if replays else []
         rows.append((*row, str(troubles_of[client_id]) if client_id >= 0 else "–"))
     left_out = len(clients) - len(rows)
@@ -238,7 +209,7 @@ def clients_table(
 
 
 def events_table(events: Sequence[RunEvent], limit: int) -> Table:
-    """Return errors and warnings, errors first, then what was merely noted."""
+    """Return events, errors first."""
     order = {"error": 0, "warning": 1, "info": 2}
     ranked = sorted(events, key=lambda event: order[event.level])
     rows = tuple(

@@ -9,9 +9,18 @@ from typing import Literal
 from scipy.stats import binom
 
 from flwr_leakage.records import RunEvent
-from flwr_leakage.report.attempts import Attempt, Fates, attempts, does, fates, tally
+from flwr_leakage.report.attempts import (
+    Attempt,
+    Fates,
+    attempts,
+    does,
+    fates,
+    risk,
+    tally,
+    worst_by_image,
+)
 from flwr_leakage.report.grades import RULE, Grade
-from flwr_leakage.report.index import Index, count, decibel, median, who
+from flwr_leakage.report.index import Index, count, decibel, median, values, who
 from flwr_leakage.report.replays import replay_warning
 from flwr_leakage.report.words import graded, several
 
@@ -49,13 +58,19 @@ def judge(index: Index, events: Sequence[RunEvent]) -> Verdict:
     grades = tally(found)
     if not grades:
         return Verdict(_without_outcome(index, found, fate), "", "unknown", besides)
-    tries = f"{count(len(found), 'attempt')} on {_images(found)}"
-    leaked, total = grades["exact"] + grades["recognisable"], grades.total()
-    ungraded = len(found) - total
-    summary = f"{tries}: {graded(grades)}" + f", {ungraded} without result" * bool(ungraded) + "."
-    told = (_most_at_risk(index, found), _identified(found, grades), *besides)
+    each = worst_by_image(found)
+    repeated = 0 < len(each) < len(found)
+    rest = f"Over all {_attempts(found)}: {_grades(found)}." if repeated else ""
+    whom = _whom(found)
+    if each:
+        worst = ", each by its worst round" * repeated
+        summary = f"{count(len(each), 'image')} of {whom}{worst}: {_grades(each)}."
+    else:
+        summary = f"{_attempts(found)}, on {whom}: {_grades(found)}."
+    risky, identified = _most_at_risk(index, found), _identified(found, grades)
+    told = (rest, risky, identified, _wrong_labels(index), *besides)
     details = tuple(text for text in told if text)
-    if leaked:
+    if grades["exact"] + grades["recognisable"]:
         return Verdict(f"Private images leak. {summary}", RULE, "leak", details)
     if grades["partly"]:
         return Verdict(f"Parts of private images leak. {summary}", RULE, "partly", details)
@@ -74,10 +89,20 @@ def _stopped(index: Index, fate: Fates) -> tuple[str, ...]:
     )
 
 
-def _images(found: Sequence[Attempt]) -> str:
+def _whom(found: Sequence[Attempt]) -> str:
+    clients = {attempt.key[1] for attempt in found}
+    return count(len(clients), "client") if min(clients) >= 0 else "the aggregate"
+
+
+def _attempts(found: Sequence[Attempt]) -> str:
     rounds = len({attempt.key[0] for attempt in found})
-    clients = len({attempt.key[1] for attempt in found})
-    return f"single images of {count(clients, 'client')} in {count(rounds, 'round')}"
+    return f"{count(len(found), 'attempt')} (an image in a round) in {count(rounds, 'round')}"
+
+
+def _grades(found: Sequence[Attempt]) -> str:
+    grades = tally(found)
+    ungraded = len(found) - grades.total()
+    return f"{graded(grades)}" + f", {ungraded} without result" * bool(ungraded)
 
 
 def _without_outcome(index: Index, found: Sequence[Attempt], fate: Fates) -> str:
@@ -105,26 +130,24 @@ def _most_at_risk(index: Index, found: Sequence[Attempt]) -> str:
     by_client: dict[int, list[Attempt]] = defaultdict(list)
     for attempt in found:
         by_client[attempt.key[1]].append(attempt)
-    client = max(by_client, key=lambda c: (_risk(tally(by_client[c])), -c))
-    grades = tally(by_client[client])
+    client = max(by_client, key=lambda c: (risk(by_client[c]), -c))
+    each = worst_by_image(by_client[client])
+    grades = tally(each or by_client[client])
     if not grades["exact"] + grades["recognisable"] + grades["partly"]:
         return ""
+    of_what = "" if each else " (attempts)"
     rounds = sorted({a.key[0] for a in by_client[client] if a.grade in ("exact", "recognisable")})
     worst = max(by_client[client], key=lambda attempt: attempt.leak)
     doing = does(index).get(client, "")
-    where = f"round {worst.key[0]}" + f", class “{worst.label}”" * bool(worst.label)
+    image = f", image {worst.image}" if worst.image is not None else ""
+    where = f"round {worst.key[0]}{image}" + f", class “{worst.label}”" * bool(worst.label)
     name = who(client) if client >= 0 else "the aggregate"
     leaks = f" It leaks in {several(rounds, 'round')}." if rounds else ""
+    worst_case = f"its worst case reached {decibel(worst.psnr)} dB in {where}"
     return (
-        f"Most at risk: {name}" + f" ({doing} a round)" * bool(doing)
-        + f": {graded(grades)}; its worst case reached {decibel(worst.psnr)} dB in {where}.{leaks}"
+        f"Most at risk: {name}" + f" (in a round {doing})" * bool(doing)
+        + f": {graded(grades)}{of_what}; {worst_case}.{leaks}"
     )  # fmt: skip
-
-
-def _risk(grades: Counter[Grade]) -> tuple[float, float, float]:
-    total = grades.total() or 1
-    exact, known = grades["exact"] / total, (grades["exact"] + grades["recognisable"]) / total
-    return known, exact, grades["partly"] / total
 
 
 def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
@@ -138,7 +161,7 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
         return ""
     point = "points" if len(ranked) == 1 else "point"
     text = (
-        f"Identification: {first} of {count(len(ranked), 'reconstruction')} {point} to the "
+        f"Identification: {first:,} of {count(len(ranked), 'reconstruction')} {point} to the "
         f"original among it and {size - 1} others, drawn from the images of all clients; blind "
         f"guessing does so once in {size}."
     )
@@ -146,6 +169,17 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
     if not leaks and binom.sf(first - 1, len(ranked), 1 / size) < 0.01:
         text += " That is more than chance gives: something leaks that no grade shows."
     return text
+
+
+def _wrong_labels(index: Index) -> str:
+    told = values(index.series("metric", "label_accuracy"))
+    right = round(sum(told))
+    if right == len(told):
+        return ""
+    return (
+        f"Labels: the attack had {right:,} of {len(told):,} right. With a wrong label it looks for "
+        f"another image, so that a failure says less."
+    )
 
 
 def _unattacked(fate: Fates) -> list[str]:

@@ -9,7 +9,7 @@ from flwr_leakage.scores.base import Column, SampleScore, numbers_of
 
 @dataclass(frozen=True)
 class LambdaMax(SampleScore):
-    """λmax of JJᵀ, J = ∇ₓ∇_θL ∈ R^{N×P} (Hong et al. 2024: the L2 LAVP).
+    """λmax of JJᵀ, J = ∇ₓ∇_θL ∈ R^{N×P} (Hong et al. 2024, theorem 3: the L2 LAVP).
 
     JJᵀ is the Hessian of ½‖∇_θL(x') − g‖² at x' = x; Hong et al. read a large λmax as a loss
     that is hard to descend: larger is safer. In I_lb = ‖Jδ‖/λmax the same number stands in the

@@ -16,7 +16,7 @@ class SingularInfluence(ExtremesScore):
     """I²F of a unit δ along the first and the last right singular vector of J: 1/√λ.
 
     The least and the most that noise of norm 1 in the span of J can do: a defense that is free
-    to choose its direction should choose the last. (Zhang et al. 2023, section 4.2, print 1/λ,
+    to choose its direction should choose the last. (Zhang et al. 2023, section 5.1, print 1/λ,
     which is the *squared* error: JJᵀ has the eigenvalue λ, J the singular value √λ.)
 
     """

@@ -29,6 +29,7 @@ from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.summary import describe, describe_own_configs, finish, headline
+from flwr_leakage.simulation.weights import save_weights
 
 ConfigOf = Callable[[Context], Config]
 """Where the server finds its config: closed over, or composed from the context's run config."""
@@ -151,10 +152,13 @@ def set_training_mode(model: nn.Module, batch_norm: str) -> None:
 def evaluate_global_model(
     experiment: Experiment, audit: ServerAudit, server_round: int, arrays: ArrayRecord
 ) -> MetricRecord:
-    """Test accuracy and loss of the global model, recorded and returned."""
+    """Test accuracy and loss of the global model, recorded and returned; its weights are saved."""
     model = copy.deepcopy(experiment.network)
     state = arrays.to_torch_state_dict()
     model.load_state_dict({k: v.to(model.state_dict()[k].dtype) for k, v in state.items()})
+    every, last = experiment.settings.server.weights_every, experiment.settings.num_rounds
+    if server_round == last or (every is not None and server_round % every == 0):
+        save_weights(Path(experiment.settings.run_dir), server_round, model.state_dict())
     batches = experiment.data.test_batches(500, experiment.settings.server.test_samples)
     found = classifier_utility(model, batches)
     audit.utility(server_round, "test_accuracy", found.accuracy)

@@ -27,6 +27,7 @@ from flwr_leakage.simulation.config import Config, ConfigError
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.nodes import checked, instantiate, instantiate_each
 from flwr_leakage.simulation.settings import ServerSettings, Settings, read_settings
+from flwr_leakage.simulation.weights import load_weights
 from flwr_leakage.tracking import Tracker
 from flwr_leakage.tracking.tracker import check_role
 
@@ -58,7 +59,8 @@ def _build(text: str, remark: str | None) -> Experiment:
     if config["tracker"]:
         check_node("tracker", config["tracker"], kind=Tracker)
     data = _data(config, settings)
-    network = _network(config, data.spec, settings)
+    # A real node gets its weights by message, and reads no file that the run's config names.
+    network = _network(config, data.spec, settings, None if remark else settings.model.weights)
     experiment = Experiment(
         config=config,
         settings=settings,
@@ -99,12 +101,14 @@ def _data(config: Config, settings: Settings) -> FederatedDataset:
     return FederatedDataset(train, test, tuple(parts), settings.seed)
 
 
-def _network(config: Config, spec: InputSpec, settings: Settings) -> nn.Module:
+def _network(config: Config, spec: InputSpec, settings: Settings, weights: str | None) -> nn.Module:
     network: nn.Module = instantiate(
         config, "model.network", nn.Module, input_shape=spec.shape, num_classes=spec.num_classes
     )
     generator = make_generator(settings.seed, purpose="initialization")
     checked("model.initialization", initialize)(network, settings.model.initialization, generator)
+    if weights is not None:
+        checked("model.weights", load_weights)(network, weights)
     return network
 
 

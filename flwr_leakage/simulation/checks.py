@@ -6,6 +6,7 @@ from operator import attrgetter
 from flwr.serverapp.strategy import Strategy
 
 from flwr_leakage.comparison import MEASURES
+from flwr_leakage.randomness import Reproducible
 from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.nodes import checked
@@ -22,6 +23,7 @@ COUNTS = (
     "server.kept_bytes",
     "server.num_threads",
     "server.test_samples",
+    "server.weights_every",
 )
 """Keys that are at least 1 where they are no null."""
 
@@ -107,6 +109,7 @@ def check_threat(experiment: Experiment) -> None:
             "threat.view must be single where clients take different numbers of steps, got "
             f"aggregate and {min(steps)} to {max(steps)} steps; set client.num_steps."
         )
+    check_mixing(experiment)
     if threat.rounds == 1:
         return
     if not client.same_samples:
@@ -126,6 +129,25 @@ def check_threat(experiment: Experiment) -> None:
         raise ConfigError(
             "threat.rounds must be 1 with a defense that encodes batches, as each round then "
             f"trains on other samples, got {threat.rounds}."
+        )
+
+
+def check_mixing(experiment: Experiment) -> None:
+    """A known mixing takes a defense that mixes the same samples in every round."""
+    if experiment.threat.mixing == "unknown":
+        return
+    fewest = min(experiment.sizes)
+    draws = Reproducible.from_seed(experiment.settings.seed)
+    matrix = checked("defense", experiment.defense.mixing_matrix)(fewest, draws)
+    if matrix is None or matrix.shape[1] != fewest:
+        raise ConfigError(
+            "threat.mixing must be unknown unless the defense mixes private samples with one "
+            f"another, got known and {type(experiment.defense).__name__}."
+        )
+    if not experiment.settings.client.same_samples:
+        raise ConfigError(
+            "threat.mixing must be unknown unless client.same_samples=true, as the encodings of "
+            "several rounds are decoded together, got known."
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from flwr_leakage._conf import conf_dir
@@ -18,10 +19,16 @@ class ConfigError(ValueError):
 
 def compose(overrides: list[str], run_dir: str) -> Config:
     """Compose the config without ``@hydra.main``, as apps under ``flwr run`` need it."""
-    with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
-        cfg = hydra.compose(
-            "config", [*overrides, f"run_dir={json.dumps(run_dir)}"], return_hydra_config=True
-        )
+    # An app under ``@hydra.main`` may be running, whose state stays as it is.
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().hydra = None
+    try:
+        with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
+            cfg = hydra.compose(
+                "config", [*overrides, f"run_dir={json.dumps(run_dir)}"], return_hydra_config=True
+            )
+    finally:
+        GlobalHydra.instance().hydra = running
     choices = cfg.hydra.runtime.choices
     with open_dict(cfg):
         del cfg["hydra"]

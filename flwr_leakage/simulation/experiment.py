@@ -12,6 +12,7 @@ from torch import nn
 
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.audit import (
+    Mixed,
     Progress,
     Selection,
     ServerAudit,
@@ -153,11 +154,19 @@ class Experiment:
         """
         used = self.schedule.for_client(num_examples).num_samples_used(num_examples)
         private = self._batch(client_id, server_round, num_examples)[:used]
-        draws = Reproducible.from_seed(
-            self.settings.seed, server_round=server_round, client_id=client_id, purpose="encode"
+        draws = partial(
+            Reproducible.from_seed,
+            self.settings.seed,
+            server_round=server_round,
+            client_id=client_id,
+            purpose="encode",
         )
-        encoded = self.defense.on_batch(private, self.spec.num_classes, draws)
-        return Truth(private, encoded)
+        encoded = self.defense.on_batch(private, self.spec.num_classes, draws())
+        if self.threat.mixing == "unknown":
+            return Truth(private, encoded)
+        matrix = self.defense.mixing_matrix(len(private), draws())
+        assert matrix is not None  # ``check_threat`` refused it before
+        return Truth(private, encoded, Mixed(matrix, self.defense.flips_signs))
 
     def reference(self) -> Reference:
         """The blind guess: the mean of the server's test images; the pool: 101 clients' images.
@@ -214,7 +223,7 @@ class Experiment:
             return []
         found = [
             "Clients train on encodings: attacks recover these, and PSNR compares them with the "
-            "private originals. Decoding them is not part of a run (docs/defenses.md)."
+            "private originals. threat.mixing=known decodes them over rounds (docs/defenses.md)."
         ]
         if any(self._repeats(size) for size in self.sizes):
             found.append(

@@ -15,13 +15,25 @@ OPTIONAL = ("experiment",)
 """Groups that may be null."""
 
 
+def spell_experiment(arguments: list[str]) -> list[str]:
+    """``+experiment=NAME`` is ``experiment=NAME`` here, as the group stands in the defaults."""
+    return [a.removeprefix("+") if a.startswith("+experiment=") else a for a in arguments]
+
+
 def check_overrides(arguments: list[str]) -> str:
     """Return what is wrong with the overrides among ``arguments``, or an empty text.
 
     Hydra names a mistyped key, but not the keys that exist. What is added by ``+`` or removed by
     ``~`` is checked in the composed config, by what reads it.
     """
-    texts = [a for a in arguments if not a.startswith("-") and "=" in a]
+    plain = [text for text in _without_values_of_flags(arguments) if not text.startswith("-")]
+    bare = [text for text in plain if "=" not in text and not text.startswith("~")]
+    if bare:
+        return (
+            f"an override is group=option or key=value, got {bare[0]!r}{_as_option(bare[0])}; "
+            f"`flwr-leakage list` names the groups and their options"
+        )
+    texts = [text for text in plain if "=" in text]
     texts = [a for a in texts if not a.startswith(("hydra.", "hydra/", "+", "~"))]
     try:
         overrides = OverridesParser.create().parse_overrides(texts)
@@ -40,6 +52,23 @@ def check_overrides(arguments: list[str]) -> str:
             if problem:
                 return problem
     return ""
+
+
+_FLAGS_WITH_VALUE = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd",
+                     "--cfg", "-c", "--package", "-p", "--info", "-i")  # fmt: skip
+"""Hydra's own flags that take the next argument as their value (for ``-i`` it may be missing)."""
+
+
+def _without_values_of_flags(arguments: list[str]) -> list[str]:
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [text for before, text in pairs if before not in _FLAGS_WITH_VALUE]
+
+
+def _as_option(text: str) -> str:
+    """The groups that have an option of this name."""
+    folders = sorted(path for path in conf_dir().iterdir() if path.is_dir())
+    found = [f"{folder.name}={text}" for folder in folders if text in _options(folder.name)]
+    return f" (do you mean {' or '.join(found)}?)" if found else ""
 
 
 def _is_group(override: Override) -> bool:

@@ -17,7 +17,8 @@ from flwr_leakage.simulation.apps import make_client_app, make_server_app
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError, to_config
 from flwr_leakage.simulation.nodes import instantiate
-from flwr_leakage.simulation.overrides import check_overrides
+from flwr_leakage.simulation.overrides import check_overrides, spell_experiment
+from flwr_leakage.simulation.paper import perform
 from flwr_leakage.simulation.sweep import fail, objective_of
 from flwr_leakage.simulation.watch import closed_afterwards
 from flwr_leakage.tracking import read_run
@@ -33,6 +34,9 @@ def _main(cfg: DictConfig) -> Any:
     hydra_config = HydraConfig.get()
     try:
         config = to_config(cfg, hydra_config.runtime.choices)
+        if config["paper"]:
+            perform(config, hydra_config.overrides.task)
+            return None
         launch(config)
         return objective_of(config["run_dir"], config["objective"])
     except Exception as error:
@@ -69,6 +73,7 @@ def launch(config: Config) -> None:
 
 def main() -> None:
     """The command: check the overrides, then run."""
+    sys.argv[1:] = spell_experiment(sys.argv[1:])
     problem = check_overrides(sys.argv[1:])
     if problem:
         sys.exit(f"error: {problem}")

@@ -81,6 +81,8 @@ class ServerSettings:
         kept_bytes: most that kept updates take, ≥ 1; the oldest rounds are dropped.
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
         test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
+        weights_every: rounds from one saved global model to the next, ≥ 1; ``None`` saves the last
+            only.
         wait_seconds: how long to wait until there is a node for every client, ≥ 0.
         bad_replies: ``drop`` leaves out what would break or poison an aggregation; ``pass`` hands
             everything on, as Flower does without an audit.
@@ -94,6 +96,7 @@ class ServerSettings:
     kept_bytes: int
     num_threads: int | None
     test_samples: int | None
+    weights_every: int | None
     wait_seconds: float
     bad_replies: BadReplies
 
@@ -105,10 +108,12 @@ class ModelSettings:
     Attributes:
         initialization: how the weights are drawn.
         batch_norm: the mode that BatchNorm trains in, ``running`` or ``batch``.
+        weights: a safetensors file to start from in place of drawn weights, or ``None``.
     """
 
     initialization: Scheme = "default"
     batch_norm: BatchNormMode = "running"
+    weights: str | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,8 @@ class TopLevel:
         seed: of every random draw, in [0, 2^63).
         num_clients: ≥ 1, each with a partition of the data.
         num_rounds: of training, ≥ 1.
+        device: of a paper's experiment, such as ``cpu``.
+        size: of a paper's experiment; see ``paper.sized``.
         run_dir: where numbers, images, the config and the report go.
         objective: what a sweeper is told of the run: a measure of ``flwr_leakage.comparison``,
             several of them, or ``None``.
@@ -127,6 +134,8 @@ class TopLevel:
     seed: int
     num_clients: int
     num_rounds: int
+    device: str
+    size: str
     run_dir: str
     objective: str | Sequence[str] | None
 
@@ -165,6 +174,9 @@ class Sections:
     threat: Mapping[str, Any]
     selection: Mapping[str, Any]
     metric: Mapping[str, Any]
+    paper: Mapping[str, Any] | None
+    sizes: Mapping[str, Any] | None
+    lab: Mapping[str, Any]
     tracker: Mapping[str, Any]
     engine: Mapping[str, Any]
 

@@ -1,6 +1,7 @@
 """Where the numbers of a run go: one crash-safe folder, and optional live views.
 
-``TensorBoardTracker`` and ``WandbTracker`` live in their modules, as they need extras.
+``TensorBoardTracker``, ``WandbTracker`` and ``MlflowTracker`` live in their modules, as they need
+extras.
 """
 
 from flwr_leakage.tracking.guarded import GuardedTracker

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 _Row = TypeVar("_Row", LeakageRecord, RunEvent)
 _KINDS = get_args(LeakageRecord.__annotations__["kind"])
 _STATES = get_args(State)
+# Asked for once, as a run may have a million rows.
+_FIELDS: Mapping[type, tuple[tuple[str, type], ...]] = {
+    row_type: tuple((f.name, int if f.type is int else str) for f in fields(row_type))
+    for row_type in (LeakageRecord, RunEvent)
+}
 _LEVELS = get_args(RunEvent.__annotations__["level"])
 
 
@@ -168,17 +173,18 @@ def _event(row: Mapping[str, Any]) -> RunEvent:
 
 def _row(row_type: type[_Row], row: Mapping[str, Any]) -> _Row:
     """Build a record of the known fields, with integers and text checked to be such."""
-    content = {field.name: row[field.name] for field in fields(row_type) if field.name in row}
-    for field in fields(row_type):
-        if field.name not in content or field.name in ("value", "error"):
+    content: dict[str, Any] = {}
+    for name, expected in _FIELDS[row_type]:
+        if name not in row:
             continue
-        expected = int if field.type is int else str
-        if type(content[field.name]) is not expected:
-            raise TypeError(
-                f"{field.name} must be of type {expected.__name__}, got {content[field.name]!r}"
-            )
-        if expected is str:
-            content[field.name] = plain_text(content[field.name])
+        value: Any = row[name]
+        content[name] = value
+        if name in ("value", "error"):
+            continue
+        if type(value) is not expected:
+            raise TypeError(f"{name} must be of type {expected.__name__}, got {value!r}")
+        if isinstance(value, str) and value:
+            content[name] = plain_text(value)
     return row_type(**content)
 
 

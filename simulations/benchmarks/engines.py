@@ -42,6 +42,7 @@ def environment(folder: Path) -> Environment:
     """Of every process; the run folder is ``folder / "run"``."""
     return {
         **os.environ,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",  # Flower starts commands of its own
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "LEAKAGE_FOLDER": str(folder / "run"),
@@ -71,7 +72,7 @@ def one(name: str) -> None:
 
 
 @contextlib.contextmanager
-def daemon(name: str, arguments: list[str], folder: Path) -> Iterator[None]:
+def daemon(name: str, arguments: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Flower, in a folder without code, that ends with the block."""
     with (folder / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
@@ -79,7 +80,7 @@ def daemon(name: str, arguments: list[str], folder: Path) -> Iterator[None]:
             stderr=log, start_new_session=True,
         )  # fmt: skip
     try:
-        yield
+        yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -100,8 +101,8 @@ def superlink(folder: Path, *, simulation: bool) -> str:
     arguments += ["--disable-runtime-dependency-installation"]
     with contextlib.ExitStack() as stack:
         kind = ["--simulation"] if simulation else []
-        stack.enter_context(daemon("flower-superlink", [*arguments, *kind], folder))
-        wait_for(port)
+        link = stack.enter_context(daemon("flower-superlink", [*arguments, *kind], folder))
+        wait_for(port, link)
         if not simulation:
             for partition in range(2):
                 node = ["--insecure", "--superlink", f"127.0.0.1:{port}"]
@@ -149,12 +150,14 @@ def free_port() -> int:
         return int(asked.getsockname()[1])
 
 
-def wait_for(port: int) -> None:
-    """Wait until something listens on the port."""
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the process listens on the port."""
     end = time.monotonic() + LIMIT
     while time.monotonic() < end:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
+        if process.poll() is not None:
+            raise RuntimeError(f"the process ended with exit code {process.returncode}")
         time.sleep(1)
     raise TimeoutError(f"nothing listens on port {port} after {LIMIT} s")
 
@@ -195,7 +198,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
             folder = Path(temporary)
             start = time.monotonic()
-            status = engines[name](folder)
+            try:
+                status = engines[name](folder)
+            except (RuntimeError, TimeoutError, subprocess.TimeoutExpired) as error:
+                status = f"failed: {error}"
             seconds = time.monotonic() - start
             if not status.endswith("completed"):
                 for log in folder.glob("*log"):

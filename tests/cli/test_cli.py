@@ -55,5 +55,10 @@ def test_errors_are_sentences(tmp_path):
     assert "expected a run folder" in call("report", tmp_path / "none", code=2)
 
 
+def test_the_report_of_a_sweep_points_to_compare(run_folder):
+    said = call("report", run_folder.parent, code=2)
+    assert "which holds 1; put them" in said and f"compare {run_folder.parent}" in said
+
+
 def test_doctor_finds_what_the_tests_run_with():
     assert "torch" in call("doctor")

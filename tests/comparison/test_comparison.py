@@ -63,6 +63,14 @@ def test_runs_of_equal_settings_are_averaged_over_their_seeds(sweep):
     assert "41.0 ± 1.4" in str(found)
 
 
+def test_runs_without_a_config_are_no_repetitions_of_each_other(tmp_path):
+    for name, psnr in (("plain", 60.0), ("pruned", 20.0)):
+        write_run(tmp_path / name, [psnr])
+        (tmp_path / name / "run.json").unlink()
+    found = compare([tmp_path])
+    assert [group.name for group in found.groups] == ["run=plain", "run=pruned"]
+
+
 def test_a_setting_within_an_option_counts_where_that_option_was_run_with_several(tmp_path):
     for number, (option, ratio) in enumerate([("none", None), ("pruning", 0.5), ("pruning", 0.9)]):
         defense = {"_target_": option, **({} if ratio is None else {"prune_ratio": ratio})}
@@ -77,7 +85,7 @@ def test_a_setting_within_an_option_counts_where_that_option_was_run_with_severa
 def test_failed_attacks_count_as_attacked_and_unfinished_runs_are_told(tmp_path):
     write_run(tmp_path / "a", [30.0, None, None, None], close=False)
     run = outcome(read_run(tmp_path / "a"))
-    assert (run.values["images"], run.values["leaked"]) == (4, 0.25)
+    assert (run.values["attempts"], run.values["leaked"]) == (4, 0.25)
     assert run.status == "not finished"
     assert "not finished" in compare([tmp_path]).problems[0]
 

@@ -156,6 +156,20 @@ class TestImageFolder:
         with pytest.raises(ValueError, match=message):
             image_folder(folder, **{"size": 8, "mean": [0.5] * 3, "std": [0.5] * 3, **settings})
 
+    def test_a_given_split_is_kept(self, folder, tmp_path):
+        given = tmp_path / "given"
+        for part, kept in (("train", (0, 1, 2)), ("val", (3, 4))):
+            for label in ("cats", "dogs"):
+                (given / part / label).mkdir(parents=True)
+                for path in [sorted((folder / label).iterdir())[i] for i in kept]:
+                    (given / part / label / path.name).write_bytes(path.read_bytes())
+        settings = {"mean": [0.5] * 3, "std": [0.5] * 3, "test_fraction": None}
+        train, test = image_folder(given, 8, **settings)
+        assert (len(train), len(test)) == (6, 4) and test.class_names == ("cats", "dogs")
+        (given / "val" / "dogs").rename(given / "val" / "wolves")
+        with pytest.raises(ValueError, match=r"must have the same classes, got .*'wolves'"):
+            image_folder(given, 8, **settings)
+
     def test_missing_folder(self, tmp_path):
         with pytest.raises(FileNotFoundError):
             image_folder(tmp_path / "nowhere", 8, [0.5] * 3, [0.5] * 3)

@@ -1,5 +1,6 @@
 """LPIPS: the loading of backbones on random stand-ins, the published values on a real one."""
 
+import io
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from flwr_leakage.metrics import BackboneUnavailableError, Lpips
+from flwr_leakage.metrics import BackboneUnavailableError, Lpips, perceptual
 from flwr_leakage.metrics.perceptual import prepare_images
 
 # isort: split
@@ -30,7 +31,7 @@ def no_hub(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise OSError("no network in tests")
 
-    monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
 
 
 @pytest.mark.parametrize("net", MAKERS)
@@ -94,12 +95,23 @@ class TestMissing:
             calls.append(1)
             raise OSError("no network in tests")
 
-        monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
+        monkeypatch.setattr("urllib.request.urlopen", refuse)
         lpips = Lpips("vgg", download=True)
         for _ in range(2):
             with pytest.raises(BackboneUnavailableError, match=r"could not load.*no network"):
                 lpips.network()
         assert len(calls) == 1
+
+    @pytest.mark.parametrize(
+        ("seconds", "message"), [(10.0, "digest does not begin with"), (-1.0, "not there after")]
+    )
+    def test_a_wrong_or_slow_file_is_not_kept(self, monkeypatch, tmp_path, seconds, message):
+        monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+        monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO(b"a page"))
+        monkeypatch.setattr("flwr_leakage.metrics.perceptual.DOWNLOAD_SECONDS", seconds)
+        with pytest.raises(BackboneUnavailableError, match=message):
+            perceptual._torchvision_checkpoint("squeeze", download=True)
+        assert not list(tmp_path.rglob("*.pth"))
 
     @pytest.mark.parametrize(
         ("content", "message"),

@@ -7,7 +7,7 @@ from torch import nn
 from flwr_leakage.models import LeNet, ResNet8, initialize
 from flwr_leakage.randomness import make_generator
 
-SCHEMES = ["default", "uniform", "normal", "kaiming", "xavier"]
+SCHEMES = ["default", "uniform", "normal", "normal_variance", "kaiming", "xavier"]
 
 
 def weights(model: nn.Module) -> torch.Tensor:
@@ -40,6 +40,7 @@ def test_the_global_generator_is_left_alone(scheme):
     [
         ("uniform", 1 / math.sqrt(12), 0.5),
         ("normal", 0.5, math.inf),
+        ("normal_variance", 0.5**0.5, math.inf),
         ("kaiming", math.sqrt(2 / 1000), math.inf),
         ("xavier", math.sqrt(2 / 1400), math.sqrt(6 / 1400)),
         # torch's own nn.Linear: U(±1/√fan_in).

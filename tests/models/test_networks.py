@@ -14,7 +14,12 @@ from flwr_leakage.models import (
     Linear,
     ResNet8,
     ResNet18,
+    ResNet34,
+    ResNet50,
+    ResNet101,
+    ResNet152,
     ShuffleNet,
+    ShuffleNetV2,
 )
 from flwr_leakage.models.shufflenet import shuffle_channels
 from flwr_leakage.records import Batch
@@ -34,13 +39,15 @@ NETWORKS = {
     "lenet": (LeNet, {}),
     "convnet": (ConvNet, {"width": 4}),
     "convnet_small": (ConvNet, SMALL_CONVNET),
-    "alexnet": (AlexNet, {"hidden_features": 32}),
-    "vgg9": (VGG9, {"hidden_features": 32}),
+    "alexnet": (AlexNet, {"hidden_features": 32, "width": 8}),
+    "vgg9": (VGG9, {"hidden_features": 32, "width": 8}),
     "vgg9_bn": (VGG9, {"hidden_features": 32, "use_batch_norm": True}),
     "resnet8": (ResNet8, {"width": 4}),
     "resnet18": (ResNet18, {"width": 4, "width_factor": 2}),
     "resnet18_plain": (ResNet18, {"width": 4, "skip_connections": False}),
+    "resnet50": (ResNet50, {"width": 2}),
     "shufflenet": (ShuffleNet, {"groups": 1}),
+    "shufflenet_v2": (ShuffleNetV2, {"stage_channels": (8, 16, 32), "last_channels": 16}),
 }
 
 
@@ -71,6 +78,9 @@ def test_logits_have_one_row_a_sample(name, shape):
         (lambda: ResNet18(CIFAR, 10), 11_173_962),
         # FedMA's VGG-9 (3.49 M).
         (lambda: VGG9(CIFAR, 10), 3_491_530),
+        # torchvision's ShuffleNet v2 × 1.0 and × 0.5 on ImageNet; the stride of the stem has none.
+        (lambda: ShuffleNetV2(CIFAR, 1000), 2_278_604),
+        (lambda: ShuffleNetV2(CIFAR, 1000, (48, 96, 192)), 1_366_792),
         (
             lambda: ConvNet(CIFAR, 10, **SMALL_CONVNET),
             (3 * 9 + 1) * 16 + (16 * 9 + 1) * 32 + (32 * 9 + 1) * 32 + 2048 * 10 + 10,
@@ -79,6 +89,24 @@ def test_logits_have_one_row_a_sample(name, shape):
 )
 def test_parameter_counts(model, expected):
     assert count(model()) == expected
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        # torchvision's counts with 1,000 classes.
+        (ResNet34, 21_797_672),
+        (ResNet50, 25_557_032),
+        (ResNet101, 44_549_160),
+        (ResNet152, 60_192_808),
+    ],
+)
+def test_deep_residual_networks_have_the_published_counts(network, expected):
+    with torch.device("meta"):
+        model = network((3, 224, 224), 1000, stem="large")
+        assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+        before = model.pool1(model.conv1(torch.empty(1, 3, 224, 224)))
+    assert count(model) == expected and before.shape[2:] == (56, 56)
 
 
 def test_geiping_convnet_ends_in_36_width_features():
@@ -126,7 +154,7 @@ def test_gradient_map_is_differentiable_and_vmappable(name):
     torch.testing.assert_close(slope, (single * direction).sum())
 
 
-@pytest.mark.parametrize("name", ["convnet", "vgg9_bn", "resnet8", "shufflenet"])
+@pytest.mark.parametrize("name", ["convnet", "vgg9_bn", "resnet8", "shufflenet_v2"])
 def test_batch_norm_in_train_mode_works(name):
     make, settings = NETWORKS[name]
     gradient_map = GradientMap(make((1, 28, 28), 10, **settings), batch_norm="batch")
@@ -163,6 +191,7 @@ def test_shuffle_channels_is_undone_by_the_complementary_shuffle():
         (lambda: ConvNet(CIFAR, 10, pool_after=(9,)), "pool_after must name convolutions 1 … 8"),
         (lambda: ResNet18(CIFAR, 10, width_factor=0), "width_factor must be at least 1, got 0"),
         (lambda: ShuffleNet(CIFAR, 10, groups=5), "groups must be one of .*got 5"),
+        (lambda: ShuffleNetV2(CIFAR, 10, (8, 15, 32)), "3 positive even numbers, got .8, 15, 32"),
         (lambda: MLP(CIFAR, 10, hidden_features=[0]), "hidden_features must be at least 1"),
     ],
 )

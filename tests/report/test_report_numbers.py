@@ -15,6 +15,7 @@ from flwr_leakage.report.grades import EXACT_DB, grade
 from flwr_leakage.report.header import describe, facts, flatten, given_to_attacker, planned_rounds
 from flwr_leakage.report.index import Index, count, label, number
 from flwr_leakage.report.remedies import remedies
+from flwr_leakage.report.score_tables import left_out_by_plan, scores_table
 from flwr_leakage.report.story import sentences
 from flwr_leakage.report.tables import (
     attacks_table,
@@ -24,7 +25,6 @@ from flwr_leakage.report.tables import (
     events_table,
     missing,
     rounds_table,
-    scores_table,
 )
 from flwr_leakage.report.verdict import judge
 
@@ -67,10 +67,10 @@ def spared(server_round, client_id, images, reason):
 
 def test_a_grade_compares_with_the_blind_guess():
     assert grade(EXACT_DB, 12.0) == "exact" and grade(EXACT_DB - 0.1, 12.0) == "recognisable"
-    assert [grade(12.0 + more, 12.0) for more in (6.0, 5.9, 1.5, 1.4, -3.0)] == [
+    assert [grade(12.0 + more, 12.0) for more in (5.0, 4.9, 1.5, 1.4, -3.0)] == [
         "recognisable", "partly", "partly", "nothing", "nothing",
     ]  # fmt: skip
-    assert grade(12.5, 12.0, ssim=0.45, blind_ssim=0.1) == "recognisable"
+    assert grade(12.5, 12.0, ssim=0.61, blind_ssim=0.1) == "recognisable"
     assert grade(12.5, 12.0, ssim=0.27, blind_ssim=0.1) == "partly"
     assert (
         grade(14.0, 12.0, lpips=0.05) == "recognisable" and grade(14.0, 12.0, lpips=0.5) == "partly"
@@ -91,17 +91,55 @@ def test_verdict_counts_grades_and_names_who_is_most_at_risk():
     records += [metric(2, 1, 0, 61.0), metric(1, 2, 0, None), objective(1, 2, None, "it diverged.")]
     verdict = judge(with_blind(*records, objective(1, 1, 0.1)), [])
     assert verdict.sentence == (
-        "Private images leak. 5 attempts on single images of 3 clients in 2 rounds: 2 exact, "
-        "1 recognisable, 1 nothing, 1 without result."
+        "Private images leak. 5 attempts (an image in a round) in 2 rounds, on 3 clients: "
+        "2 exact, 1 recognisable, 1 nothing, 1 without result."
     )
     assert verdict.level == "leak" and "48.1 dB" in verdict.rule
     assert verdict.details[0].startswith(
-        "Most at risk: client 1: 2 exact; its worst case reached 61.0 dB in round 2."
+        "Most at risk: client 1: 2 exact (attempts); its worst case reached 61.0 dB in round 2."
     )
     assert verdict.details[1] == (
         "Attack could not be applied, or gave no result, on 1 of 2 attacked updates (client 2): "
         "it diverged."
     )
+
+
+def test_verdict_says_where_labels_were_wrong():
+    def details(*right):
+        records = [metric(1, 0, i, value, "label_accuracy") for i, value in enumerate(right)]
+        return judge(with_blind(metric(1, 0, 0, 11.0), *records), []).details
+
+    assert any("the attack had 1 of 2 right" in text for text in details(1.0, 0.0))
+    assert not any("Labels:" in text for text in details(1.0, 1.0))
+
+
+def image(server_round, client_id, sample, number):
+    return LeakageRecord("r", server_round, client_id, sample, "client", "image", number)
+
+
+def test_verdict_counts_images_where_the_truth_tells_them_apart():
+    # Client 0 has one image, at another place in round 2; client 1 has another one.
+    records = [metric(1, 0, 0, 60.0), metric(2, 0, 3, 20.0), metric(1, 1, 0, 11.0)]
+    numbers = [image(1, 0, 0, 1.0), image(2, 0, 3, 1.0), image(1, 1, 0, 1.0)]
+    verdict = judge(with_blind(*records, *numbers), [])
+    assert verdict.sentence == (
+        "Private images leak. 2 images of 2 clients, each by its worst round: 1 exact, 1 nothing."
+    )
+    assert verdict.details[0] == (
+        "Over all 3 attempts (an image in a round) in 2 rounds: 1 exact, 1 recognisable, 1 nothing."
+    )
+    assert verdict.details[1] == (
+        "Most at risk: client 0: 1 exact; its worst case reached 60.0 dB in round 1, image 1. "
+        "It leaks in rounds 1 and 2."
+    )
+
+
+def test_verdict_and_tables_name_the_same_client_first():
+    # The worst grades are equal: client 1 leaks more often, client 0 has more decibels once.
+    records = [metric(1, 0, 0, 90.0), metric(1, 0, 1, 8.0), metric(1, 1, 0, 60.0)]
+    index = with_blind(*records)
+    assert any("Most at risk: client 1:" in text for text in judge(index, []).details)
+    assert column(clients_table(index, [], attempts(index), 10), "client") == ["1", "0"]
 
 
 def test_verdict_below_the_blind_guess_is_nothing_and_warns_that_other_attacks_may_do_better():
@@ -190,7 +228,7 @@ def test_a_what_if_is_measured_on_the_same_attempts():
     [remedy] = remedies(with_blind(*records[:2], *records[2:]), metadata)
     assert remedy.defense == "pruning (Pruning, prune ratio 0.9)"
     assert remedy.sentence.startswith(
-        "On the same 1 attempts, 1 exact (median 60.0 dB) would have become 1 nothing (median "
+        "On the same 1 attempt, 1 exact (median 60.0 dB) would have become 1 nothing (median "
         "11.0 dB). It would have changed an update by 50 % of its length"
     )
     assert "a run with that defense" in remedy.sentence
@@ -264,6 +302,19 @@ def test_missing_values_of_one_reason_share_a_sentence():
         "LPIPS, SSIM: all missing (no weights).",
         "MSE: all missing (reason 0; reason 1; reason 2; 2 further reasons).",
     )
+
+
+def test_what_the_plan_of_scoring_left_out_is_one_sentence():
+    notes = ("29 of 30 samples not scored: budget", "1,119 of 1,120 samples not scored: budget")
+    records = [score(1, i, 0, 1.0) for i in range(2)]
+    records += [
+        LeakageRecord("r", 1, i, -1, "score", "s", None, "1", "", note)
+        for i, note in enumerate(notes)
+    ]
+    index = Index(records)
+    [told] = left_out_by_plan(index)
+    assert told.startswith("s: 1,148 of 1,150 samples were left out by the plan of scoring")
+    assert missing(index, "score") == ()
 
 
 def test_attacks_table_counts_those_without_result():
@@ -432,11 +483,13 @@ def test_charts_follow_the_page_and_repeat_exactly():
 def test_the_story_chart_shares_its_rounds_and_shows_accuracy_as_percentages():
     leakage = {0: {1: [100.0], 3: [90.0]}, 1: {1: [20.0, 30.0]}}
     blind_guess = {1: [12.0], 3: [12.0]}
-    chart = story_chart({0: [0.1], 1: [0.5]}, leakage, blind_guess, {1: [14.0]}, "s", "d")
+    chart = story_chart(
+        {0: [0.1], 1: [0.5]}, leakage, blind_guess, {"a": {1: [14.0]}, "b<": {1: [13.0]}}, "s", "d"
+    )
     texts = re.findall(r"<text[^>]*>([^<]*)<", chart)
     assert {"0", "25", "50", "75", "100", "test accuracy, %", "PSNR of images, dB"} <= set(texts)
     assert {"round of training", "client 0, median", "client 1, median"} <= set(texts)
-    assert {"blind guess, median", "what if, median"} <= set(texts)
+    assert {"blind guess, median", "if a, median", "if b, median"} <= set(texts)
     assert texts.count("round of training") == 1
     many = story_chart({}, {c: {1: [20.0]} for c in range(9)}, {}, {}, "s", "d")
     assert "all clients, median" in many

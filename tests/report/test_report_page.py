@@ -99,9 +99,9 @@ def test_the_whole_page(run_folder):
     _, page = report(run_folder)
     for words in (
         "This file contains private training images",
-        "Private images leak. 12 attempts on single images of 3 clients in 2 rounds: "
+        "Private images leak. 12 attempts (an image in a round) in 2 rounds, on 3 clients: "
         "6 recognisable, 4 nothing, 2 without result.",
-        "Recognisable: 6 dB nearer to the original than the blind guess",
+        "Recognisable: 5 dB nearer to the original than the blind guess",
         "Attack could not be applied, or gave no result, on 1 of 6 attacked updates (client 2)",
         "it was given: the true labels; each client’s update on its own.",
         "What is not covered",

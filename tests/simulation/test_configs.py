@@ -21,6 +21,7 @@ from flwr_leakage.simulation.overrides import check_overrides
 NEED_FILES = {
     "npz": "root",
     "image_folder": "root",
+    "imagenette": "root",
     "mnist_npz": "root",
     "fashion_mnist_npz": "root",
     "cifar10_npz": "root",
@@ -79,6 +80,8 @@ def test_every_model_builds_an_experiment(tmp_path, model):
         ("defense=prunning", "did you mean 'pruning'?"),
         ("attack.attack=3", "did you mean 'attacks'?"),
         ("defense=none,gausian", "did you mean 'gaussian'?"),
+        ("foo", "an override is group=option or key=value, got 'foo'; `flwr-leakage list`"),
+        ("pruning", "do you mean defense=pruning?"),
     ],
 )
 def test_a_mistyped_override_names_what_exists(argument, said):

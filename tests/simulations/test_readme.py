@@ -1,5 +1,6 @@
 """The snippets of the README and of the guide need nothing but what an app of one's own has."""
 
+import json
 import re
 from pathlib import Path
 
@@ -16,6 +17,11 @@ ROOT = Path(__file__).parents[2]
 class Net(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+
+
+def code_of_notebook(page):
+    cells = json.loads((ROOT / page).read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
 def snippets(page):
@@ -47,3 +53,32 @@ def test_the_snippets_by_hand_import_and_define_what_they_use(tmp_path, monkeypa
     assert isinstance(names["audit"], ServerAudit)
     assert start
     names["tracker"].close()
+
+
+def test_the_tutorial_does_what_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "tutorial"}
+    for block in snippets("docs/tutorial.md"):
+        exec(block, names)
+    assert all(names["psnr"].value > 48)
+    plain, pruned = capsys.readouterr().out.splitlines()[-2:]
+    assert plain.startswith("| plain | 1 | 2 | 2 | 100% | 120.0") and pruned.startswith("| pruned")
+    assert (tmp_path / "leakage" / "plain" / "report.html").is_file()
+
+
+def test_the_notebook_does_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "notebook"}
+    for cell in code_of_notebook("docs/one_update.ipynb"):
+        exec(cell, names)
+    assert names["decibels"] > 100 and names["under_noise"] < 25
+
+
+def test_links_between_the_pages_lead_somewhere_and_the_site_shows_every_page():
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for page in pages:
+        targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+        assert [t for t in targets if not (page.parent / t).exists()] == [], page.name
+    shown = set(re.findall(r"[\w-]+\.(?:md|ipynb)", (ROOT / "mkdocs.yml").read_text()))
+    kept = {path.name for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".ipynb")}
+    assert shown == kept

@@ -1,9 +1,11 @@
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.tracking.mlflow import MlflowTracker
 from flwr_leakage.tracking.tensorboard import TensorBoardTracker
 from flwr_leakage.tracking.wandb import WandbTracker
 
@@ -76,11 +78,79 @@ def test_images_are_sent_where_the_setting_says_so(tmp_path, monkeypatch):
     assert image == ("image", (4, 5, 3), "uint8") and content["server_round"] == 1
 
 
+class FakeMlflow(Fake):
+    """An ``MlflowClient`` that knows no experiment yet."""
+
+    def get_experiment_by_name(self, name):
+        return None
+
+    def create_run(self, experiment_id, run_name):
+        self.calls.append(("create_run", (), {"run_name": run_name}))
+        return SimpleNamespace(info=SimpleNamespace(run_id="7"))
+
+
+def test_mlflow_gets_the_median_of_each_round_and_counts_of_events(tmp_path):
+    client = FakeMlflow()
+    tracker = MlflowTracker(tmp_path / "demo", client=client)
+    for server_round, value in [(1, 10.0), (1, 30.0), (1, 12.0), (2, 5.0)]:
+        tracker.log(psnr(server_round, value))
+    tracker.event(RunEvent("r", 2, 4, "error", "a secret in a message"))
+    tracker.image(2, 0, 0, "original", torch.zeros(1, 2, 2))
+    tracker.close()
+    assert client.named("create_run") == [((), {"run_name": "demo"})]
+    assert client.named("log_metric") == [
+        (("7", "metric/psnr", 12.0), {"step": 1}),
+        (("7", "metric/psnr", 5.0), {"step": 2}),
+        (("7", "events/error", 1.0), {"step": 2}),
+    ]
+    assert client.calls[-1][0] == "set_terminated" and "secret" not in str(client.calls)
+    assert client.named("log_image") == []
+
+
+def test_mlflow_itself_keeps_what_it_was_sent(tmp_path):
+    mlflow = pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+    tracker = MlflowTracker(tmp_path, upload_images=True)
+    tracker.log(psnr(1, 10.0))
+    tracker.log(psnr(3, 20.0))
+    tracker.image(3, 0, 0, "original", torch.rand(3, 4, 4))
+    tracker.close()
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("flwr-leakage")
+    [run] = client.search_runs([experiment.experiment_id])
+    kept = client.get_metric_history(run.info.run_id, "metric/psnr")
+    assert [(m.step, m.value) for m in kept] == [(1, 10.0), (3, 20.0)]
+    assert run.info.status == "FINISHED"
+    [image] = client.list_artifacts(run.info.run_id, "original")
+    assert image.path == "original/round_3_client_0_sample_0.png"
+
+
+def test_tensorboard_itself_keeps_what_it_was_sent(tmp_path):
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.log(psnr(1, 10.0))
+    tracker.log(psnr(3, 20.0))
+    tracker.close()
+    written = EventAccumulator(str(tmp_path)).Reload()
+    assert [(s.step, s.value) for s in written.Scalars("metric/psnr")] == [(1, 10.0), (3, 20.0)]
+
+
+def test_wandb_itself_takes_what_it_is_sent(tmp_path):
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    tracker = WandbTracker(tmp_path, mode="offline", upload_images=True)
+    tracker.log(psnr(1, 10.0))
+    tracker.image(1, 0, 0, "original", torch.rand(3, 4, 4))
+    tracker.close()
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
 @pytest.mark.parametrize(
     ("tracker", "module", "extra"),
     [
         (TensorBoardTracker, "torch.utils.tensorboard", "tensorboard"),
         (WandbTracker, "wandb", "wandb"),
+        (MlflowTracker, "mlflow.tracking", "mlflow"),
     ],
 )
 def test_a_missing_extra_is_named(tmp_path, monkeypatch, tracker, module, extra):

@@ -24,7 +24,7 @@ from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.assumed import AssumedTargets, answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
-from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Optimizer
+from flwr_leakage.attacks.optimizers.base import Evaluate, FirstValues, Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.attacks.starts.base import Initialisation
@@ -38,7 +38,8 @@ class GradientInversion:
 
     Targets of equal shape and schedule are solved together; every one has its own optimizer
     state and its own random stream, so that the result equals solving it alone. The best iterate
-    is chosen by the attacker's own objective.
+    is chosen by the attacker's own objective. A result's stats have the objective at the start as
+    ``initial_objective``, penalties included, so that the loss drop can be told.
 
     Attributes:
         objective: distance of the candidate's pseudo-gradient from the observed one.
@@ -52,6 +53,10 @@ class GradientInversion:
         order: how the order of the samples over several local steps is found; without it,
             samples are taken in the order of their labels. Not used where the threat model grants
             the labels of every step, unless epochs are reshuffled.
+        normalize_by: what BatchNorm normalises a candidate with. ``candidate``: its own batch, or
+            what the threat model says, as the client does. ``granted``: the private statistics
+            that the threat model grants, as constants (BN_exact of Huang et al. 2021, section 3).
+            ``running``: the server's buffers (BN_proxy). Only for clients in train mode.
         box: keep candidates within pixels [0, 1].
         dtype: precision of the computation.
         relu_sharpness: β of ReLU's smoothed second derivative, > 0; ``None`` leaves it zero. See
@@ -74,6 +79,7 @@ class GradientInversion:
     initialisation: Initialisation = field(default_factory=Grey)
     optimizer: Optimizer = field(default_factory=LBFGS)
     order: OrderSearch | None = None
+    normalize_by: Literal["candidate", "granted", "running"] = "candidate"
     box: bool = True
     dtype: Literal["float32", "float64"] = "float32"
     relu_sharpness: float | None = None
@@ -99,6 +105,10 @@ class GradientInversion:
             raise ValueError(f"relu_sharpness must be positive, got {self.relu_sharpness}.")
         if self.batching == "products" and self.order is not None:
             raise ValueError("products take one plain gradient, whose samples have no order.")
+        if self.normalize_by not in ("candidate", "granted", "running"):
+            raise ValueError(
+                f"normalize_by must be candidate, granted or running, got {self.normalize_by!r}."
+            )
         if isinstance(self.labels, str) and self.labels != "joint":
             raise ValueError(f"labels must be a label attack or 'joint', got {self.labels!r}.")
 
@@ -138,6 +148,8 @@ class GradientInversion:
         """
         observation = job.observations[indices[0]]
         problem = pose(job.gradient_map, job.spec, observation, job.threat)
+        if self.normalize_by != "candidate" and job.gradient_map.uses_batch_statistics:
+            problem = problem.normalized_by(self.normalize_by)
         problem = problem.to(getattr(torch, self.dtype))
         like = next(iter(problem.params.values()))
         # Restarts share the labels: group consistency averages samples over the restarts.
@@ -215,10 +227,14 @@ class GradientInversion:
         if self._searches_order(rows.assumed):
             rows = self._search_order(rows, batching, report, budget)
         evaluate = self._objective_of(rows, batching)
-        found = self.optimizer(evaluate, rows.points, bounds, report, budget)
+        begun = FirstValues(evaluate, len(rows.points))
+        found = self.optimizer(begun, rows.points, bounds, report, budget)
         share = (time.process_time() - began) / len(rows.points)
         stats = {"cpu_seconds": share, "batching": batching, **stop_mark(found.stopped)}
-        results = [_reconstruction(rows, found, row, stats) for row in range(len(rows.points))]
+        results = [
+            _reconstruction(rows, found, row, {**stats, "initial_objective": begun.values[row]})
+            for row in range(len(rows.points))
+        ]
         count = len(chunk[0].indices)
         return [results[begin : begin + count] for begin in range(0, len(results), count)]
 

@@ -1,5 +1,6 @@
 """What an optimizer of many rows is given, and what it returns."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -61,3 +62,31 @@ class Optimizer(Protocol):
         Once the budget is spent, it ends with the best points that it has.
         """
         ...
+
+
+class FirstValues:
+    """An objective that remembers each row's value at the first point where it was asked for.
+
+    An optimizer asks at its start first, so that this is where the objective begins: a paper's
+    loss drop is the first value less the best one.
+
+    Args:
+        evaluate: what is asked.
+        count: R, the rows.
+
+    Attributes:
+        values: one a row; NaN until it is asked.
+    """
+
+    def __init__(self, evaluate: Evaluate, count: int) -> None:
+        self._evaluate = evaluate
+        self.values = [math.nan] * count
+
+    def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``Evaluate``."""
+        found, gradients = self._evaluate(points, rows)
+        if any(math.isnan(value) for value in self.values):
+            for row, value in zip(rows.tolist(), found.tolist(), strict=True):
+                if math.isnan(self.values[row]):
+                    self.values[row] = value
+        return found, gradients

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flwr_leakage.attacks.distance import relative_squared_distance
+from flwr_leakage.attacks.distance import relative_squared_distance, squared_distance
 from flwr_leakage.params import Params
 
 
@@ -12,15 +12,18 @@ from flwr_leakage.params import Params
 class Euclidean:
     """The objective of DLG and iDLG, made scale-free: ``scale · ‖g − g*‖² / ‖g*‖²``.
 
-    Dividing by the observed norm changes no minimum, and makes tolerances comparable over
-    models.
+    Dividing by the observed norm changes no minimum, and makes tolerances and the weights of
+    priors comparable over models. The papers' own objective is not divided.
 
     Attributes:
         scale: factor of the objective, > 0.
+        relative: divide by ‖g*‖².
     """
 
     scale: float = 1.0
+    relative: bool = True
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
         """Distance of the candidate's gradient from the observed one, a scalar."""
-        return self.scale * relative_squared_distance(candidate, observed)
+        distance = relative_squared_distance if self.relative else squared_distance
+        return self.scale * distance(candidate, observed)

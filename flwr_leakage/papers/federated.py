@@ -1,0 +1,222 @@
+"""Leakage over the rounds of a federation, and whether a client's score foretells it."""
+
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from flwr_leakage.correlation import Correlation, spearman
+from flwr_leakage.papers.findings import Claim, Findings, Row
+from flwr_leakage.papers.intervals import means, unpaired_difference
+from flwr_leakage.papers.judge import by_sign, not_compared
+from flwr_leakage.papers.lab import Lab
+from flwr_leakage.simulation.config import compose
+from flwr_leakage.simulation.run import launch
+from flwr_leakage.tracking import RunData, read_run
+
+SIGNS = {"gradient_norm": -1.0, "lambda_max": -1.0}
+"""Of the correlation with PSNR that LAVP (Hong et al. 2024, Table 1) reports under L2 attacks."""
+
+PRINTED = {"gradient_norm": "-0.35", "lambda_max": "-0.51"}
+"""LAVP's Table 1, CIFAR-10 and L2."""
+
+
+@dataclass(frozen=True)
+class LeakageOverRounds:
+    """Leakage over rounds under FedAvg and FedAdam, IID and Dirichlet, with and without defenses.
+
+    A federation trains from one initialisation; every few rounds the server attacks each client's
+    update, and each client has scored the same samples before it sent them. Beside the leak stand
+    the accuracy and the correlation of a score in round t with what the server got in round t.
+
+    Attributes:
+        overrides: of the default config, for every run: data, model, attack.
+        strategies: options of the group ``strategy``.
+        partitions: options of the group ``partition``.
+        defenses: options of the group ``defense``.
+        clients: in each federation.
+        rounds: of training.
+        every: rounds from one attack to the next.
+        images: of a client in a round, all in one step.
+        seeds: of the runs.
+    """
+
+    overrides: tuple[str, ...]
+    strategies: tuple[str, ...]
+    partitions: tuple[str, ...]
+    defenses: tuple[str, ...]
+    clients: int
+    rounds: int
+    every: int
+    images: int
+    seeds: tuple[int, ...] = (100,)
+
+    def run(self, lab: Lab) -> Findings:
+        """Run every federation."""
+        samples: list[Row] = []
+        for strategy, partition, defense, seed in itertools.product(
+            self.strategies, self.partitions, self.defenses, self.seeds
+        ):
+            chosen = (strategy, partition, defense, seed)
+            common = {
+                k: v
+                for k, v in asdict(self).items()
+                if k not in ("strategies", "partitions", "defenses", "seeds")
+            }
+            name = f"{strategy}, {partition}, {defense}, seed {seed}"
+            compute = partial(self._federate, *chosen)
+            samples += lab.rows(name, {**common, "chosen": list(chosen)}, compute)
+        table = [
+            self._cells([r for r in samples if _key(r) == key])
+            for key in dict.fromkeys(_key(row) for row in samples)
+        ]
+        return Findings(
+            table,
+            (*self._judge_defenses(samples), *self._judge_scores(samples), *self._late(samples)),
+            {"federated_leakage": _figure(table)},
+            "the updates, the model and the local schedule; labels are inferred.",
+            (
+                "No paper has this table; where a number of a paper stands beside, it is of single "
+                "images and another network.",
+                "Intervals are of images; those of one run share its weights.",
+            ),
+        )
+
+    def _federate(self, strategy: str, partition: str, defense: str, seed: int) -> list[Row]:
+        with tempfile.TemporaryDirectory() as folder:
+            overrides = [
+                f"strategy={strategy}",
+                f"partition={partition}",
+                f"defense={defense}",
+                f"seed={seed}",
+                f"num_clients={self.clients}",
+                f"num_rounds={self.rounds}",
+                f"selection.every={self.every}",
+                f"client.num_examples={self.images}",
+                f"client.batch_size={self.images}",
+                "client.num_steps=1",
+                "selection.max_examples=null",
+                "scoring.relative_cost=null",
+                f"scoring.every={self.every}",
+                "server.attack_max_seconds=null",
+                "what_if=null",
+                *self.overrides,
+            ]
+            launch(compose(overrides, folder))
+            found = read_run(Path(folder))
+        beside: Row = {"strategy": strategy, "partition": partition, "defense": defense}
+        return [{**beside, "seed": seed, **row} for row in _samples(found)]
+
+    def _cells(self, rows: Sequence[Row]) -> Row:
+        first = rows[0]
+        cells: Row = {
+            "strategy": first["strategy"],
+            "partition": first["partition"],
+            "defense": first["defense"],
+            "round": first["round"],
+            "n": len(rows),
+        }
+        return cells | means(rows, ("accuracy", "psnr"))
+
+    def _judge_defenses(self, samples: Sequence[Row]) -> Iterator[Claim]:
+        for defense in self.defenses:
+            if defense != "none":
+                text = f"{defense} hides: PSNR less that of no defense, all federations."
+                mine = [row.get("psnr") for row in samples if row["defense"] == defense]
+                none = [row.get("psnr") for row in samples if row["defense"] == "none"]
+                yield _difference(text, mine, none)
+
+    def _judge_scores(self, samples: Sequence[Row]) -> Iterator[Claim]:
+        """The correlation of a score and PSNR among the images of undefended rounds."""
+        plain = [row for row in samples if row["defense"] == "none"]
+        for score, sign in SIGNS.items():
+            text = f"A client's {score} in round t foretells PSNR in round t: Spearman, no defense"
+            found = _within_rounds(plain, score)
+            if found.coefficient is None or found.low is None or found.high is None:
+                yield not_compared(f"{text}.", PRINTED[score], found.note or "too few values")
+                continue
+            interval = (found.coefficient, found.low, found.high)
+            yield by_sign(f"{text} (LAVP, Table 1).", PRINTED[score], interval, found.n, sign)
+
+    def _late(self, samples: Sequence[Row]) -> Iterator[Claim]:
+        rounds = sorted({int(row["round"] or 0) for row in samples})
+        plain = [row for row in samples if row["defense"] == "none"]
+        late, early = (
+            [row.get("psnr") for row in plain if row["round"] == number]
+            for number in (rounds[-1], rounds[0])
+        )
+        text = (
+            f"Updates leak less in round {rounds[-1]} than in round {rounds[0]}: PSNR, no defense."
+        )
+        yield _difference(text, late, early)
+
+
+Value = str | int | float | None
+
+
+def _key(row: Row) -> tuple[Value, ...]:
+    return tuple(row[name] for name in ("strategy", "partition", "defense", "round"))
+
+
+def _samples(found: RunData) -> list[Row]:
+    """One row for each attacked image: its scores, its PSNR, the accuracy after the round."""
+    rows: dict[tuple[int, int, int], Row] = {}
+    accuracy: dict[int, float | None] = {}
+    for record in found.records:
+        if record.name == "test_accuracy":
+            accuracy[record.server_round] = record.value
+        wanted = record.name == "psnr" or (record.kind == "score" and record.name in SIGNS)
+        if wanted and record.sample >= 0:
+            where = (record.server_round, record.client_id, record.sample)
+            rows.setdefault(where, {})[record.name] = record.value
+    found_rows: list[Row] = []
+    for (server_round, client, sample), row in sorted(rows.items()):
+        if "psnr" in row:
+            place: Row = {"round": server_round, "client": client, "sample": sample}
+            found_rows.append({**place, "accuracy": accuracy[server_round], **row})
+    return found_rows
+
+
+def _within_rounds(rows: Sequence[Row], score: str) -> Correlation:
+    """Spearman of ranks within each federation and round: the weights of a group are the same."""
+    groups: dict[tuple[Value, ...], list[Row]] = {}
+    for row in rows:
+        if row.get(score) is not None and row.get("psnr") is not None:
+            groups.setdefault((*_key(row), row["seed"]), []).append(row)
+    left: list[float] = []
+    right: list[float] = []
+    for group in groups.values():
+        for name, ranks in ((score, left), ("psnr", right)):
+            order = sorted(range(len(group)), key=lambda i: float(group[i][name] or 0))
+            places = {place: rank for rank, place in enumerate(order)}
+            ranks += [(places[i] + 0.5) / len(group) for i in range(len(group))]
+    return spearman(left, right)
+
+
+def _difference(text: str, first: Sequence[Value], second: Sequence[Value]) -> Claim:
+    left, right = ([float(v) for v in side if v is not None] for side in (first, second))
+    count = min(len(left), len(right))
+    if count < 2:
+        return not_compared(text, "–", "too few images were reconstructed")
+    return by_sign(text, "–", unpaired_difference(left, right), count, -1.0)
+
+
+def _figure(table: Sequence[Row]) -> Figure:
+    figure = Figure(figsize=(6.5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in table:
+        if row.get("psnr") is not None:
+            name = f"{row['strategy']}, {row['partition']}, {row['defense']}"
+            lines.setdefault(name, []).append((float(row["round"] or 0), float(row["psnr"] or 0)))
+    for name, points in lines.items():
+        style = {"none": "-", "pruning": "--"}.get(name.rpartition(", ")[2], ":")
+        axes.plot(*zip(*points, strict=True), style, marker="o", ms=3, label=name)
+    axes.set_xlabel("round")
+    axes.set_ylabel("PSNR, dB (higher: leaks more)")
+    axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure

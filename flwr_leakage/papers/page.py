@@ -1,0 +1,183 @@
+"""What an experiment leaves: ``findings.json``, ``table.csv``, figures, a page, and the index."""
+
+import csv
+import inspect
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr_leakage.papers.experiment import Experiment
+from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row
+from flwr_leakage.papers.parts import write_atomically
+
+PRIVATE = ("lab.",)
+"""Overrides that name folders of a machine; their values are not written down."""
+
+
+def write_page(
+    folder: Path,
+    name: str,
+    size: str,
+    experiment: Experiment,
+    settings: Mapping[str, Any],
+    findings: Findings,
+    seconds: float,
+    overrides: Sequence[str],
+) -> Path:
+    """Write everything about one experiment.
+
+    Args:
+        folder: of this experiment.
+        name: as in ``experiment=NAME``.
+        size: ``smoke``, ``cpu`` or ``paper``.
+        experiment: its docstring gives the title and the words above the table.
+        settings: as in the config, without the target.
+        findings: what it found.
+        seconds: CPU seconds of all of its parts, on whichever run they were computed.
+        overrides: of the command line.
+
+    Returns:
+        The page, ``NAME.md``.
+    """
+    figures = {label: f"{label}.png" for label in findings.figures}
+    for label, figure in findings.figures.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / figures[label], dpi=90, bbox_inches="tight")
+    title, _, words = (inspect.getdoc(type(experiment)) or name).partition("\n")
+    command = f"python simulations/run.py {' '.join(_spelled(name, size, overrides))}"
+    kept = {
+        "name": name,
+        "size": size,
+        "title": title.rstrip("."),
+        "command": command,
+        "cpu_seconds": round(seconds, 1),
+        "settings": settings,
+        "claims": [{**asdict(c), "judgement": c.judgement.value} for c in findings.claims],
+        "rows": findings.rows,
+    }
+    about = words.partition("Attributes:")[0].strip()
+    text = "\n\n".join(
+        part
+        for part in (
+            f"# {kept['title']}",
+            about,
+            f"Attacker: {findings.attacker}",
+            f"    {command}",
+            f"Size `{size}`, {_duration(seconds)} of CPU time.",
+            "## The paper's claims",
+            _table([_claim_row(claim) for claim in findings.claims]),
+            *[f"![{label}]({file})" for label, file in figures.items()],
+            "## Numbers",
+            _table(findings.rows),
+            "\n".join(f"- {remark}" for remark in findings.remarks),
+            "## Settings",
+            _table([{"setting": k, "value": json.dumps(v)} for k, v in settings.items()]),
+        )
+        if part
+    )
+    # The JSON last: who sees it sees the whole.
+    for file, content in {
+        "table.csv": _csv(findings.rows),
+        f"{name}.md": text + "\n",
+        "findings.json": json.dumps(kept, indent=1, default=str) + "\n",
+    }.items():
+        write_atomically(folder / file, partial(_write_text, content))
+    return folder / f"{name}.md"
+
+
+def write_index(results: Path) -> Path:
+    """Write ``README.md`` of all experiments in ``results``: judgements, n, CPU time."""
+    found = [json.loads(path.read_text()) for path in sorted(results.glob("*/findings.json"))]
+    total = Counter(claim["judgement"] for one in found for claim in one["claims"])
+    rows: list[Row] = []
+    for one in found:
+        counts = Counter(claim["judgement"] for claim in one["claims"])
+        sizes = [claim["n"] for claim in one["claims"]]
+        rows.append(
+            {
+                "experiment": f"[{one['name']}]({one['name']}/{one['name']}.md)",
+                "what": one["title"],
+                "size": one["size"],
+                **{j.value: counts[j.value] for j in Judgement},
+                "n": f"{min(sizes)} to {max(sizes)}" if sizes else None,
+                "CPU time": _duration(one["cpu_seconds"]),
+            }
+        )
+    seconds = sum(one["cpu_seconds"] for one in found)
+    summary = ", ".join(f"{total[j.value]} {j.value}" for j in Judgement)
+    text = (
+        "# The papers' experiments\n\n"
+        "Each line was written by `python simulations/run.py +experiment=NAME size=SIZE`; the "
+        "numbers are how many of the paper's claims were judged so. An interval that holds the "
+        "paper's number is not asked for: the networks and iterations are smaller.\n\n"
+        f"{_table(rows)}\n\n{sum(total.values())} claims: {summary}. "
+        f"CPU time {_duration(seconds)}.\n"
+    )
+    path = results / "README.md"
+    write_atomically(path, lambda unfinished: unfinished.write_text(text))
+    return path
+
+
+def _write_text(content: str, path: Path) -> None:
+    path.write_text(content)
+
+
+def _spelled(name: str, size: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides that name the experiment again, without folders."""
+    rest = [o for o in overrides if o.lstrip("+").split("=")[0] not in ("experiment", "size")]
+    hidden = [f"{o.split('=')[0]}=…" if o.lstrip("+").startswith(PRIVATE) else o for o in rest]
+    return [f"+experiment={name}", f"size={size}", *[h for h in hidden if "run_dir" not in h]]
+
+
+def _claim_row(claim: Claim) -> Row:
+    interval = None if claim.low is None else f"{_cell(claim.low)} … {_cell(claim.high)}"
+    return {
+        "claim": claim.text,
+        "paper": claim.paper,
+        "ours": claim.ours,
+        "95 % interval": interval,
+        "n": claim.n,
+        "judgement": f"**{claim.judgement.value}**",
+        "reason": claim.reason,
+    }
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """All names, in the order in which rows bring them."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _table(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    columns = _columns(rows)
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[_cell(row.get(name)).replace("|", r"\|") for name in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.2f}"
+    return str(value)
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

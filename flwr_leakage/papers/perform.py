@@ -1,0 +1,86 @@
+"""Run one experiment of a paper and write its page."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flwr_leakage.metrics import Lpips
+from flwr_leakage.metrics.perceptual import BackboneUnavailableError
+from flwr_leakage.papers.experiment import Experiment
+from flwr_leakage.papers.lab import Lab
+from flwr_leakage.papers.page import write_index, write_page
+from flwr_leakage.papers.parts import Parts
+
+
+def perform(
+    experiment: Experiment,
+    name: str,
+    size: str,
+    settings: Mapping[str, Any],
+    overrides: Sequence[str],
+    device: str,
+    results: str,
+    cache: str,
+    data_root: str | None = None,
+    lpips: Lpips | None = None,
+) -> Path:
+    """Run an experiment; its page is ``RESULTS/NAME/NAME.md`` (other sizes than cpu: NAME-SIZE).
+
+    Args:
+        experiment: as built.
+        name: as in ``experiment=NAME``.
+        size: ``smoke``, ``cpu`` or ``paper``.
+        settings: of the experiment, for the page.
+        overrides: of the command line, for the page.
+        device: such as ``cpu`` or ``cuda``.
+        results: folder of the pages.
+        cache: folder of trained networks and finished parts, which another run reads back.
+        data_root: folder of ``.npz`` files.
+        lpips: the perceptual distance; left out where its backbone is not at hand.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: a device that this machine does not have.
+    """
+    kept = Path(cache).expanduser()
+    place = _device(device)
+    parts = Parts(kept / "parts" / name)
+    lab = Lab(
+        name=name,
+        size=size,
+        cache=kept / "networks",
+        data_root=None if data_root is None else Path(data_root).expanduser(),
+        lpips=_at_hand(lpips),
+        device=place,
+        part=parts,
+    )
+    findings = experiment.run(lab)
+    seconds = sum(entry.seconds for entry in parts.spent)
+    folder = Path(results) / (name if size == "cpu" else f"{name}-{size}")
+    page = write_page(folder, name, size, experiment, settings, findings, seconds, overrides)
+    write_index(Path(results))
+    print(page)
+    return page
+
+
+def _device(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be one that this machine has, got {name}: no CUDA here.")
+    return device
+
+
+def _at_hand(lpips: Lpips | None) -> Lpips | None:
+    """LPIPS if its backbone can be had; otherwise a line says why its columns are missing."""
+    if lpips is None:
+        return None
+    try:
+        lpips.network()
+    except BackboneUnavailableError as error:
+        print(f"LPIPS is left out: {error}")
+        return None
+    return lpips

@@ -1,0 +1,114 @@
+"""Rank correlations averaged over networks, with intervals, and what they say of a claim."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from flwr_leakage.papers.findings import Claim, Judgement
+
+
+@dataclass(frozen=True)
+class RankCorrelations:
+    """Spearman's ρ between all pairs of columns, the mean over tables.
+
+    A table in which a column is constant has no ρ of it, and does not count in that mean.
+
+    Attributes:
+        columns: names.
+        each: (T, k, k) of every table.
+        draws: (D, k, k) means over tables of rows drawn with replacement.
+        rows: the pairs used, of all tables together.
+    """
+
+    columns: tuple[str, ...]
+    each: NDArray
+    draws: NDArray
+    rows: int
+
+    def rho(self, left: str, right: str) -> float:
+        """The mean of ρ over the tables."""
+        return float(_mean(self.each[:, self._at(left), self._at(right)]))
+
+    def interval(self, left: str, right: str) -> tuple[float, float]:
+        """Its 95 % percentile interval."""
+        return _percentiles(self.draws[:, self._at(left), self._at(right)])
+
+    def more(self, left: str, other: str, right: str) -> tuple[float, float, float]:
+        """ρ(left, right) − ρ(other, right) with its interval: the rows drawn are the same."""
+        difference = (
+            self.draws[:, self._at(left), self._at(right)]
+            - self.draws[:, self._at(other), self._at(right)]
+        )
+        return self.rho(left, right) - self.rho(other, right), *_percentiles(difference)
+
+    def gap(self, left: str, right: str, other: str) -> tuple[float, float, float]:
+        """ρ(left, right) − ρ(left, other) with its interval."""
+        return self.more(right, other, left)
+
+    def _at(self, name: str) -> int:
+        return self.columns.index(name)
+
+
+def rank_correlations(
+    columns: Sequence[str], tables: Sequence[NDArray], num_draws: int, seed: int
+) -> RankCorrelations:
+    """ρ of each table, and bootstrap draws of the mean over the tables.
+
+    The same rows are drawn from every table: they are the same images for other networks. Rows
+    with an entry that is not finite are left out of their table.
+
+    Args:
+        columns: k names.
+        tables: (n, k) each, of the same n rows.
+        num_draws: D.
+        seed: of the draws.
+    """
+    generator = np.random.default_rng(seed)
+    count = len(tables[0])
+    each = np.stack([_spearman(table) for table in tables])
+    draws = []
+    for _ in range(num_draws):
+        chosen = generator.integers(count, size=count)
+        draws.append(_mean(np.stack([_spearman(table[chosen]) for table in tables])))
+    rows = sum(int(np.isfinite(table).all(1).sum()) for table in tables)
+    return RankCorrelations(tuple(columns), each, np.stack(draws), rows)
+
+
+def _spearman(table: NDArray) -> NDArray:
+    kept = table[np.isfinite(table).all(1)]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.corrcoef(rankdata(kept, axis=0), rowvar=False)
+
+
+def _mean(each: NDArray) -> NDArray:
+    """The mean over tables of what is defined; NaN where nothing is."""
+    known = np.isfinite(each)
+    count = known.sum(0)
+    total = np.where(known, each, 0.0).sum(0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _percentiles(draws: NDArray) -> tuple[float, float]:
+    finite = draws[np.isfinite(draws)]
+    if not len(finite):
+        return float("nan"), float("nan")
+    low, high = np.percentile(finite, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def judge_positive(
+    text: str, paper: str, ours: float, low: float, high: float, n: int, reason: str = ""
+) -> Claim:
+    """A claim that says that a number is positive: decided by its sign and its interval."""
+    if not np.isfinite([ours, low, high]).all():
+        why = reason or "not every number was resolved"
+        return Claim(text, paper, None, None, None, n, Judgement.NOT_COMPARABLE, why)
+    if low > 0:
+        return Claim(text, paper, ours, low, high, n, Judgement.HOLDS, reason)
+    if ours > 0:
+        why = "the sign agrees, and the interval reaches zero"
+        return Claim(text, paper, ours, low, high, n, Judgement.HOLDS_IN_PART, reason or why)
+    return Claim(text, paper, ours, low, high, n, Judgement.DOES_NOT_HOLD, reason)

@@ -1,0 +1,76 @@
+"""The tables and notes of risk scores: by client, how sure they are, what was left out."""
+
+from collections import Counter
+
+from flwr_leakage.report.index import (
+    MAX_ROWS,
+    SPARED,
+    Index,
+    Table,
+    by_client_of,
+    count,
+    heading,
+    label,
+    median,
+    number,
+    unit_of,
+)
+
+
+def left_out_by_plan(index: Index) -> tuple[str, ...]:
+    """Say how many samples the plan of scoring left out."""
+    names_by_share: dict[tuple[int, int], list[str]] = {}
+    for name in index.names("score"):
+        told = [SPARED.match(record.note) for record in index.series("score", name).values()]
+        pairs = [tuple(int(text.replace(",", "")) for text in m.groups()) for m in told if m]
+        if pairs:
+            out, whole = (sum(numbers) for numbers in zip(*pairs, strict=True))
+            names_by_share.setdefault((out, whole), []).append(label(name))
+    return tuple(
+        f"{', '.join(names)}: {out:,} of {whole:,} samples were left out by the plan of scoring, "
+        f"which limits its cost (scoring.relative_cost)."
+        for (out, whole), names in names_by_share.items()
+    )
+
+
+def scores_table(index: Index) -> Table:
+    """Return one row a score: its median with the error bar of that value, and all states."""
+    rows = []
+    for name in index.names("score"):
+        series = index.series("score", name)
+        if not any(record.state or record.error is not None for record in series.values()):
+            continue
+        known = sorted(
+            ((r.value, r.error) for r in series.values() if r.value is not None),
+            key=lambda pair: pair[0],
+        )
+        typical = known[(len(known) - 1) // 2] if known else (None, None)
+        bars = [e / abs(v) for v, e in known if e is not None and v]
+        told = [record for record in series.values() if not SPARED.match(record.note)]
+        states = Counter(record.state or "not said" for record in told)
+        rows.append(
+            (
+                heading(name, unit_of(series)),
+                _with_bar(*typical),
+                f"{100 * max(bars):.2g} %" if bars else "–",
+                ", ".join(f"{amount:,} {state}" for state, amount in states.most_common()),
+            )
+        )
+    return Table(("score", "median value", "widest error bar", "values"), tuple(rows))
+
+
+def _with_bar(value: float | None, error: float | None) -> str:
+    return number(value) if error is None else f"{number(value)} ± {number(error, 2)}"
+
+
+def client_scores_table(index: Index, limit: int) -> Table:
+    """Return one row a client with the median of each score, in the order of their numbers."""
+    scores_of = {name: by_client_of(index.series("score", name)) for name in index.names("score")}
+    clients = sorted({client for groups in scores_of.values() for client in groups})
+    rows = tuple(
+        (str(client), *(number(median(groups.get(client, []))) for groups in scores_of.values()))
+        for client in clients[:limit]
+    )
+    left_out = len(clients) - len(rows)
+    notes = (f"{count(left_out, 'further client')} left out.",) if left_out else ()
+    return Table(("client", *map(label, scores_of)), rows, notes, MAX_ROWS)

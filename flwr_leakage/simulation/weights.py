@@ -1,0 +1,58 @@
+"""A model's weights in safetensors files, buffers included."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+FOLDER = "weights"
+"""Of a run folder."""
+
+
+def save_weights(run_dir: Path, server_round: int, state: Mapping[str, Tensor]) -> Path:
+    """Write the global model after a round to ``weights/round_NNNN.safetensors``.
+
+    Args:
+        run_dir: the run's folder.
+        server_round: 0 for the model before training.
+        state: a ``state_dict``.
+    """
+    path = run_dir / FOLDER / f"round_{server_round:04d}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    save_file({name: value.contiguous() for name, value in state.items()}, unfinished)
+    unfinished.replace(path)
+    return path
+
+
+def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Give a network the parameters and buffers of a file.
+
+    Raises:
+        ValueError: there is no such file, it is no safetensors file, or it holds other entries
+            than the network, or entries of other shapes.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"weights must be a safetensors file, got {file}, which does not exist.")
+    try:
+        found = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"weights must be a safetensors file, got {file}: {error}") from error
+    own = network.state_dict()
+    if found.keys() != own.keys():
+        wrong = sorted(found.keys() ^ own.keys())
+        raise ValueError(
+            f"weights must hold the network's {len(own)} entries, got {len(found)}; missing or "
+            f"unknown: {', '.join(wrong[:5])}."
+        )
+    for name, value in found.items():
+        if value.shape != own[name].shape:
+            raise ValueError(
+                f"weights[{name!r}] must have shape {tuple(own[name].shape)}, got "
+                f"{tuple(value.shape)}."
+            )
+    network.load_state_dict(found)
