@@ -143,16 +143,17 @@ class LeakageOverRounds:
             yield by_sign(f"{text} (LAVP, Table 1).", PRINTED[score], interval, found.n, sign)
 
     def _late(self, samples: Sequence[Row]) -> Iterator[Claim]:
+        """One claim a strategy: a pool of them would hide that one of them diverges."""
         rounds = sorted({int(row["round"] or 0) for row in samples})
-        plain = [row for row in samples if row["defense"] == "none"]
-        late, early = (
-            [row.get("psnr") for row in plain if row["round"] == number]
-            for number in (rounds[-1], rounds[0])
-        )
-        text = (
-            f"Updates leak less in round {rounds[-1]} than in round {rounds[0]}: PSNR, no defense."
-        )
-        yield _difference(text, late, early)
+        for strategy in self.strategies:
+            mine = [r for r in samples if (r["defense"], r["strategy"]) == ("none", strategy)]
+            late, early = (
+                [row.get("psnr") for row in mine if row["round"] == number]
+                for number in (rounds[-1], rounds[0])
+            )
+            when = f"in round {rounds[-1]} than in round {rounds[0]}"
+            text = f"{strategy}: updates leak less {when}: difference of PSNR, no defense."
+            yield _difference(text, late, early)
 
 
 Value = str | int | float | None

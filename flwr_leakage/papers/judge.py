@@ -10,7 +10,9 @@ Interval = tuple[float, float, float]
 
 
 def by_sign(text: str, paper: str, found: Interval, n: int, expected: float) -> Claim:
-    """A claim of a sign: it holds where the whole interval has it, in part where it holds zero.
+    """A claim of a sign: it holds where the whole interval has it.
+
+    In part where the number has the sign, but the interval holds zero; otherwise it does not hold.
 
     Args:
         text: the claim, with its place.
@@ -20,10 +22,11 @@ def by_sign(text: str, paper: str, found: Interval, n: int, expected: float) -> 
         expected: any number of the claimed sign.
     """
     value, low, high = found
+    same = (value > 0) == (expected > 0)
+    if not same:
+        return Claim(text, paper, value, low, high, n, Judgement.DOES_NOT_HOLD)
     if low > 0 or high < 0:
-        same = (value > 0) == (expected > 0)
-        judgement = Judgement.HOLDS if same else Judgement.DOES_NOT_HOLD
-        return Claim(text, paper, value, low, high, n, judgement)
+        return Claim(text, paper, value, low, high, n, Judgement.HOLDS)
     reason = "the interval holds zero: no difference is shown at this n"
     return Claim(text, paper, value, low, high, n, Judgement.HOLDS_IN_PART, reason)
 

@@ -133,7 +133,10 @@ class Measures:
             beside: further cells of each row.
         """
         found = Evaluator(lpips=self.lpips).evaluate(answer, truth, spec)
-        values = {m.name: m.values for m in found.measurements}
+        # LPIPS is named after its backbone.
+        values = {
+            "lpips" if m.name.startswith("lpips") else m.name: m.values for m in found.measurements
+        }
         names = [name for name in ("lpips", "psnr", "ssim", "label_accuracy") if name in values]
         return [
             {**beside, "sample": i, **{name: values[name][i] for name in names}}

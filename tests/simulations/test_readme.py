@@ -44,7 +44,7 @@ def test_the_one_line_a_side_is_one_line(tmp_path, monkeypatch):
 
 def test_the_snippets_by_hand_import_and_define_what_they_use(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    client, server = snippets("docs/flower.md")[2:]
+    client, server = snippets("docs/flower.md")[-2:]
     names = {"Net": Net, "app": ClientApp(), "Message": Message, "Context": Context}
     exec(client, names)
     assert isinstance(names["audit"], ClientAudit)

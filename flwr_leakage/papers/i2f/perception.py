@@ -43,6 +43,8 @@ class Perception:
             ATTACKER,
             (
                 "Iterations: " + ", ".join(f"{p}: {p.iterations}" for p in self.panels) + ".",
+                "An attack that has not converged adds an error of its own to every image: where "
+                "the RMSE hardly depends on the noise, iterations set it and not I²F.",
                 f"SSIM and LPIPS{net} are of pixels clamped to [0, 1].",
             ),
         )

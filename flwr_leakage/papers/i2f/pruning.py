@@ -117,7 +117,7 @@ def _claims(panel: str, table: Table) -> list[Claim]:
         ),
         judged(
             f"{panel}: I_lb estimates the RMSE as plotted (Fig. 16): RMSE/I_lb",
-            "plot only; log: 3.0 to 5.8",
+            "plot only; log: 3.1 to 5.8",
             bootstrap(table, lambda t: median_ratio(t, "rmse", "i_lb")),
             1 / 3,
             6,
