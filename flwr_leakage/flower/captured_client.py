@@ -214,15 +214,18 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
         ValueError: the update should be defended or judged, and cannot.
     """
     nothing = Release(Update({}, {}, LocalSchedule(1.0), 0))
-    if not (plan.withholds or plan.scores or plan.truth or plan.attack is not None):
+    measures = plan.withholds or bool(plan.scores) or plan.attack is not None
+    if not (measures or plan.truth):
         return _Done(None, None, nothing)
+    if plan.withholds and not seen.answer:
+        raise ValueError("an update under a mask can neither be defended nor judged here")
     left_truth = False
     try:
         if plan.truth is not None:
             samples = private_samples(seen.training, seen.num_examples)
             plan.truth.write(work.server_round, work.client_id, Truth(samples, samples))
             left_truth = True
-            if not (plan.withholds or plan.scores or plan.attack is not None):
+            if not measures:
                 return _Done(None, None, nothing, left_truth=True)
         read = read_round(seen.training, seen.received, seen.num_examples, plan.spec)
     except ValueError as error:

@@ -16,7 +16,7 @@ from flwr_leakage.flower import InlineGrid, audit, observe
 from flwr_leakage.simulation.later import attack_kept_of_run
 from flwr_leakage.tracking import JsonlTracker, jsonl, read_run
 
-SETTINGS = ["defense@what_if.pruning=pruning", "client.same_samples=true"]
+SETTINGS = ["defense@what_if.pruning=pruning", "client.same_samples=true", "num_clients=2"]
 
 
 class Killed(BaseException):
@@ -29,27 +29,37 @@ def later(tiny_data, name, *more):
 
 
 def results(data):
-    """What attacks recorded, and what holds of the run besides."""
-    return [row for row in json.loads(numbers(data)) if row[3] != "client"]
+    """What attacks recorded, and what holds of the run besides, by all but the value."""
+    return {(*row[:5], row[6]): row[5] for row in json.loads(numbers(data)) if row[3] != "client"}
+
+
+def same(data, other):
+    """Equal but for rounding, as tensors from a file lie elsewhere in memory; none twice."""
+    mine, theirs = results(data), results(other)
+    count = sum(r.kind not in ("client", "cost") for r in data.records)
+    return len(mine) == count and mine == {
+        key: value if value is None else pytest.approx(value, rel=1e-3, abs=1e-6)
+        for key, value in theirs.items()
+    }
 
 
 def test_attacked_later_is_as_attacked_at_once(tiny_data):
     at_once = run(tiny_config(tiny_data, *SETTINGS, name="once"))
     folder, before = later(tiny_data, "later")
     assert not [r for r in before.records if r.kind in ("metric", "what_if", "attack")]
-    assert "3 updates of round 1 kept" in str([e.message for e in before.events])
+    assert "2 updates of round 1 kept" in str([e.message for e in before.events])
     shown = CliRunner().invoke(app, ["attack-kept", folder])
     assert "2 rounds attacked" in shown.output, shown.output
     after = read_run(folder)
-    assert results(after) == results(at_once)
+    assert same(after, at_once)
     assert {i.path.name for i in after.images} == {i.path.name for i in at_once.images}
     assert after.closed
     assert attack_kept_of_run(tiny_data / "later", 1, None) == 0
 
 
 def test_it_goes_on_after_a_kill_at_any_moment(tiny_data, monkeypatch):
-    folder, _ = later(tiny_data, "killed", "num_rounds=1", "num_clients=2")
-    whole, _ = later(tiny_data, "whole", "num_rounds=1", "num_clients=2")
+    folder, _ = later(tiny_data, "killed", "num_rounds=1")
+    whole, _ = later(tiny_data, "whole", "num_rounds=1")
     attack_kept_of_run(tiny_data / "whole", 1, None)
     write, left = os.write, [0]
 
@@ -72,7 +82,7 @@ def test_it_goes_on_after_a_kill_at_any_moment(tiny_data, monkeypatch):
             break
     assert kills > 2
     found = read_run(folder)
-    assert results(found) == results(read_run(whole))
+    assert same(found, read_run(whole))
     assert len(found.problems) == kills
 
 
@@ -103,7 +113,7 @@ def test_an_app_of_ones_own_names_its_model(tmp_path):
     grid = InlineGrid(audit(client_app(), truth=seen, spec=SPEC), 2)
     strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=2)
     shown = CliRunner().invoke(
-        app, ["attack-kept", str(folder), "--model", "observed:network", "--max-seconds", "0.2"]
+        app, ["attack-kept", str(folder), "--model", "observed:network", "--max-seconds", "0.05"]
     )
     assert "2 rounds attacked" in shown.output, shown.output
     psnr = [r.server_round for r in read_run(folder).records if r.name == "psnr"]

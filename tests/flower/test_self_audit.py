@@ -91,7 +91,8 @@ def test_the_self_attack_measures_what_is_sent(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["line", "mod"])
 def test_the_gate_refuses_without_a_reason(kind, tmp_path):
     gate = Gate(grade="partly")
-    reply, _ = reply_of(client(kind, attack=Analytic(), gate=gate, folder=str(tmp_path)))
+    more = {"truth": tmp_path / "truth"} if kind == "line" else {}
+    reply, _ = reply_of(client(kind, attack=Analytic(), gate=gate, folder=str(tmp_path), **more))
     text = "flwr_leakage: this client's own policy keeps its update of this round back"
     assert reply.error.reason == text
     shown = CliRunner().invoke(command, ["client", str(tmp_path)], env={"COLUMNS": "200"})
