@@ -53,12 +53,12 @@ class Parts:
     Attributes:
         folder: where they are kept, one file each.
         tell: is given a line for each part that is computed.
-        spent: a ledger: what the parts of this run took, whenever that was.
+        spent: a ledger by digest: what the parts of this run took, whenever that was.
     """
 
     folder: Path
     tell: Callable[[str], None] = print
-    spent: list[Spent] = field(default_factory=list)
+    spent: dict[str, Spent] = field(default_factory=dict)
 
     def __call__(
         self, name: str, settings: Mapping[str, Any], compute: Callable[[], list[Row]]
@@ -81,10 +81,9 @@ class Parts:
             write_atomically(path, lambda unfinished: unfinished.write_text(text))
         # Always as read back: a first run and a later one then give the same table.
         stored = json.loads(path.read_text())
-        self.count(name, stored["cpu_seconds"])
+        self.count(path.stem, name, stored["cpu_seconds"])
         return stored["rows"]
 
-    def count(self, name: str, seconds: float) -> None:
-        """Add to the ledger what something took; each name counts once."""
-        if name not in {entry.part for entry in self.spent}:
-            self.spent.append(Spent(name, seconds))
+    def count(self, key: str, name: str, seconds: float) -> None:
+        """Add to the ledger what something took; each key, such as a digest, counts once."""
+        self.spent.setdefault(key, Spent(name, seconds))

@@ -59,7 +59,7 @@ def perform(
         part=parts,
     )
     findings = experiment.run(lab)
-    seconds = sum(entry.seconds for entry in parts.spent)
+    seconds = sum(entry.seconds for entry in parts.spent.values())
     folder = Path(results) / (name if size == "cpu" else f"{name}-{size}")
     page = write_page(folder, name, size, experiment, settings, findings, seconds, overrides)
     write_index(Path(results))
