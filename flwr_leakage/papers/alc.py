@@ -115,8 +115,8 @@ class WidthAndSkips(CheckpointStudy):
         parts_of: the experiment whose finished parts are read.
     """
 
-    wide: tuple[str, str] = ("", "")
-    skips: tuple[str, str] = ("", "")
+    wide: Sequence[str] = ("", "")
+    skips: Sequence[str] = ("", "")
     parts_of: str = "alc_correlation"
 
     def run(self, lab: Lab) -> Findings:

@@ -45,15 +45,15 @@ class LeakageOverRounds:
         seeds: of the runs.
     """
 
-    overrides: tuple[str, ...]
-    strategies: tuple[str, ...]
-    partitions: tuple[str, ...]
-    defenses: tuple[str, ...]
+    overrides: Sequence[str]
+    strategies: Sequence[str]
+    partitions: Sequence[str]
+    defenses: Sequence[str]
     clients: int
     rounds: int
     every: int
     images: int
-    seeds: tuple[int, ...] = (100,)
+    seeds: Sequence[int] = (100,)
 
     def run(self, lab: Lab) -> Findings:
         """Run every federation."""

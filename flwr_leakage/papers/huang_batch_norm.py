@@ -81,7 +81,7 @@ class KnownStatistics:
     data: str
     network: str
     epochs: int
-    attacked: tuple[int, ...]
+    attacked: Sequence[int]
     train_images: int | None
     images: int
     attacked_batch: int
@@ -91,7 +91,7 @@ class KnownStatistics:
     first: int = 100
     infer_weight: float = 1e-3
     exact_weight: float = 1e-3
-    seeds: tuple[int, ...] = (100,)
+    seeds: Sequence[int] = (100,)
 
     def run(self, lab: Lab) -> Findings:
         """Attack the same gradients with each knowledge."""

@@ -1,7 +1,7 @@
 """Huang et al. 2021, Table 3: the cost of recovering one image, end to end."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -102,7 +102,7 @@ class EndToEndCost:
 
     data: str
     network: str
-    batch_sizes: tuple[int, ...]
+    batch_sizes: Sequence[int]
     iterations: int
     repetitions: int
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -73,7 +73,7 @@ class KnownLabels:
     network: str
     epochs: int
     train_images: int | None
-    drawn_sizes: tuple[int, ...]
+    drawn_sizes: Sequence[int]
     draws: int
     images: int
     attacked_batch: int
@@ -82,7 +82,7 @@ class KnownLabels:
     batch_size: int = 128
     first: int = 100
     statistics_weight: float = 1e-3
-    seeds: tuple[int, ...] = (100,)
+    seeds: Sequence[int] = (100,)
 
     def run(self, lab: Lab) -> Findings:
         """Draw batches, then attack with each knowledge of the labels."""

@@ -85,9 +85,9 @@ class UtilityAgainstLeakage:
     network: str
     epochs: int
     train_images: int | None
-    rows: tuple[str, ...]
+    rows: Sequence[str]
     images: int
-    batch_sizes: tuple[int, ...]
+    batch_sizes: Sequence[int]
     iterations: int
     decoding_epochs: int
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class UtilityAgainstLeakage:
     augment: bool = False
     first: int = 100
     statistics_weight: float = 1e-3
-    seeds: tuple[int, ...] = (100,)
+    seeds: Sequence[int] = (100,)
 
     def run(self, lab: Lab) -> Findings:
         """Train and attack under each defense."""

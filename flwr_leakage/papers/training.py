@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ class Recipe:
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     initialization: Scheme = "default"
-    checkpoints: tuple[int, ...] = ()
+    checkpoints: Sequence[int] = ()
     num_images: int | None = None
     batch_size: int = 128
     learning_rate: float = 0.1

@@ -157,7 +157,7 @@ def test_first_values_are_those_of_the_start():
     assert all(value > float(best) for value, best in zip(first.values, found.values, strict=True))
 
 
-def test_settings_are_checked():
+def test_settings_are_checked(unchecked):
     with pytest.raises(ValueError, match="learning_rate"):
         GradientDescent(learning_rate=0.0)
     with pytest.raises(ValueError, match="keep"):

@@ -79,7 +79,7 @@ def test_plain_numpy_clients_are_attacked_one_by_one(tmp_path):
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_old_and_new_do_not_mix_and_it_is_said_in_words(tmp_path):
+def test_old_and_new_do_not_mix_and_it_is_said_in_words(tmp_path, unchecked):
     with pytest.raises(TypeError, match="observe_legacy"):
         observe(FedAvg(), task.network(), tmp_path / "run")
     grid = InlineGrid(audit(ClientApp(client_fn=client_app.client_fn)), 2)

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import torch
 from torch import nn
 
 from flwr_leakage import forward, function_mode, gradient_map
 
 _TORCH = str(Path(torch.__file__).parent)
+_CHECKS = str(Path(jaxtyping.__file__).parent)
 _OWN = str(Path(__file__).parent)
 _PASS = gradient_map.__file__
 _AROUND = {function_mode.__file__, forward.__file__}
@@ -31,7 +33,8 @@ def describe_call(function: Callable[..., Any]) -> str:
         file = frame.f_code.co_filename
         if file == _PASS:
             break
-        if file in _AROUND or file.startswith(_OWN):
+        # Checks of types stand between a call and what it calls; those made on the fly: <…>.
+        if file in _AROUND or file.startswith((_OWN, _CHECKS, "<")):
             continue
         if not file.startswith(_TORCH):
             return f"{name} ({Path(file).name}:{frame.f_lineno})"

@@ -1,5 +1,6 @@
 """I²F and its lower bound for many perturbations of the same samples' gradients."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +66,7 @@ class Influence:
         return self.operator.value
 
     def __call__(
-        self, deltas: Float[Tensor, "S P"], dampings: tuple[float, ...], undamped: bool
+        self, deltas: Float[Tensor, "S P"], dampings: Sequence[float], undamped: bool
     ) -> Influences:
         """Of one perturbation a sample.
 

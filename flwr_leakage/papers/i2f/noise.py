@@ -1,5 +1,6 @@
 """Attacks on gradients with Gaussian noise, which several experiments share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flwr_leakage.papers.findings import Row
@@ -42,11 +43,11 @@ class Noise:
             products and is left out of images of more than 1,024 values. I_lb is always there.
     """
 
-    variances: tuple[float, ...]
+    variances: Sequence[float]
     images: int
     first: int
-    seeds: tuple[int, ...]
-    dampings: tuple[float, ...] = (0.0, 0.1, 1.0, 10.0)
+    seeds: Sequence[int]
+    dampings: Sequence[float] = (0.0, 0.1, 1.0, 10.0)
 
     def __post_init__(self) -> None:
         for name in ("variances", "seeds", "dampings"):

@@ -1,6 +1,6 @@
 """One row for each attacked gradient: what I²F said, and what the attack reached."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from flwr_leakage.records import Batch, InputSpec
 
 
 def gaussian(
-    influence: Influence, variances: tuple[float, ...], seed: int, first: int
+    influence: Influence, variances: Sequence[float], seed: int, first: int
 ) -> dict[str, Tensor]:
     """δ by variance: one draw of normal noise a sample, scaled.
 
@@ -40,7 +40,7 @@ def attack_rows(
     iterations: int,
     seed: int,
     first: int,
-    dampings: tuple[float, ...] = (),
+    dampings: Sequence[float] = (),
     undamped: bool = False,
     lpips: Lpips | None = None,
 ) -> list[Row]:

@@ -35,7 +35,7 @@ def test_exact_statistics_give_the_private_batch_its_own_logits(seen):
         assert torch.allclose(found, truth[:1], atol=1e-4) is equal
 
 
-def test_what_is_not_granted_is_refused(seen):
+def test_what_is_not_granted_is_refused(seen, unchecked):
     gradient_map, _, observation = seen
     with pytest.raises(ValueError, match="normalised by the private statistics"):
         pose(gradient_map, SPEC, observation, UNKNOWN).normalized_by("granted")
