@@ -80,7 +80,7 @@ class Influence:
         if dampings:
             # Relative to a λmax of 1, the dampings are absolute.
             ones = torch.ones(len(nominal), dtype=torch.float64)
-            solved = solve_damped(self.operator, deltas, dampings, 1e-2, 500, ones)
+            solved = solve_damped(self.operator, deltas, tuple(dampings), 1e-2, 500, ones)
             damped = torch.where(solved.converged, solved.norms, torch.nan)
         least = torch.full_like(nominal, torch.nan)
         if undamped:
