@@ -92,7 +92,9 @@ class Samples:
         def alone(z: Tensor, y: Tensor) -> Tensor:
             return loss(z[None], y[None])
 
-        if self.gradient_map.one_by_one:  # a loss may be what torch.func cannot take
+        if isinstance(loss, StableCrossEntropy) and loss.weight is None:
+            every = _slopes(replace(loss, reduction="sum"), logits, self.batch.targets)
+        elif self.gradient_map.one_by_one:  # a loss may be what torch.func cannot take
             rows = zip(logits, self.batch.targets, strict=True)
             every = torch.stack([slope_by_autograd(alone, z, y) for z, y in rows])
         else:
@@ -138,6 +140,14 @@ def separate(
             loss = replace(loss, ignore_index=None)
         gradient_map = gradient_map.with_loss(loss)
     return Samples(gradient_map, params, buffers, batch, weights)
+
+
+def _slopes(loss: StableCrossEntropy, logits: Tensor, targets: Tensor) -> Tensor:
+    """∂L/∂z of each row of a sum over rows."""
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        (found,) = torch.autograd.grad(loss(leaf, targets), leaf)
+    return found
 
 
 def _converted(params: Params, batch: Batch, dtype: torch.dtype) -> tuple[Params, Batch]:
