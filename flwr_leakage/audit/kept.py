@@ -6,7 +6,9 @@ hold numbers and text and run no code; all are readable by their owner only.
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -69,7 +71,14 @@ class KeptObservations:
 
         Raises:
             FileExistsError: the round was kept before.
+            ValueError: two observations are of one client.
         """
+        counts = Counter(kept.observation.client_id for kept in several)
+        if twice := sorted(client_id for client_id, count in counts.items() if count > 1):
+            raise ValueError(
+                f"round {server_round} must have one observation a client, got several of the "
+                f"clients {twice}."
+            )
         make_private_folder(self.folder)
         place, unfinished = self._round(server_round), self.folder / f".round{server_round:06d}"
         if place.exists():
@@ -103,9 +112,13 @@ class KeptObservations:
         """Whether a round was attacked and recorded."""
         return (self._round(server_round) / DONE).exists()
 
-    def set_done(self, server_round: int) -> None:
-        """Note that a round was attacked and recorded."""
-        write_private(self._round(server_round) / DONE, b"")
+    def set_done(self, server_round: int) -> bool:
+        """Note that a round was attacked and recorded; ``False`` where it was dropped meanwhile."""
+        try:
+            write_private(self._round(server_round) / DONE, b"")
+        except FileNotFoundError:
+            return False
+        return True
 
     def _drop_oldest(self) -> list[str]:
         sizes = {number: _size(self._round(number)) for number in self.rounds()}
@@ -118,7 +131,11 @@ class KeptObservations:
                 f"round {number} ({sizes.pop(number):,} bytes) was dropped {fate}, as at most "
                 f"{self.max_bytes:,} bytes of observations are kept"
             )
-            shutil.rmtree(self._round(number))
+            # It goes at once for whoever attacks it, and is deleted then.
+            dropped = self.folder / f".dropped{number:06d}"
+            shutil.rmtree(dropped, ignore_errors=True)
+            self._round(number).rename(dropped)
+            shutil.rmtree(dropped, ignore_errors=True)
         return said
 
     def _round(self, server_round: int) -> Path:
@@ -126,7 +143,11 @@ class KeptObservations:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
+    total = 0
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # a temporary file of whoever attacks the round
+            total += path.stat().st_size
+    return total
 
 
 def _to_bytes(kept: Kept) -> bytes:

@@ -6,12 +6,20 @@ from pathlib import Path
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.audit.kept import Kept, KeptObservations
 from flwr_leakage.audit.server_audit import ServerAudit
-from flwr_leakage.audit.truth import Truth
-from flwr_leakage.tracking import JsonlTracker, Tracker, read_run
+from flwr_leakage.audit.truth import ImageNumbers, Truth
+from flwr_leakage.tracking import JsonlTracker, RunData, Tracker, read_run
+from flwr_leakage.tracking.jsonl import write_private
 from flwr_leakage.tracking.once import OnceTracker
 
 KEPT = "kept"
 """The folder of a run folder that holds its observations."""
+
+
+NUMBERS = "image_numbers.json"
+"""The file of the numbers that the attacked rounds' images have; it outlives dropped rounds."""
+
+CLOSED = "closed"
+"""The empty file that says, while a run is attacked, that it was closed before."""
 
 
 def attack_kept(
@@ -23,53 +31,100 @@ def attack_kept(
     """Attack the kept observations of a run folder, round by round.
 
     It may be killed at any moment and called again: finished targets are read back, and what was
-    recorded of an unfinished round is completed. Rounds that were attacked before are left alone.
-    The training may go on meanwhile; call again for the rounds that are kept later.
+    recorded of an unfinished round is completed. Rounds that were attacked before are left alone,
+    but for what later rounds make use of: images keep their numbers, and where rounds are attacked
+    or decoded together, the earlier ones are read back. A round with a file that cannot be read
+    stays to be attacked. The training may go on meanwhile; call again for the rounds that are kept
+    later.
 
     Args:
         folder: of the run, with the folder ``kept``.
-        audit_of: makes an audit as that of the run, with its attack, that records to a tracker.
-            Inputs, schedules, BatchNorm modes and truths are those that were kept.
+        audit_of: makes an audit as that of the run, with its attack, that records to a tracker
+            once it attacks, not before. Inputs, schedules, BatchNorm modes and truths are those
+            that were kept.
         workers: processes that attack.
         chunk: targets attacked together in a process: what a kill loses at most.
 
     Returns:
-        How many rounds were attacked.
+        How many rounds were attacked, with all that was kept of them.
 
     Raises:
-        ValueError: there is no attack, or nothing was kept.
+        ValueError: there is no attack, nothing was kept, or the images' numbers cannot be read.
     """
     folder = Path(folder)
     kept = KeptObservations(folder / KEPT)
     if not kept.rounds():
         raise ValueError(f"expected kept observations in {kept.folder}, got none.")
-    was_closed = read_run(folder).closed
-    file = JsonlTracker(folder, resume=True)
-    later = audit_of(OnceTracker.of(file, folder))
+    run, was_closed = read_run(folder), kept.folder / CLOSED
+    tracker = OnceTracker.of(run)
+    later = audit_of(tracker)
     if later.attack is None:
         raise ValueError("the audit must have an attack, got None.")
     later.attack = Parallel(later.attack, workers, chunk, str(kept.folder / "finished"))
     later.keep = None
-    done = 0
-    for server_round in kept.rounds():
-        is_done = kept.is_done(server_round)
-        if is_done and later.threat.rounds == 1:
-            continue
-        several, problems = kept.read(server_round)
-        if is_done:  # of which later rounds make use
-            later.recall(server_round, [each.observation for each in several])
-            continue
-        for problem in problems:
-            later.warn(server_round, -1, problem)
-        _attack_round(later, server_round, several)
-        file.flush()
-        kept.set_done(server_round)
-        done += 1
-    if was_closed:  # else it was killed, or still goes on, and its record says so
+    later.images = _read_numbers(kept.folder / NUMBERS)
+    if all(map(kept.is_done, kept.rounds())) and (run.closed or not was_closed.exists()):
+        was_closed.unlink(missing_ok=True)
+        return 0
+    if run.closed:  # before the record is opened again, as a kill would leave it open
+        write_private(was_closed, b"")
+    tracker.tracker = file = JsonlTracker(folder, resume=True)
+    _tell_of_missing_encodings(later, kept, run)
+    done = sum([_go_on(later, kept, server_round, file) for server_round in kept.rounds()])
+    if was_closed.exists():  # else it was killed, or still goes on, and its record says so
         file.close()
+        was_closed.unlink()
     else:
         file.flush()
     return done
+
+
+def _go_on(audit: ServerAudit, kept: KeptObservations, number: int, file: JsonlTracker) -> bool:
+    """Attack a round, or read back what later ones use of it; whether it is now attacked."""
+    is_done, decodes = kept.is_done(number), audit.threat.mixing == "known"
+    if is_done and audit.threat.rounds == 1 and not decodes:
+        return False
+    several, problems = kept.read(number)
+    if is_done and not decodes:
+        audit.recall(number, [each.observation for each in several])
+        return False
+    for problem in problems:
+        audit.warn(number, -1, problem)
+    if problems and audit.threat.view == "aggregate":
+        audit.warn(number, -1, f"round {number} was not attacked: its mean needs every update")
+        return False
+    # Of a done round everything is there: answers are read back, and no number is written twice.
+    _attack_round(audit, number, several)
+    file.flush()
+    if is_done:
+        return False
+    write_private(kept.folder / NUMBERS, audit.images.to_json().encode())
+    if problems and number in kept.rounds():
+        reason = "as some of its files cannot be read; call again when they can"
+        audit.warn(number, -1, f"round {number} is not noted as attacked, {reason}")
+        return False
+    if not kept.set_done(number):
+        audit.warn(number, -1, f"round {number} was dropped while it was attacked")
+    return bool(several)
+
+
+def _read_numbers(path: Path) -> ImageNumbers:
+    if not path.exists():
+        return ImageNumbers()
+    try:
+        return ImageNumbers.from_json(path.read_text())
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"expected image numbers in {path}, got {error}.") from error
+
+
+def _tell_of_missing_encodings(audit: ServerAudit, kept: KeptObservations, run: RunData) -> None:
+    """Say which rounds' encodings an earlier call decoded, and this one cannot."""
+    if audit.threat.mixing != "known":
+        return
+    decoded = {r.server_round for r in run.records if r.name == "decoded_encodings"}
+    for number in sorted(decoded - set(kept.rounds())):
+        reason = f"round {number} was dropped, so that its encodings are not decoded with later"
+        audit.warn(number, -1, f"{reason} ones")
 
 
 def _attack_round(audit: ServerAudit, server_round: int, several: list[Kept]) -> None:

@@ -57,6 +57,7 @@ class ServerAudit:
         keep: where observations are kept to be attacked later, see ``attack_kept``; ``None``
             attacks within the round.
         own_config_clients: those that said they run by a config of their own, so far.
+        images: the numbers of the images so far; set it to go on with those of an earlier audit.
     """
 
     gradient_map: GradientMap
@@ -83,7 +84,7 @@ class ServerAudit:
         self._decoder = Decoder(self.spec, self.seed) if self.threat.mixing == "known" else None
         self._reference = self.reference or Reference.of(self.spec)
         self._recorder = Recorder(GuardedTracker(self.tracker, self.progress.line), self.run)
-        self._images = ImageNumbers()
+        self.images = ImageNumbers()
         self._told_of_seeds = False
         self.own_config_clients: set[int] = set()
         self._remarks: dict[int, str] = {}
@@ -378,7 +379,7 @@ class ServerAudit:
         outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
         if case.truth is not None:
             names = self._reference.class_names
-            numbers = self._images.of(client_id, case.truth.private)
+            numbers = self.images.of(client_id, case.truth.private)
             self._recorder.samples(server_round, client_id, case.truth, names, numbers)
         self._recorder.outcome(server_round, client_id, answer, self.threat, outcome)
         decoded = self._decoder(case, answer) if self._decoder else None

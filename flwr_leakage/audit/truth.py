@@ -1,6 +1,7 @@
 """What a simulation knows of the truth, for the evaluation and for what is granted by name."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -51,6 +52,23 @@ class ImageNumbers:
     """
 
     seen: dict[int, dict[bytes, int]] = field(default_factory=dict)
+
+    @staticmethod
+    def from_json(text: str) -> "ImageNumbers":
+        """What ``to_json`` wrote."""
+        return ImageNumbers(
+            {
+                int(client_id): {bytes.fromhex(one): n for n, one in enumerate(digests, start=1)}
+                for client_id, digests in json.loads(text).items()
+            }
+        )
+
+    def to_json(self) -> str:
+        """By client, the digests in the order of their numbers."""
+        # A dictionary keeps the order in which its entries came, which is that of the numbers.
+        return json.dumps(
+            {str(client_id): [one.hex() for one in known] for client_id, known in self.seen.items()}
+        )
 
     def of(self, client_id: int, private: Batch) -> list[int]:
         """The number of each sample; new images get the next ones."""

@@ -4,7 +4,7 @@ SecAgg+ exists in Flower 1.41 for these strategies only. Its workflow unmasks th
 shows the strategy that sum in the place of each client's model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.audit import ServerAudit
 from flwr_leakage.flower.arrays import read_arrays
 from flwr_leakage.flower.guarded import guarded
+from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
@@ -43,9 +44,10 @@ class LegacyHonestButCurious(Strategy):
     Args:
         strategy: the strategy that trains.
         audit: what is done with the observations.
-        client_id_key: the fit metric in which clients tell their partition id; those that do not
-            are known by their node id. It decides under which name numbers are recorded, and
-            against whose samples they are measured.
+        client_id_key: the fit metric in which clients tell their partition id; those that do not,
+            and those whose claim is disputed (:class:`ClientNames`), are known by their node id.
+            It decides under which name numbers are recorded, and against whose samples they are
+            measured.
     """
 
     def __init__(
@@ -54,7 +56,8 @@ class LegacyHonestButCurious(Strategy):
         self.strategy = strategy
         self.audit = audit
         self.client_id_key = client_id_key
-        self._sent: Parameters | None = None
+        self._names = ClientNames()
+        self._sent: dict[str, Parameters] = {}
 
     def __getattr__(self, name: str) -> Any:
         """What is not here is the wrapped strategy's."""
@@ -67,19 +70,21 @@ class LegacyHonestButCurious(Strategy):
     ) -> list[tuple[ClientProxy, FitIns]]:
         """Delegate, and remember what was sent."""
         guarded(self.audit, server_round, self.audit.begin_round, server_round)
-        self._sent = parameters
         chosen: list[tuple[ClientProxy, FitIns]] = self.strategy.configure_fit(
             server_round, parameters, client_manager
         )
+        # A strategy may send something else than it is given, and to each client another thing.
+        self._sent = {proxy.cid: instruction.parameters for proxy, instruction in chosen}
         return chosen
 
     def aggregate_fit(self, server_round: int, results: Results, failures: Failures) -> Any:
         """Look at what the strategy is shown, delegate, then let the audit attack it."""
-        seen = guarded(self.audit, server_round, self._look, server_round, results, failures)
+        looked = guarded(self.audit, server_round, self._look, server_round, results, failures)
+        seen, unknown = looked or ([], frozenset())
         aggregated = self.strategy.aggregate_fit(server_round, results, failures)
         guarded(
-            self.audit, server_round, self.audit.inspect, server_round, seen or [], [],
-            frozenset(), len(results),
+            self.audit, server_round, self.audit.inspect, server_round, seen, [],
+            unknown, len(results),
         )  # fmt: skip
         return aggregated
 
@@ -103,10 +108,12 @@ class LegacyHonestButCurious(Strategy):
 
     def _look(
         self, server_round: int, results: Results, failures: Failures
-    ) -> Sequence[Observation]:
+    ) -> tuple[list[Observation], Set[int]]:
+        """What can be attacked, and which clients' samples nobody can know."""
         for failure in failures:
             what = failure if isinstance(failure, BaseException) else failure[1].status.message
             self.audit.warn(server_round, -1, f"a client failed: {what}")
+        unknown = self._learn_names(server_round, results)
         is_sum = len(results) > 1 and len({id(fit.parameters) for _, fit in results}) == 1
         if is_sum and self.audit.threat.view != "aggregate":
             self.audit.warn_once(
@@ -115,14 +122,25 @@ class LegacyHonestButCurious(Strategy):
                 f"(secure aggregation), so that threat.view must be 'aggregate', got "
                 f"{self.audit.threat.view!r}.",
             )  # fmt: skip
-            return []
-        assert self._sent is not None, "configure_fit comes before aggregate_fit"
-        params, buffers = self._read(self._sent)
+            return [], unknown
+        models = _distinct(self._sent[proxy.cid] for proxy, _ in results if proxy.cid in self._sent)
+        if len(models) > 1 and self.audit.threat.view == "aggregate":
+            self.audit.warn(
+                server_round, -1,
+                f"nothing was attacked: a mean update is of one model, and the clients were sent "
+                f"{len(models)} different ones.",
+            )  # fmt: skip
+            return [], unknown
+        sent = [(model, self._read(model)) for model in models]
         shared = self._read(results[0][1].parameters) if is_sum else None
         observations = []
         for proxy, fit in results:
-            client, count = self._name(proxy, fit), fit.num_examples
+            client, count = self._names.of(int(proxy.node_id)), fit.num_examples
             try:
+                if proxy.cid not in self._sent:
+                    raise ValueError("it answers, and was sent nothing")
+                mine = self._sent[proxy.cid]
+                params, buffers = next(arrays for model, arrays in sent if model == mine)
                 local_params, local_buffers = shared or self._read(fit.parameters)
                 schedule = self.audit.schedule.for_client(count)
             except ValueError as error:
@@ -133,7 +151,19 @@ class LegacyHonestButCurious(Strategy):
                 continue
             update = Update(subtract(local_params, params), local_buffers, schedule, count)
             observations.append(Observation(server_round, client, params, buffers, update))
-        return observations
+        return observations, unknown
+
+    def _learn_names(self, server_round: int, results: Results) -> Set[int]:
+        """Take the round's claims; the clients whose claim is not believed."""
+        claims = {
+            int(proxy.node_id): claim
+            for proxy, fit in results
+            if (claim := self._claim(fit)) is not None
+        }
+        for node, reason in self._names.learn(claims).items():
+            message = f"the name of node {node} is not certain: {reason}"
+            self.audit.warn(server_round, self._names.of(node), message)
+        return claims.keys() - self._names.known
 
     def _read(self, parameters: Parameters) -> tuple[Params, Params]:
         """Parameters and buffers of arrays in the order of the model's ``state_dict``."""
@@ -147,11 +177,20 @@ class LegacyHonestButCurious(Strategy):
         record = ArrayRecord({name: Array(value) for name, value in pairs})
         return read_arrays(record, self.audit.gradient_map)
 
-    def _name(self, proxy: ClientProxy, fit: FitRes) -> int:
+    def _claim(self, fit: FitRes) -> int | None:
         claim = fit.metrics.get(self.client_id_key)
         if isinstance(claim, int) and not isinstance(claim, bool) and 0 <= claim < 2**63:
             return claim
-        return int(proxy.node_id)
+        return None
+
+
+def _distinct(several: Iterable[Parameters]) -> list[Parameters]:
+    """Equal ones once."""
+    found: list[Parameters] = []
+    for parameters in several:
+        if parameters not in found:
+            found.append(parameters)
+    return found
 
 
 @contextmanager

@@ -1,12 +1,11 @@
 """A tracker for work that is taken up again: what a run holds already is not written twice."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.tracking.run_data import read_run
+from flwr_leakage.tracking.run_data import RunData
 from flwr_leakage.tracking.tracker import Tracker
 
 
@@ -14,23 +13,24 @@ from flwr_leakage.tracking.tracker import Tracker
 class OnceTracker:
     """Passes on what is not there yet, by round, client, sample, kind and name.
 
+    It can be made before its tracker, whose opening is a line in the run's record.
+
     A process that was killed while it recorded leaves some of a round's numbers. When the same
     work is recorded again, the others are added, and none stands twice.
 
     Attributes:
-        tracker: where it goes.
+        tracker: where it goes; ``None`` until it is open, when nothing can be passed on.
         seen: what is there.
     """
 
-    tracker: Tracker
+    tracker: Tracker | None
     seen: set[tuple[object, ...]] = field(default_factory=set)
 
     @staticmethod
-    def of(tracker: Tracker, folder: str | Path) -> "OnceTracker":
-        """Around a tracker of a run folder, with what the folder holds."""
-        run = read_run(folder)
+    def of(run: RunData) -> "OnceTracker":
+        """For a tracker that continues a run, with what the run holds."""
         return OnceTracker(
-            tracker,
+            None,
             {
                 *map(_number, run.records),
                 *map(_event, run.events),
@@ -41,23 +41,29 @@ class OnceTracker:
     def log(self, record: LeakageRecord) -> None:
         """Log a number that is not there."""
         if self._is_new(_number(record)):
-            self.tracker.log(record)
+            self._open().log(record)
 
     def event(self, event: RunEvent) -> None:
         """Pass an event on that is not there."""
         if self._is_new(_event(event)):
-            self.tracker.event(event)
+            self._open().event(event)
 
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
     ) -> None:
         """Pass an image on that is not there."""
         if self._is_new((server_round, client_id, sample, role)):
-            self.tracker.image(server_round, client_id, sample, role, pixels)
+            self._open().image(server_round, client_id, sample, role, pixels)
 
     def close(self) -> None:
-        """Close the tracker."""
-        self.tracker.close()
+        """Close the tracker, where there is one."""
+        if self.tracker is not None:
+            self.tracker.close()
+
+    def _open(self) -> Tracker:
+        if self.tracker is None:
+            raise ValueError("expected an open tracker, got None: set OnceTracker.tracker first.")
+        return self.tracker
 
     def _is_new(self, key: tuple[object, ...]) -> bool:
         if key in self.seen:

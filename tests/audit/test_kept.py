@@ -76,6 +76,20 @@ def test_a_round_that_was_never_finished_is_not_there(tmp_path):
         store.keep(1, [kept()])
 
 
+def test_two_observations_of_one_client_are_refused(tmp_path):
+    store = KeptObservations(tmp_path / "kept")
+    with pytest.raises(ValueError, match=r"one observation a client, got several .* \[4\]"):
+        store.keep(1, [kept(1, 4), kept(1, 2), kept(1, 4)])
+    assert store.rounds() == []
+
+
+def test_a_dropped_round_is_not_noted_as_attacked(tmp_path):
+    store = KeptObservations(tmp_path / "kept")
+    store.keep(1, [kept()])
+    assert store.set_done(1)
+    assert not store.set_done(2)
+
+
 @pytest.mark.parametrize("spoil", ["truncated", "text", "version", "schedule"])
 def test_files_that_cannot_be_read_are_named(tmp_path, spoil):
     store = KeptObservations(tmp_path)

@@ -2,15 +2,20 @@
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
-from audits import numbers, run, tiny_config
+from audits import numbers, run, tiny_config, values
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 from observed import SPEC, client_app, network
+from observed import audit as observed_audit
 from typer.testing import CliRunner
 
+from flwr_leakage.audit import ServerAudit
 from flwr_leakage.audit.kept import KeptObservations
+from flwr_leakage.audit.later import attack_kept
 from flwr_leakage.cli.app import app
 from flwr_leakage.flower import InlineGrid, audit, observe
 from flwr_leakage.simulation.later import attack_kept_of_run
@@ -83,7 +88,98 @@ def test_it_goes_on_after_a_kill_at_any_moment(tiny_data, monkeypatch):
     assert kills > 2
     found = read_run(folder)
     assert same(found, read_run(whole))
+    assert found.closed
     assert len(found.problems) == kills
+
+
+MIXED = ["defense=mixup", "defense.k=2", "threat.labels=known", "threat.mixing=known"]
+
+
+@pytest.mark.parametrize(
+    ("more", "images"),
+    [
+        (["client.same_samples=false"], 2),
+        (["client.num_examples=2", "client.batch_size=2", *MIXED], 2),
+    ],
+)
+def test_calls_after_each_round_are_as_one_call(tiny_data, more, images):
+    folders = [Path(later(tiny_data, n, "num_clients=1", *more)[0]) for n in ("one", "each")]
+    attack_kept_of_run(folders[0], 1, None)
+    second = folders[1] / "kept" / "round000002"
+    waiting = second.rename(tiny_data / "waiting")
+    assert attack_kept_of_run(folders[1], 1, None) == 1
+    waiting.rename(second)
+    assert attack_kept_of_run(folders[1], 1, None) == 1
+    one, each = map(read_run, folders)
+    assert same(each, one)
+    assert values(each, "image") == values(one, "image")
+    assert max(values(one, "image").values()) == images
+    decoded = values(one, "decoded_encodings")
+    assert values(each, "decoded_encodings") == decoded
+    assert list(decoded.values()) == ([2, 4] if "threat.mixing=known" in more else [])
+
+
+def test_numbers_go_on_where_the_attacked_round_was_dropped(tiny_data):
+    folder = Path(later(tiny_data, "run", "client.same_samples=false", "num_clients=1")[0])
+    waiting = (folder / "kept" / "round000002").rename(tiny_data / "waiting")
+    attack_kept_of_run(folder, 1, None)
+    waiting.rename(folder / "kept" / "round000002")
+    shutil.rmtree(folder / "kept" / "round000001")
+    attack_kept_of_run(folder, 1, None)
+    assert list(values(read_run(folder), "image").values()) == [1, 2]
+
+
+def test_without_work_the_record_stays_as_it_is(tiny_data):
+    folder = Path(later(tiny_data, "run", "num_rounds=1")[0])
+    before = (folder / "records.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="must have an attack, got None"):
+        attack_kept(folder, observed_audit)
+    assert (folder / "records.jsonl").read_bytes() == before
+    assert attack_kept_of_run(folder, 1, None) == 1
+    before = (folder / "records.jsonl").read_bytes()
+    assert attack_kept_of_run(folder, 1, None) == 0
+    assert (folder / "records.jsonl").read_bytes() == before
+
+
+def test_a_run_that_still_goes_on_is_not_closed(tiny_data):
+    folder = Path(later(tiny_data, "run", "num_rounds=1")[0])
+    JsonlTracker(folder, resume=True).flush()
+    assert attack_kept_of_run(folder, 1, None) == 1
+    assert not read_run(folder).closed
+
+
+def test_a_round_may_be_dropped_while_it_is_attacked(tiny_data, monkeypatch):
+    folder = Path(later(tiny_data, "run")[0])
+    attack = ServerAudit.attack_round
+
+    def dropping(self, server_round, *rest):
+        attack(self, server_round, *rest)
+        if server_round == 1:
+            shutil.rmtree(folder / "kept" / "round000001")
+
+    monkeypatch.setattr(ServerAudit, "attack_round", dropping)
+    assert attack_kept_of_run(folder, 1, None) == 2
+    data = read_run(folder)
+    (said,) = [e for e in data.events if "dropped while it was attacked" in e.message]
+    assert said.server_round == 1
+    assert {key[0] for key in values(data, "psnr")} == {1, 2}
+
+
+@pytest.mark.parametrize("view", ["single", "aggregate"])
+def test_a_round_with_unreadable_files_stays_to_be_attacked(tiny_data, view):
+    folder = Path(later(tiny_data, "run", "num_rounds=1", f"threat.view={view}")[0])
+    spoilt = folder / "kept" / "round000001" / "client0001.safetensors"
+    whole = spoilt.read_bytes()
+    spoilt.write_bytes(whole[:-20])
+    assert attack_kept_of_run(folder, 1, None) == 0
+    data = read_run(folder)
+    assert len([e for e in data.events if "not noted" in e.message or "its mean" in e.message]) == 1
+    assert {key[1] for key in values(data, "psnr")} == ({0} if view == "single" else set())
+    spoilt.write_bytes(whole)
+    assert attack_kept_of_run(folder, 1, None) == 1
+    data = read_run(folder)
+    assert {key[1] for key in values(data, "psnr")} == ({0, 1} if view == "single" else {-1})
+    assert data.closed
 
 
 def test_what_cannot_be_attacked_later_is_said(tiny_data):

@@ -1,16 +1,24 @@
 """Apps of Flower's older interface: secure aggregation, plain ones, and mixtures of old and new."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common import ndarrays_to_parameters
+from flwr.common import Code, FitIns, FitRes, Status, ndarrays_to_parameters
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp.strategy import FedAvg as MessageFedAvg
+from observed import Memory, network
+from observed import audit as observed_audit
 
+from flwr_leakage.attacks.base import failure
+from flwr_leakage.audit.kept import KeptObservations
 from flwr_leakage.flower import InlineGrid, audit, observe, observe_legacy
+from flwr_leakage.flower.legacy import LegacyHonestButCurious
 from flwr_leakage.records import LocalSchedule, ThreatModel
 from flwr_leakage.tracking import read_run
 from simulations.examples.secagg import client_app, server_app, task
@@ -77,6 +85,60 @@ def test_plain_numpy_clients_are_attacked_one_by_one(tmp_path):
     assert {r.client_id for r in data.records if r.name == "psnr"} == {0, 1, 2}
     assert min(psnr(data)) > 60
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def fit_round(server_round, sent, claims, view="single", **settings):
+    """What is attacked and told of a round in which node 100 + i answers model i by zeros."""
+    attacked, memory = [], Memory()
+
+    def attack(job, progress=None):
+        attacked.extend(job.observations)
+        return [failure("not tried") for _ in job.observations]
+
+    settings = {"attack": attack, "threat": ThreatModel(view=view), **settings}
+    strategy = FedAvg(fraction_evaluate=0.0)
+    seen = LegacyHonestButCurious(strategy, observed_audit(memory, **settings))
+    proxies = [SimpleNamespace(cid=str(100 + i), node_id=100 + i) for i in range(len(sent))]
+    strategy.configure_fit = lambda *_: [
+        (proxy, FitIns(model, {})) for proxy, model in zip(proxies, sent, strict=True)
+    ]
+    seen.configure_fit(server_round, filled(9), None)
+    ok = Status(Code.OK, "")
+    results = [
+        (proxy, FitRes(ok, filled(0), 4, {} if claim is None else {"partition-id": claim}))
+        for proxy, claim in zip(proxies, claims, strict=True)
+    ]
+    seen.aggregate_fit(server_round, results, [])
+    return attacked, [event.message for event in memory.events if "not tried" not in event.message]
+
+
+def filled(value):
+    state = network().state_dict().values()
+    return ndarrays_to_parameters([np.full_like(one.numpy(), value) for one in state])
+
+
+def test_the_update_is_told_from_the_model_that_a_client_was_sent():
+    attacked, said = fit_round(1, [filled(2), filled(3), filled(2)], [0, 1, None])
+    assert not said
+    assert {o.client_id: float(o.update.delta["0.bias"][0]) for o in attacked} == {
+        0: -2.0, 1: -3.0, 102: -2.0,
+    }  # fmt: skip
+    assert attacked[0].params is attacked[2].params
+    attacked, (reason,) = fit_round(1, [filled(2), filled(3)], [0, 1], "aggregate")
+    assert not attacked
+    assert "the clients were sent 2 different ones" in reason
+    (mean,), said = fit_round(1, [filled(2), filled(2)], [0, 1], "aggregate")
+    assert (mean.client_id, said) == (-1, [])
+
+
+def test_clients_that_claim_one_partition_are_known_by_their_nodes(tmp_path):
+    models, keep = [filled(1)] * 3, KeptObservations(tmp_path / "kept")
+    attacked, said = fit_round(1, models, [7, 7, 1])
+    assert [o.client_id for o in attacked] == [1, 100, 101]
+    assert [m for m in said if "the name of node 100 is not certain" in m]
+    assert len(said) == 2
+    fit_round(1, models, [7, 7, 1], keep=keep)
+    assert [each.observation.client_id for each in keep.read(1)[0]] == [1, 100, 101]
 
 
 def test_old_and_new_do_not_mix_and_it_is_said_in_words(tmp_path, unchecked):
