@@ -17,6 +17,7 @@ from flwr_leakage.papers.alc_study import (
     image_values,
 )
 from flwr_leakage.papers.findings import Claim, Findings, Row
+from flwr_leakage.papers.intervals import mean_interval
 from flwr_leakage.papers.lab import Lab
 from flwr_leakage.papers.lavp_study import sharing
 from flwr_leakage.papers.rank_correlation import judge_positive
@@ -60,7 +61,7 @@ class LeakageOverTraining(CheckpointStudy):
             tuple(self._claims(rows, epochs)),
             {"training": over_training(rows, [name])},
             ATTACKER,
-            (*SAID, f"Network: {name}. Intervals are percentiles of a bootstrap over batches."),
+            (*SAID, f"Network: {name}. Intervals are of the mean over batches."),
         )
 
     def _claims(self, rows: list[Row], epochs: list[int]) -> list[Claim]:
@@ -97,7 +98,7 @@ class LeakageOverTraining(CheckpointStudy):
             ),
         ]
         return [
-            _judge_mean(f"{text} Table 1.", paper, differences, self.bootstraps, self.seed)
+            _judge_mean(f"{text} Table 1.", paper, differences, self.seed)
             for text, paper, differences in pairs
         ]
 
@@ -143,7 +144,7 @@ class WidthAndSkips(CheckpointStudy):
         claims = []
         for text, (left, left_mode), (right, right_mode) in self._orderings():
             difference = best[left, left_mode][1] - best[right, right_mode][1]
-            claims.append(_judge_mean(text, "plot only", difference, self.bootstraps, self.seed))
+            claims.append(_judge_mean(text, "plot only", difference, self.seed))
         figure = over_training(rows, list(self.networks), outcome)
         remark = "The best epoch is chosen by the mean over batches, as in the paper."
         return Findings(table, tuple(claims), {"widths": figure}, ATTACKER, (*SAID, remark))
@@ -189,12 +190,9 @@ class WidthAndSkips(CheckpointStudy):
         return epoch, by_epoch[epoch]
 
 
-def _judge_mean(text: str, paper: str, values: NDArray, bootstraps: int, seed: int) -> Claim:
-    """Whether a mean over batches is positive, with a bootstrap interval."""
-    generator = np.random.default_rng(seed)
-    picks = generator.integers(len(values), size=(bootstraps, len(values)))
-    low, high = np.percentile(values[picks].mean(1), [2.5, 97.5])
-    return judge_positive(text, paper, float(values.mean()), float(low), float(high), len(values))
+def _judge_mean(text: str, paper: str, values: NDArray, seed: int) -> Claim:
+    """Whether a mean over batches is positive."""
+    return judge_positive(text, paper, *mean_interval(values.tolist(), seed), len(values))
 
 
 def _spread(values: NDArray) -> str | None:

@@ -1,6 +1,7 @@
 """Leakage over the rounds of a federation, and whether a client's score foretells it."""
 
 import itertools
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -8,11 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from scipy import stats
 
-from flwr_leakage.correlation import Correlation, spearman
 from flwr_leakage.papers.findings import Claim, Findings, Row
-from flwr_leakage.papers.intervals import means, unpaired_difference
-from flwr_leakage.papers.judge import by_sign, not_compared
+from flwr_leakage.papers.i2f.evidence import Table, bootstrap, judged, spearman, table_of
+from flwr_leakage.papers.intervals import means
+from flwr_leakage.papers.judge import by_difference, not_compared
 from flwr_leakage.papers.lab import Lab
 from flwr_leakage.simulation.config import compose
 from flwr_leakage.simulation.run import launch
@@ -82,7 +84,9 @@ class LeakageOverRounds:
             (
                 "No paper has this table; where a number of a paper stands beside, it is of single "
                 "images and another network.",
-                "Intervals are of images; those of one run share its weights.",
+                "Intervals of claims are of clients, each with its images in all rounds and runs: "
+                "n is their number. Those of the table are of images.",
+                "Clients of one run share its weights.",
             ),
         )
 
@@ -126,8 +130,8 @@ class LeakageOverRounds:
         for defense in self.defenses:
             if defense != "none":
                 text = f"{defense} hides: PSNR less that of no defense, all federations."
-                mine = [row.get("psnr") for row in samples if row["defense"] == defense]
-                none = [row.get("psnr") for row in samples if row["defense"] == "none"]
+                mine = [row for row in samples if row["defense"] == defense]
+                none = [row for row in samples if row["defense"] == "none"]
                 yield _difference(text, mine, none)
 
     def _judge_scores(self, samples: Sequence[Row]) -> Iterator[Claim]:
@@ -135,12 +139,13 @@ class LeakageOverRounds:
         plain = [row for row in samples if row["defense"] == "none"]
         for score, sign in SIGNS.items():
             text = f"A client's {score} in round t foretells PSNR in round t: Spearman, no defense"
-            found = _within_rounds(plain, score)
-            if found.coefficient is None or found.low is None or found.high is None:
-                yield not_compared(f"{text}.", PRINTED[score], found.note or "too few values")
+            ranks = _within_rounds(plain, score)
+            if not ranks:
+                yield not_compared(f"{text}.", PRINTED[score], "the score was not measured")
                 continue
-            interval = (found.coefficient, found.low, found.high)
-            yield by_sign(f"{text} (LAVP, Table 1).", PRINTED[score], interval, found.n, sign)
+            found = bootstrap(ranks, partial(spearman, x="score", y="psnr"), "client")
+            least, most = (0.0, math.inf) if sign > 0 else (-math.inf, 0.0)
+            yield judged(f"{text} (LAVP, Table 1).", PRINTED[score], found, least, most)
 
     def _late(self, samples: Sequence[Row]) -> Iterator[Claim]:
         """One claim a strategy: a pool of them would hide that one of them diverges."""
@@ -148,7 +153,7 @@ class LeakageOverRounds:
         for strategy in self.strategies:
             mine = [r for r in samples if (r["defense"], r["strategy"]) == ("none", strategy)]
             late, early = (
-                [row.get("psnr") for row in mine if row["round"] == number]
+                [row for row in mine if row["round"] == number]
                 for number in (rounds[-1], rounds[0])
             )
             when = f"in round {rounds[-1]} than in round {rounds[0]}"
@@ -161,6 +166,11 @@ Value = str | int | float | None
 
 def _key(row: Row) -> tuple[Value, ...]:
     return tuple(row[name] for name in ("strategy", "partition", "defense", "round"))
+
+
+def _client(row: Row) -> str:
+    """Whose images a row is of: federations of one partition and seed have the same clients."""
+    return f"{row['partition']}, seed {row['seed']}, client {row['client']}"
 
 
 def _samples(found: RunData) -> list[Row]:
@@ -182,28 +192,41 @@ def _samples(found: RunData) -> list[Row]:
     return found_rows
 
 
-def _within_rounds(rows: Sequence[Row], score: str) -> Correlation:
-    """Spearman of ranks within each federation and round: the weights of a group are the same."""
+def _within_rounds(rows: Sequence[Row], score: str) -> Table:
+    """Ranks within each federation and round, as the weights of such a group are the same."""
     groups: dict[tuple[Value, ...], list[Row]] = {}
     for row in rows:
         if row.get(score) is not None and row.get("psnr") is not None:
             groups.setdefault((*_key(row), row["seed"]), []).append(row)
-    left: list[float] = []
-    right: list[float] = []
+    ranked: list[Row] = []
     for group in groups.values():
-        for name, ranks in ((score, left), ("psnr", right)):
-            order = sorted(range(len(group)), key=lambda i: float(group[i][name] or 0))
-            places = {place: rank for rank, place in enumerate(order)}
-            ranks += [(places[i] + 0.5) / len(group) for i in range(len(group))]
-    return spearman(left, right)
+        ranks = [
+            (stats.rankdata([float(row[name] or 0) for row in group]) - 0.5) / len(group)
+            for name in (score, "psnr")
+        ]
+        for row, left, right in zip(group, *ranks, strict=True):
+            ranked.append({"client": _client(row), "score": float(left), "psnr": float(right)})
+    return table_of(ranked)
 
 
-def _difference(text: str, first: Sequence[Value], second: Sequence[Value]) -> Claim:
-    left, right = ([float(v) for v in side if v is not None] for side in (first, second))
-    count = min(len(left), len(right))
-    if count < 2:
+def _difference(text: str, first: Sequence[Row], second: Sequence[Row]) -> Claim:
+    """The mean PSNR of clients, first less second; clients that one of the two lacks are left out.
+
+    Both sides are of the same images, so that they are pairs.
+    """
+    left, right = _by_client(first), _by_client(second)
+    both = [client for client in left if client in right]
+    if len(both) < 2:
         return not_compared(text, "–", "too few images were reconstructed")
-    return by_sign(text, "–", unpaired_difference(left, right), count, -1.0)
+    return by_difference(text, -1.0, [left[c] for c in both], [right[c] for c in both], "–")
+
+
+def _by_client(rows: Sequence[Row]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if (value := row.get("psnr")) is not None:
+            found.setdefault(_client(row), []).append(float(value))
+    return {client: sum(values) / len(values) for client, values in found.items()}
 
 
 def _figure(table: Sequence[Row]) -> Figure:

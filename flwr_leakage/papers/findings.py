@@ -22,6 +22,15 @@ class Judgement(Enum):
     NOT_COMPARABLE = "not comparable"
 
 
+FEWEST = 4
+"""Independent values below which an interval says too little for a judgement."""
+
+
+def too_few(n: int) -> str:
+    """Why n independent values are not judged; empty if they are enough."""
+    return f"n = {n} is too few for an interval" if n < FEWEST else ""
+
+
 def verdict(low: float, high: float, least: float, most: float) -> Judgement:
     """Of a claim that a number lies in ``least`` … ``most``, from the number's interval.
 

@@ -3,11 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from matplotlib.figure import Figure
 
 from flwr_leakage.correlation import spearman
 from flwr_leakage.papers.findings import Claim, Row
+from flwr_leakage.papers.i2f.evidence import bootstrap, judged, table_of
+from flwr_leakage.papers.i2f.evidence import spearman as rank_correlation
 from flwr_leakage.papers.judge import by_difference, by_sign, not_compared
 
 TEST_IMAGES = 2000
@@ -93,27 +96,36 @@ def judge(samples: Sequence[Row], table: Sequence[Row]) -> tuple[Claim, ...]:
 
 
 def _by_defense(samples: Sequence[Row], size: int) -> Callable[[str], list[float | None]]:
+    """LPIPS of each image, the mean over the seeds, as these have the same images."""
+
     def values(name: str) -> list[float | None]:
-        mine = [r for r in samples if r["defense"] == name and r["batch"] == size]
-        return [None if (v := row.get("lpips")) is None else float(v) for row in mine]
+        images: dict[object, list[float]] = {}
+        for row in samples:
+            if row["defense"] == name and row["batch"] == size:
+                found = images.setdefault(row.get("sample"), [])
+                found += [] if (v := row.get("lpips")) is None else [float(v)]
+        return [sum(found) / len(found) if found else None for found in images.values()]
 
     return values
 
 
 def _grows(values: Callable[[str], list[float | None]], size: int) -> Claim:
-    """Spearman of the pruning ratio and LPIPS over all images and ratios."""
+    """Spearman of the pruning ratio and LPIPS; images are drawn with all of their ratios."""
     names = [name for name in PAPER if name.startswith("prune")]
     printed = spearman(
         [float(name.split()[1]) for name in names], [PAPER[name].lpips[size] for name in names]
     ).coefficient
     text = f"LPIPS grows with the pruning ratio: Spearman, batch {size} (Table 2, Fig. 3)."
-    pairs = [(float(name.split()[1]), v) for name in names for v in values(name) if v is not None]
-    found = spearman([r for r, _ in pairs], [v for _, v in pairs])
-    if found.coefficient is None or found.low is None or found.high is None:
-        return not_compared(text, f"{printed:.2f}", found.note or "too few values")
-    return by_sign(
-        text, f"{printed:.2f}", (found.coefficient, found.low, found.high), len(pairs), 1.0
-    )
+    rows: list[Row] = [
+        {"image": image, "ratio": float(name.split()[1]), "lpips": value}
+        for name in names
+        for image, value in enumerate(values(name))
+        if value is not None
+    ]
+    if len(rows) < 3:
+        return not_compared(text, f"{printed:.2f}", "too few values")
+    found = bootstrap(table_of(rows), partial(rank_correlation, x="ratio", y="lpips"))
+    return judged(text, f"{printed:.2f}", found, least=0.0)
 
 
 def _cost(name: str, table: Sequence[Row]) -> Claim:

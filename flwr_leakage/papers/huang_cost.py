@@ -121,6 +121,7 @@ class EndToEndCost:
             measured[size] = [float(row["hours"] or 0) for row in rows]
         largest = self.batch_sizes[-1]
         hours, low, high = mean_interval(measured[largest])
+        low = max(low, 0.0)  # of a time
         paper, ours = InstaHideCost(), InstaHideCost(hours, largest)
         table: list[Row] = []
         for count, printed in PRINTED.items():

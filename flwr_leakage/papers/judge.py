@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from flwr_leakage.papers.findings import Claim, Judgement, verdict
+from flwr_leakage.papers.findings import Claim, Judgement, too_few, verdict
 from flwr_leakage.papers.intervals import difference_interval
 
 Interval = tuple[float, float, float]
@@ -21,6 +21,8 @@ def by_sign(text: str, paper: str, found: Interval, n: int, expected: float) -> 
         expected: any number of the claimed sign.
     """
     value, low, high = found
+    if few := too_few(n):
+        return Claim(text, paper, value, low, high, n, Judgement.NOT_COMPARABLE, few)
     said = verdict(low, high, *((0.0, math.inf) if expected > 0 else (-math.inf, 0.0)))
     reason = "the interval holds zero" if said is Judgement.UNDECIDED else ""
     return Claim(text, paper, value, low, high, n, said, reason)

@@ -12,7 +12,7 @@ from torch.nn.functional import avg_pool2d
 from flwr_leakage.data import ImageDataset, embedded_mnist, npz_dataset
 from flwr_leakage.metrics import Lpips
 from flwr_leakage.papers.findings import Row
-from flwr_leakage.papers.parts import Parts, digest
+from flwr_leakage.papers.parts import Parts
 from flwr_leakage.papers.training import Recipe, Trained, trained
 
 NORMALIZATION: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -76,8 +76,11 @@ class Lab:
     def train(self, recipe: Recipe) -> Trained:
         """Train, or read back; the seconds count as a part of this experiment."""
         found = trained(recipe, self.data(recipe.data), self.cache, self.device, self.tell)
-        key = digest({"training": recipe})
-        self.part.count(key, f"training {recipe.network} {recipe.seed}", found.cpu_seconds)
+        self.part.count(
+            recipe.digest(self.device),
+            f"training {recipe.network} {recipe.seed}",
+            found.cpu_seconds,
+        )
         return found
 
     def trained(self, **recipe: Any) -> Mapping[int, nn.Module]:

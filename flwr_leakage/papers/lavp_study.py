@@ -91,7 +91,7 @@ class ProxyStudy:
             best = []
             for restarts, single in zip(found, singles, strict=True):
                 tried = [outcomes(each, single, test.spec, lab.lpips)[0] for each in restarts]
-                least = min(tried, key=lambda row: float(row["mse"] or np.inf))
+                least = min(tried, key=_mse)
                 best.append({f"{loss} {k}": least.get(k) for k in OUTCOMES})
             return best
 
@@ -133,6 +133,11 @@ class ProxyStudy:
             for rows in measured.values()
         ]
         return rank_correlations(columns, tables, self.num_draws, self.seed)
+
+
+def _mse(row: Row) -> float:
+    value = row["mse"]
+    return np.inf if value is None else float(value)
 
 
 def _fusions(row: Mapping[str, Any]) -> Row:

@@ -26,7 +26,7 @@ def write_page(
     experiment: Experiment,
     settings: Mapping[str, Any],
     findings: Findings,
-    seconds: float,
+    spent: Mapping[str, float],
     overrides: Sequence[str],
 ) -> Path:
     """Write everything about one experiment.
@@ -38,12 +38,13 @@ def write_page(
         experiment: its docstring gives the title and the words above the table.
         settings: as in the config, without the target.
         findings: what it found.
-        seconds: CPU seconds of all of its parts, on whichever run they were computed.
+        spent: CPU seconds of each of its parts by digest, on whichever run they were computed.
         overrides: of the command line.
 
     Returns:
         The page, ``NAME.md``.
     """
+    seconds = sum(spent.values())
     figures = {label: f"{label}.png" for label in findings.figures}
     for label, figure in findings.figures.items():
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,6 +57,7 @@ def write_page(
         "title": title.rstrip("."),
         "command": command,
         "cpu_seconds": round(seconds, 1),
+        "spent": dict(spent),
         "settings": settings,
         "claims": [{**asdict(c), "judgement": c.judgement.value} for c in findings.claims],
         "rows": findings.rows,
@@ -108,7 +110,7 @@ def write_index(results: Path) -> Path:
                 "CPU time": _duration(one["cpu_seconds"]),
             }
         )
-    seconds = sum(one["cpu_seconds"] for one in found)
+    seconds = _spent_by_all(found)
     summary = ", ".join(f"{total[j.value]} {j.value}" for j in Judgement)
     text = (
         "# The papers' experiments\n\n"
@@ -116,11 +118,20 @@ def write_index(results: Path) -> Path:
         "numbers are how many of the paper's claims were judged so. An interval that holds the "
         "paper's number is not asked for: the networks and iterations are smaller.\n\n"
         f"{_table(rows)}\n\n{sum(total.values())} claims: {summary}. "
-        f"CPU time {_duration(seconds)}.\n"
+        f"CPU time {_duration(seconds)}; what experiments share counts once.\n"
     )
     path = results / "README.md"
     write_atomically(path, lambda unfinished: unfinished.write_text(text))
     return path
+
+
+def _spent_by_all(found: Sequence[Mapping[str, Any]]) -> float:
+    """CPU seconds; a part that several experiments read counts once, by its digest."""
+    union: dict[str, float] = {}
+    for one in found:
+        # A page of an earlier version has no ledger, only its sum.
+        union |= one.get("spent", {one["name"]: one["cpu_seconds"]})
+    return sum(union.values())
 
 
 def _write_text(content: str, path: Path) -> None:

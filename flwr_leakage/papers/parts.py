@@ -25,6 +25,11 @@ def digest(settings: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """A dataclass as its class and fields; a dataclass within it is its fields without its class.
+
+    Settings must not tell two inner classes of equal fields apart by the class alone: a defense
+    of a recipe goes in by its ``repr``.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         return {"class": type(value).__name__, **asdict(value)}
     raise TypeError(f"settings must hold plain values and dataclasses, got {type(value).__name__}.")

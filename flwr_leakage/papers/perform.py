@@ -59,9 +59,9 @@ def perform(
         part=parts,
     )
     findings = experiment.run(lab)
-    seconds = sum(entry.seconds for entry in parts.spent.values())
+    spent = {key: entry.seconds for key, entry in parts.spent.items()}
     folder = Path(results) / (name if size == "cpu" else f"{name}-{size}")
-    page = write_page(folder, name, size, experiment, settings, findings, seconds, overrides)
+    page = write_page(folder, name, size, experiment, settings, findings, spent, overrides)
     write_index(Path(results))
     print(page)
     return page

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from flwr_leakage.papers.findings import Claim, Judgement, verdict
+from flwr_leakage.papers.findings import Claim, Judgement, too_few, verdict
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class RankCorrelations:
         columns: names.
         each: (T, k, k) of every table.
         draws: (D, k, k) means over tables of rows drawn with replacement.
-        rows: the pairs used, of all tables together.
+        rows: how many independent ones there are: those that any table uses, as the rows of all
+            tables are of the same images.
     """
 
     columns: tuple[str, ...]
@@ -74,7 +75,7 @@ def rank_correlations(
     for _ in range(num_draws):
         chosen = generator.integers(count, size=count)
         draws.append(_mean(np.stack([_spearman(table[chosen]) for table in tables])))
-    rows = sum(int(np.isfinite(table).all(1).sum()) for table in tables)
+    rows = int(np.any([np.isfinite(table).all(1) for table in tables], axis=0).sum())
     return RankCorrelations(tuple(columns), each, np.stack(draws), rows)
 
 
@@ -107,4 +108,6 @@ def judge_positive(
     if not np.isfinite([ours, low, high]).all():
         why = reason or "not every number was resolved"
         return Claim(text, paper, None, None, None, n, Judgement.NOT_COMPARABLE, why)
+    if few := too_few(n):
+        return Claim(text, paper, ours, low, high, n, Judgement.NOT_COMPARABLE, few)
     return Claim(text, paper, ours, low, high, n, verdict(low, high, 0.0, math.inf), reason)

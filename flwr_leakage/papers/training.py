@@ -68,6 +68,10 @@ class Recipe:
         if outside:
             raise ValueError(f"checkpoints must lie in 0 … {self.epochs}, got {outside}.")
 
+    def digest(self, device: torch.device) -> str:
+        """The name of the folder of what this trains on a device."""
+        return digest({**asdict(self), "defense": repr(self.defense), "on": device.type})
+
     @property
     def kept(self) -> list[int]:
         """The epochs whose weights are kept, the last included."""
@@ -123,7 +127,7 @@ def trained(
         tell: is given a line an epoch.
         test_images: the first ones measure the accuracy.
     """
-    folder = cache / digest({**asdict(recipe), "defense": repr(recipe.defense), "on": device.type})
+    folder = cache / recipe.digest(device)
     log = folder / "training.json"
     if not log.is_file():
         _train(recipe, dataset, folder, device, tell, test_images)

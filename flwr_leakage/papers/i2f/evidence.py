@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from flwr_leakage.papers.findings import Claim, Judgement, Row, verdict
+from flwr_leakage.papers.findings import Claim, Judgement, Row, too_few, verdict
 
 Table = Mapping[str, NDArray]
 """Columns of equal length; a missing number is NaN."""
@@ -112,9 +112,10 @@ def judged(
     if not np.isfinite([found.value, found.low, found.high]).all():
         why = "; ".join(filter(None, ["no number: it is undefined on these rows", reason]))
         return Claim(text, paper, None, None, None, found.n, Judgement.NOT_COMPARABLE, why)
-    said = verdict(found.low, found.high, least, most)
+    few = too_few(found.n)
+    said = Judgement.NOT_COMPARABLE if few else verdict(found.low, found.high, least, most)
     asked = f"asked: {_asked(least, most)}"
-    why = "; ".join(filter(None, [asked, reason]))
+    why = "; ".join(filter(None, [few, asked, reason]))
     return Claim(text, paper, found.value, found.low, found.high, found.n, said, why)
 
 

@@ -82,7 +82,8 @@ def _row(panel: str, variance: float, table: Table) -> Row:
     for name in ("i_lb", "rmse", "ssim", "lpips"):
         if name in table:
             values = table[name][chosen]
-            cells[f"median {name}"] = float(np.median(values))
+            values = values[np.isfinite(values)]
+            cells[f"median {name}"] = float(np.median(values)) if len(values) else None
             if name in ("ssim", "lpips"):
                 within = {k: v[chosen] for k, v in table.items()}
                 cells[f"ρ of I_lb and {name}"] = spearman(within, "i_lb", name)

@@ -72,7 +72,9 @@ def attack_rows(
         told = influence(delta, dampings, undamped)
         inputs = inputs_of(version, batch)
         errors = (inputs - batch.inputs).square().flatten(1).mean(1).sqrt()
-        seen = spec.denormalize(inputs).clamp(0, 1).nan_to_num(0.0)
+        finite = inputs.isfinite().flatten(1).all(1)
+        # The scores are of whole batches: what is missing is stood in for, and then left out.
+        seen = spec.denormalize(inputs).nan_to_num(0.0).clamp(0, 1)
         columns: dict[str, Tensor] = {
             "lambda_max": influence.largest,
             "i_nom": told.nominal,
@@ -80,8 +82,12 @@ def attack_rows(
             **{f"i_{e:g}": told.damped[:, place] for place, e in enumerate(dampings)},
             **({"i_undamped": told.undamped} if undamped else {}),
             "rmse": errors,
-            "ssim": ssim(seen, pixels),
-            **({} if lpips is None else {"lpips": lpips.distance(seen, pixels)}),
+            "ssim": ssim(seen, pixels).where(finite, torch.nan),
+            **(
+                {}
+                if lpips is None
+                else {"lpips": lpips.distance(seen, pixels).where(finite, torch.nan)}
+            ),
         }
         for sample, reconstruction in enumerate(version):
             values = {key: _number(value[sample]) for key, value in columns.items()}

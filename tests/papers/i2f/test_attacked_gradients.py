@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from flwr_leakage.models import LeNet, initialize
+from flwr_leakage.papers.i2f import records
 from flwr_leakage.papers.i2f.attack import attack_of
 from flwr_leakage.papers.i2f.directions import right_singular_vectors
 from flwr_leakage.papers.i2f.influence import Influence
@@ -87,3 +88,19 @@ def test_a_row_is_of_its_own_image_and_perturbation(setting):
 def test_an_unknown_attack_is_named():
     with pytest.raises(ValueError, match="DGL, GS or L-BFGS, got 'dgl'"):
         attack_of("dgl", 3)
+
+
+def test_a_missing_reconstruction_has_no_scores(setting, monkeypatch):
+    network, batch, influence, _ = setting
+    real = records.inputs_of
+
+    def first_missing(*given):
+        inputs = real(*given).clone()
+        inputs[0] = torch.nan
+        return inputs
+
+    monkeypatch.setattr(records, "inputs_of", first_missing)
+    deltas = {"none": torch.zeros_like(influence.gradients)}
+    rows = attack_rows(network, batch, SPEC, influence, deltas, "L-BFGS", 1, 0, 40)
+    assert rows[0]["ssim"] is None and rows[0]["rmse"] is None
+    assert rows[1]["ssim"] is not None and rows[1]["rmse"] is not None
