@@ -46,8 +46,9 @@ class Gate:
 
     A limit holds for the risky end of a score's direction, and for the value with its error bar:
     ``value + error ≤ limit`` where larger leaks more, ``value − error ≥ limit`` where larger is
-    safer. What was not measured (a score without a number, an attack without an answer, a model
-    that does not explain the update) is no evidence of safety: ``unmeasured`` says what then.
+    safer. What was not measured (a score without a number, an attack without an answer or ended by
+    its time budget, samples that were not kept, a model that does not explain the update) is no
+    evidence of safety: ``unmeasured`` says what then.
 
     What a server learns: a refusal tells that the limits were exceeded under the parameters that
     it chose, and a stronger defense shows in the update. Which of several defenses is used depends
@@ -95,19 +96,17 @@ class Gate:
         self,
         scores: Sequence[Measurement],
         attacked: SelfAttacked | None,
-        unexplained: str = "",
+        doubts: Sequence[str] = (),
     ) -> Judgement:
         """Hold what was measured of a defended update against the limits.
 
         Args:
             scores: of the update.
             attacked: the self-attack on it.
-            unexplained: why the scored model does not explain the update, or empty.
+            doubts: why both may be of something else than what is sent.
         """
         exceeded: list[str] = []
-        unknown = [f"the scored model does not explain the update: {unexplained}"] * bool(
-            unexplained
-        )
+        unknown = list(doubts)
         found = {measurement.name: measurement for measurement in scores}
         for name, limit in self.scores.items():
             if name not in found or all(value is None for value in found[name].values):
@@ -115,10 +114,10 @@ class Gate:
             else:
                 _hold(found[name], limit, exceeded, unknown)
         if self.needs_attack:
-            if attacked is None or attacked.problem:
-                why = attacked.problem if attacked else "the round was not attacked"
-                unknown.append(f"the self-attack gave nothing to go by: {why}")
-            else:
+            problem = "the round was not attacked" if attacked is None else attacked.problem
+            if problem:
+                unknown.append(f"the self-attack does not tell: {problem}")
+            if attacked is not None:
                 self._hold_attack(attacked, exceeded)
         refuses = bool(exceeded) or (bool(unknown) and self.unmeasured == "refuse")
         return Judgement(not refuses, (*exceeded, *unknown))

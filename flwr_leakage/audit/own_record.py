@@ -42,9 +42,10 @@ def write_own_record(
     try:
         recorder, client = Recorder(tracker, folder.name), note.client_id
         recorder.note(server_round, note)
-        unattacked = "" if attacked and not attacked.problem else "the client did not attack itself"
-        if attacked and attacked.problem:
-            unattacked = attacked.problem
+        unattacked = "the client did not attack itself"
+        if attacked:
+            answered = attacked.attempt.answers[0].batch is not None
+            unattacked = "" if answered else attacked.problem
         recorder.client(server_round, client, update.schedule, update.num_examples, unattacked)
         if attacked and attack and attacked.outcome:
             recorder.attempt(server_round, attacked.attempt)

@@ -16,6 +16,7 @@ from flwr_leakage.records import (
     InputSpec,
     Measurement,
     Observation,
+    Reconstruction,
     ThreatModel,
     Update,
 )
@@ -148,8 +149,19 @@ class SelfAttack:
             outcome = evaluate(answer, truth, self.evaluator or Evaluator(), spec, reference)
         except Exception as error:  # whatever it is, the training goes on
             return SelfAttacked(made, None, f"its answer cannot be measured: {error}")
-        problem = "" if answer.batch is not None else answer.error or "no reconstruction"
-        return SelfAttacked(made, outcome, problem)
+        return SelfAttacked(made, outcome, self._doubt(answer, outcome, len(exposure.private)))
+
+    def _doubt(self, answer: Reconstruction, outcome: Outcome, count: int) -> str:
+        """Why the answer does not tell how safe the update is, or empty."""
+        if answer.batch is None:
+            return answer.error or "no reconstruction"
+        psnr = next((found.values for found in outcome.measurements if found.name == "psnr"), ())
+        measured = sum(value is not None for value in psnr)
+        if measured < count:
+            return f"{measured} of {count} samples have a number"
+        if answer.stats.get("stopped") == "budget":
+            return f"it was ended by its budget of {self.max_seconds:g} CPU seconds"
+        return ""
 
     def _against(self, exposure: Exposure) -> str:
         """Why a round is not attacked, or empty."""

@@ -1,5 +1,6 @@
 """The commands; each imports what it needs when it is called, so that ``--help`` is quick."""
 
+import logging
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -174,10 +175,17 @@ def attack_kept(
     """
     from flwr_leakage.cli.kept import attack_kept_folder
     from flwr_leakage.report import write_report
+    from flwr_leakage.report.index import Index
+    from flwr_leakage.report.verdict import judge
+    from flwr_leakage.tracking import read_run
 
     try:
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # no training takes place here
         done = attack_kept_folder(folder, model, attack, workers, max_seconds)
-        print(f"{done} rounds attacked. {write_report(folder)}")
+        rounds = f"{done} round{'s' * (done != 1)}" if done else "No round was left to be"
+        run = read_run(folder)
+        verdict = judge(Index(run.records), run.events)
+        print(f"{rounds} attacked. {verdict.sentence} {write_report(folder)}")
     except (FileNotFoundError, ValueError, ImportError) as error:
         _fail(error)
 

@@ -1,6 +1,7 @@
 """What a client kept for its owner, by round, as a table in the terminal."""
 
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 
 from rich.console import Console
@@ -11,16 +12,22 @@ from flwr_leakage.records import LeakageRecord
 from flwr_leakage.tracking import read_run
 from flwr_leakage.tracking.jsonl import RECORDS_FILE
 
+OWN_FOLDER = "run-*-client-*"
+"""What a client's own record is named like."""
+
 
 def own_folders(folder: Path) -> list[Path]:
     """The run folders of clients in a folder, or the one that it is.
 
     Raises:
         FileNotFoundError: there is none.
+        ValueError: it is the record of a server.
     """
     if (folder / RECORDS_FILE).exists():
+        if not fnmatch(folder.resolve().name, OWN_FOLDER):
+            raise ValueError(f"{folder} is a server's run, not a client's own: read its report.")
         return [folder]
-    found = sorted(path.parent for path in folder.glob(f"run-*-client-*/{RECORDS_FILE}"))
+    found = sorted(path.parent for path in folder.glob(f"{OWN_FOLDER}/{RECORDS_FILE}"))
     if not found:
         raise FileNotFoundError(
             f"expected a client's record, or a folder of them such as ClientAudit(folder=…) "

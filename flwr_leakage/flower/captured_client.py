@@ -87,7 +87,9 @@ class CapturePlan:
         return bool(scores or self.withholds or self.truth or self.attack is not None)
 
     def replays(self, server_round: int) -> bool:
-        """Whether the training of a round, counted from 1, is replayed."""
+        """Whether the training of a round, counted from 1, is replayed: a gate asks for each."""
+        if self.gate is not None:
+            return True
         return self.replay_every is not None and (server_round - 1) % self.replay_every == 0
 
 
@@ -116,18 +118,25 @@ def train_and_report(
 ) -> Message:
     """Call the app, and put the record of what was captured beside its update.
 
-    A reply without exactly one ``ArrayRecord`` (an error, a stage of secure aggregation) is
-    handed on as it is.
+    A message without an ``ArrayRecord`` (a stage of secure aggregation) and an error are handed on
+    as they are; so is what holds several, unless a defense or a gate must not let it pass.
     """
-    if len(message.content.array_records) != 1:
+    records = len(message.content.array_records)
+    if records > 1 and plan.withholds:
+        return refuse(message, f"expected one ArrayRecord from the server, got {records}")
+    if records != 1:
         return app(message, ctx)
     arrays = next(iter(message.content.array_records.values()))
     with capture(_limits(plan, message)) as recorder:
         start = time.process_time()
         reply = app(message, ctx)
         train_seconds = time.process_time() - start
-    if reply.has_error() or len(reply.content.array_records) != 1:
+    if reply.has_error():
         return reply
+    records = len(reply.content.array_records)
+    if records != 1:
+        reason = f"expected one ArrayRecord in the reply, got {records}"
+        return refuse(message, reason) if plan.withholds else reply
     start = time.process_time()
     try:
         server_round, client_id = _round_of(message), client_id_of(ctx)
@@ -220,6 +229,8 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
     if plan.withholds and not seen.answer:
         raise ValueError("an update under a mask can neither be defended nor judged here")
     left_truth = False
+    if plan.withholds and (extra := set(seen.sent) - set(seen.received)):
+        raise ValueError(f"the reply holds arrays that the server did not send: {sorted(extra)}")
     try:
         if plan.truth is not None:
             samples = private_samples(seen.training, seen.num_examples)

@@ -88,6 +88,11 @@ class ClientAudit:
         if self.attack is not None:
             object.__setattr__(self, "attack", as_self_attack(self.attack))
         check_own(self.share, self.gate, self.scores, self.self_attack)
+        if self.gate is not None and self.check_update == "never":
+            raise ValueError(
+                "a gate needs to know whether the scored model explains the update: check_update "
+                "must be 'once' or 'always', got 'never'."
+            )
 
     @property
     def defends(self) -> bool:

@@ -117,7 +117,7 @@ def release(
             "the training loop must pass each mini-batch through flwr_leakage.flower.encode, "
             "as the gate needs it; it passed none"
         )
-    tries.append(_judge(audit.gate, audit.defense, done))
+    tries.append(_judge(audit.gate, audit.defense, done, trained))
     for number, defense in enumerate(audit.gate.stronger, start=1):
         if tries[-1].judgement.passes:
             break
@@ -129,7 +129,7 @@ def release(
             tries.append(Try(_named(defense), failed))
             continue
         done = replace(done, seconds=done.seconds + seconds)
-        tries.append(_judge(audit.gate, defense, done))
+        tries.append(_judge(audit.gate, defense, done, trained))
     return replace(done, tries=tuple(tries))
 
 
@@ -197,9 +197,15 @@ def _one(
     )
 
 
-def _judge(gate: Gate, defense: Defense, done: Release) -> Try:
-    unexplained = done.explained.sentence if done.explained.fails else ""
-    return Try(_named(defense), gate.judge(done.measurements, done.attacked, unexplained))
+def _judge(gate: Gate, defense: Defense, done: Release, trained: Trained) -> Try:
+    doubts = []
+    if done.explained.fails:
+        doubts.append(f"the scored model does not explain the update: {done.explained.sentence}")
+    used = trained.raw.schedule.num_samples_used(trained.raw.num_examples)
+    kept = 0 if done.exposure is None else len(done.exposure.private)
+    if kept < used:
+        doubts.append(f"only {kept} of the {used} samples that it used were kept")
+    return Try(_named(defense), gate.judge(done.measurements, done.attacked, doubts))
 
 
 def _named(defense: Defense) -> str:

@@ -118,13 +118,17 @@ class ClientSamples:
         if not self._routed:
             self._routed = True  # unless the first gradients say otherwise
             try:
-                first = next(made)
+                first = next(made, None)
+            except BudgetExhausted:
+                raise
             except Exception:  # torch.func refuses in many ways
                 self._routed = False
                 if not self.gradient_map.one_by_one:
                     raise
                 self._model, made = _Model(), self._windows(point, precision, size)
-                first = next(made)
+                first = next(made, None)
+            if first is None:
+                return
             yield first
         yield from made
 

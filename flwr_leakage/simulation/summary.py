@@ -89,6 +89,12 @@ def finish(run_dir: Path, console: Console) -> None:
         )  # fmt: skip
         return
     print_summary(read_run(run_dir), console)
+    if kept := len(list(run_dir.glob("kept/round*"))):
+        rounds = f"{kept} round{'s' * (kept != 1)}"
+        console.print(
+            f"The updates of {rounds} are kept: flwr-leakage attack-kept {run_dir}",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
     console.print(f"Report: {report.resolve()}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -79,7 +79,7 @@ class JsonlTracker:
         if not resume and path.exists() and path.stat().st_size:
             raise FileExistsError(
                 f"folder must be a new one, got {self.folder}, which holds a run: choose another, "
-                f"or continue that run by JsonlTracker(folder, resume=True)."
+                f"or move that run away."
             )
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         self._torn = _ends_without_newline(self._descriptor)

@@ -46,7 +46,7 @@ def test_what_was_not_measured_passes_only_where_the_owner_says_so():
         assert not Gate(scores={"risk": 3.0}).judge(given, None).passes
         assert Gate(scores={"risk": 3.0}, unmeasured="send").judge(given, None).passes
     assert not Gate(scores={"risk": 3.0}, unmeasured="send").judge([score(4.0, None)], None).passes
-    unexplained = Gate(scores={"risk": 3.0}).judge([score(1.0)], None, "off by 0.4")
+    unexplained = Gate(scores={"risk": 3.0}).judge([score(1.0)], None, ["off by 0.4"])
     assert not unexplained.passes
     assert "off by 0.4" in unexplained.reasons[0]
 

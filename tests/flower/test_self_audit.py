@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
-from flwr_leakage.attacks import Analytic
+from flwr_leakage.attacks import Analytic, GradientInversion
 from flwr_leakage.audit.gate import Gate
 from flwr_leakage.audit.self_attack import SelfAttack
 from flwr_leakage.cli.app import app as command
@@ -22,6 +22,7 @@ from flwr_leakage.tracking import read_run
 
 SPEC = InputSpec((1, 12, 12), 3)
 SCHEDULE = LocalSchedule(learning_rate=0.1, batch_size=1)
+DLG = GradientInversion()
 IMAGE = torch.rand(1, 1, 12, 12, generator=torch.Generator().manual_seed(3))
 
 
@@ -133,3 +134,74 @@ def test_limits_on_what_is_never_measured_are_refused_at_once():
         client("line", gate=Gate(scores={"lambda_max": 1.0}))
     with pytest.raises(ValueError, match="share must be"):
         client("line", share="everything")
+
+
+def doctored(message, context):
+    """A training whose update is not what the captured steps made."""
+    reply = train(message, context)
+    state = reply.content["arrays"].to_torch_state_dict()
+    reply.content["arrays"] = ArrayRecord({k: v + 1.0 for k, v in state.items()})
+    return reply
+
+
+def with_more(message, context):
+    """A training that sends another record beside its model."""
+    reply = train(message, context)
+    reply.content["more"] = ArrayRecord({"raw": IMAGE})
+    return reply
+
+
+def with_another_array(message, context):
+    """A training that sends an array that the server did not send."""
+    reply = train(message, context)
+    state = reply.content["arrays"].to_torch_state_dict()
+    reply.content["arrays"] = ArrayRecord({**state, "raw": IMAGE})
+    return reply
+
+
+@pytest.mark.parametrize("training", [doctored, with_more, with_another_array])
+def test_a_gate_lets_nothing_past_that_it_did_not_judge(training):
+    app = ClientApp()
+    app.train()(training)
+    gate = Gate(scores={"gradient_norm": 1e9})
+    guarded = audit(app, spec=SPEC, scores={"g": GradientNorm()}, gate=gate, replay_every=None)
+    assert reply_of(guarded)[0].has_error()
+
+
+@pytest.mark.parametrize("settings", [{"defense": GaussianNoise(1.0), "seed": 0},
+                                      {"scores": {"g": GradientNorm()},
+                                       "gate": Gate(scores={"gradient_norm": 1e9})}])  # fmt: skip
+def test_a_server_that_sends_a_second_record_gets_no_update(settings):
+    grid = InlineGrid(client("line", **settings), 1)
+    (node,) = grid.get_node_ids()
+    arrays = ArrayRecord(network().state_dict())
+    content = RecordDict({"arrays": arrays, "other": ArrayRecord({"x": IMAGE})})
+    (reply,) = grid.send_and_receive([Message(content, node, "train")])
+    assert reply.has_error()
+
+
+def test_samples_that_were_not_kept_are_no_evidence_of_safety():
+    schedule = LocalSchedule(learning_rate=0.1, batch_size=1, num_steps=2)
+    settings = {"scores": {"g": GradientNorm()}, "gate": Gate(scores={"gradient_norm": 1e9})}
+    mod = LeakageMod(ClientAudit(GradientMap(network()), SPEC, schedule, max_samples=1, **settings))
+    app = ClientApp()
+
+    @app.train(mods=[mod])
+    def two_steps(message, context):
+        encode(IMAGE.clone(), torch.tensor([2]))
+        reply = train(message, context)
+        reply.content["metrics"] = MetricRecord({"num-examples": 2})
+        return reply
+
+    reply, context = reply_of(app)
+    assert reply.has_error()
+    assert "only 1 of the 2 samples" in str(context.state[RECORD_KEY]["round-1"])
+
+
+def test_an_attack_cut_off_or_without_numbers_is_no_evidence_of_safety():
+    attack = SelfAttack(DLG, max_seconds=1e-3)
+    reply, context = reply_of(client("mod", attack=attack, gate=Gate(psnr=200.0)))
+    assert reply.has_error()
+    assert "its budget of 0.001 CPU seconds" in str(context.state[RECORD_KEY]["round-1"])
+    with pytest.raises(ValueError, match="check_update"):
+        client("mod", attack=Analytic(), gate=Gate(psnr=20.0), check_update="never")

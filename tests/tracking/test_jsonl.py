@@ -138,7 +138,7 @@ def test_a_killed_process_loses_nothing_that_was_logged(tmp_path):
 def test_a_folder_that_holds_a_run_is_refused_unless_it_is_to_be_continued(tmp_path):
     JsonlTracker(tmp_path).close()
     before = (tmp_path / "records.jsonl").read_bytes()
-    with pytest.raises(FileExistsError, match=r"which holds a run: choose another, .*resume=True"):
+    with pytest.raises(FileExistsError, match=r"which holds a run: choose another"):
         JsonlTracker(tmp_path)
     assert (tmp_path / "records.jsonl").read_bytes() == before
 
