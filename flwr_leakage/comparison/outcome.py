@@ -24,7 +24,7 @@ class Measure:
         name: its key in tables.
         heading: for people, with the unit.
         leaks: ``more`` where a larger value means that more leaks, ``less`` where less does, empty
-            where it is no leakage.
+            where neither holds.
         style: a format specification.
         meaning: one sentence.
     """
@@ -43,9 +43,14 @@ MEASURES = (
         "Attacked images, counted once a round; failed attacks are among them.",
     ),
     Measure(
-        "leaked", "leaked", "more", ".0%",
+        "leaked", "recognised", "more", ".0%",
         "Share of the attempts that the report grades exact or recognisable, compared with a blind "
         "guess; a failed attack leaked nothing.",
+    ),
+    Measure(
+        "partly", "partly", "", ".0%",
+        "Share of the attempts graded partly: parts of the image are seen. It comes on top of the "
+        "recognisable ones.",
     ),
     Measure(
         "psnr_best", "worst leak, dB", "more", ".1f",
@@ -130,6 +135,7 @@ def _values(run: RunData) -> dict[str, float | None]:
     psnr, found = known("psnr"), attempts(Index(run.records))
     graded = any(attempt.blind is not None for attempt in found)
     leaked = sum(attempt.grade in LEAKED for attempt in found)
+    partly = sum(attempt.grade == "partly" for attempt in found)
     accuracy = {
         key: value for key, value in held.get("test_accuracy", {}).items() if value is not None
     }
@@ -137,6 +143,7 @@ def _values(run: RunData) -> dict[str, float | None]:
         "images": float(len(worst_by_image(found))) or None,
         "attempts": float(len(found)),
         "leaked": leaked / len(found) if graded else None,
+        "partly": partly / len(found) if graded else None,
         "psnr_best": max(psnr, default=None),
         "psnr_median": median("psnr"),
         "ssim_median": median("ssim"),

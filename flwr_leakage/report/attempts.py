@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flwr_leakage.report.grades import GRADES, Grade, grade
+from flwr_leakage.report.grades import GRADES, Grade, decided_by, grade
 from flwr_leakage.report.index import Index, Key
 
 LEAKED = ("exact", "recognisable")
@@ -25,6 +25,7 @@ class Attempt:
         image: the number of the image among those of its client, by which it can be followed over
             the rounds; ``None`` where the truth does not tell images apart.
         grade: ``None`` where it cannot be told.
+        decided: by what other than PSNR the grade was decided, in words; empty where by PSNR.
     """
 
     key: Key
@@ -35,6 +36,7 @@ class Attempt:
     label: str
     image: int | None
     grade: Grade | None
+    decided: str = ""
 
     @property
     def place(self) -> str:
@@ -66,8 +68,8 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
     found = []
     for key in sorted(keys):
         psnr, blind = value(f"{before}psnr", key), value(f"{before}blind_psnr", key)
-        verdict = grade(psnr, blind, value(f"{before}ssim", key),
-                        value(f"{before}blind_ssim", key), value(lpips, key))  # fmt: skip
+        seen = (psnr, blind, value(f"{before}ssim", key), value(f"{before}blind_ssim", key),
+                value(lpips, key))  # fmt: skip
         rank, label, image = ranks.get(key), classes.get(key), images.get(key)
         found.append(
             Attempt(
@@ -78,7 +80,8 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
                 rank.note if rank else "",
                 label.note if label else "",
                 int(image.value) if image and image.value is not None else None,
-                verdict,
+                grade(*seen),
+                decided_by(*seen),
             )
         )
     return found
@@ -109,7 +112,7 @@ def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
 def risk(found: Sequence[Attempt]) -> tuple[int, float, float]:
     """Larger for whom more leaks of: by the worst grade, the share that leaks, the highest PSNR.
 
-    The one order of the verdict, and of the tables of clients and classes.
+    The one order of the verdict and of the table of clients.
     """
     if not found:
         return -len(GRADES) - 1, 0.0, float("-inf")

@@ -51,6 +51,7 @@ _STYLE: Any = {
     "ytick.labelcolor": _MUTED,
     "text.parse_math": False,
     "axes.formatter.use_mathtext": False,
+    "axes.formatter.useoffset": False,
 }
 
 

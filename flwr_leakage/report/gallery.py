@@ -11,7 +11,9 @@ from flwr_leakage.report.words import several
 from flwr_leakage.tracking import ImageRecord
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-HIGHLIGHTS = ("worst leak", "median", "least leak")
+HIGHLIGHTS = ("worst leak", "median of the ranking", "least leak")
+UNGRADED = ("an example",) * 3
+"""Their titles where no image is graded: nothing says which leak is the worst."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Exhibit:
         rounds: the rounds in which the same image was attacked; empty where that is not known.
         label: its class in words, or empty.
         grade: in words.
-        psnr: the PSNR of the reconstruction and of the blind guess in dB, or that it is unknown.
+        psnr: the PSNR of the reconstruction and of the blind guess in dB, or that it is unknown;
+            with what else decided the grade, if PSNR did not.
         pictures: original, defended where there is one, reconstruction, what-ifs.
     """
 
@@ -81,6 +84,7 @@ class Gallery:
     Attributes:
         highlights: worst leak, median and least, where there are three or more.
         exhibits: all of them, worst leak first.
+        is_graded: whether any image has a grade, so that leaks can be ranked.
         left_out: samples with a reconstruction that are not shown.
         without_reconstruction: samples whose original is there, but no reconstruction.
         what_ifs: the what-ifs that have images.
@@ -88,6 +92,7 @@ class Gallery:
 
     highlights: tuple[Exhibit, ...]
     exhibits: tuple[Exhibit, ...]
+    is_graded: bool
     left_out: int
     without_reconstruction: int
     what_ifs: tuple[str, ...]
@@ -130,12 +135,15 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
     kept = shown[:limit]
     exhibits = tuple(show(key) for key in kept)
     places = (0, len(shown) // 2, len(shown) - 1) if len(shown) >= 3 and limit >= 3 else ()
+    is_graded = any(key in attempt_of and attempt_of[key].grade for key in shown)
+    titles = HIGHLIGHTS if is_graded else UNGRADED
     highlights = tuple(
-        show(shown[place], title) for place, title in zip(places, HIGHLIGHTS, strict=False)
+        show(shown[place], title) for place, title in zip(places, titles, strict=False)
     )
     roles = {role for key in kept for role in by_key[key] if role.startswith("what_if_")}
     names = tuple(sorted(role.removeprefix("what_if_") for role in roles))
-    return Gallery(highlights, exhibits, len(shown) - len(kept), len(by_key) - len(shown), names)
+    left_out, failed = len(shown) - len(kept), len(by_key) - len(shown)
+    return Gallery(highlights, exhibits, is_graded, left_out, failed, names)
 
 
 def _exhibit(
@@ -167,7 +175,8 @@ def _written(attempt: Attempt | None) -> str:
     if attempt is None or attempt.psnr is None:
         return "PSNR unknown"
     blind = f" (blind {decibel(attempt.blind)})" if attempt.blind is not None else ""
-    return f"{decibel(attempt.psnr)} dB{blind}"
+    decided = f", {attempt.decided}" if attempt.decided else ""
+    return f"{decibel(attempt.psnr)} dB{blind}{decided}"
 
 
 def _picture(role: str, image: ImageRecord | None, where: str) -> Picture:

@@ -81,3 +81,26 @@ def grade(
         near = lpips is not None and lpips <= RECOGNISABLE_LPIPS
         return "recognisable" if near else "partly"
     return "nothing"
+
+
+def decided_by(
+    psnr: float | None,
+    blind_psnr: float | None,
+    ssim: float | None = None,
+    blind_ssim: float | None = None,
+    lpips: float | None = None,
+) -> str:
+    """What decided the grade where PSNR alone would have given another one; else empty.
+
+    Example:
+        >>> decided_by(13.0, 12.0, ssim=0.7, blind_ssim=0.1), decided_by(20.0, 12.0, ssim=0.7)
+        ('by SSIM 0.70 (blind 0.10)', '')
+    """
+    given = grade(psnr, blind_psnr, ssim, blind_ssim, lpips)
+    if given == grade(psnr, blind_psnr):
+        return ""
+    if given == grade(psnr, blind_psnr, ssim, blind_ssim):
+        written = f"by SSIM {ssim:.2f} (blind {blind_ssim:.2f})"
+    else:
+        written = f"by LPIPS {lpips:.2f}"
+    return written.replace("-", "−")

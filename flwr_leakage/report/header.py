@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flwr_leakage.report.budget import time_limit
+
 GROUPS = ("dataset", "partition", "model", "strategy", "defense", "attack")
 _GIVEN = {
     "labels known": "the true labels",
@@ -41,6 +43,8 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
     found = []
     for group in GROUPS:
         name, settings = describe(config.get(group))
+        if group == "attack":
+            settings = _attack_settings(config.get(group), time_limit(metadata))
         given = metadata.get(group)
         if isinstance(given, str) and given:
             name = given
@@ -51,6 +55,15 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
     if isinstance(metadata.get("seed"), int):
         found.append(Fact("seed", str(metadata["seed"])))
     return found
+
+
+def _attack_settings(node: Any, limit: float | None) -> str:
+    """The settings of the attack with the time that it had, whoever limited it."""
+    if not isinstance(node, Mapping):
+        return ""
+    _, settings = describe({key: value for key, value in node.items() if key != "max_seconds"})
+    time = f"at most {limit:g} CPU seconds for an update" if limit is not None else ""
+    return ", ".join(filter(None, (settings, time)))
 
 
 def describe(node: Any) -> tuple[str, str]:

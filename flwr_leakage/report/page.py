@@ -133,7 +133,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         config=flatten(run.metadata["config"]) if run.metadata.get("config") else [],
         facts=facts(run.metadata),
         story=sentences(index, run.metadata, fate, done),
-        verdict=judge(index, run.events),
+        verdict=judge(index, run.events, run.metadata),
         remedies=asked,
         not_covered=(*NOT_COVERED, *_absent(index, clients, costs, gallery)),
         script=Markup(script),
@@ -163,6 +163,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         troubles=tables.events_table([e for e in run.events if e.level != "info"], MAX_EVENTS),
         remarks=tables.events_table([e for e in run.events if e.level == "info"], MAX_EVENTS),
         costs=costs,
+        any_grade=any(attempt.grade for attempt in found),
         any_score=bool(index.names("score")),
     )
 
@@ -225,15 +226,21 @@ def _story_chart(index: Index, asked: Sequence[Remedy]) -> Chart | None:
     description = f"PSNR of the reconstructions by round: {_tell(pooled)}"
     svg = charts.story_chart(accuracy, leakage, blind, what_ifs, "story", description)
     caption = (
-        "Above: how good the trained model is. Below: how near the attack comes to the private "
-        "images; each dot is one image in one round, higher is nearer, hence a worse leak. Near "
-        "the dotted line the attack is as good as no attack."
+        "how near the attack comes to the private images; each dot is one image in one round, "
+        "higher is nearer, hence a worse leak."
     )
+    if accuracy:
+        caption = f"Above: how good the trained model is. Below: {caption}"
+    else:
+        caption = f"{caption[0].upper()}{caption[1:]}"
+    if blind:
+        caption += " Near the dotted line the attack is as good as no attack."
     if told:
         names = " and ".join(remedy.name for remedy in told)
         left = f" ({len(asked) - len(told)} more below)" if len(asked) > len(told) else ""
         caption += f" Dashed: the same updates under {names}{left}."
-    return Chart("Accuracy and leakage, round by round", caption + _dots(pooled), svg)
+    title = "Accuracy and leakage" if accuracy else "Leakage"
+    return Chart(f"{title}, round by round", caption + _dots(pooled), svg)
 
 
 def _charts(index: Index, kind: str) -> list[Chart]:

@@ -73,7 +73,10 @@ def _grades(found: Sequence[Attempt]) -> list[str]:
 
 
 def classes_table(found: Sequence[Attempt]) -> Table:
-    """Return one row a class, the worst leak first; empty where classes are not known."""
+    """Return one row a class, the worst leak first; empty where classes are not known.
+
+    Leaks are ordered by their grade, then by their decibels.
+    """
     by_class: dict[str, list[Attempt]] = {}
     for attempt in found:
         if attempt.label:
@@ -87,7 +90,7 @@ def classes_table(found: Sequence[Attempt]) -> Table:
             decibel(worst[name].psnr),
             f"round {worst[name].key[0]}, {who(worst[name].key[1])}",
         )
-        for name in sorted(by_class, key=lambda name: risk(by_class[name]), reverse=True)
+        for name in sorted(sorted(by_class), key=lambda name: worst[name].leak, reverse=True)
     )
     columns = ("class", "attempts", *GRADES, "worst case, dB", "where")
     return Table(columns, rows, (), MAX_ROWS)
@@ -163,7 +166,7 @@ def attacks_table(index: Index) -> Table:
 def clients_table(
     index: Index, events: Sequence[RunEvent], found: Sequence[Attempt], limit: int
 ) -> Table:
-    """Return one row a client, the worst leak first; those that were not attacked say why."""
+    """Return one row a client, who is most at risk first; those that were not attacked say why."""
     by_client: dict[int, list[Attempt]] = {}
     for attempt in found:
         by_client.setdefault(attempt.key[1], []).append(attempt)

@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from scipy.stats import binom
 
@@ -19,6 +19,7 @@ from flwr_leakage.report.attempts import (
     tally,
     worst_by_image,
 )
+from flwr_leakage.report.budget import ended_by_time, time_limit
 from flwr_leakage.report.grades import RULE, Grade
 from flwr_leakage.report.index import Index, count, decibel, median, values, who
 from flwr_leakage.report.replays import replay_warning
@@ -44,14 +45,16 @@ class Verdict:
     details: tuple[str, ...]
 
 
-def judge(index: Index, events: Sequence[RunEvent]) -> Verdict:
-    """Derive the verdict from the records."""
+def judge(
+    index: Index, events: Sequence[RunEvent], metadata: Mapping[str, Any] | None = None
+) -> Verdict:
+    """Derive the verdict from the records; of the metadata it takes the attack's time budget."""
     found, fate = attempts(index), fates(index)
     besides = (
         *replay_warning(index),
         *_unattacked(fate),
         *_failures(fate),
-        *_stopped(index, fate),
+        *ended_by_time(index, fate, time_limit(metadata or {})),
         *_troubles(fate, events),
         *_caveats(events),
     )
@@ -77,16 +80,6 @@ def judge(index: Index, events: Sequence[RunEvent]) -> Verdict:
     caution = "That this attack failed does not show that every attack would."
     sentence = f"This attack found nothing. {summary}"
     return Verdict(sentence, RULE, "quiet", (caution, *details))
-
-
-def _stopped(index: Index, fate: Fates) -> tuple[str, ...]:
-    stopped, attacked = len(index.series("attack", "stopped_by_budget")), len(fate.answered)
-    if not stopped:
-        return ()
-    return (
-        f"The time budget ended the attack on {stopped} of {count(attacked, 'update')}: more time "
-        f"may find more, and what was found there depends on the speed of the machine.",
-    )
 
 
 def _whom(found: Sequence[Attempt]) -> str:
@@ -145,7 +138,7 @@ def _most_at_risk(index: Index, found: Sequence[Attempt]) -> str:
     leaks = f" It leaks in {several(rounds, 'round')}." if rounds else ""
     worst_case = f"its worst case reached {decibel(worst.psnr)} dB in {where}"
     return (
-        f"Most at risk: {name}" + f" (in a round {doing})" * bool(doing)
+        f"Most at risk: {name}" + f" (each round: {doing})" * bool(doing)
         + f": {graded(grades)}{of_what}; {worst_case}.{leaks}"
     )  # fmt: skip
 

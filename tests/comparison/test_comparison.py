@@ -86,8 +86,15 @@ def test_failed_attacks_count_as_attacked_and_unfinished_runs_are_told(tmp_path)
     write_run(tmp_path / "a", [30.0, None, None, None], close=False)
     run = outcome(read_run(tmp_path / "a"))
     assert (run.values["attempts"], run.values["leaked"]) == (4, 0.25)
-    assert run.status == "not finished"
+    assert run.values["partly"] == 0.0 and run.status == "not finished"
     assert "not finished" in compare([tmp_path]).problems[0]
+
+
+def test_images_of_which_parts_leak_are_told_beside_those_recognised(tmp_path):
+    found = compare([write_run(tmp_path / "a", [14.0, 11.0])])
+    headings, [cells] = found.cells()
+    shown = dict(zip(headings, cells, strict=True))
+    assert (shown["recognised"], shown["partly"]) == ("0%", "50%")
 
 
 def test_a_run_without_numbers_has_none(tmp_path):

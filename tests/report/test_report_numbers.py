@@ -11,7 +11,7 @@ from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report.agreement import agreements
 from flwr_leakage.report.attempts import attempts, fates
 from flwr_leakage.report.charts import rounds_chart, scatter_chart, story_chart, thin_out
-from flwr_leakage.report.grades import EXACT_DB, grade
+from flwr_leakage.report.grades import EXACT_DB, decided_by, grade
 from flwr_leakage.report.header import describe, facts, flatten, given_to_attacker, planned_rounds
 from flwr_leakage.report.index import Index, count, label, number
 from flwr_leakage.report.remedies import remedies
@@ -77,6 +77,13 @@ def test_a_grade_compares_with_the_blind_guess():
     )
 
 
+def test_a_grade_tells_what_decided_it_if_not_psnr():
+    assert decided_by(20.0, 12.0, 0.9, 0.1, 0.01) == ""
+    assert decided_by(9.0, 12.0, 0.9, 0.1) == ""  # nothing, by PSNR
+    assert decided_by(12.5, 12.0, 0.27, -0.1) == "by SSIM 0.27 (blind −0.10)"
+    assert decided_by(14.0, 12.0, 0.2, 0.1, 0.05) == "by LPIPS 0.05"
+
+
 def test_three_decibels_below_the_blind_guess_is_nothing_however_structured():
     assert grade(9.0, 12.0, ssim=0.9, blind_ssim=0.1, lpips=0.01) == "nothing"
 
@@ -102,6 +109,14 @@ def test_verdict_counts_grades_and_names_who_is_most_at_risk():
         "Attack could not be applied, or gave no result, on 1 of 2 attacked updates (client 2): "
         "it diverged."
     )
+
+
+def test_verdict_says_what_the_client_at_risk_does_in_each_round():
+    does = LeakageRecord("r", 1, 0, -1, "client", "images", 1.0, "image", "", "1 image, 1 step")
+    details = judge(with_blind(metric(1, 0, 0, 20.0)), []).details
+    assert details[0].startswith("Most at risk: client 0: ")
+    details = judge(Index([metric(1, 0, 0, 20.0), blind(1, 0, 0), does]), []).details
+    assert details[0].startswith("Most at risk: client 0 (each round: 1 image, 1 step): ")
 
 
 def test_verdict_says_where_labels_were_wrong():
@@ -295,6 +310,19 @@ def test_classes_are_ordered_by_their_worst_leak():
     assert column(table, "where")[0] == "round 1, client 1"
 
 
+def test_a_class_that_leaks_less_often_but_worse_comes_first():
+    def label_of(sample, name):
+        return LeakageRecord("r", 1, 0, sample, "client", "class", 0.0, "", "", name)
+
+    psnr = {0: 20.0, 1: 30.0, 2: 11.0, 3: 13.6, 4: 14.0}  # cat: all of it; dog: half of it
+    names = ("cat", "dog", "dog", "ant", "bee")
+    records = [metric(1, 0, sample, value) for sample, value in psnr.items()]
+    table = classes_table(
+        attempts(with_blind(*records, *(label_of(*each) for each in enumerate(names))))
+    )
+    assert column(table, "class") == ["dog", "cat", "bee", "ant"]
+
+
 def test_missing_values_of_one_reason_share_a_sentence():
     records = [metric(1, 0, 0, None, name, "no weights") for name in ("lpips", "ssim")]
     records += [metric(1, 0, i, None, "mse", f"reason {i}") for i in range(5)]
@@ -480,6 +508,13 @@ def test_charts_follow_the_page_and_repeat_exactly():
     assert "mathdefault" not in first  # labels of a logarithmic axis are plain text
 
 
+def test_values_near_each_other_stand_in_full_at_the_axis():
+    chart = rounds_chart({1: [2.30501], 2: [2.30503], 3: [2.30502]}, "a", "d")
+    written = re.findall(r'id="a-ytick_.*?<text[^>]*>([^<]*)<', chart, flags=re.DOTALL)
+    assert written and all(tick.startswith("2.305") for tick in written)
+    assert not any("+" in text for text in re.findall(r"<text[^>]*>([^<]*)<", chart))
+
+
 def test_the_story_chart_shares_its_rounds_and_shows_accuracy_as_percentages():
     leakage = {0: {1: [100.0], 3: [90.0]}, 1: {1: [20.0, 30.0]}}
     blind_guess = {1: [12.0], 3: [12.0]}
@@ -536,6 +571,44 @@ def test_facts_name_what_was_run():
         "attack": ("Inversion", "objective Cosine, tv yes"),
         "seed": ("3", ""),
     }
+
+
+@pytest.mark.parametrize(
+    ("server", "attack", "told"),
+    [
+        (
+            {"attack_max_seconds": 4.0},
+            {"max_seconds": 120.0},
+            "at most 4 CPU seconds for an update",
+        ),
+        (
+            {"attack_max_seconds": None},
+            {"max_seconds": 9.5},
+            "at most 9.5 CPU seconds for an update",
+        ),
+        ({"attack_max_seconds": None}, {"max_seconds": None}, ""),
+        ({"attack_max_seconds": 4.0, "attack_later": True}, {"max_seconds": 120.0}, ""),
+    ],
+)
+def test_the_attack_is_told_with_the_time_that_it_had(server, attack, told):
+    metadata = {"config": {"server": server, "attack": {"_target_": "x.Strongest", **attack}}}
+    assert [(fact.value, fact.settings) for fact in facts(metadata)] == [("Strongest", told)]
+
+
+def test_the_verdict_names_the_time_budget_and_whom_it_stopped():
+    def stopped(server_round, client):
+        where = ("r", server_round, client, -1)
+        return LeakageRecord(*where, "attack", "stopped_by_budget", 1.0)
+
+    hit = [(1, 1), (3, 1), (5, 1), (2, 0), (2, 2), *((r, r) for r in (3, 4, 6))]
+    records = [record for each in hit for record in (stopped(*each), objective(*each, 0.1))]
+    metadata = {"config": {"server": {"attack_max_seconds": 4.0}}}
+    assert judge(Index(records), [], metadata).details == (
+        "The time budget of 4 CPU seconds ended the attack on 8 of 8 updates (clients 0 and 2 in "
+        "round 2; client 1 in rounds 1, 3 and 5; client 3 in round 3; 2 further clients): more "
+        "time may find more, and what was found there depends on the speed of the machine.",
+    )
+    assert judge(Index(records), []).details[0].startswith("The time budget ended the attack on 8")
 
 
 @pytest.mark.parametrize("metadata", [{}, {"config": None}, {"config": [1]}, {"seed": "x"}])

@@ -109,6 +109,9 @@ def test_the_whole_page(run_folder):
         "PSNR: 2 of 12 missing (no reason was recorded).",
         "Spearman ρ =",
         "no reply",
+        "Above: how good the trained model is. Below: how near the attack comes",
+        "By client, most at risk first",
+        "the share of labels that the attack told rightly.",
         "LeNet",
         "model.width= 1",
         "10 of 10 shown",
@@ -198,6 +201,8 @@ def test_a_run_without_truth(tmp_path):
     assert "6 updates were attacked, but without the originals" in page.text
     assert "Scores were computed, but there is nothing to compare" in page.text
     assert page.text.count("no original") == 10 + 3
+    assert page.text.count("An example") == 3 and "All reconstructions: 10 of 10" in page.text
+    assert "leak first" not in page.text and "Worst leak" not in page.text
     assert page.text.count("PSNR unknown") == 10 + 3
 
 
@@ -214,7 +219,10 @@ def test_a_run_without_scores(tmp_path):
     tracker = JsonlTracker(tmp_path)
     tracker.log(LeakageRecord("r", 1, 0, 0, "metric", "psnr", 30.0, "dB"))
     tracker.close()
-    assert "No score was computed." in report(tmp_path)[1].text
+    _, page = report(tmp_path)
+    assert "No score was computed." in page.text
+    assert "Leakage, round by round" in page.text and "How near the attack comes" in page.text
+    assert "Above: " not in page.text and "dotted line" not in page.text  # of what is not drawn
 
 
 def test_a_run_without_any_number(tmp_path):
@@ -250,10 +258,20 @@ def test_the_gallery_shows_worst_median_and_least_then_folds_the_rest(run_folder
     shown = [i["alt"] for i in page.all("img") if i["alt"].startswith("Reconstruction")]
     decibels = [alt.split(" dB")[0].rsplit(" ", 1)[1] for alt in shown]
     assert decibels == ["31.0", "20.0", "10.0", "31.0", "30.0", "21.0"]
-    for words in ("Worst leak", "Median", "Least leak", "3 of 10 shown, 7 left out"):
+    for words in ("Worst leak", "Median of the ranking", "Least leak", "3 of 10 shown, 7 left out"):
         assert words in page.text
     [folded] = [attrs for tag, attrs in page.tags if attrs.get("id") == "all"]
     assert "open" not in folded
+
+
+def test_a_tile_says_where_structure_and_not_psnr_decided(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    told = {"psnr": 12.0, "blind_psnr": 11.7, "ssim": 0.52, "blind_ssim": 0.1}
+    for name, value in told.items():
+        tracker.log(LeakageRecord("r", 1, 0, 0, "metric", name, value))
+    tracker.image(1, 0, 0, "reconstruction", torch.zeros(3, 4, 4))
+    tracker.close()
+    assert "partly · 12.0 dB (blind 11.7), by SSIM 0.52 (blind 0.10)" in report(tmp_path)[1].text
 
 
 def test_the_filter_offers_what_there_is_and_marks_every_figure(run_folder):

@@ -1,0 +1,61 @@
+"""The time that an attack had, and where that ended it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr_leakage.report.attempts import Fates
+from flwr_leakage.report.index import Index, count
+from flwr_leakage.report.words import several
+
+MAX_GROUPS = 3
+
+
+def time_limit(metadata: Mapping[str, Any]) -> float | None:
+    """CPU seconds that the attack had for an update; ``None`` for no limit, or an unknown one.
+
+    It is the smaller one of the run's ``server.attack_max_seconds`` and the attack's own
+    ``max_seconds``. Where updates were kept to be attacked later, another limit may have been
+    given then, so that it is unknown.
+    """
+    config = metadata.get("config")
+    if not isinstance(config, Mapping):
+        return None
+    server, attack = (
+        node if isinstance(node := config.get(key), Mapping) else {} for key in ("server", "attack")
+    )
+    if server.get("attack_later"):
+        return None
+    limits = (server.get("attack_max_seconds"), attack.get("max_seconds"))
+    known = [x for x in limits if isinstance(x, int | float) and not isinstance(x, bool)]
+    return min(known, default=None)
+
+
+def ended_by_time(index: Index, fate: Fates, limit: float | None) -> tuple[str, ...]:
+    """Say on whose updates the budget ended the attack; nothing where it ended none."""
+    stopped = sorted({key[:2] for key in index.series("attack", "stopped_by_budget")})
+    if not stopped:
+        return ()
+    seconds = f" of {limit:g} CPU seconds" if limit is not None else ""
+    updates = count(len(fate.answered), "update")
+    return (
+        f"The time budget{seconds} ended the attack on {len(stopped)} of {updates} "
+        f"({_where(stopped)}): more time may find more, and what was found there depends on the "
+        f"speed of the machine.",
+    )
+
+
+def _where(stopped: list[tuple[int, int]]) -> str:
+    """Name clients with their rounds; those of the same rounds together."""
+    rounds_of: dict[int, list[int]] = {}
+    for server_round, client in stopped:
+        rounds_of.setdefault(client, []).append(server_round)
+    clients_in: dict[tuple[int, ...], list[int]] = {}
+    for client, rounds in sorted(rounds_of.items()):
+        clients_in.setdefault(tuple(rounds), []).append(client)
+    groups = [
+        f"{several(clients) if clients[0] >= 0 else 'the aggregate'} in {several(rounds, 'round')}"
+        for rounds, clients in clients_in.items()
+    ]
+    left = sum(len(clients) for clients in list(clients_in.values())[MAX_GROUPS:])
+    more = [count(left, "further client")] if left else []
+    return "; ".join([*groups[:MAX_GROUPS], *more])
