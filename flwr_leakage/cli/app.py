@@ -184,7 +184,7 @@ def attack_kept(
         done = attack_kept_folder(folder, model, attack, workers, max_seconds)
         rounds = f"{done} round{'s' * (done != 1)}" if done else "No round was left to be"
         run = read_run(folder)
-        verdict = judge(Index(run.records), run.events)
+        verdict = judge(Index(run.records), run.events, run.metadata)
         print(f"{rounds} attacked. {verdict.sentence} {write_report(folder)}")
     except (FileNotFoundError, ValueError, ImportError) as error:
         _fail(error)

@@ -126,7 +126,7 @@ def print_summary(run: RunData, console: Console) -> None:
             _mean(run, server_round, "attack_wall_seconds", "{:.1f}"),
         )
     console.print(table)
-    verdict = judge(Index(run.records), run.events)
+    verdict = judge(Index(run.records), run.events, run.metadata)
     for sentence in (verdict.sentence, *verdict.details[:3]):
         console.print(sentence, markup=False, highlight=False)
     failures = [event for event in run.events if event.level != "info"]
