@@ -44,7 +44,8 @@ class Exhibit:
         label: its class in words, or empty.
         grade: in words.
         psnr: the PSNR of the reconstruction and of the blind guess in dB, or that it is unknown;
-            with what else decided the grade, if PSNR did not.
+            with what else decided the grade, if PSNR did not, and whether a
+            reconstruction of a low grade still points to its original.
         pictures: original, defended where there is one, reconstruction, what-ifs.
     """
 
@@ -176,7 +177,12 @@ def _written(attempt: Attempt | None) -> str:
         return "PSNR unknown"
     blind = f" (blind {decibel(attempt.blind)})" if attempt.blind is not None else ""
     decided = f", {attempt.decided}" if attempt.decided else ""
-    return f"{decibel(attempt.psnr)} dB{blind}{decided}"
+    # What nobody would call seen may still tell whose image it is.
+    told = attempt.rank == 1 and attempt.grade not in ("exact", "recognisable")
+    identified = (
+        f", yet identified {attempt.candidates.replace('of', 'among', 1)}".rstrip() if told else ""
+    )
+    return f"{decibel(attempt.psnr)} dB{blind}{decided}{identified}"
 
 
 def _picture(role: str, image: ImageRecord | None, where: str) -> Picture:
