@@ -178,10 +178,9 @@ def _written(attempt: Attempt | None) -> str:
     blind = f" (blind {decibel(attempt.blind)})" if attempt.blind is not None else ""
     decided = f", {attempt.decided}" if attempt.decided else ""
     # What nobody would call seen may still tell whose image it is.
-    told = attempt.rank == 1 and attempt.grade not in ("exact", "recognisable")
-    identified = (
-        f", yet identified {attempt.candidates.replace('of', 'among', 1)}".rstrip() if told else ""
-    )
+    identified = ""
+    if attempt.rank == 1 and attempt.grade not in ("exact", "recognisable"):
+        identified = f", yet identified {attempt.candidates.replace('of', 'among', 1)}".rstrip()
     return f"{decibel(attempt.psnr)} dB{blind}{decided}{identified}"
 
 
