@@ -52,7 +52,7 @@ class ParameterChange:
             )
 
 
-Gradients = Mapping[str, Tensor] | tuple[Tensor, ...]
+Gradients = Mapping[str, Tensor] | tuple[Tensor | None, ...]
 """By parameter name, or a tuple in the order of ``model.parameters()``, of all or the trained."""
 
 OneKind = TypeVar("OneKind", bound=Gradients | ParameterChange)
@@ -280,8 +280,10 @@ def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
                 f"{len(params)} gradients must be given for the model's parameters{frozen}, "
                 f"got {len(given)}."
             )
-        given = dict(zip(names, given, strict=True))
-    found = {name: value for name, value in given.items() if value is not None}
+        pairs = list(zip(names, given, strict=True))
+    else:
+        pairs = list(given.items())
+    found = {name: value for name, value in pairs if value is not None}
     zeros = {name: torch.zeros_like(v) for name, v in params.items() if name not in trained}
     merged = {**zeros, **found}
     # In the order of the parameters; unknown names are kept, to be told of.

@@ -117,7 +117,7 @@ def filled(value):
     return ndarrays_to_parameters([np.full_like(one.numpy(), value) for one in state])
 
 
-def test_the_update_is_told_from_the_model_that_a_client_was_sent():
+def test_the_update_is_told_from_the_model_that_a_client_was_sent(unchecked):
     attacked, said = fit_round(1, [filled(2), filled(3), filled(2)], [0, 1, None])
     assert not said
     assert {o.client_id: float(o.update.delta["0.bias"][0]) for o in attacked} == {
@@ -131,7 +131,7 @@ def test_the_update_is_told_from_the_model_that_a_client_was_sent():
     assert (mean.client_id, said) == (-1, [])
 
 
-def test_clients_that_claim_one_partition_are_known_by_their_nodes(tmp_path):
+def test_clients_that_claim_one_partition_are_known_by_their_nodes(tmp_path, unchecked):
     models, keep = [filled(1)] * 3, KeptObservations(tmp_path / "kept")
     attacked, said = fit_round(1, models, [7, 7, 1])
     assert [o.client_id for o in attacked] == [1, 100, 101]
