@@ -62,7 +62,8 @@ def perform(
     spent = {key: entry.seconds for key, entry in parts.spent.items()}
     folder = Path(results) / (name if size == "cpu" else f"{name}-{size}")
     page = write_page(folder, name, size, experiment, settings, findings, spent, overrides)
-    write_index(Path(results))
+    if size != "smoke":  # which tells nothing of the papers
+        write_index(Path(results))
     print(page)
     return page
 
