@@ -75,11 +75,24 @@ def test_the_notebook_does_what_it_says(tmp_path, monkeypatch):
     assert names["decibels"] > 100 and names["under_noise"] < 25
 
 
+def anchors(page):
+    """The anchors that a code host gives a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_the_pages_lead_somewhere_and_the_site_shows_every_page():
+    results = ROOT / "simulations/benchmarks"
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-    for page in pages:
-        targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
-        assert [t for t in targets if not (page.parent / t).exists()] == [], page.name
+    for page in [*pages, results / "RESULTS.md", *sorted((results / "results").glob("*.md"))]:
+        links = re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text())
+        for path, anchor in links:
+            target = page.parent / path if path else page
+            assert target.exists(), (page.name, path)
+            if anchor:
+                assert anchor in anchors(target), (page.name, path, anchor)
     shown = set(re.findall(r"[\w-]+\.(?:md|ipynb)", (ROOT / "mkdocs.yml").read_text()))
     kept = {path.name for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".ipynb")}
     assert shown == kept
+    listed = set(re.findall(r"results/([\w-]+\.md)", (results / "RESULTS.md").read_text()))
+    assert listed == {"README.md", *(path.name for path in (results / "results").glob("*.md"))}
