@@ -1,7 +1,11 @@
+import os
+
 import jaxtyping
 import numpy as np
 import pytest
 import torch
+
+os.environ["FLWR_LEAKAGE_OFFLINE"] = "1"  # no test fetches the backbone of LPIPS, in any process
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,7 @@
 """LPIPS, a perceptual distance that needs a network with trained weights."""
 
 import functools
-import hashlib
 import pickle
-import tempfile
-import time
-import urllib.request
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,27 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import flwr_leakage._torchvision  # noqa: F401
+from flwr_leakage.metrics.checkpoint import (
+    URLS,
+    BackboneUnavailableError,
+    checkpoint,
+    hub_folder,
+)
 from flwr_leakage.params import Params
 
 # isort: split
 import lpips
-from torchvision import models
 
 Backbone = Literal["alex", "vgg", "squeeze"]
-
-_WEIGHTS = {
-    "alex": models.AlexNet_Weights.IMAGENET1K_V1,
-    "vgg": models.VGG16_Weights.IMAGENET1K_V1,
-    "squeeze": models.SqueezeNet1_1_Weights.IMAGENET1K_V1,
-}
-
-
-DOWNLOAD_SECONDS = 10.0
-"""A run must not wait longer for a checkpoint; SqueezeNet's has 5 MB, VGG-16's 530."""
-
-
-class BackboneUnavailableError(RuntimeError):
-    """There are no trained weights for LPIPS; with random ones the number would not be LPIPS."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +40,7 @@ class Lpips:
         backbone: a ``state_dict`` file of torchvision's network or of its ``features``;
             torchvision's own checkpoint, from torch's hub folder, if ``None``.
         download: whether torchvision's checkpoint may be fetched if the hub folder lacks it, once
-            and for at most ``DOWNLOAD_SECONDS``.
+            and for at most ten seconds; see ``metrics.checkpoint``.
         min_size: images with a shorter side are enlarged to it, bilinearly: the backbones
             were trained on larger ones, and pool small ones away.
     """
@@ -64,8 +51,8 @@ class Lpips:
     min_size: int = 64
 
     def __post_init__(self) -> None:
-        if self.net not in _WEIGHTS:
-            raise ValueError(f"net must be one of {sorted(_WEIGHTS)}, got {self.net!r}.")
+        if self.net not in URLS:
+            raise ValueError(f"net must be one of {sorted(URLS)}, got {self.net!r}.")
         if self.min_size < 32:
             raise ValueError(f"min_size must be at least 32 pixels, got {self.min_size}.")
 
@@ -164,58 +151,17 @@ def _load_network(net: Backbone, backbone: str | None, download: bool) -> nn.Mod
 def _read_backbone(net: Backbone, backbone: str | None, download: bool) -> Params:
     """Return the weights of ``features``, keyed without that prefix."""
     if backbone is None:
-        weights = _torchvision_checkpoint(net, download)
+        path = checkpoint(URLS[net], hub_folder(), download)
     else:
         path = Path(backbone).expanduser()
-        try:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-        except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.PickleError) as error:
-            # torch adds several paragraphs of advice to the first line.
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise BackboneUnavailableError(f"cannot read the backbone {path}: {reason}") from error
-        if not isinstance(weights, dict):
-            raise BackboneUnavailableError(
-                f"{path} must hold a state_dict, got {type(weights).__name__}"
-            )
-    return {key.removeprefix("features."): value for key, value in weights.items()}
-
-
-def _torchvision_checkpoint(net: Backbone, download: bool) -> Params:
-    weights = _WEIGHTS[net]
-    cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
-    if not cached.is_file() and not download:
-        raise BackboneUnavailableError(
-            f"no trained backbone for net={net}: no backbone file is given, torch's hub folder has "
-            f"no {cached.name}, and download is off"
-        )
     try:
-        if not cached.is_file():
-            _fetch(weights.url, cached)
-        return weights.get_state_dict(progress=False, check_hash=True, map_location="cpu")
-    except (OSError, RuntimeError) as error:
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.PickleError) as error:
+        # torch adds several paragraphs of advice to the first line.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BackboneUnavailableError(f"cannot read the backbone {path}: {reason}") from error
+    if not isinstance(weights, dict):
         raise BackboneUnavailableError(
-            f"no trained backbone for net={net}: torchvision could not load {weights.url}: {error}"
-        ) from error
-
-
-def _fetch(url: str, target: Path) -> None:
-    """Fetch a file within ``DOWNLOAD_SECONDS``; nothing is left of one that came in part.
-
-    Raises:
-        OSError: there is no network, or it is too slow.
-        RuntimeError: the file is not the one that its name's digest says.
-    """
-    end = time.monotonic() + DOWNLOAD_SECONDS
-    content = bytearray()
-    with urllib.request.urlopen(url, timeout=DOWNLOAD_SECONDS) as answer:
-        while block := answer.read1(1 << 16):
-            content += block
-            if time.monotonic() > end:
-                raise TimeoutError(f"not there after {DOWNLOAD_SECONDS:.0f} seconds")
-    digest = target.stem.rpartition("-")[2]  # torchvision's names end in it
-    if not hashlib.sha256(content).hexdigest().startswith(digest):
-        raise RuntimeError(f"the file's digest does not begin with {digest}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as part:
-        part.write(content)
-    Path(part.name).replace(target)
+            f"{path} must hold a state_dict, got {type(weights).__name__}"
+        )
+    return {key.removeprefix("features."): value for key, value in weights.items()}

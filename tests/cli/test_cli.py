@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from flwr_leakage.cli.app import app
 from flwr_leakage.cli.catalog import entries, groups
+from flwr_leakage.cli.doctor import _lpips
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.tracking import JsonlTracker
 
@@ -62,3 +63,14 @@ def test_the_report_of_a_sweep_points_to_compare(run_folder):
 
 def test_doctor_finds_what_the_tests_run_with():
     assert "torch" in call("doctor")
+
+
+def test_doctor_tells_the_state_of_the_backbone(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    assert "FLWR_LEAKAGE_OFFLINE is set:" in _lpips().text
+    monkeypatch.delenv("FLWR_LEAKAGE_OFFLINE")
+    assert "the first run that attacks fetches its 5 MB" in _lpips().text
+    file = tmp_path / "hub" / "checkpoints" / "squeezenet1_1-b8a52dc0.pth"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"cut")
+    assert _lpips().text == f"damaged, delete it: {file}"

@@ -1,0 +1,121 @@
+"""Trained backbones of LPIPS: torchvision's checkpoints, fetched once and checked."""
+
+import hashlib
+import os
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import torch
+
+SECONDS = 10.0
+"""A run must not wait longer for a checkpoint; SqueezeNet's has 5 MB, VGG-16's 530."""
+
+OFFLINE = "FLWR_LEAKAGE_OFFLINE"
+"""An environment variable: where it is set to anything, nothing is fetched."""
+
+URLS = {
+    "alex": "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
+    "vgg": "https://download.pytorch.org/models/vgg16-397923af.pth",
+    "squeeze": "https://download.pytorch.org/models/squeezenet1_1-b8a52dc0.pth",
+}
+"""Torchvision's checkpoints by backbone; a name ends in the first digits of the file's SHA-256."""
+
+
+class BackboneUnavailableError(RuntimeError):
+    """There are no trained weights for LPIPS; with random ones the number would not be LPIPS."""
+
+
+def hub_folder() -> Path:
+    """The folder that torch keeps checkpoints in, which other programs fill, too."""
+    return Path(torch.hub.get_dir()) / "checkpoints"
+
+
+def checkpoint(url: str, folder: Path, download: bool, seconds: float = SECONDS) -> Path:
+    """The file of a checkpoint, which is fetched if it is not there yet.
+
+    Args:
+        url: of the file; its name ends in ``-DIGEST.pth``.
+        folder: where it is kept. Several processes may fetch at a time: a file comes into being
+            at once, by a rename.
+        download: whether it may be fetched.
+        seconds: that may be spent on that, in all.
+
+    Raises:
+        BackboneUnavailableError: it is not there and cannot be had, or is not the right one; with
+            the reason and what to do.
+    """
+    path = folder / url.rpartition("/")[2]
+    if path.is_file():
+        if not matches(path):
+            raise BackboneUnavailableError(f"{path} is damaged (wrong digest); delete it")
+        return path
+    reason = "download is off"
+    if download and os.environ.get(OFFLINE):
+        reason = f"{OFFLINE} is set"
+    elif download:
+        try:
+            fetch(url, path, seconds)
+            return path
+        except (OSError, ValueError) as error:
+            reason = f"it could not be fetched: {error}"
+    raise BackboneUnavailableError(
+        f"no trained backbone is at hand ({reason}); put {path.name} into {folder}, or name a file "
+        f"by metric.lpips.backbone=FILE"
+    )
+
+
+def matches(path: Path) -> bool:
+    """Whether a file's SHA-256 begins as its name ends."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest().startswith(_digest(path))
+
+
+def fetch(url: str, path: Path, seconds: float) -> None:
+    """Fetch a file; nothing is left of one that came in part.
+
+    The transfer has a thread of its own, as no time limit of a socket covers the look-up of a name.
+
+    Raises:
+        OSError: there is no network, or it is too slow.
+        ValueError: the file is not the one that its name's digest says.
+    """
+    outcome: list[bytes | Exception] = []
+    end = time.monotonic() + seconds
+
+    def transfer() -> None:
+        try:
+            outcome.append(_read(url, end))
+        except Exception as error:
+            outcome.append(error)
+
+    worker = threading.Thread(target=transfer, daemon=True)
+    worker.start()
+    worker.join(seconds)
+    if not outcome:
+        raise TimeoutError(f"not there after {seconds:g} seconds")
+    if isinstance(outcome[0], Exception):
+        raise OSError(str(outcome[0]) or type(outcome[0]).__name__) from outcome[0]
+    if not hashlib.sha256(outcome[0]).hexdigest().startswith(_digest(path)):
+        raise ValueError(f"what {url} gave has another digest than {_digest(path)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        part = Path(folder) / path.name
+        part.write_bytes(outcome[0])
+        part.replace(path)
+
+
+def _digest(path: Path) -> str:
+    return path.stem.rpartition("-")[2]
+
+
+def _read(url: str, end: float) -> bytes:
+    content = bytearray()
+    with urllib.request.urlopen(url, timeout=max(end - time.monotonic(), 0.01)) as answer:
+        while block := answer.read1(1 << 16):
+            content += block
+            if time.monotonic() > end:
+                raise TimeoutError("too slow")
+    return bytes(content)
