@@ -49,6 +49,9 @@ def run(
         bool, typer.Option("-m", "--multirun", help="One run for each combination of the lists.")
     ] = False,
     show: Annotated[bool, typer.Option("--cfg", help="Print the whole config and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it would do and take, and stop.")
+    ] = False,
 ) -> None:
     """Train a federation, attack its updates, write a report.
 
@@ -59,8 +62,13 @@ def run(
 
         flwr-leakage run -m defense=none,pruning,gaussian seed=0,1,2
 
+        flwr-leakage run --dry-run client.epochs=5 num_rounds=20
+
     `flwr-leakage list` names the options of every group. A sweep ends with comparison.html.
     """
+    if dry_run:
+        _price([*(overrides or []), *context.args], multirun)
+        return
     flags = [*(["-m"] if multirun else []), *(["--cfg", "job"] if show else [])]
     _simulate([*flags, *(overrides or []), *context.args])
 
@@ -310,6 +318,22 @@ def _simulate(arguments: Iterable[str]) -> None:
 
     sys.argv = [sys.argv[0], *arguments]
     simulate()
+
+
+def _price(overrides: list[str], multirun: bool) -> None:
+    from flwr_leakage.cli.price import print_price
+    from flwr_leakage.simulation.config import ConfigError
+    from flwr_leakage.simulation.overrides import check_overrides, spell_experiment
+    from flwr_leakage.simulation.price import price_runs
+
+    overrides = spell_experiment(overrides)
+    problem = check_overrides(overrides)
+    if problem:
+        _fail(ValueError(problem))
+    try:
+        print_price(price_runs(overrides, multirun), Console())
+    except ConfigError as error:
+        _fail(error)
 
 
 def _one_round(fixed: list[str], given: list[str]) -> list[str]:

@@ -25,6 +25,7 @@ from flwr_leakage.audit import ConsoleProgress, ServerAudit
 from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
 from flwr_leakage.flower.strategy import HonestButCurious
 from flwr_leakage.metrics import classifier_utility
+from flwr_leakage.records import Batch, LocalSchedule
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError
 from flwr_leakage.simulation.experiment import Experiment
@@ -52,30 +53,41 @@ def make_client_app(experiment_of: ExperimentOf) -> ClientApp:
         server_round = cast(int, message.content.config_records["config"]["server-round"])
         client_id = cast(int, context.node_config["partition-id"])
         batch = experiment.client_batch(client_id, server_round)
-        model = copy.deepcopy(experiment.network)
+        model = local_model(experiment)
         model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        set_training_mode(model, experiment.gradient_map.batch_norm)
-        schedule = experiment.schedule.for_client(len(batch))
-        optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=schedule.learning_rate,
-            momentum=schedule.momentum,
-            weight_decay=schedule.weight_decay,
-        )
-        loss = torch.zeros(())
-        used = batch[: schedule.num_samples_used(len(batch))]
-        for window in schedule.slices(len(batch)):
-            if window.start == 0:  # An epoch begins: fresh draws, over all samples of the round.
-                inputs, targets = encode(used.inputs, used.targets)
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs[window]), targets[window])
-            loss.backward()
-            optimizer.step()
-        metrics = MetricRecord({"num-examples": len(batch), "train-loss": loss.item()})
+        loss = train_locally(model, batch, experiment.schedule.for_client(len(batch)))
+        metrics = MetricRecord({"num-examples": len(batch), "train-loss": loss})
         content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
         return Message(content, reply_to=message)
 
     return app
+
+
+def local_model(experiment: Experiment) -> nn.Module:
+    """A client's own copy of the model, in the mode that it trains in."""
+    model = copy.deepcopy(experiment.network)
+    set_training_mode(model, experiment.gradient_map.batch_norm)
+    return model
+
+
+def train_locally(model: nn.Module, batch: Batch, schedule: LocalSchedule) -> float:
+    """An ordinary training loop over a client's samples of a round; returns the last loss."""
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=schedule.learning_rate,
+        momentum=schedule.momentum,
+        weight_decay=schedule.weight_decay,
+    )
+    loss = torch.zeros(())
+    used = batch[: schedule.num_samples_used(len(batch))]
+    for window in schedule.slices(len(batch)):
+        if window.start == 0:  # An epoch begins: fresh draws, over all samples of the round.
+            inputs, targets = encode(used.inputs, used.targets)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs[window]), targets[window])
+        loss.backward()
+        optimizer.step()
+    return loss.item()
 
 
 def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = False) -> ServerApp:

@@ -1,0 +1,115 @@
+"""What a dry run prints: a table of what would be done, what it would take, and why that is so."""
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import add
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flwr_leakage.simulation.price import NOT_PRICED, Price
+from flwr_leakage.simulation.work import Work
+
+Row = tuple[str, str, str]
+
+
+def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
+    """Print the sum over all runs, with what every figure rests on."""
+    works, total = [work for work, _ in found], reduce(add, (price for _, price in found))
+    table = Table(box=None)
+    for heading in ("what", "how much", "CPU time"):
+        table.add_column(heading, justify="right" if heading == "CPU time" else "left")
+    for row in rows(works, total):
+        table.add_row(*map(Text, row))
+    console.print(table)
+    for line in grounds(works, total):
+        console.print(line, markup=False, highlight=False)
+
+
+def rows(works: Sequence[Work], total: Price) -> list[Row]:
+    """What is done, how often, and the time that it takes in all runs."""
+
+    def of(name: str) -> int:
+        return sum(getattr(work, name) for work in works)
+
+    clients = _span(work.clients for work in works)
+    rounds = _span(work.rounds for work in works)
+    limit = "no limit" if total.attacks is None else f"≤ {duration(total.attacks)}"
+    jobs = [("runs", f"{len(works)}", "")] if len(works) > 1 else []
+    return [
+        *jobs,
+        ("start", "imports, data, network", duration(total.start)),
+        (
+            "trainings",
+            f"{of('trainings'):,} ({clients} clients, {rounds} rounds), {of('steps'):,} steps",
+            duration(total.training),
+        ),
+        (
+            "scores",
+            f"{of('scored'):,} samples scored, {of('ranked'):,} ranked" if of("scored") else "none",
+            duration(total.scores),
+        ),
+        ("accuracy", f"{of('tested'):,} test images", duration(total.tests)),
+        (
+            "attacks",
+            f"{of('updates'):,} updates"
+            + (f", {of('targets'):,} with their what-ifs" if of("targets") > of("updates") else "")
+            + (f", {of('self_attacks'):,} self-attacks" if of("self_attacks") else ""),
+            limit,
+        ),
+        ("together", f"disk about {size(total.disk)}", f"{_bound(total)}{duration(total.seconds)}"),
+    ]
+
+
+def grounds(works: Sequence[Work], total: Price) -> list[str]:
+    """What the figures rest on."""
+    limits = sorted({work.target_seconds for work in works if work.target_seconds is not None})
+    told = [f"{limit:g} s" for limit in limits]
+    attacks = (
+        f"attacks: the most that they may take, {' or '.join(told)} of the CPU for each target "
+        f"(server.attack_max_seconds)."
+        if total.attacks is not None
+        else "attacks: server.attack_max_seconds=null and no limit of their own; not in the sum."
+    )
+    return [
+        "Rests on one training step, one sample's scores and one batch of test images, measured "
+        "just now on this machine; " + attacks,
+        f"Not in it: {NOT_PRICED}. Nothing was written.",
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    Example:
+        >>> duration(0.04), duration(61), duration(7300)
+        ('0.0 s', '1 min 1 s', '2 h 2 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds % 60:.0f} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(count: float) -> str:
+    """Bytes in words.
+
+    Example:
+        >>> size(900), size(3_300_000)
+        ('1 kB', '3.3 MB')
+    """
+    if count < 1e6:
+        return f"{count / 1e3:.0f} kB"
+    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
+
+
+def _bound(total: Price) -> str:
+    return "at least " if total.attacks is None else "≤ " if total.attacks else ""
+
+
+def _span(numbers: Iterable[int]) -> str:
+    values = sorted(set(numbers))
+    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}"

@@ -1,0 +1,195 @@
+"""What a run would do and what it would take, told before it starts; nothing is written."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from flwr_leakage.defenses.base import LocalRound
+from flwr_leakage.gradient_map import local_update
+from flwr_leakage.metrics import classifier_utility
+from flwr_leakage.randomness import Reproducible
+from flwr_leakage.records import Exposure, Update
+from flwr_leakage.scores.compute import compute_scores
+from flwr_leakage.simulation.apps import local_model, train_locally
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import Config, ConfigError, compose
+from flwr_leakage.simulation.experiment import Experiment
+from flwr_leakage.simulation.work import Work, count_work
+
+NOT_PRICED = "evaluation of reconstructions, messages and the report"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """CPU seconds of a small sample of a run, on this machine.
+
+    Attributes:
+        step: one step of a client's training.
+        score: the scores of one sample.
+        products: Jacobian products that these took.
+        test: test accuracy on one image.
+    """
+
+    step: float
+    score: float
+    products: int
+    test: float
+
+
+@dataclass(frozen=True)
+class Price:
+    """CPU seconds and bytes of a run.
+
+    Attributes:
+        start: imports, data and network, measured.
+        training: steps times one measured step.
+        scores: samples that the plan pays for, times one measured sample.
+        tests: test accuracy.
+        attacks: the upper limit: every target uses up its budget; ``None`` where there is none.
+        disk: bytes of the run folder, from the sizes of its lines and images.
+    """
+
+    start: float
+    training: float
+    scores: float
+    tests: float
+    attacks: float | None
+    disk: float
+
+    @property
+    def seconds(self) -> float:
+        """All of it; without attacks where these have no limit."""
+        return self.start + self.training + self.scores + self.tests + (self.attacks or 0.0)
+
+    def __add__(self, other: "Price") -> "Price":
+        """Both runs, one after the other."""
+        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        return Price(*(None if None in pair else sum(pair) for pair in pairs))
+
+
+def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[Work, Price]]:
+    """The work and the price of a run, or of each run of a sweep.
+
+    Every plan is built as for the run itself, so that its errors come now. Runs that differ in
+    seed and attacks only are measured once.
+
+    Args:
+        overrides: as of the command.
+        multirun: whether lists are a sweep.
+
+    Raises:
+        ConfigError: the config cannot be run, or has nothing that could be priced.
+    """
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    found = []
+    known: dict[str, Measured] = {}
+    for job in expand(overrides) if multirun else [list(overrides)]:
+        began = 0.0 if not found else time.process_time()  # imports are the first run's
+        config = compose(job, "outputs/not-written")
+        if config["paper"]:
+            raise ConfigError("a paper's experiment is not priced; size=smoke takes seconds.")
+        experiment = build(config)
+        start = time.process_time() - began
+        key = _same_sample(config)
+        if key not in known:
+            known[key] = measure(experiment)
+        work = count_work(experiment, known[key].products)
+        found.append((work, _price(work, known[key], start)))
+    return found
+
+
+def expand(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of each run of a sweep, as Hydra's own sweeper tells them.
+
+    Raises:
+        ConfigError: another sweeper chooses the runs as it goes.
+    """
+    if any(text.startswith("hydra/sweeper=") for text in overrides):
+        raise ConfigError("a dry run knows the runs of Hydra's own sweeper only, not another's.")
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    return [list(job) for batch in batches for job in batch]
+
+
+def measure(experiment: Experiment) -> Measured:
+    """Take one training step, one score and one batch of test images of an experiment."""
+    if experiment.settings.client.num_threads is not None:
+        torch.set_num_threads(experiment.settings.client.num_threads)
+    sizes = experiment.sizes
+    largest = sizes.index(max(sizes))
+    batch = experiment.client_batch(largest, 1)
+    schedule = experiment.schedule.for_client(len(batch))
+    step_batch = batch[: min(schedule.batch_size, len(batch))]
+    one = experiment.schedule.for_client(len(step_batch))
+    model = local_model(experiment)
+    training = _seconds(lambda: train_locally(model, step_batch, one)) / one.num_steps
+    score, products = 0.0, 0
+    if experiment.scores:
+        counted: list[int] = []
+        score = _seconds(lambda: counted.append(score_one(experiment)), repeats=2)
+        products = counted[-1]
+    tests = list(experiment.data.test_batches(500, 500))
+    test = _seconds(lambda: classifier_utility(model, tests), repeats=1)
+    return Measured(training, score, products, test / sum(len(each) for each in tests))
+
+
+def score_one(experiment: Experiment) -> int:
+    """Score one sample of the smallest client as that client would.
+
+    Returns:
+        The Jacobian products that it took.
+    """
+    smallest = experiment.sizes.index(min(experiment.sizes))
+    gradient_map, schedule = experiment.gradient_map, experiment.schedule
+    params, buffers = gradient_map.params, gradient_map.buffers
+    private = experiment.client_batch(smallest, 1)
+    schedule = schedule.for_client(len(private))
+    private = private[: schedule.num_samples_used(len(private))]
+    draws = Reproducible.from_seed(experiment.settings.seed, purpose="price")
+    defended = experiment.defense.on_batch(private, experiment.spec.num_classes, draws)
+    with torch.no_grad():
+        delta = local_update(gradient_map, params, defended, schedule, buffers)
+    raw = Update(delta, buffers, schedule, len(private))
+    around = LocalRound(gradient_map, params, buffers, private, defended, len(private))
+    released = experiment.defense.on_update(raw, draws, around)
+    exposure = Exposure(params, buffers, private, defended, raw, released)
+    found = compute_scores(experiment.scores, gradient_map, exposure, samples=[0])
+    return sum(each.products for result in found.values() for each in result)
+
+
+def _price(work: Work, measured: Measured, start: float) -> Price:
+    training = work.steps * measured.step
+    ranking = work.ranked * measured.step / work.batch_size  # about one training pass
+    scores = ranking + work.scored * measured.score
+    if work.score_share is not None:  # measured in seconds, not counted
+        scores = max(work.scored * measured.score, work.score_share * training)
+    return Price(
+        start, training, scores, work.tested * measured.test, work.attack_seconds, work.disk
+    )
+
+
+def _seconds(call: Callable[[], object], repeats: int = 10, limit: float = 1.0) -> float:
+    """CPU seconds of a call after the first one: the mean of several, unless one is long."""
+    began = time.process_time()
+    call()
+    if time.process_time() - began > limit:
+        return time.process_time() - began
+    began, done = time.process_time(), 0
+    while done < repeats and time.process_time() - began < limit:
+        call()
+        done += 1
+    return (time.process_time() - began) / done
+
+
+def _same_sample(config: Config) -> str:
+    """What the small sample depends on."""
+    keys = ("model", "dataset", "partition", "client", "defense", "score", "num_clients")
+    return json.dumps({key: config[key] for key in keys}, default=str) + str(
+        torch.get_num_threads()
+    )

@@ -1,0 +1,175 @@
+"""How much a run does, counted from its config."""
+
+import math
+from dataclasses import dataclass
+
+from flwr_leakage.attacks.parallel import Parallel
+from flwr_leakage.scores.score_round import SETUP_PRICE
+from flwr_leakage.simulation.experiment import Experiment
+
+LINE = 260
+"""Bytes of a line in ``records.jsonl``, as seen in runs."""
+
+REPORT = 200_000
+"""Bytes of a report without images and records."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run does; where a strategy draws clients, on average.
+
+    Attributes:
+        clients: in the federation.
+        rounds: of training.
+        trainings: of a client in a round.
+        steps: of all trainings.
+        batch_size: samples of a step.
+        ranked: samples that are ranked for the scores, over all rounds.
+        scored: samples that get scores, over all rounds.
+        score_share: scores' cost as a share of the training's, where the plan measures seconds.
+        updates: that are attacked.
+        targets: these, and each again under every what-if.
+        self_attacks: of clients on their own updates, at most.
+        target_seconds: CPU seconds that an attack may take for a target; ``None``: no limit.
+        attack_seconds: of all targets and self-attacks at most; ``None`` where there is no limit.
+        tested: test images of all rounds.
+        disk: bytes of the run folder.
+    """
+
+    clients: int
+    rounds: int
+    trainings: int
+    steps: int
+    batch_size: int
+    ranked: int
+    scored: int
+    score_share: float | None
+    updates: int
+    targets: int
+    self_attacks: int
+    target_seconds: float | None
+    attack_seconds: float | None
+    tested: int
+    disk: float
+
+
+def count_work(experiment: Experiment, products: int) -> Work:
+    """Count what a run does.
+
+    Args:
+        experiment: of the run.
+        products: Jacobian products that the scores of one sample take, which says how many the
+            plan pays for.
+    """
+    settings, sizes = experiment.settings, experiment.sizes
+    rounds = settings.num_rounds
+    share = _share_that_trains(experiment)
+    schedules = [experiment.schedule.for_client(size) for size in sizes]
+    steps = sum(schedule.num_steps for schedule in schedules) * rounds * share
+    ranked, scored, score_share = _scores(experiment, products, share)
+    updates, images = _attacked(experiment)
+    times = 1 + len(experiment.what_ifs)
+    limit = _limit(experiment)
+    self_attacks, self_limit = _self_attacks(experiment, share)
+    limits = [(updates * times, limit), (self_attacks, self_limit)]
+    costs = [None if each is None else count * each for count, each in limits if count]
+    tests = settings.server.test_samples or len(experiment.data.test)
+    lines = ranked + scored * 3 * len(experiment.scores) + 6 * settings.num_clients * rounds
+    lines += images * times * 8
+    parameters = sum(p.numel() for p in experiment.network.state_dict().values())
+    every = settings.server.weights_every
+    saved = 1 if every is None else math.ceil(rounds / every)
+    kept = updates * parameters * 8 if settings.server.attack_later else 0
+    pixels = images * (1 + times) * math.prod(experiment.spec.shape)
+    return Work(
+        clients=settings.num_clients,
+        rounds=rounds,
+        trainings=round(settings.num_clients * rounds * share),
+        steps=round(steps),
+        batch_size=schedules[sizes.index(max(sizes))].batch_size,
+        ranked=ranked,
+        scored=scored,
+        score_share=score_share,
+        updates=updates,
+        targets=updates * times,
+        self_attacks=self_attacks,
+        target_seconds=limit,
+        attack_seconds=None if None in costs else sum(costs),
+        tested=min(tests, len(experiment.data.test)) * (rounds + 1),
+        disk=lines * LINE + saved * parameters * 4 + min(kept, settings.server.kept_bytes)
+        + pixels * (1 + 4 / 3) + REPORT,
+    )  # fmt: skip
+
+
+def _share_that_trains(experiment: Experiment) -> float:
+    """The share of clients that a strategy draws in a round."""
+    strategy, clients = experiment.strategy(), experiment.settings.num_clients
+    fraction = float(getattr(strategy, "fraction_train", 1.0))
+    least = int(getattr(strategy, "min_train_nodes", 1))
+    return min(max(int(clients * fraction), least), clients) / clients
+
+
+def _scores(experiment: Experiment, products: int, share: float) -> tuple[int, int, float | None]:
+    """Samples ranked and scored over all rounds, and the share of the training that they cost."""
+    plan, settings = experiment.score_plan, experiment.settings
+    if not experiment.scores:
+        return 0, 0, None
+    rounds = sum(plan.includes(each) for each in range(1, settings.num_rounds + 1)) * share
+    kept = [min(size, settings.client.max_samples) for size in experiment.sizes]
+    chosen = [min(size, plan.max_samples or size) for size in kept]
+    ranks = plan.which in ("most_at_risk", "largest_gradient")
+    ranked = round(sum(kept) * rounds) if ranks else 0
+    if plan.relative_cost is None:
+        return ranked, round(sum(chosen) * rounds), None
+    least = sum(min(plan.min_samples, size) for size in chosen) * rounds
+    if plan.product_price is None:
+        return ranked, round(max(least, len(kept))), plan.relative_cost
+    price = plan.product_price * (products + SETUP_PRICE)
+    paid = 0.0
+    for size, most in zip(experiment.sizes, chosen, strict=True):
+        schedule = experiment.schedule.for_client(size)
+        gradients = sum(step.stop - step.start for step in schedule.slices(size))
+        earned = plan.relative_cost * gradients * settings.num_rounds * share
+        mine = min(plan.min_samples, most) * rounds + (earned - 2.0 * size * rounds) / price
+        paid += min(max(mine, min(plan.min_samples, most) * rounds), most * rounds)
+    return ranked, round(paid), None
+
+
+def _attacked(experiment: Experiment) -> tuple[int, int]:
+    """Updates that are attacked over all rounds, and the images in them."""
+    if experiment.attack is None:
+        return 0, 0
+    selection, settings = experiment.selection, experiment.settings
+    share = _share_that_trains(experiment)
+    updates = images = 0.0
+    for server_round in range(1, settings.num_rounds + 1):
+        sizes = [
+            size
+            for client, size in enumerate(experiment.sizes)
+            if selection.includes(server_round, client) and size <= (selection.max_examples or size)
+        ]
+        sizes = sizes[: selection.max_clients]
+        updates += share * len(sizes) if experiment.threat.view == "single" else bool(sizes)
+        images += share * sum(sizes)
+    return round(updates), round(images)
+
+
+def _limit(experiment: Experiment) -> float | None:
+    """CPU seconds that the attack may take for a target: the server's limit and its own."""
+    attack = experiment.attack
+    inner = attack.attack if isinstance(attack, Parallel) else attack
+    limits = (experiment.settings.server.attack_max_seconds, getattr(inner, "max_seconds", None))
+    return min((each for each in limits if each is not None), default=None)
+
+
+def _self_attacks(experiment: Experiment, share: float) -> tuple[int, float | None]:
+    """Self-attacks of clients over all rounds at most, and the CPU seconds of each at most."""
+    own = experiment.self_attack
+    if own is None:
+        return 0, None
+    rounds = sum(own.includes(each) for each in range(1, experiment.settings.num_rounds + 1))
+    sizes = [s for s in experiment.sizes if s <= (own.max_samples or s)]
+    tries = 1 + (len(experiment.gate.stronger) if experiment.gate else 0)
+    limits = (own.max_seconds, getattr(own.attack, "max_seconds", None))
+    limit = min((each for each in limits if each is not None), default=None)
+    return round(len(sizes) * rounds * tries * share), limit
