@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -69,8 +69,17 @@ class Price:
 
     def __add__(self, other: "Price") -> "Price":
         """Both runs, one after the other."""
-        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
-        return Price(*(None if None in pair else sum(pair) for pair in pairs))
+        attacks = (
+            None if self.attacks is None or other.attacks is None else self.attacks + other.attacks
+        )
+        return Price(
+            self.start + other.start,
+            self.training + other.training,
+            self.scores + other.scores,
+            self.tests + other.tests,
+            attacks,
+            self.disk + other.disk,
+        )
 
 
 def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[Work, Price]]:
@@ -87,7 +96,7 @@ def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[W
         ConfigError: the config cannot be run, or has nothing that could be priced.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    found = []
+    found: list[tuple[Work, Price]] = []
     known: dict[str, Measured] = {}
     for job in expand(overrides) if multirun else [list(overrides)]:
         began = 0.0 if not found else time.process_time()  # imports are the first run's

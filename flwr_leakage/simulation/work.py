@@ -72,7 +72,10 @@ def count_work(experiment: Experiment, products: int) -> Work:
     limit = _limit(experiment)
     self_attacks, self_limit = _self_attacks(experiment, share)
     limits = [(updates * times, limit), (self_attacks, self_limit)]
-    costs = [None if each is None else count * each for count, each in limits if count]
+    attacks = 0.0
+    for count, each in limits:
+        if count:
+            attacks += math.inf if each is None else count * each
     tests = settings.server.test_samples or len(experiment.data.test)
     lines = ranked + scored * 3 * len(experiment.scores) + 6 * settings.num_clients * rounds
     lines += images * times * 8
@@ -94,7 +97,7 @@ def count_work(experiment: Experiment, products: int) -> Work:
         targets=updates * times,
         self_attacks=self_attacks,
         target_seconds=limit,
-        attack_seconds=None if None in costs else sum(costs),
+        attack_seconds=attacks if attacks < math.inf else None,
         tested=min(tests, len(experiment.data.test)) * (rounds + 1),
         disk=lines * LINE + saved * parameters * 4 + min(kept, settings.server.kept_bytes)
         + pixels * (1 + 4 / 3) + REPORT,
