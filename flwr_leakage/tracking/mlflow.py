@@ -1,13 +1,12 @@
 """A live view in MLflow: the median of each quantity by round, and counts of events."""
 
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
-from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.tracking.tracker import RoundMedians, checked_pixels
+from flwr_leakage.tracking.live import LiveTracker
 
 
 def open_client(tracking_uri: str) -> Any:
@@ -25,7 +24,7 @@ def open_client(tracking_uri: str) -> Any:
     return MlflowClient(tracking_uri=tracking_uri)
 
 
-class MlflowTracker:
+class MlflowTracker(LiveTracker):
     """Sends the medians of a round when the next one begins.
 
     Args:
@@ -45,6 +44,7 @@ class MlflowTracker:
         upload_images: bool = False,
         client: Any | None = None,
     ) -> None:
+        super().__init__(upload_images)
         folder = Path(folder).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         uri = tracking_uri or f"sqlite:///{folder / 'mlflow.db'}"
@@ -58,43 +58,15 @@ class MlflowTracker:
             experiment_id = found.experiment_id
         run = self._client.create_run(experiment_id, run_name=folder.name)
         self._run_id = run.info.run_id
-        self._upload_images = upload_images
-        self._medians = RoundMedians()
-        self._levels: Counter[str] = Counter()
-        self._server_round = 0
 
-    def log(self, record: LeakageRecord) -> None:
-        """Add one number to its round's median."""
-        self._enter(record.server_round)
-        self._medians.add(record)
+    def _send(self, server_round: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._client.log_metric(self._run_id, name, float(value), step=server_round)
 
-    def event(self, event: RunEvent) -> None:
-        """Count one event by its level; its text stays on this machine."""
-        self._enter(event.server_round)
-        self._levels[f"events/{event.level}"] += 1
+    def _send_image(self, server_round: int, name: str, levels: np.ndarray) -> None:
+        role, client, sample = name.split("/")
+        file = f"{role}/round_{server_round}_{client}_{sample}.png"
+        self._client.log_image(self._run_id, levels, artifact_file=file)
 
-    def image(
-        self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
-    ) -> None:
-        """Send one image, where that is allowed."""
-        checked = checked_pixels(pixels, role)
-        if not self._upload_images:
-            return
-        content = (checked * 255).round().byte().permute(1, 2, 0).numpy()
-        name = f"{role}/round_{server_round}_client_{client_id}_sample_{sample}.png"
-        self._client.log_image(self._run_id, content, artifact_file=name)
-
-    def close(self) -> None:
-        """Send the last round and finish the run."""
-        self._send()
+    def _finish(self) -> None:
         self._client.set_terminated(self._run_id)
-
-    def _enter(self, server_round: int) -> None:
-        if server_round != self._server_round:
-            self._send()
-        self._server_round = server_round
-
-    def _send(self) -> None:
-        for name, value in {**self._medians.take(), **self._levels}.items():
-            self._client.log_metric(self._run_id, name, float(value), step=self._server_round)
-        self._levels.clear()

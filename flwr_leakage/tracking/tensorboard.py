@@ -1,12 +1,13 @@
 """A live view in TensorBoard: the median of each quantity by round, images, events."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
-from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.tracking.tracker import RoundMedians, checked_pixels
+from flwr_leakage.records import RunEvent
+from flwr_leakage.tracking.live import LiveTracker
 
 
 def open_writer(folder: Path) -> Any:
@@ -24,7 +25,7 @@ def open_writer(folder: Path) -> Any:
     return SummaryWriter(log_dir=str(folder))
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(LiveTracker):
     """Writes the medians of a round when the next one begins, and every image and event.
 
     Args:
@@ -33,37 +34,20 @@ class TensorBoardTracker:
     """
 
     def __init__(self, folder: str | Path, writer: Any | None = None) -> None:
+        super().__init__(upload_images=True)  # the files lie in a folder of this machine
         self._writer = open_writer(Path(folder)) if writer is None else writer
-        self._medians = RoundMedians()
-        self._server_round = 0
-
-    def log(self, record: LeakageRecord) -> None:
-        """Add one number to its round's median."""
-        self._enter(record.server_round)
-        self._medians.add(record)
 
     def event(self, event: RunEvent) -> None:
         """Write one event as text."""
         who = "server" if event.client_id < 0 else f"client {event.client_id}"
         self._writer.add_text(event.level, f"{who}: {event.message}", event.server_round)
 
-    def image(
-        self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
-    ) -> None:
-        """Write one image under ``role/client/sample``."""
-        tag = f"{role}/client_{client_id}/sample_{sample}"
-        self._writer.add_image(tag, checked_pixels(pixels, role), server_round)
+    def _send(self, server_round: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, server_round)
 
-    def close(self) -> None:
-        """Write the last round and close the writer."""
-        self._write_medians()
+    def _send_image(self, server_round: int, name: str, levels: np.ndarray) -> None:
+        self._writer.add_image(name, levels, server_round, dataformats="HWC")
+
+    def _finish(self) -> None:
         self._writer.close()
-
-    def _enter(self, server_round: int) -> None:
-        if server_round != self._server_round:
-            self._write_medians()
-        self._server_round = server_round
-
-    def _write_medians(self) -> None:
-        for tag, value in self._medians.take().items():
-            self._writer.add_scalar(tag, value, self._server_round)

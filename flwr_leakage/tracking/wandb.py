@@ -4,14 +4,13 @@ Images of a run are private training data, and this tracker sends what it is giv
 company's server: images go there only where ``upload_images`` says so.
 """
 
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
-from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.tracking.tracker import RoundMedians, checked_pixels
+from flwr_leakage.tracking.live import LiveTracker
 
 
 def _import_wandb() -> Any:
@@ -24,7 +23,7 @@ def _import_wandb() -> Any:
     return wandb
 
 
-class WandbTracker:
+class WandbTracker(LiveTracker):
     """Sends the medians of a round when the next one begins.
 
     Args:
@@ -47,6 +46,7 @@ class WandbTracker:
         upload_images: bool = False,
         run: Any | None = None,
     ) -> None:
+        super().__init__(upload_images)
         if mode not in ("online", "offline", "disabled"):
             raise ValueError(f"mode must be 'online', 'offline' or 'disabled', got {mode!r}.")
         if run is None:
@@ -56,44 +56,12 @@ class WandbTracker:
         self._run = run
         # Rounds are no wandb steps: an attack may come later than the round that it is about.
         self._run.define_metric("*", step_metric="server_round")
-        self._upload_images = upload_images
-        self._medians = RoundMedians()
-        self._levels: Counter[str] = Counter()
-        self._server_round = 0
 
-    def log(self, record: LeakageRecord) -> None:
-        """Add one number to its round's median."""
-        self._enter(record.server_round)
-        self._medians.add(record)
+    def _send(self, server_round: int, numbers: Mapping[str, float]) -> None:
+        self._run.log({**numbers, "server_round": server_round})
 
-    def event(self, event: RunEvent) -> None:
-        """Count one event by its level; its text stays on this machine."""
-        self._enter(event.server_round)
-        self._levels[f"events/{event.level}"] += 1
+    def _send_image(self, server_round: int, name: str, levels: np.ndarray) -> None:
+        self._run.log({name: _import_wandb().Image(levels), "server_round": server_round})
 
-    def image(
-        self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
-    ) -> None:
-        """Send one image, where that is allowed."""
-        checked = checked_pixels(pixels, role)
-        if not self._upload_images:
-            return
-        content = (checked * 255).round().byte().permute(1, 2, 0).numpy()
-        name = f"{role}/client_{client_id}/sample_{sample}"
-        self._run.log({name: _import_wandb().Image(content), "server_round": server_round})
-
-    def close(self) -> None:
-        """Send the last round and finish the run."""
-        self._send()
+    def _finish(self) -> None:
         self._run.finish()
-
-    def _enter(self, server_round: int) -> None:
-        if server_round != self._server_round:
-            self._send()
-        self._server_round = server_round
-
-    def _send(self) -> None:
-        numbers = {**self._medians.take(), **self._levels}
-        self._levels.clear()
-        if numbers:
-            self._run.log({**numbers, "server_round": self._server_round})

@@ -1,0 +1,73 @@
+"""What the live views share: a point a round, counts of events, checked images."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.tracking.tracker import RoundMedians, checked_pixels
+
+
+class LiveTracker(ABC):
+    """Sends the medians of a round, and its events by level, when the next round begins.
+
+    A subclass says how numbers and images are sent, and how the view is closed.
+
+    Args:
+        upload_images: whether private images may be sent.
+    """
+
+    def __init__(self, upload_images: bool) -> None:
+        self._upload_images = upload_images
+        self._medians = RoundMedians()
+        self._levels: Counter[str] = Counter()
+        self._server_round = 0
+
+    def log(self, record: LeakageRecord) -> None:
+        """Add one number to its round's median."""
+        self._enter(record.server_round)
+        self._medians.add(record)
+
+    def event(self, event: RunEvent) -> None:
+        """Count one event by its level; its text stays on this machine."""
+        self._enter(event.server_round)
+        self._levels[f"events/{event.level}"] += 1
+
+    def image(
+        self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
+    ) -> None:
+        """Send one image, where that is allowed."""
+        levels = (checked_pixels(pixels, role) * 255).round().byte().permute(1, 2, 0).numpy()
+        if self._upload_images:
+            self._send_image(server_round, f"{role}/client_{client_id}/sample_{sample}", levels)
+
+    def close(self) -> None:
+        """Send the last round and close the view."""
+        self._send_round()
+        self._finish()
+
+    def _enter(self, server_round: int) -> None:
+        if server_round != self._server_round:
+            self._send_round()
+        self._server_round = server_round
+
+    def _send_round(self) -> None:
+        numbers = {**self._medians.take(), **self._levels}
+        self._levels.clear()
+        if numbers:
+            self._send(self._server_round, numbers)
+
+    @abstractmethod
+    def _send(self, server_round: int, numbers: Mapping[str, float]) -> None:
+        """Send the numbers of a round by name."""
+
+    @abstractmethod
+    def _send_image(self, server_round: int, name: str, levels: np.ndarray) -> None:
+        """Send an image, (H, W, C) of levels from 0 to 255, under ``role/client/sample``."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Close the view."""
