@@ -1,6 +1,7 @@
 """The snippets of the README and of the guide need nothing but what an app of one's own has."""
 
 import json
+import pydoc
 import re
 from pathlib import Path
 
@@ -40,6 +41,11 @@ def test_the_one_line_a_side_is_one_line(tmp_path, monkeypatch):
         assert names["strategy"].strategy is strategy
         names["strategy"].audit.tracker.close()
         (tmp_path / "leakage").rename(tmp_path / page.replace("/", "-"))
+
+
+def test_the_third_snippet_of_the_readme_needs_nothing(capsys):
+    exec(snippets("README.md")[2], {})
+    assert "exact_batch" in capsys.readouterr().out
 
 
 def test_the_snippets_by_hand_import_and_define_what_they_use(tmp_path, monkeypatch):
@@ -97,3 +103,10 @@ def test_links_between_the_pages_lead_somewhere_and_the_site_shows_every_page():
     assert shown == kept
     listed = set(re.findall(r"results/([\w-]+\.md)", (results / "RESULTS.md").read_text()))
     assert listed == {"README.md", *(path.name for path in (results / "results").glob("*.md"))}
+
+
+def test_the_reference_names_what_exists():
+    named = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs/reference.md").read_text(), re.MULTILINE)
+    assert len(named) > 5
+    for name in named:
+        assert pydoc.locate(name) is not None, name
