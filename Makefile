@@ -33,7 +33,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 # The documentation as a site in .site; needs the extra docs.
 docs: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf .site $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
