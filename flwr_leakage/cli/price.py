@@ -84,13 +84,15 @@ def duration(seconds: float) -> str:
 
     Example:
         >>> duration(0.04), duration(61), duration(7300)
-        ('0.0 s', '1 min 1 s', '2 h 2 min')
+        ('0.0 s', '1 min 1 s', '2 h 1 min')
     """
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
     if minutes < 60:
-        return f"{minutes} min {seconds % 60:.0f} s"
+        return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
 
 
