@@ -116,9 +116,10 @@ def _psnr_by_round(panel: Panel) -> dict[int, list[float]]:
 def _story_caption(
     panels: Sequence[Panel], told: Sequence[Remedy], asked: int, with_accuracy: bool
 ) -> str:
+    whose = ", client by client, most at risk first" if len(panels) > 1 else ""
     text = (
-        "how near the attack comes to the private images, client by client, most at risk first; "
-        "each dot is one image in one round, higher is nearer, hence a worse leak."
+        f"how near the attack comes to the private images{whose}; each dot is one image in one "
+        f"round, higher is nearer, hence a worse leak."
     )
     text = f"On top: how good the trained model is. Below: {text}" if with_accuracy else text
     text = f"{text[0].upper()}{text[1:]}"

@@ -26,7 +26,7 @@ from flwr_leakage.report.drawing import (
 )
 from flwr_leakage.report.grades import EXACT_DB, PARTLY_DB, RECOGNISABLE_DB
 
-MAX_PANELS = 3
+MAX_PANELS = 4
 """Clients with a panel of their own; where there are more, one panel holds all."""
 MAX_LINES = 3
 """Defenses that are drawn."""

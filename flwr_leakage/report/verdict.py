@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flwr_leakage.records import RunEvent
-from flwr_leakage.report.advice import beyond_chance, candidates
 from flwr_leakage.report.attempts import (
     Attempt,
     Fates,
@@ -20,6 +19,7 @@ from flwr_leakage.report.attempts import (
 )
 from flwr_leakage.report.budget import ended_by_time, time_limit
 from flwr_leakage.report.grades import Grade
+from flwr_leakage.report.identification import beyond_chance, candidates
 from flwr_leakage.report.index import Index, count, decibel, median, values, who
 from flwr_leakage.report.replays import replay_told, replays
 from flwr_leakage.report.words import graded, several
