@@ -66,8 +66,11 @@ def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> st
     learnt = ""
     if len(accuracy) > 1:
         first, last = (median(accuracy[r]) or 0.0 for r in (min(accuracy), max(accuracy)))
-        word = "rose" if last > first else "went"
-        learnt = f"; test accuracy {word} from {100 * first:.0f} % to {100 * last:.0f} %"
+        ends = f"{100 * first:.0f} %", f"{100 * last:.0f} %"
+        word = "rose" if last > first else "fell"
+        learnt = f"; test accuracy {word} from {ends[0]} to {ends[1]}"
+        if ends[0] == ends[1]:
+            learnt = f"; test accuracy stayed at {ends[0]}"
     guard = {"": "", "none": " No defense was used."}.get(defense, f" Defense: {defense}.")
     return f"{' '.join(parts)}{learnt}.{guard}"
 

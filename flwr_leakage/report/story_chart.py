@@ -86,7 +86,7 @@ def story_chart(
         description: what the chart shows, for a reader who does not see it.
     """
     with matplotlib.rc_context({**STYLE, "font.size": 9.5, "svg.hashsalt": name}):
-        heights = [1.3] * bool(accuracy) + [2.0] * len(panels)
+        heights = [1.3] * bool(accuracy) + [2.0 if len(panels) < 3 else 1.5] * len(panels)
         figure = Figure(figsize=(5.4, sum(heights) + 0.8), layout="constrained")
         figure.patch.set_alpha(0)
         grid = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
@@ -97,7 +97,8 @@ def story_chart(
         if accuracy:
             known = sorted(accuracy)
             shares = [100 * float(np.median(accuracy[r])) for r in known]
-            axes[0].plot(known, shares, color=INK, lw=1.8, marker="o", ms=4)
+            mark = "o" if len(known) < 30 else ""
+            axes[0].plot(known, shares, color=INK, lw=1.8, marker=mark, ms=4)
             axes[0].set(ylim=(0, 100), yticks=range(0, 101, 25), ylabel="accuracy, %")
         for panel, each in zip(panels, axes[bool(accuracy) :], strict=True):
             _draw(panel, each)
