@@ -162,7 +162,7 @@ class Recorder:
             )
 
     def blind_guess(self, server_round: int, pixels: Tensor) -> None:
-        """What reconstructions are compared with from this round on: (C, H, W) in [0, 1]."""
+        """What reconstructions of a round are compared with: (C, H, W) in [0, 1]."""
         self.tracker.image(server_round, SERVER, -1, "blind_guess", pixels)
 
     def decoded(

@@ -91,7 +91,7 @@ class ServerAudit:
         self._warned: set[tuple[int, str]] = set()
         self._explained: dict[int, str] = {}
         self._round_start = time.monotonic()
-        self._shown: Reference | None = None  # whose blind guess was recorded last
+        self._shown = 0  # the round of which the blind guess was recorded last
 
     def begin_round(self, server_round: int) -> None:
         """Note when a round starts."""
@@ -380,8 +380,8 @@ class ServerAudit:
             self.warn(server_round, client_id, f"client {client_id} not recovered: {answer.error}")
         outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
         if case.truth is not None:
-            if self.evaluator is not None and self._shown is not self._reference:
-                self._shown = self._reference
+            if self.evaluator is not None and self._shown != server_round:
+                self._shown = server_round
                 self._recorder.blind_guess(server_round, self._reference.guess)
             names = self._reference.class_names
             numbers = self.images.of(client_id, case.truth.private)
