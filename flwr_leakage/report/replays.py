@@ -104,11 +104,10 @@ def replay_told(found: Replays, attacked: Collection[Place]) -> tuple[str, ...]:
         )
     if same:
         off = max(found.same[place] for place in same)
-        whole = (
-            f"each of the {count(len(same), 'attacked update')}"
-            if not other and not left
-            else (f"{len(same)} of {count(len(places), 'attacked update')}")
-        )
+        whole = f"{len(same)} of {count(len(places), 'attacked update')}"
+        if not other and not left:
+            one = len(same) == 1
+            whole = "the attacked update" if one else f"each of the {len(same)} attacked updates"
         how = f"at most {number(off, 1)} of its length apart" if off else "to the last digit"
         told.append(
             f"Replay check passed: {whole} is the one that its client trained. Training was run "
