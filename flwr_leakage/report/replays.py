@@ -104,14 +104,16 @@ def replay_told(found: Replays, attacked: Collection[Place]) -> tuple[str, ...]:
         )
     if same:
         off = max(found.same[place] for place in same)
-        whole = f"{len(same)} of {count(len(places), 'attacked update')}"
-        if not other and not left:
-            one = len(same) == 1
-            whole = "the attacked update" if one else f"each of the {len(same)} attacked updates"
+        whole = "each of the " * (len(same) > 1) or "the "
+        whole += count(len(same), "attacked update").removeprefix("1 ")
+        one = "is the one that its client"
+        if other or left:
+            whole = f"{len(same)} of {count(len(places), 'attacked update')}"
+            one = one if len(same) == 1 else "are those that their clients"
         how = f"at most {number(off, 1)} of its length apart" if off else "to the last digit"
         told.append(
-            f"Replay check passed: {whole} is the one that its client trained. Training was run "
-            f"again from the client’s own images, and gave the same update ({how})."
+            f"Replay check passed: {whole} {one} trained. Training was run again from the client’s "
+            f"own images, and gave the same update ({how})."
         )
     if left or not places:
         whom = f" for {_named(left)}" if left and (same or other) else ""

@@ -1,5 +1,6 @@
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,12 @@ from flwr_leakage.report.grades import EXACT_DB, decided_by, grade
 from flwr_leakage.report.header import describe, facts, flatten, given_to_attacker, planned_rounds
 from flwr_leakage.report.index import Index, count, label, number
 from flwr_leakage.report.remedies import remedies, remedies_table
-from flwr_leakage.report.score_tables import left_out_by_plan, scores_table
+from flwr_leakage.report.score_tables import (
+    client_scores_table,
+    constants,
+    left_out_by_plan,
+    scores_table,
+)
 from flwr_leakage.report.story import sentences
 from flwr_leakage.report.story_chart import BAND, Panel, story_chart
 from flwr_leakage.report.tables import (
@@ -536,6 +542,18 @@ def test_the_story_chart_shares_its_rounds_and_shows_accuracy_as_percentages():
     assert grades == ["exact", "recognisable", "partly", "nothing", *grades[1:4]]
     pooled = story_chart({}, [Panel(None, {1: [(20.0, "")]})], "s", "d")
     assert "all clients" in pooled and "recognisable<" not in pooled
+
+
+def test_a_score_of_what_defenses_hide_says_why_it_is_zero_and_has_no_column():
+    records = [
+        replace(score(1, i, 0, 0.0, name="hidden"), note="δ = 0: nothing was hidden")
+        for i in range(3)
+    ]
+    index = Index([*records, *(score(1, i, 0, float(i), name="moves") for i in range(3))])
+    (told,) = constants(index)
+    assert told.startswith("hidden: 0 for every sample, hence with neither chart nor column.")
+    assert "The reason: δ = 0: nothing was hidden. δ is what a defense changed" in told
+    assert client_scores_table(index, 9).columns == ("client", "moves")
 
 
 @pytest.mark.parametrize("decibels", [48.2, 120.0])
