@@ -89,7 +89,7 @@ READING = (
     f"How sure is a grade? In a test apart from this run, {TOTAL} spoilt images of CIFAR-10 and "
     f"MNIST and results of short attacks were graded by these rules. Then three measures each "
     f"looked for the original among it and {CANDIDATES - 1} other images; guessing finds it in "
-    f"1 %. Of {_RECOGNISABLE.count} graded “recognisable”, likeness to the eye missed "
+    f"1 %. Of {_RECOGNISABLE.count} graded “recognisable” or better, likeness to the eye missed "
     f"{_share(1 - _RECOGNISABLE.by_eye)}. Of {_NOTHING.count} graded “nothing”, it still found "
     f"{_share(_NOTHING.by_eye)}, and a comparison of structure found "
     f"{_share(_NOTHING.by_structure)}: “nothing” means that nothing is seen, not that nothing can "

@@ -129,7 +129,8 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
     ranked = [a for a in under if a.rank is not None]
     first = sum(a.rank == 1 for a in ranked)
     if not still and first:
-        identified = f" Yet {first} of {len(ranked)} still tell their original from others."
+        tells = "tells its" if first == 1 else "tell their"
+        identified = f" Yet {first} of {len(ranked)} still {tells} original from others."
     return f"{remedy.name[0].upper()}{remedy.name[1:]} {text} ({changed}).{identified}"
 
 
