@@ -110,7 +110,8 @@ def load(
 ) -> Batch:
     """Images averaged over squares of ``factor`` pixels a side."""
     pixels = lab.read_images(root / f"{dataset}_{split}.npz", first, count)
-    return Batch(F.avg_pool2d(pixels.inputs, factor).contiguous(), pixels.targets)
+    inputs = F.avg_pool2d(pixels.inputs, factor)
+    return Batch(inputs.clone(memory_format=torch.contiguous_format), pixels.targets)
 
 
 def trained(

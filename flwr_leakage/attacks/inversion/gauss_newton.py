@@ -234,11 +234,10 @@ class GaussNewton(OneByOne):
         likelihood: Likelihood,
         annealing: Annealing,
         budget: Budget = UNLIMITED,
-        start: Tensor | None = None,
     ) -> "Candidate":
-        """From grey to the end of one annealing; from ``start`` (s), at Bayes' weight ρ = 1."""
+        """From grey to the end of one annealing."""
         prior = model.prior
-        coordinates = torch.zeros(model.shape) if start is None else start
+        coordinates = torch.zeros(model.shape)
         products, passes, step, unit, stage = 0, 0, 0, 0.0, "ended by its steps"
         weight = first = 0.0
         precise = stopped = False
@@ -260,7 +259,7 @@ class GaussNewton(OneByOne):
             weights = 1 / (unit * variances)
             system = _System(here, prior, weights.float())
             if not step:
-                first = 0.1 * system.largest_eigenvalue(model.shape) if start is None else 0.0
+                first = 0.1 * system.largest_eigenvalue(model.shape)
                 weight = max(first, 1 / unit)
                 first = weight
             right = system.pull_back((weights * residual).float()) + weight * coordinates
