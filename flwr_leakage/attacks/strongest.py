@@ -44,7 +44,8 @@ class Strongest:
             limit holds, too.
         share: of the CPU seconds that are left, what an attack may take if it is not the last, in
             (0, 1]: one that is slow on a large network leaves time to the others.
-        finish: how to go on from the most likely candidate, or ``None``.
+        finish: how to go on from the most likely candidate, or ``None``. It may take half as much
+            as an attack.
     """
 
     attacks: Mapping[str, Attack]
@@ -100,7 +101,7 @@ class Strongest:
     def _finish(self, job: AttackJob, target: "_Target", limit: float) -> None:
         """Go on from a target's new best candidate, unless it is solved or the budget spent."""
         assert self.finish is not None and target.best.batch is not None
-        left = (limit - target.seconds) * self.share
+        left = (limit - target.seconds) * self.share / 2  # there may be better ones to come
         if target.is_solved or left <= 0:
             return
         finish, candidate = self.finish, target.best.batch

@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=100, help="below 100 for development")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--presets", default=",".join((*PEERS, *own_presets())))
-    parser.add_argument("--seconds", type=float, default=15.0, help="of the CPU, for each target")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of the CPU, for each target")
     parser.add_argument("--output", type=Path, required=True, help="JSON lines, appended")
     given = lab.start(parser)
     presets = given.presets.split(",")
