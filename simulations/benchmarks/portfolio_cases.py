@@ -151,11 +151,9 @@ def make_target(case: str, root: Path, split: str, first: int, seed: int) -> Tar
     torch.manual_seed(seed)  # layers draw their weights from the global stream
     network = NETWORKS[kind](spec.shape)
     if is_trained:
-        sets = [
-            lab.normalize(load(root, part, 0, size, factor, dataset), spec)
-            for part, size in (("train", TRAINING_IMAGES), ("test", 500))
-        ]
-        network = trained(kind, network, *sets)
+        images = lab.normalize(load(root, "train", 0, TRAINING_IMAGES, factor, dataset), spec)
+        test = lab.normalize(load(root, "test", 0, 500, factor, dataset), spec)
+        network = trained(kind, network, images, test)
     pixels = load(root, split, first, int(count), factor, dataset)
     seen, _ = observe(network.eval(), lab.normalize(pixels, spec), setting, first, seed)
     return Target(network, spec, pixels, seen)
