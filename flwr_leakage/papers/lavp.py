@@ -57,7 +57,7 @@ class ProxyTable(ProxyStudy):
                         f"ρ = {paper}",
                         found.rho(name, outcome),
                         *found.interval(name, outcome),
-                        found.rows,
+                        found.units,
                     )
                 )
                 norm = printed(self.row, loss, "grad_norm", "mse")
@@ -67,7 +67,7 @@ class ProxyTable(ProxyStudy):
                         f"({table}).",
                         f"{paper} against {norm}",
                         *found.more(name, "grad_norm", outcome),
-                        found.rows,
+                        found.units,
                     )
                 )
         for proxy, own, other in (("max", "L2", "cosine"), ("ang_min", "cosine", "L2")):
@@ -81,7 +81,7 @@ class ProxyTable(ProxyStudy):
                     "not measured",
                     found.rho(f"published {name}", name),
                     *found.interval(f"published {name}", name),
-                    found.rows,
+                    found.units,
                 )
             )
         return claims
@@ -104,7 +104,7 @@ class ProxyTable(ProxyStudy):
             ours,
             low,
             high,
-            found.rows,
+            found.units,
         )
 
 
@@ -139,7 +139,7 @@ class Fusion(ProxyStudy):
                         f"{text} (Table 3, CIFAR-10).",
                         f"{paper} against {norm}",
                         *found.more("fusion", "grad_norm", outcome),
-                        found.rows,
+                        found.units,
                         Judgement.NOT_COMPARABLE,
                         "the printed cell repeats Table 1's cell of the gradient norm",
                     )
@@ -148,7 +148,7 @@ class Fusion(ProxyStudy):
                 more = found.more("fusion", "grad_norm", outcome)
                 claims.append(
                     judge_positive(
-                        f"{text} (Table 3).", f"{paper} against {norm}", *more, found.rows
+                        f"{text} (Table 3).", f"{paper} against {norm}", *more, found.units
                     )
                 )
             claims.append(
@@ -157,7 +157,7 @@ class Fusion(ProxyStudy):
                     f"ρ = {paper}",
                     found.rho("fusion", outcome),
                     *found.interval("fusion", outcome),
-                    found.rows,
+                    found.units,
                 )
             )
         rows = cells(found, "CIFAR-10", ("grad_norm", "fusion"), list(measured))
