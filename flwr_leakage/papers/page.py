@@ -61,7 +61,6 @@ def write_page(
         "cpu_seconds": round(seconds, 1),
         "spent": dict(spent),
         "settings": settings,
-        "judgement": overall([claim.judgement for claim in findings.claims]).value,
         "claims": [{**asdict(c), "judgement": c.judgement.value} for c in findings.claims],
         "rows": findings.rows,
     }
@@ -75,7 +74,7 @@ def write_page(
             f"    {command}",
             f"Size `{size}`, {_duration(seconds)} of CPU time.",
             "## The paper's claims",
-            f"Judgement: **{kept['judgement']}** ({_counted(kept['claims'])}).",
+            f"Judgement: **{_overall(kept['claims'])}** ({_counted(kept['claims'])}).",
             claim_table(findings.claims),
             *[f"![{label}]({file})" for label, file in figures.items()],
             "## Numbers",
@@ -108,7 +107,7 @@ def write_index(results: Path) -> Path:
                 "experiment": f"[{one['name']}]({one['name']}/{one['name']}.md)",
                 "what": one["title"],
                 "size": one["size"],
-                "judgement": f"**{one['judgement']}**",
+                "judgement": f"**{_overall(one['claims'])}**",
                 **{j.value: counts[j.value] for j in _OF_CLAIMS},
                 "n": f"{min(sizes)} to {max(sizes)}" if sizes else None,
                 "CPU time": _duration(one["cpu_seconds"]),
@@ -116,7 +115,7 @@ def write_index(results: Path) -> Path:
         )
     seconds = _spent_by_all(found)
     every = [claim for one in found for claim in one["claims"]]
-    judged = Counter(one["judgement"] for one in found)
+    judged = Counter(_overall(one["claims"]) for one in found)
     experiments = ", ".join(f"{judged[j.value]} {j.value}" for j in Judgement if judged[j.value])
     text = (
         "# The papers' experiments\n\n"
@@ -131,6 +130,10 @@ def write_index(results: Path) -> Path:
     path = results / "README.md"
     write_atomically(path, lambda unfinished: unfinished.write_text(text))
     return path
+
+
+def _overall(claims: Sequence[Mapping[str, Any]]) -> str:
+    return overall([Judgement(claim["judgement"]) for claim in claims]).value
 
 
 def _counted(claims: Sequence[Mapping[str, Any]]) -> str:

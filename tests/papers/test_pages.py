@@ -36,7 +36,8 @@ def test_no_judgement_without_an_interval(name):
         if claim.judgement in JUDGED:
             assert claim.n >= FEWEST, claim.text
             assert claim.low <= claim.high and math.isfinite(claim.low + claim.high), claim.text
-    assert claims and FOUND[name]["judgement"] == overall([c.judgement for c in claims]).value
+    text = (RESULTS / name / f"{name}.md").read_text()
+    assert f"Judgement: **{overall([c.judgement for c in claims]).value}** (" in text
 
 
 @pytest.mark.parametrize("name", sorted(FOUND))
