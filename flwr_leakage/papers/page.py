@@ -53,7 +53,7 @@ def write_page(
         figure.savefig(folder / figures[label], dpi=90)
     title, _, words = (inspect.getdoc(type(experiment)) or name).partition("\n")
     command = f"python simulations/run.py {' '.join(_spelled(name, size, overrides))}"
-    kept = {
+    kept: dict[str, Any] = {
         "name": name,
         "size": size,
         "title": title.rstrip("."),
