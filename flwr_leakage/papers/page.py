@@ -101,7 +101,7 @@ def write_index(results: Path) -> Path:
     rows: list[Row] = []
     for one in found:
         counts = Counter(claim["judgement"] for claim in one["claims"])
-        sizes = [claim["n"] for claim in one["claims"]]
+        sizes = [claim["n"] for claim in one["claims"] if claim["n"]]
         rows.append(
             {
                 "experiment": f"[{one['name']}]({one['name']}/{one['name']}.md)",
