@@ -162,7 +162,7 @@ class GaussNewton(OneByOne):
             model, moved, products, steps = self._correct_labels(model, likelihood, budget)
         best: Candidate | None = None
         for number, annealing in enumerate(self.annealings):
-            found = self._run(model, likelihood, annealing, budget)
+            found = self.run(model, likelihood, annealing, budget)
             products, steps = products + found.products, steps + found.steps
             if best is None or found.energy < best.energy:
                 best, chosen = found, number
@@ -201,7 +201,7 @@ class GaussNewton(OneByOne):
         short = replace(self, steps=self.trial_steps)
         # The energy compares short runs only if what they have not fitted yet counts as error.
         annealing = replace(self.annealings[0], model_error=1.0)
-        best = short._run(model, likelihood, annealing, budget)
+        best = short.run(model, likelihood, annealing, budget)
         products, steps, moved, trials = best.products, best.steps, 0, 0
         tried = {tuple(model.targets.tolist())}
         while not budget.is_spent:
@@ -217,7 +217,7 @@ class GaussNewton(OneByOne):
                 tried.add(tuple(targets.tolist()))
                 trials += 1
                 other = replace(model, targets=targets)
-                found = short._run(other, likelihood, annealing, budget)
+                found = short.run(other, likelihood, annealing, budget)
                 products, steps = products + found.products, steps + found.steps
                 rivals.append((found.energy, other, found))
             least = best.energy - MARGIN * len(likelihood.observed)
@@ -228,7 +228,7 @@ class GaussNewton(OneByOne):
             moved += 1
         return model, moved, products, steps
 
-    def _run(
+    def run(
         self,
         model: "_Model",
         likelihood: Likelihood,
