@@ -54,6 +54,7 @@ from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.attacks.starts.normal import Normal
 from flwr_leakage.attacks.strongest import Strongest
+from flwr_leakage.attacks.whole_batch.batch_images import BatchImages
 
 __all__ = [
     "L1",
@@ -67,6 +68,7 @@ __all__ = [
     "AttackJob",
     "AttackProgress",
     "AutomaticLabels",
+    "BatchImages",
     "BatchNormStatistics",
     "Budget",
     "ClassCounts",

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -230,12 +230,22 @@ class GaussNewton(OneByOne):
 
     def run(
         self,
-        model: "_Model",
+        model: "Equations",
         likelihood: Likelihood,
         annealing: Annealing,
         budget: Budget = UNLIMITED,
     ) -> "Candidate":
-        """From grey to the end of one annealing."""
+        """From grey to the end of one annealing.
+
+        Args:
+            model: what is computed of a candidate.
+            likelihood: what was observed of it.
+            annealing: how blur and prior fade.
+            budget: the run ends once it is spent.
+
+        Raises:
+            ValueError: the model is not finite at grey.
+        """
         prior = model.prior
         coordinates = torch.zeros(model.shape)
         products, passes, step, unit, stage = 0, 0, 0, 0.0, "ended by its steps"
@@ -341,6 +351,28 @@ class Candidate:
     products: int
     stage: str
     stopped: bool = False
+
+
+class Equations(Protocol):
+    """What a run fits: numbers that are observed, as a function of the images and the blur."""
+
+    @property
+    def prior(self) -> ImagePrior:
+        """Of each image, in single precision."""
+
+    @property
+    def passes(self) -> int:
+        """Gradients in one evaluation."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the coordinates, (B, C, H, W)."""
+
+    def inputs(self, coordinates: Tensor) -> Tensor:
+        """Images of coordinates of the prior."""
+
+    def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
+        """The numbers (P,), differentiable twice; in double precision if precise."""
 
 
 @dataclass(frozen=True)

@@ -140,24 +140,24 @@ def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:
     problem = run.problem
     trained = [name for name in problem.gradient if name in problem.gradient_map.trained]
     leaves = {name: problem.params[name].detach().requires_grad_() for name in trained}
-    params: Params = {**problem.params, **leaves}
+    given: Params = {**problem.params, **leaves}
     with torch.enable_grad():
-        features = run(params, images)
-        before = torch.autograd.grad(features.sum(), list(leaves.values()), allow_unused=True)
-    moved = replace(problem, params=params)
-    zeros = torch.zeros_like(images)
-    outputs = features.detach() @ problem.params[run.weight].T
-    with torch.enable_grad():
-        logits = logits_behind(moved, run.weight, outputs, images)
-        behind = torch.autograd.grad(logits.sum(), list(leaves.values()), allow_unused=True)
-    others = logits_behind(problem, run.weight, outputs, zeros)
+        features = run(given, images)
+        outputs = features.detach() @ problem.params[run.weight].T
+        logits = logits_behind(replace(problem, params=given), run.weight, outputs, images)
+    before, behind = _influences(features, leaves), _influences(logits, leaves)
+    others = logits_behind(problem, run.weight, outputs)
     if float((others - logits.detach()).abs().max()) > SAME * float(others.abs().max()):
         raise ValueError(f"logits depend on the images otherwise than through {run.weight}.")
-    names = tuple(
-        name
-        for name, own, other in zip(trained, before, behind, strict=True)
-        if own is not None and (other is None or not bool(other.any()))
-    )
+    names = tuple(name for name in trained if name in before and name not in behind)
     if not names:
         raise ValueError(f"no parameter before {run.weight} has a gradient.")
     return names
+
+
+def _influences(values: Tensor, leaves: Params) -> set[str]:
+    """Names of the parameters that values depend on."""
+    if not values.requires_grad:
+        return set()
+    slopes = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
+    return {k for k, v in zip(leaves, slopes, strict=True) if v is not None and bool(v.any())}
