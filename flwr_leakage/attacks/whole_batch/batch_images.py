@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from flwr_leakage.attacks.base import failure
-from flwr_leakage.attacks.budget import Budget, stop_mark
+from flwr_leakage.attacks.budget import UNLIMITED, Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.batch_linear import choose_layer, recover_batch
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs
@@ -19,6 +19,7 @@ from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
+from flwr_leakage.attacks.whole_batch.sharp import Sharpening
 from flwr_leakage.records import Batch, Reconstruction
 
 
@@ -31,7 +32,8 @@ class BatchImages(OneByOne):
     the gradients before the layer become equations that are linear in the images for given masks
     and maxima; see :class:`KnownErrors`. They are solved by Gauss–Newton with a prior and a blur
     that fade, as the gradient itself is by :class:`GaussNewton`. The candidate whose equations are
-    met best is kept.
+    met best is kept. Where equations are more than a small batch's pixels, its masks are then
+    corrected until the equations hold (:class:`Sharpening`).
 
     It takes one plain step of one client. Networks that pool lose what no equation tells: their
     images stay approximate.
@@ -40,12 +42,14 @@ class BatchImages(OneByOne):
         search: how long features are searched for, and what is accepted.
         solver: its annealings, noise, steps, products, iterations and tolerance are used; labels
             are those of the features.
+        sharpening: the end without blur.
     """
 
     purpose: ClassVar[str] = "batch images"
 
     search: SearchSettings = field(default_factory=SearchSettings)
     solver: GaussNewton = field(default_factory=GaussNewton)
+    sharpening: Sharpening = field(default_factory=Sharpening)
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
@@ -56,13 +60,12 @@ class BatchImages(OneByOne):
             ValueError: no linear layer behind convolutions gives the features of all samples.
         """
         began = time.process_time()
-        weight, found = self._features(problem, generator, budget)
+        model, found = self.equations(problem, generator, budget)
         told = time.process_time() - began
-        model = KnownErrors.of(problem, weight, found, generator)
         noise = self.solver.noise_std
         likelihood = model.likelihood(estimate_noise(problem) if noise is None else noise)
         best: Candidate | None = None
-        products = steps = chosen = 0
+        products = steps = chosen = sharp = 0
         for number, annealing in enumerate(self.solver.annealings):
             candidate = self.solver.run(model, likelihood, annealing, budget)
             products, steps = products + candidate.products, steps + candidate.steps
@@ -73,25 +76,41 @@ class BatchImages(OneByOne):
         assert best is not None
         if not math.isfinite(best.distance):
             return failure("the objective was never finite.")
-        batch = Batch(problem.spec.clamp(best.inputs), found.labels)
+        inputs, equations = best.inputs, best.distance
+        if self.sharpening.fits(model) and not budget.is_spent:
+            sharper, sharp = self.sharpening(model, likelihood, inputs, budget)
+            met = likelihood.distance(likelihood.residual(model.gradient(sharper, 0.0, True)))
+            if met < equations:
+                inputs, equations = sharper, met
+        batch = Batch(problem.spec.clamp(inputs), found.labels)
         stats: dict[str, Any] = {
             "stage": f"run {chosen + 1} of {len(self.solver.annealings)}, {best.stage}",
             "layer": found.layer,
             "features_proven": found.proven,
             "features_seconds": told,
-            "equations": best.distance,
+            "equations": equations,
             "iterations": steps,
             "products": products,
+            "sharp_steps": sharp,
             "cpu_seconds": time.process_time() - began,
             **stop_mark(best.stopped),
         }
         distance = gradient_distance(problem, batch)
         return Reconstruction(answer(batch.inputs, batch.targets), distance, stats)
 
-    def _features(
-        self, problem: Problem, generator: torch.Generator, budget: Budget
-    ) -> tuple[str, BatchInputs]:
-        """The layer's weight, and the features of all samples."""
+    def equations(
+        self, problem: Problem, generator: torch.Generator, budget: Budget = UNLIMITED
+    ) -> tuple[KnownErrors, BatchInputs]:
+        """What the images must fulfil, and the features of all samples, in the same order.
+
+        Args:
+            problem: in double precision.
+            generator: of starts and probes.
+            budget: the search for features ends once it is spent.
+
+        Raises:
+            ValueError: no linear layer behind convolutions gives the features of all samples.
+        """
         if not problem.is_single_gradient:
             raise ValueError("images behind features are solved for from one plain step.")
         _, layer, _ = choose_layer(problem, generator)
@@ -104,4 +123,4 @@ class BatchImages(OneByOne):
                 f"the features of {len(found.labels)} of {problem.num_samples} samples were found "
                 f"at {found.layer}; the images need those of all."
             )
-        return layer.weight, found
+        return KnownErrors.of(problem, layer.weight, found, generator), found

@@ -10,20 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.linear_walk import LinearWalk
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.relus import relu_call
-from flwr_leakage.function_mode import FunctionMode
 from flwr_leakage.params import Params
 
 SAME = 1e-5
 """Relative difference up to which two passes in single precision are the same."""
 
 
-class _Reached(Exception):
+class _ReachedError(Exception):
     """A pass has come to its layer."""
 
     def __init__(self, features: Tensor) -> None:
@@ -62,7 +60,7 @@ class _Until(LinearWalk):
 
     def _note(self, inputs: Tensor, weight: str, bias: Tensor | None, outputs: Tensor) -> Tensor:
         if weight == self.weight:
-            raise _Reached(inputs)
+            raise _ReachedError(inputs)
         return super()._note(inputs, weight, bias, outputs)
 
 
@@ -96,10 +94,12 @@ class FeaturePass:
 
     def run(self, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
         """c(x), and how many ReLUs the pass met."""
-        walk = _Until({id(value): name for name, value in params.items()}, self.weight, self.left_out)
+        walk = _Until(
+            {id(value): name for name, value in params.items()}, self.weight, self.left_out
+        )
         try:
             with walk:
                 self.problem.gradient_map.logits(params, inputs, self.problem.buffers)
-        except _Reached as reached:
+        except _ReachedError as reached:
             return reached.features, walk.relus
         raise ValueError(f"the pass does not meet {self.weight}.")

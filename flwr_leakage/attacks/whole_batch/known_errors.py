@@ -93,6 +93,12 @@ class KnownErrors:
         """Of the coordinates."""
         return (len(self.known), *self.problem.spec.shape)
 
+    @property
+    def num_equations(self) -> int:
+        """Entries of the gradients, and features that are not zero."""
+        gradients = sum(self.problem.params[name].numel() for name in self.names)
+        return gradients + int((self.known != 0).sum())
+
     def inputs(self, coordinates: Tensor) -> Tensor:
         """Images of coordinates of the prior."""
         return self.prior.grey + self.prior.push(coordinates)
@@ -122,7 +128,9 @@ class KnownErrors:
         run = self.features if precise else self.single
         dtype = torch.float64 if precise else torch.float32
         with torch.enable_grad():
-            leaves = {name: run.problem.params[name].detach().requires_grad_() for name in self.names}
+            leaves = {
+                name: run.problem.params[name].detach().requires_grad_() for name in self.names
+            }
             params: Params = {**run.problem.params, **leaves}
             with Blurred(self.deviations, blur):
                 outputs = run(params, inputs.to(dtype))
