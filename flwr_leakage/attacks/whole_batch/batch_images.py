@@ -22,6 +22,9 @@ from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.attacks.whole_batch.sharp import Sharpening
 from flwr_leakage.records import Batch, Reconstruction
 
+UNCERTAIN = 1e-2
+"""Relative error of features, as a standard deviation, up to which they count as known."""
+
 
 @dataclass(frozen=True)
 class BatchImages(OneByOne):
@@ -122,5 +125,11 @@ class BatchImages(OneByOne):
             raise ValueError(
                 f"the features of {len(found.labels)} of {problem.num_samples} samples were found "
                 f"at {found.layer}; the images need those of all."
+            )
+        error = float(found.relative_errors.max())
+        if not error <= UNCERTAIN:
+            raise ValueError(
+                f"noise leaves an error of {error:.1e} in the features at {found.layer}; their "
+                f"equations need {UNCERTAIN:g} or less."
             )
         return KnownErrors.of(problem, layer.weight, found, generator), found
