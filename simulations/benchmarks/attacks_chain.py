@@ -58,7 +58,7 @@ SPEC = InputSpec(lab.SHAPE, lab.CLASSES, (0.5,) * 3, (0.5,) * 3)
 OWN_SHARP = "batch_images:sharp"
 SHARP = ("batch_images", ("sharpening.unknowns=7000",))
 GENEROUS = 1.3
-"""Short trials overestimate what an iteration costs; the others get no less time than they are due."""
+"""Short trials overestimate an iteration: the others get no less time than they are due."""
 
 NOISE, ITERATIONS = 1e-3, 300  # of the bound
 
