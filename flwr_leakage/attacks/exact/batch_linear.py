@@ -37,12 +37,12 @@ def choose_layer(
     layers, refusals = pose_layers(problem, generator)
     if not layers:
         raise ValueError("; ".join(refusals))
-    # A layer of few rows shows rounding as rank: more than there are samples is noise.
+    # A layer of few rows shows rounding as rank: beyond the samples of one step it is noise.
     layer = min(
         layers,
         key=lambda layer: (
             not layer.takes_input,
-            layer.factor.rank > problem.num_samples,
+            problem.is_single_gradient and layer.factor.rank > problem.num_samples,
             -layer.factor.rank,
         ),
     )
