@@ -174,6 +174,11 @@ class Recorder:
         for measurement in outcome.measurements:
             named = replace(measurement, name=f"decoded_{measurement.name}")
             self._measurement(server_round, client_id, "attack", named)
+        for picture in outcome.pictures:
+            if picture.role == "reconstruction":
+                self.tracker.image(
+                    server_round, client_id, picture.sample, "decoded", picture.pixels
+                )
 
     def _measurement(
         self,
