@@ -55,6 +55,8 @@ from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.attacks.starts.normal import Normal
 from flwr_leakage.attacks.strongest import Strongest
+from flwr_leakage.attacks.whole_batch.batch_images import BatchImages
+from flwr_leakage.attacks.whole_batch.sharp import Sharpening
 
 __all__ = [
     "L1",
@@ -68,6 +70,7 @@ __all__ = [
     "AttackJob",
     "AttackProgress",
     "AutomaticLabels",
+    "BatchImages",
     "BatchNormStatistics",
     "Budget",
     "ClassCounts",
@@ -106,6 +109,7 @@ __all__ = [
     "ProgressCallback",
     "Restarts",
     "SearchSettings",
+    "Sharpening",
     "SignOfGradient",
     "SmallestMinimum",
     "Strongest",

@@ -37,8 +37,15 @@ def choose_layer(
     layers, refusals = pose_layers(problem, generator)
     if not layers:
         raise ValueError("; ".join(refusals))
-    ranked = sorted(layers, key=lambda layer: (not layer.takes_input, -layer.factor.rank))
-    layer = ranked[0]
+    # A layer of few rows shows rounding as rank: beyond the samples of one step it is noise.
+    layer = min(
+        layers,
+        key=lambda layer: (
+            not layer.takes_input,
+            problem.is_single_gradient and layer.factor.rank > problem.num_samples,
+            -layer.factor.rank,
+        ),
+    )
     if images_only and not layer.takes_input:
         raise ValueError(
             f"{layer.name} takes features: images follow from a linear layer on the network's "

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -162,7 +162,7 @@ class GaussNewton(OneByOne):
             model, moved, products, steps = self._correct_labels(model, likelihood, budget)
         best: Candidate | None = None
         for number, annealing in enumerate(self.annealings):
-            found = self._run(model, likelihood, annealing, budget)
+            found = self.run(model, likelihood, annealing, budget)
             products, steps = products + found.products, steps + found.steps
             if best is None or found.energy < best.energy:
                 best, chosen = found, number
@@ -201,7 +201,7 @@ class GaussNewton(OneByOne):
         short = replace(self, steps=self.trial_steps)
         # The energy compares short runs only if what they have not fitted yet counts as error.
         annealing = replace(self.annealings[0], model_error=1.0)
-        best = short._run(model, likelihood, annealing, budget)
+        best = short.run(model, likelihood, annealing, budget)
         products, steps, moved, trials = best.products, best.steps, 0, 0
         tried = {tuple(model.targets.tolist())}
         while not budget.is_spent:
@@ -217,7 +217,7 @@ class GaussNewton(OneByOne):
                 tried.add(tuple(targets.tolist()))
                 trials += 1
                 other = replace(model, targets=targets)
-                found = short._run(other, likelihood, annealing, budget)
+                found = short.run(other, likelihood, annealing, budget)
                 products, steps = products + found.products, steps + found.steps
                 rivals.append((found.energy, other, found))
             least = best.energy - MARGIN * len(likelihood.observed)
@@ -228,14 +228,24 @@ class GaussNewton(OneByOne):
             moved += 1
         return model, moved, products, steps
 
-    def _run(
+    def run(
         self,
-        model: "_Model",
+        model: "Equations",
         likelihood: Likelihood,
         annealing: Annealing,
         budget: Budget = UNLIMITED,
     ) -> "Candidate":
-        """From grey to the end of one annealing."""
+        """From grey to the end of one annealing.
+
+        Args:
+            model: what is computed of a candidate.
+            likelihood: what was observed of it.
+            annealing: how blur and prior fade.
+            budget: the run ends once it is spent.
+
+        Raises:
+            ValueError: the model is not finite at grey.
+        """
         prior = model.prior
         coordinates = torch.zeros(model.shape)
         products, passes, step, unit, stage = 0, 0, 0, 0.0, "ended by its steps"
@@ -341,6 +351,28 @@ class Candidate:
     products: int
     stage: str
     stopped: bool = False
+
+
+class Equations(Protocol):
+    """What a run fits: numbers that are observed, as a function of the images and the blur."""
+
+    @property
+    def prior(self) -> ImagePrior:
+        """Of each image, in single precision."""
+
+    @property
+    def passes(self) -> int:
+        """Gradients in one evaluation."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the coordinates, (B, C, H, W)."""
+
+    def inputs(self, coordinates: Tensor) -> Tensor:
+        """Images of coordinates of the prior."""
+
+    def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
+        """The numbers (P,), differentiable twice; in double precision if precise."""
 
 
 @dataclass(frozen=True)

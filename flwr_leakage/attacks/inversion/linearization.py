@@ -40,3 +40,11 @@ class Linearization:
         self.products += 1
         (image,) = torch.autograd.grad(self._output, self._point, dual, retain_graph=True)
         return image
+
+    def columns(self, directions: Tensor) -> Tensor:
+        """J v (M, P) for M directions v (M, ...), computed at once."""
+        self.products += len(directions)
+        (images,) = torch.autograd.grad(
+            self._pulled, self._dual, directions, retain_graph=True, is_grads_batched=True
+        )
+        return images

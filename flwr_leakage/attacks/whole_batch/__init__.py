@@ -1,0 +1,1 @@
+"""Images of a whole batch, from every sample's features and error."""

@@ -1,0 +1,135 @@
+"""The images of a whole batch: exact features of every sample first, then all images jointly."""
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+
+from flwr_leakage.attacks.base import failure
+from flwr_leakage.attacks.budget import UNLIMITED, Budget, stop_mark
+from flwr_leakage.attacks.distance import gradient_distance
+from flwr_leakage.attacks.exact.batch_linear import choose_layer, recover_batch
+from flwr_leakage.attacks.exact.batch_proof import BatchInputs
+from flwr_leakage.attacks.exact.batch_search import SearchSettings
+from flwr_leakage.attacks.inversion.gauss_newton import Candidate, GaussNewton
+from flwr_leakage.attacks.inversion.likelihood import estimate_noise
+from flwr_leakage.attacks.labels.assumed import answer
+from flwr_leakage.attacks.one_by_one import OneByOne
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
+from flwr_leakage.attacks.whole_batch.sharp import Sharpening
+from flwr_leakage.records import Batch, Reconstruction
+
+UNCERTAIN = 1e-2
+"""Relative error of features, as a standard deviation, up to which they count as known."""
+
+
+@dataclass(frozen=True)
+class BatchImages(OneByOne):
+    """Solve for all images of a batch, once the features of every sample are known.
+
+    A linear layer behind convolutions gives each sample's features and label
+    (:class:`flwr_leakage.attacks.exact.batch_linear.ExactBatch`). Their errors then follow, and
+    the gradients before the layer become equations that are linear in the images for given masks
+    and maxima; see :class:`KnownErrors`. They are solved by Gauss–Newton with a prior and a blur
+    that fade, as the gradient itself is by :class:`GaussNewton`. The candidate whose equations are
+    met best is kept. Where equations are more than a small batch's pixels, its masks are then
+    corrected until the equations hold (:class:`Sharpening`).
+
+    It takes one plain step of one client. Networks that pool lose what no equation tells: their
+    images stay approximate.
+
+    Attributes:
+        search: how long features are searched for, and what is accepted.
+        solver: its annealings, noise, steps, products, iterations and tolerance are used; labels
+            are those of the features.
+        sharpening: the end without blur.
+    """
+
+    purpose: ClassVar[str] = "batch images"
+
+    search: SearchSettings = field(default_factory=SearchSettings)
+    solver: GaussNewton = field(default_factory=GaussNewton)
+    sharpening: Sharpening = field(default_factory=Sharpening)
+
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
+        """Attack one problem.
+
+        Raises:
+            ValueError: no linear layer behind convolutions gives the features of all samples.
+        """
+        began = time.process_time()
+        model, found = self.equations(problem, generator, budget)
+        told = time.process_time() - began
+        noise = self.solver.noise_std
+        likelihood = model.likelihood(estimate_noise(problem) if noise is None else noise)
+        best: Candidate | None = None
+        products = steps = chosen = sharp = 0
+        for number, annealing in enumerate(self.solver.annealings):
+            candidate = self.solver.run(model, likelihood, annealing, budget)
+            products, steps = products + candidate.products, steps + candidate.steps
+            if best is None or candidate.energy < best.energy:
+                best, chosen = candidate, number
+            if best.distance <= self.solver.solved_distance or budget.is_spent:
+                break
+        assert best is not None
+        if not math.isfinite(best.distance):
+            return failure("the objective was never finite.")
+        inputs, equations = best.inputs, best.distance
+        if self.sharpening.fits(model) and not budget.is_spent:
+            sharper, sharp = self.sharpening(model, likelihood, inputs, budget)
+            met = likelihood.distance(likelihood.residual(model.gradient(sharper, 0.0, True)))
+            if met < equations:
+                inputs, equations = sharper, met
+        batch = Batch(problem.spec.clamp(inputs), found.labels)
+        stats: dict[str, Any] = {
+            "stage": f"run {chosen + 1} of {len(self.solver.annealings)}, {best.stage}",
+            "layer": found.layer,
+            "features_proven": found.proven,
+            "features_seconds": told,
+            "equations": equations,
+            "iterations": steps,
+            "products": products,
+            "sharp_steps": sharp,
+            "cpu_seconds": time.process_time() - began,
+            **stop_mark(best.stopped),
+        }
+        distance = gradient_distance(problem, batch)
+        return Reconstruction(answer(batch.inputs, batch.targets), distance, stats)
+
+    def equations(
+        self, problem: Problem, generator: torch.Generator, budget: Budget = UNLIMITED
+    ) -> tuple[KnownErrors, BatchInputs]:
+        """What the images must fulfil, and the features of all samples, in the same order.
+
+        Args:
+            problem: in double precision.
+            generator: of starts and probes.
+            budget: the search for features ends once it is spent.
+
+        Raises:
+            ValueError: no linear layer behind convolutions gives the features of all samples.
+        """
+        if not problem.is_single_gradient:
+            raise ValueError("images behind features are solved for from one plain step.")
+        _, layer, _ = choose_layer(problem, generator)
+        if layer.takes_input:
+            raise ValueError(f"{layer.name} takes the images themselves, which are no features.")
+        allowed = min(self.search.max_seconds, budget.left)
+        found = recover_batch(problem, replace(self.search, max_seconds=allowed), generator)
+        if len(found.labels) != problem.num_samples:
+            raise ValueError(
+                f"the features of {len(found.labels)} of {problem.num_samples} samples were found "
+                f"at {found.layer}; the images need those of all."
+            )
+        error = float(found.relative_errors.max())
+        if not error <= UNCERTAIN:
+            raise ValueError(
+                f"noise leaves an error of {error:.1e} in the features at {found.layer}; their "
+                f"equations need {UNCERTAIN:g} or less."
+            )
+        return KnownErrors.of(problem, layer.weight, found, generator), found

@@ -1,0 +1,105 @@
+"""The features that a linear layer of a network takes, without the ReLU before them if it can go.
+
+Features ``h = max(0, c(x))`` whose ReLU is the last of the pass tell more than their values: where
+they are zero the ReLU is off, whatever a candidate's own c(x) is. So c, the pass without that ReLU,
+is what a candidate is fitted by. Max pooling and flattening between the ReLU and the layer change
+nothing, as the maximum of ReLUs is the ReLU of the maximum. Averages do: then the ReLU stays.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from flwr_leakage.attacks.exact.linear_walk import LinearWalk
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.relus import relu_call
+from flwr_leakage.params import Params
+
+SAME = 1e-5
+"""Relative difference up to which two passes in single precision are the same."""
+
+
+class _ReachedError(Exception):
+    """A pass has come to its layer."""
+
+    def __init__(self, features: Tensor) -> None:
+        super().__init__()
+        self.features = features
+
+
+class _Until(LinearWalk):
+    """End a pass at one linear layer, and leave one ReLU out.
+
+    Args:
+        names: of parameters, by identity.
+        weight: of the layer at which the pass ends.
+        left_out: number of the ReLU that does nothing, −1 for none.
+
+    Attributes:
+        relus: calls of ReLUs so far.
+    """
+
+    def __init__(self, names: Mapping[int, str], weight: str, left_out: int) -> None:
+        super().__init__(names)
+        self.weight = weight
+        self.left_out = left_out
+        self.relus = 0
+
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Leave the ReLU out; see ``LinearWalk`` for the rest."""
+        call = relu_call(function, args, kwargs)
+        if call is not None:
+            self.relus += 1
+            if self.relus == self.left_out + 1:
+                return call.answer(call.inputs)
+        return super().on_call(function, args, kwargs)
+
+    def _note(self, inputs: Tensor, weight: str, bias: Tensor | None, outputs: Tensor) -> Tensor:
+        if weight == self.weight:
+            raise _ReachedError(inputs)
+        return super()._note(inputs, weight, bias, outputs)
+
+
+@dataclass(frozen=True)
+class FeaturePass:
+    """c(x) of one network.
+
+    Attributes:
+        problem: the network.
+        weight: the name of the layer's weight.
+        left_out: number of the ReLU that is left out, −1 where none can be.
+    """
+
+    problem: Problem
+    weight: str
+    left_out: int
+
+    @classmethod
+    def of(cls, problem: Problem, weight: str, probes: Tensor) -> "FeaturePass":
+        """Find out whether the last ReLU can be left out, by a few inputs (N, C, H, W)."""
+        whole = cls(problem, weight, -1)
+        features, relus = whole.run(problem.params, probes)
+        bare = cls(problem, weight, relus - 1)
+        outputs, _ = bare.run(problem.params, probes)
+        error = float((outputs.clamp_min(0) - features).abs().max())
+        return bare if relus and error <= SAME * float(features.abs().max()) else whole
+
+    def __call__(self, params: Params, inputs: Tensor) -> Tensor:
+        """c(x) (B, n), by autograd from inputs and parameters."""
+        return self.run(params, inputs)[0]
+
+    def run(self, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
+        """c(x), and how many ReLUs the pass met."""
+        walk = _Until(
+            {id(value): name for name, value in params.items()}, self.weight, self.left_out
+        )
+        try:
+            with walk:
+                self.problem.gradient_map.logits(params, inputs, self.problem.buffers)
+        except _ReachedError as reached:
+            return reached.features, walk.relus
+        raise ValueError(f"the pass does not meet {self.weight}.")

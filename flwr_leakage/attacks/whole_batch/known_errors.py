@@ -1,0 +1,171 @@
+"""The equations of a batch's images, once every sample's features and error are known.
+
+A linear layer's gradient gave the features h_i of each sample, and the network behind them their
+errors ``δ_i = ∂L/∂h_i``. What is left of the update are the gradients of the parameters before the
+layer. With the errors known they are those of a fixed functional,
+
+    ∂L/∂θ = ∂/∂θ Σ_i ⟨δ_i ∘ 1[h_i > 0], c(x_i; θ)⟩,
+
+with c the features before their ReLU, and the features are equations of each sample alone:
+``c(x_i) = h_i`` where h_i > 0, and ``max(0, c(x_i)) = 0`` elsewhere. For given masks and maxima all
+of them are linear in the images, one convolution at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.exact.batch_proof import NOISE, ROUNDING, BatchInputs
+from flwr_leakage.attacks.exact.linear_walk import logits_behind
+from flwr_leakage.attacks.inversion.blur import Blurred, measure
+from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
+from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
+from flwr_leakage.params import Params
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+
+@dataclass(frozen=True)
+class KnownErrors:
+    """Gradients before a linear layer, and its features, as functions of the images and the blur.
+
+    Attributes:
+        problem: in double precision.
+        features: of the network in double precision.
+        single: of the network in single precision.
+        names: of the parameters whose gradients are equations.
+        known: h (B, n).
+        errors: δ (B, n), zero where the ReLU is off.
+        prior: of each image, in single precision.
+        deviations: of the inputs of ReLUs and pooling before the layer.
+    """
+
+    problem: Problem
+    features: FeaturePass
+    single: FeaturePass
+    names: tuple[str, ...]
+    known: Tensor
+    errors: Tensor
+    prior: ImagePrior
+    deviations: Sequence[Tensor]
+
+    @classmethod
+    def of(
+        cls, problem: Problem, weight: str, found: BatchInputs, generator: torch.Generator
+    ) -> "KnownErrors":
+        """Pose the equations.
+
+        Args:
+            problem: in double precision.
+            weight: the name of the layer's weight.
+            found: its inputs and its outputs' errors for all samples.
+            generator: of the images by which the network is probed.
+
+        Raises:
+            ValueError: logits depend on the images otherwise than through the layer, or no
+                parameter stands before it alone.
+        """
+        single, prior = problem.to(torch.float32), ImagePrior.of(problem.spec).single()
+        draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
+        images = problem.spec.clamp(prior.grey + prior.push(draws))
+        narrow = FeaturePass.of(single, weight, images)
+        names = _names_before(narrow, images)
+        deviations = measure(lambda: narrow(single.params, images))
+        errors = found.errors @ problem.params[weight]
+        known = found.inputs
+        if narrow.left_out >= 0:
+            spread = found.relative_errors[:, None] * known.norm(dim=1, keepdim=True)
+            zero = NOISE * spread / known.shape[1] ** 0.5 + ROUNDING * known.amax(1, keepdim=True)
+            known, errors = (torch.where(known > zero, each, 0.0) for each in (known, errors))
+        wide = FeaturePass(problem, weight, narrow.left_out)
+        return cls(problem, wide, narrow, names, known, errors, prior, deviations)
+
+    @property
+    def passes(self) -> int:
+        """Gradients in one evaluation."""
+        return 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the coordinates."""
+        return (len(self.known), *self.problem.spec.shape)
+
+    @property
+    def num_equations(self) -> int:
+        """Entries of the gradients, and features that are not zero."""
+        gradients = sum(self.problem.params[name].numel() for name in self.names)
+        return gradients + int((self.known != 0).sum())
+
+    def inputs(self, coordinates: Tensor) -> Tensor:
+        """Images of coordinates of the prior."""
+        return self.prior.grey + self.prior.push(coordinates)
+
+    def likelihood(self, noise_std: float | None) -> Likelihood:
+        """What is known of every equation.
+
+        Args:
+            noise_std: of the gradient's entries, or ``None`` for rounding alone.
+        """
+        observed = {name: self.problem.gradient[name] for name in self.names}
+        gradients = Likelihood.of([observed], noise_std)
+        rows = self.known.flatten()
+        counts = torch.cat([gradients.counts, torch.tensor([float(len(rows))]).to(rows)])
+        index = torch.full((len(rows),), len(gradients.counts))
+        noise = FLOOR * rows.square().mean().sqrt()
+        return Likelihood(
+            torch.cat([gradients.observed, rows]),
+            torch.cat([gradients.tensors, index]),
+            counts,
+            torch.cat([gradients.noise, noise[None]]),
+            torch.cat([gradients.bounds, torch.zeros_like(rows)]),
+        )
+
+    def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
+        """Gradients of all names, then features (P,), of blurred ReLUs and pooling."""
+        run = self.features if precise else self.single
+        dtype = torch.float64 if precise else torch.float32
+        with torch.enable_grad():
+            leaves = {
+                name: run.problem.params[name].detach().requires_grad_() for name in self.names
+            }
+            params: Params = {**run.problem.params, **leaves}
+            with Blurred(self.deviations, blur):
+                outputs = run(params, inputs.to(dtype))
+            functional = (self.errors.to(dtype) * outputs).sum()
+            follows = torch.is_grad_enabled() and inputs.requires_grad
+            gradients = torch.autograd.grad(functional, list(leaves.values()), create_graph=follows)
+            if self.single.left_out >= 0:
+                outputs = torch.where(self.known > 0, outputs, outputs.clamp_min(0))
+        value = torch.cat([*(each.flatten() for each in gradients), outputs.flatten()])
+        return value if follows else value.detach()
+
+
+def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:
+    """Trained parameters that the logits depend on through the layer's inputs alone."""
+    problem = run.problem
+    trained = [name for name in problem.gradient if name in problem.gradient_map.trained]
+    leaves = {name: problem.params[name].detach().requires_grad_() for name in trained}
+    given: Params = {**problem.params, **leaves}
+    with torch.enable_grad():
+        features = run(given, images)
+        outputs = features.detach() @ problem.params[run.weight].T
+        logits = logits_behind(replace(problem, params=given), run.weight, outputs, images)
+    before, behind = _influences(features, leaves), _influences(logits, leaves)
+    others = logits_behind(problem, run.weight, outputs)
+    if float((others - logits.detach()).abs().max()) > SAME * float(others.abs().max()):
+        raise ValueError(f"logits depend on the images otherwise than through {run.weight}.")
+    names = tuple(name for name in trained if name in before and name not in behind)
+    if not names:
+        raise ValueError(f"no parameter before {run.weight} has a gradient.")
+    return names
+
+
+def _influences(values: Tensor, leaves: Params) -> set[str]:
+    """Names of the parameters that values depend on."""
+    if not values.requires_grad:
+        return set()
+    slopes = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
+    return {k for k, v in zip(leaves, slopes, strict=True) if v is not None and bool(v.any())}

@@ -1,0 +1,111 @@
+import pytest
+import torch
+from attacked import observe
+from torch import nn
+
+from flwr_leakage.attacks import (
+    Annealing,
+    AttackJob,
+    BatchImages,
+    Budget,
+    GaussNewton,
+    Sharpening,
+    pose,
+)
+from flwr_leakage.attacks.whole_batch.features import FeaturePass
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
+
+
+def images(count, seed=0):
+    prior = ImagePrior.of(SPEC).single()
+    draws = torch.randn(count, *SPEC.shape, generator=torch.Generator().manual_seed(seed))
+    return Batch(SPEC.clamp(prior.grey + prior.push(draws)), torch.arange(count) % 4)
+
+
+def network(pool=None, seed=0):
+    torch.manual_seed(seed)
+    side = 8 if pool is None else 4
+    middle = [] if pool is None else [pool(2)]
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 3, padding=1), nn.ReLU()),
+        *middle,
+        *(nn.Flatten(), nn.Linear(8 * side * side, 40), nn.ReLU(), nn.Linear(40, 4)),
+    )
+
+
+def posed(model, batch, schedule=None):
+    gradient_map = GradientMap(model)
+    schedule = schedule or LocalSchedule(1.0, batch_size=len(batch))
+    seen = observe(gradient_map, batch, schedule)
+    return gradient_map, seen, pose(gradient_map, SPEC, seen, ThreatModel()).to(torch.float64)
+
+
+def attacked(attack, gradient_map, seen):
+    (result,) = attack(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
+    return result
+
+
+@pytest.mark.parametrize("pool", [None, nn.MaxPool2d, nn.AvgPool2d])
+def test_equations_hold_at_the_truth_and_nowhere_near(pool):
+    batch = images(3)
+    _, _, problem = posed(network(pool), batch)
+    model, found = BatchImages().equations(problem, torch.Generator().manual_seed(0))
+    own = model.features(problem.params, batch.inputs.double())
+    order = torch.cdist(model.known, own.clamp_min(0)).argmin(1)
+    assert found.labels.tolist() == batch.targets[order].tolist()
+    truth = batch.inputs[order].double()
+    likelihood = model.likelihood(None)
+
+    def distance(inputs):
+        return likelihood.distance(likelihood.residual(model.gradient(inputs, 0.0, precise=True)))
+
+    assert distance(truth) < 1e-11
+    assert distance(truth + 1e-2 * torch.randn_like(truth)) > 1e-7
+    assert distance(truth.flip(0)) > 1e-3
+
+
+def test_the_last_relu_stays_behind_averages():
+    batch = images(3)
+    for pool, left_out in ((None, 1), (nn.MaxPool2d, 1), (nn.AvgPool2d, -1)):
+        _, _, problem = posed(network(pool), batch)
+        weight = next(name for name, value in problem.params.items() if value.ndim == 2)
+        found = FeaturePass.of(problem, weight, batch.inputs.double())
+        assert found.left_out == left_out
+
+
+def test_all_images_are_found_from_the_update_alone():
+    batch = images(2, seed=1)
+    gradient_map, seen, _ = posed(network(), batch)
+    solver = GaussNewton(annealings=(Annealing(factor=0.4),), products=250, iterations=30)
+    found = attacked(BatchImages(solver=solver, sharpening=Sharpening(0)), gradient_map, seen)
+    assert sorted(found.batch.targets.tolist()) == [0, 1]
+    distances = torch.cdist(found.batch.inputs.flatten(1), batch.inputs.flatten(1))
+    assert float(distances.amin(0).max()) < 0.2 * float(batch.inputs.flatten(1).norm(dim=1).min())
+    assert found.stats["sharp_steps"] == 0
+
+
+def test_the_end_without_blur_corrects_masks():
+    batch = images(2, seed=1)
+    _, _, problem = posed(network(), batch)
+    model, _ = BatchImages().equations(problem, torch.Generator().manual_seed(0))
+    own = model.features(problem.params, batch.inputs.double()).clamp_min(0)
+    truth = batch.inputs[torch.cdist(model.known, own).argmin(1)].double()
+    start = truth + 0.02 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(1))
+    found, steps = Sharpening(steps=4)(model, model.likelihood(None), start, Budget())
+    assert 0 < steps <= 4
+    assert float((found - truth).norm()) < 0.01 * float((start - truth).norm())
+
+
+def test_what_does_not_apply_is_refused_in_words():
+    batch = images(2)
+    torch.manual_seed(0)
+    mlp = nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 4))
+    gradient_map, seen, _ = posed(mlp, batch)
+    assert "takes the images themselves" in attacked(BatchImages(), gradient_map, seen).error
+    steps = LocalSchedule(0.1, 2, len(batch))
+    gradient_map, seen, _ = posed(network(), batch, steps)
+    assert "one plain step" in attacked(BatchImages(), gradient_map, seen).error
