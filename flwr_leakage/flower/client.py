@@ -104,8 +104,8 @@ class LeakageMod:
                 remark=audit.remark,
                 own_config=audit.own_config,
             )
-            remember(context, session.server_round, note, audit.score_plan.keep_rounds)
-            reply.content[RECORD_KEY] = pack_note(note, with_measurements=True)
+            reply.content[RECORD_KEY] = record = pack_note(note, with_measurements=True)
+            remember(context, session.server_round, record, audit.score_plan.keep_rounds)
             return reply
         params, buffers = read_arrays(sent, audit.gradient_map)
         local_params, local_buffers = read_arrays(returned, audit.gradient_map)

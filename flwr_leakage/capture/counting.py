@@ -1,0 +1,94 @@
+"""What follows the steps that are kept: counted, and hardly felt by the training."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+
+class Counting:
+    """Counts calls and steps, and sees whether something else changes what is trained.
+
+    It reads a few attributes a step and holds on to no tensor but the parameters.
+
+    Args:
+        optimizer: that takes the steps.
+        roots: ids of the modules whose calls count.
+        parameters: that are trained.
+        batch_sizes: of the calls so far, to be continued.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        roots: Collection[int],
+        parameters: Sequence[nn.Parameter],
+        batch_sizes: list[int],
+    ) -> None:
+        self._optimizer = optimizer
+        self._roots = frozenset(roots)
+        self._parameters = list(parameters)
+        self._versions = [p._version for p in self._parameters]
+        self._settings = [
+            [(name, value) for name, value in group.items() if name != "params"]
+            for group in optimizer.param_groups
+        ]
+        self._batch_sizes = batch_sizes
+        self.num_steps = 0
+        self.changed_outside = False
+        self.settings_changed = False
+
+    def call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """A call ends that may be the model's."""
+        if id(module) in self._roots and any(leaf.requires_grad for leaf in tensors_of(output)):
+            self._batch_sizes.append(batch_size(args, kwargs))
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """A step begins.
+
+        Raises:
+            ValueError: it is another optimizer's.
+        """
+        if optimizer is not self._optimizer:
+            raise ValueError("two optimizers take steps")
+        self.changed_outside |= self.versions_differ()
+        self.settings_changed |= len(optimizer.param_groups) != len(self._settings) or any(
+            group.get(name) is not value and not _same(group.get(name), value)
+            for group, settings in zip(optimizer.param_groups, self._settings, strict=True)
+            for name, value in settings
+        )
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """A step has ended."""
+        if optimizer is self._optimizer:
+            self.num_steps += 1
+            self._versions = [p._version for p in self._parameters]
+
+    def versions_differ(self) -> bool:
+        """Whether parameters were changed since the last step."""
+        return self._versions != [p._version for p in self._parameters]
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return torch.equal(left, right)
+    return bool(left == right)
+
+
+def batch_size(args: Any, kwargs: Any) -> int:
+    """Samples in a call of a model: the first dimension of the first tensor that has one."""
+    for argument in (*args, kwargs):
+        for tensor in tensors_of(argument):
+            if tensor.ndim:
+                return int(tensor.shape[0])
+    return 1
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors of any nested arguments or results."""
+    if isinstance(value, Tensor):  # the usual case, and walking a tree costs more than a layer
+        return [value]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
