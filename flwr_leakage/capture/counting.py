@@ -1,24 +1,33 @@
 """What follows the steps that are kept: counted, and hardly felt by the training."""
 
+import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 
 class Counting:
     """Counts calls and steps, and sees whether something else changes what is trained.
 
-    It reads a few attributes a step and holds on to no tensor but the parameters.
+    It reads a few attributes a step and holds on to no tensor but the parameters. A global hook is
+    felt by every module of a model. So, where the kept steps called one model once each, a hook
+    waits for its call, and is removed when that begins, until the step has ended.
 
     Args:
         optimizer: that takes the steps.
         roots: ids of the modules whose calls count.
         parameters: that are trained.
         batch_sizes: of the calls so far, to be continued.
+        once: whether a step calls one module of ``roots``, once, by position.
     """
 
     def __init__(
@@ -27,7 +36,12 @@ class Counting:
         roots: Collection[int],
         parameters: Sequence[nn.Parameter],
         batch_sizes: list[int],
+        *,
+        once: bool,
     ) -> None:
+        self._thread = threading.get_ident()
+        self._once = once
+        self._handle: RemovableHandle | None = None
         self._optimizer = optimizer
         self._roots = frozenset(roots)
         self._parameters = list(parameters)
@@ -41,9 +55,34 @@ class Counting:
         self.changed_outside = False
         self.settings_changed = False
 
-    def call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """A call ends that may be the model's."""
-        if id(module) in self._roots and any(leaf.requires_grad for leaf in tensors_of(output)):
+    def wait(self) -> None:
+        """Look at calls from now on."""
+        if self._handle is None and self._once:
+            self._handle = register_module_forward_pre_hook(self._begins)
+        elif self._handle is None:
+            self._handle = register_module_forward_hook(self._ends, with_kwargs=True)
+
+    def rest(self) -> None:
+        """Look at no further call."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _begins(self, module: nn.Module, args: Any) -> None:
+        if (
+            id(module) in self._roots
+            and torch.is_grad_enabled()
+            and threading.get_ident() == self._thread
+        ):
+            self.rest()
+            self._batch_sizes.append(batch_size(args, {}))
+
+    def _ends(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if (
+            id(module) in self._roots
+            and threading.get_ident() == self._thread
+            and any(leaf.requires_grad for leaf in tensors_of(output))
+        ):
             self._batch_sizes.append(batch_size(args, kwargs))
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -66,6 +105,8 @@ class Counting:
         if optimizer is self._optimizer:
             self.num_steps += 1
             self._versions = [p._version for p in self._parameters]
+            if self._once:
+                self.wait()
 
     def versions_differ(self) -> bool:
         """Whether parameters were changed since the last step."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -143,25 +143,40 @@ class Recorder:
         """Stop looking; the training goes on."""
         if not self._problem:
             self._problem = reason
-        self._keep_no_more(count=False)
+        self._keep_no_more()
 
-    def _keep_no_more(self, *, count: bool) -> None:
-        """From here on calls are counted at most, which a training hardly feels."""
+    def _keep_no_more(self) -> None:
+        """From here on nothing is kept."""
         self._keeps = False
         self._tape = Tape()
-        roots = [root.live for root in self._roots.values()]
-        nested = any(id(m) in self._roots for root in roots for m in root.modules() if m != root)
-        if count and nested:  # only the outermost call counts, and that takes both hooks
-            return
         self._ignore_calls()
-        if count:
-            self._call_hooks = [register_module_forward_hook(self.count_call, with_kwargs=True)]
 
     def _count_the_rest(self, optimizer: Optimizer) -> None:
-        self._counting = Counting(optimizer, self._roots, self._trained, self._batch_sizes)
-        self._keep_no_more(count=True)
+        """From here on calls and steps are counted, which a training hardly feels."""
+        self._keeps = False
+        self._tape = Tape()
         if self._copies:
             self._after_kept = {id(p): p.detach().clone() for p in self._trained}
+        self._counting = Counting(
+            optimizer, self._roots, self._trained, self._batch_sizes, once=self._calls_once()
+        )
+        roots = [root.live for root in self._roots.values()]
+        if len(roots) > 1 and any(
+            id(m) in self._roots for root in roots for m in root.modules() if m is not root
+        ):
+            return  # only the outermost call counts, and that takes both hooks
+        self._ignore_calls()
+        self._counting.wait()
+
+    def _calls_once(self) -> bool:
+        """Whether each kept step called the one module there is, once, by position."""
+        backwards = [step.backwards for step in self._steps]
+        if len(self._roots) != 1 or any(len(those) != 1 for those in backwards):
+            return False
+        calls = [
+            [e for e in those[0].entries if id(e.function) in self._roots] for those in backwards
+        ]
+        return all(len(those) == 1 and those[0].arguments[0] for those in calls)
 
     # --- the model -----------------------------------------------------------------------------
 
@@ -176,11 +191,8 @@ class Recorder:
         for handle in self._call_hooks:
             handle.remove()
         self._call_hooks = []
-
-    def count_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """A call ends that may be the model's, after the steps that are kept."""
-        if self._counting is not None and threading.get_ident() == self._thread:
-            self._counting.call(module, args, kwargs, output)
+        if self._counting is not None:
+            self._counting.rest()
 
     @_looking
     def before_forward(self, module: nn.Module, args: Any) -> None:
@@ -362,7 +374,9 @@ class Recorder:
         """Leave nothing behind in torch."""
         self._ignore_calls()
         self._close_window()
-        if self._window is not None:  # another mode lies above: this one lets everything pass from now on
+        if (
+            self._window is not None
+        ):  # another mode lies above: this one lets everything pass from now on
             self._keeps = False
 
     def training(self) -> CapturedTraining:
