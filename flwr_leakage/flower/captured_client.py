@@ -17,7 +17,13 @@ from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.arrays import write_arrays
 from flwr_leakage.flower.client import client_id_of, refuse, server_round_of
-from flwr_leakage.flower.client_audit import ClientAudit, SelfAttacker, as_self_attack, check_own
+from flwr_leakage.flower.client_audit import (
+    ClientAudit,
+    SelfAttacker,
+    as_self_attack,
+    check_limits,
+    check_own,
+)
 from flwr_leakage.flower.client_owner import REFUSED, keep_own, remember, sent_note
 from flwr_leakage.flower.client_release import Explained, Release, Trained, release
 from flwr_leakage.flower.client_replay import Replayed, SeenRound, is_due, look, replay_now
@@ -56,6 +62,7 @@ class CapturePlan:
         if self.attack is not None:
             object.__setattr__(self, "attack", as_self_attack(self.attack))
         check_own(self.share, self.gate, self.scores, cast(Any, self.attack))
+        check_limits(self.gate, self.scores)
         if self.defense.encodes_batches:
             raise ValueError(
                 f"{type(self.defense).__name__} changes the samples before training, which a "

@@ -4,11 +4,19 @@ from flwr_leakage.capture import TOLERANCE
 from flwr_leakage.report.index import Index, count, number
 
 _CHECK = "replay_residual"
+_SKIPPED = "not_replayed"
+_MOST = 3
+"""Rounds that are named."""
 
 
 def has_replays(index: Index) -> bool:
     """Whether a client told of a replay of its training."""
-    return bool(index.series("check", _CHECK))
+    return bool(replay_clients(index))
+
+
+def replay_clients(index: Index) -> set[int]:
+    """The clients that told whether their training was replayed."""
+    return {key[1] for name in (_CHECK, _SKIPPED) for key in index.series("check", name)}
 
 
 def _by_client(index: Index) -> dict[int, list[tuple[float | None, str]]]:
@@ -23,21 +31,32 @@ def _explains(residual: float | None) -> bool:
 
 
 def replay_of_client(index: Index, client_id: int) -> str:
-    """What is told of a client: its largest residual, or why there is none.
+    """What is told of a client: its largest residual, in which rounds, or why there is none.
 
     Args:
         index: of the run.
         client_id: the partition id.
     """
     told = _by_client(index).get(client_id)
+    skipped = {key for key in index.series("check", _SKIPPED) if key[1] == client_id}
     if not told:
-        return "not captured"
+        return f"not replayed in {_trainings(len(skipped))}" if skipped else "not captured"
     failed = [(value, note) for value, note in told if not _explains(value)]
     if failed:
         value, note = failed[-1]
         return note if value is None else note.removesuffix("; results are no evidence of safety")
     largest = max(value for value, _ in told if value is not None)
-    return f"explained to {number(largest)}" if largest else "explained exactly"
+    found = f"explained to {number(largest)}" if largest else "explained exactly"
+    if not skipped:
+        return found
+    rounds = [str(key[0]) for key in sorted(index.series("check", _CHECK)) if key[1] == client_id]
+    named = ", ".join(rounds if len(rounds) <= _MOST else [*rounds[: _MOST - 1], "…", rounds[-1]])
+    where = f"round{'s' * (len(rounds) > 1)} {named}"
+    return f"{found} in {where}; not replayed in {len(skipped)} other{'s' * (len(skipped) > 1)}"
+
+
+def _trainings(number: int) -> str:
+    return f"its {number} trainings" if number > 1 else "its training"
 
 
 def replay_warning(index: Index) -> tuple[str, ...]:

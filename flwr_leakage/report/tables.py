@@ -26,7 +26,7 @@ from flwr_leakage.report.index import (
     values,
     who,
 )
-from flwr_leakage.report.replays import has_replays, replay_of_client
+from flwr_leakage.report.replays import has_replays, replay_clients, replay_of_client
 
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
@@ -179,7 +179,7 @@ def clients_table(
     attacked = {client for _, client in (*fate.answered, *fate.unanswered)} | by_client.keys()
     troubles_of = Counter(event.client_id for event in events if event.level != "info")
     clients = attacked | spared.keys() | {client for client in troubles_of if client >= 0}
-    clients |= {key[1] for key in index.series("check", "replay_residual")}
+    clients |= replay_clients(index)
 
     columns = ["client"]
     columns += ["what it does a round"] * bool(doing)

@@ -1,11 +1,12 @@
 """What the audit adds to a round of clients that train, without attacks and scores.
 
-``python -m simulations.benchmarks.round_cost --samples 320 --repetitions 15``: LeNet clients on
-embedded MNIST, mini-batches of 32, on the in-process grid. The kinds of audit run in turns, in an
-order that is drawn anew each time, in one process. Times are CPU times of a round, which hold
-training, Flower's strategy, its wire format and the audit's part of both sides; given are the
-median, the median and the quartiles of the ratio to the plain round of the same turn, and the ratio
-of the fastest rounds, which another process disturbs least.
+``python -m simulations.benchmarks.round_cost --clients 320x32 --repetitions 15``: LeNet clients
+with so many digits of embedded MNIST, in mini-batches of that size, on the in-process grid. In each
+repetition every kind of audit runs 11 rounds in one process, in an order that is drawn anew. Times
+are CPU times of a round, which hold training, Flower's strategy, its wire format and the audit's
+part of both sides. Of a repetition the median of its rounds 2 to 10 counts, in which ``audit``
+replays nothing; or that of the two rounds with a replay. Given are medians over the repetitions,
+and the quartiles of the ratio to the plain rounds of the same repetition.
 """
 
 import logging
@@ -14,7 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 
 import torch
@@ -35,7 +36,9 @@ from flwr_leakage.tracking import JsonlTracker
 from simulations.benchmarks import lab
 
 SPEC = InputSpec((1, 28, 28), 10)
-NUM_CLIENTS, BATCH_SIZE, NUM_ROUNDS = 2, 32, 3
+NUM_CLIENTS, NUM_ROUNDS = 2, 11
+QUIET, REPLAYED = slice(1, 10), slice(None, None, 10)
+"""Rounds without and with a replay, by the default of ``audit``."""
 
 
 def network() -> LeNet:
@@ -44,7 +47,7 @@ def network() -> LeNet:
     return LeNet((1, 28, 28), 10)
 
 
-def client_app(samples: Batch, app: ClientApp, mods: list[Mod]) -> ClientApp:
+def client_app(samples: Batch, batch_size: int, app: ClientApp, mods: list[Mod]) -> ClientApp:
     """An ordinary epoch of SGD on the samples."""
 
     @app.train(mods=mods)
@@ -53,7 +56,7 @@ def client_app(samples: Batch, app: ClientApp, mods: list[Mod]) -> ClientApp:
         model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         order = torch.randperm(len(samples))
-        for places in order.split(BATCH_SIZE):
+        for places in order.split(batch_size):
             optimizer.zero_grad()
             logits = model(samples.inputs[places])
             F.cross_entropy(logits, samples.targets[places]).backward()
@@ -68,45 +71,40 @@ def client_app(samples: Batch, app: ClientApp, mods: list[Mod]) -> ClientApp:
 Apps = tuple[Strategy, ClientApp]
 
 
-def kinds(samples: Batch) -> dict[str, Callable[[Path], Apps]]:
+def kinds(samples: Batch, batch_size: int) -> dict[str, Callable[[Path], Apps]]:
     """By name, how strategy and app are made for a run folder."""
+
+    def app(around: Callable[[ClientApp], ClientApp], mods: list[Mod]) -> ClientApp:
+        return client_app(samples, batch_size, around(ClientApp()), mods)
 
     def strategy() -> Strategy:
         return FedAvg(fraction_evaluate=0.0)
 
     def plain(folder: Path) -> Apps:
-        return strategy(), client_app(samples, ClientApp(), [])
+        return strategy(), app(lambda own: own, [])
 
     def observer(folder: Path) -> Apps:
-        return watched(folder), client_app(samples, ClientApp(), [])
-
-    def watched(folder: Path) -> HonestButCurious:
-        audit = ServerAudit(GradientMap(network()), SPEC, schedule, JsonlTracker(folder))
-        return HonestButCurious(strategy(), audit)
+        return observe(strategy(), network(), folder, attack=None), app(lambda own: own, [])
 
     def by_hand(folder: Path) -> Apps:
+        audit = ServerAudit(GradientMap(network()), SPEC, schedule, JsonlTracker(folder))
         mod = LeakageMod(ClientAudit(GradientMap(network()), SPEC, schedule))
-        return watched(folder), client_app(samples, ClientApp(), [mod])
+        return HonestButCurious(strategy(), audit), app(lambda own: own, [mod])
 
-    def one_line(replay_every: int | None) -> Callable[[Path], Apps]:
-        def make(folder: Path) -> Apps:
-            app = audit_app(client_app(samples, ClientApp(), []), replay_every=replay_every)
-            return observe(strategy(), network(), folder, attack=None), app
+    def one_line(folder: Path) -> Apps:
+        return observe(strategy(), network(), folder, attack=None), app(audit_app, [])
 
-        return make
-
-    schedule = LocalSchedule(0.1, len(samples) // BATCH_SIZE, BATCH_SIZE)
+    schedule = LocalSchedule(0.1, -(-len(samples) // batch_size), batch_size)
     return {
-        "plain": plain,
-        "observer on the server": observer,
-        "observer and LeakageMod": by_hand,
-        "observe and audit, replay_every=None": one_line(None),
-        "observe and audit, a replay each round": one_line(1),
+        "none": plain,
+        "observe": observer,
+        "HonestButCurious and LeakageMod": by_hand,
+        "observe and audit": one_line,
     }
 
 
-def round_seconds(make: Callable[[Path], Apps]) -> float:
-    """CPU seconds of a round, the mean of those after the first."""
+def round_seconds(make: Callable[[Path], Apps]) -> list[float]:
+    """CPU seconds of each round."""
     ends: list[float] = []
 
     def ended(server_round: int, arrays: ArrayRecord) -> None:
@@ -117,13 +115,25 @@ def round_seconds(make: Callable[[Path], Apps]) -> float:
         grid = InlineGrid(app, NUM_CLIENTS)
         first = ArrayRecord(network().state_dict())
         strategy.start(grid, first, num_rounds=NUM_ROUNDS, evaluate_fn=ended)
-    return statistics.mean(after - before for before, after in list(pairwise(ends))[1:])
+    return [after - before for before, after in pairwise(ends)]
+
+
+def print_kind(client: str, name: str, own: list[float], plain: list[float]) -> None:
+    """One line: seconds of a round by repetition, beside those without an audit."""
+    added = sorted(100 * (mine / theirs - 1) for mine, theirs in zip(own, plain, strict=True))
+    low, median, high = statistics.quantiles(added, n=4)
+    each = 1000 / NUM_CLIENTS
+    more = statistics.median([m - t for m, t in zip(own, plain, strict=True)])
+    lab.print_row(
+        client, name, f"{each * statistics.median(own):.1f}", f"{each * more:.2f}",
+        f"{median:.1f}", f"{low:.1f} … {high:.1f}",
+    )  # fmt: skip
 
 
 def main() -> None:
     """Print the table."""
     parser = lab.command(__doc__)
-    parser.add_argument("--samples", type=int, nargs="+", default=[320])
+    parser.add_argument("--clients", nargs="+", default=["320x32"], metavar="SAMPLESxBATCH")
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--seed", type=int, default=100)
     arguments = lab.start(parser)
@@ -131,22 +141,24 @@ def main() -> None:
     draws = random.Random(arguments.seed)
     digits, _ = embedded_mnist()
     lab.print_header(
-        "samples a client", "audit", "round, ms", "added, %", "quartiles, %", "of the fastest, %"
+        "samples x batch", "audit", "ms a client", "added, ms", "added, %", "quartiles, %"
     )
-    for count in arguments.samples:
-        made = kinds(digits.batch(range(count)))
-        seconds: dict[str, list[float]] = {name: [] for name in made}
+    for client in arguments.clients:
+        count, batch_size = map(int, client.split("x"))
+        samples = digits.batch(list(islice(cycle(range(len(digits))), count)))
+        made = kinds(samples, batch_size)
+        seconds: dict[str, list[list[float]]] = {name: [] for name in made}
         for _ in range(arguments.repetitions):
             for name in draws.sample(list(made), len(made)):
                 seconds[name].append(round_seconds(made[name]))
-        for name, taken in seconds.items():
-            ratios = zip(taken, seconds["plain"], strict=True)
-            added = sorted(100 * (own / plain - 1) for own, plain in ratios)
-            low, median, high = statistics.quantiles(added, n=4)
-            lab.print_row(
-                count, name, f"{1000 * statistics.median(taken):.0f}", f"{median:.1f}",
-                f"{low:.1f} … {high:.1f}", f"{100 * (min(taken) / min(seconds['plain']) - 1):.1f}",
-            )  # fmt: skip
+        quiet = {
+            name: [statistics.median(rounds[QUIET]) for rounds in runs]
+            for name, runs in seconds.items()
+        }
+        for name, taken in quiet.items():
+            print_kind(client, name, taken, quiet["none"])
+        replayed = [statistics.mean(rounds[REPLAYED]) for rounds in seconds["observe and audit"]]
+        print_kind(client, "observe and audit, with a replay", replayed, quiet["none"])
 
 
 if __name__ == "__main__":

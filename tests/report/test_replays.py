@@ -32,6 +32,23 @@ def test_a_client_is_told_by_its_last_failure_or_its_largest_residual():
     assert len(table.rows) == 4
 
 
+def test_rounds_without_a_replay_are_told():
+    def skipped(client, server_round):
+        return LeakageRecord("run", server_round, client, -1, "check", "not_replayed", None)
+
+    index = Index([
+        *(replay(0, 0.0, server_round=r) for r in (1, 11, 21, 31)),
+        *(skipped(0, r) for r in range(32, 41)), replay(1, 2e-7), skipped(1, 2), skipped(2, 1),
+    ])  # fmt: skip
+    assert [replay_of_client(index, client) for client in range(3)] == [
+        "explained exactly in rounds 1, 11, …, 31; not replayed in 9 others",
+        "explained to 2.00 × 10⁻⁷ in round 1; not replayed in 1 other",
+        "not replayed in its training",
+    ]
+    assert replay_warning(index) == ()
+    assert len(clients_table(index, [], [], 10).rows) == 3
+
+
 def test_nothing_is_said_where_all_is_explained_or_nothing_was_captured():
     assert replay_warning(Index([replay(0, 1e-6)])) == ()
     assert replay_warning(Index([])) == ()
