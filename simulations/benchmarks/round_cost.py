@@ -1,12 +1,12 @@
 """What the audit adds to a round of clients that train, without attacks and scores.
 
-``python -m simulations.benchmarks.round_cost --clients 320x32 --repetitions 15``: LeNet clients
-with so many digits of embedded MNIST, in mini-batches of that size, on the in-process grid. In each
-repetition every kind of audit runs 11 rounds in one process, in an order that is drawn anew. Times
-are CPU times of a round, which hold training, Flower's strategy, its wire format and the audit's
-part of both sides. Of a repetition the median of its rounds 2 to 10 counts, in which ``audit``
-replays nothing; or that of the two rounds with a replay. Given are medians over the repetitions,
-and the quartiles of the ratio to the plain rounds of the same repetition.
+``python -m simulations.benchmarks.round_cost --clients 320x32 --rounds 100``: LeNet clients with so
+many digits of embedded MNIST, in mini-batches of that size, on the in-process grid. In each round
+every kind of audit has its turn, in an order that is drawn anew, in one process. Times are CPU
+times of a round, which hold training, Flower's strategy, its wire format and the audit's part of
+both sides. Given are medians of a client's share, of the difference to the plain round of the same
+turn (with its 95 % interval, by 2,000 resamples of the rounds), and that as a share of a plain
+round. The first rounds are left out.
 """
 
 import logging
@@ -15,30 +15,26 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice
 from pathlib import Path
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import Mod
 from flwr.serverapp.strategy import FedAvg, Strategy
 from torch.nn import functional as F
 
-from flwr_leakage.audit import ServerAudit
 from flwr_leakage.data import embedded_mnist
-from flwr_leakage.flower import ClientAudit, HonestButCurious, InlineGrid, LeakageMod, observe
+from flwr_leakage.flower import InlineGrid, observe
 from flwr_leakage.flower import audit as audit_app
-from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import LeNet
-from flwr_leakage.records import Batch, InputSpec, LocalSchedule
-from flwr_leakage.tracking import JsonlTracker
+from flwr_leakage.records import Batch
 from simulations.benchmarks import lab
 
-SPEC = InputSpec((1, 28, 28), 10)
-NUM_CLIENTS, NUM_ROUNDS = 2, 11
-QUIET, REPLAYED = slice(1, 10), slice(None, None, 10)
-"""Rounds without and with a replay, by the default of ``audit``."""
+NUM_CLIENTS = 2
+PLAIN = "none"
+WARM = 2
+"""Rounds that do not count."""
 
 
 def network() -> LeNet:
@@ -47,10 +43,10 @@ def network() -> LeNet:
     return LeNet((1, 28, 28), 10)
 
 
-def client_app(samples: Batch, batch_size: int, app: ClientApp, mods: list[Mod]) -> ClientApp:
+def client_app(samples: Batch, batch_size: int, app: ClientApp) -> ClientApp:
     """An ordinary epoch of SGD on the samples."""
 
-    @app.train(mods=mods)
+    @app.train()
     def train(message: Message, context: Context) -> Message:
         model = network()
         model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
@@ -74,59 +70,67 @@ Apps = tuple[Strategy, ClientApp]
 def kinds(samples: Batch, batch_size: int) -> dict[str, Callable[[Path], Apps]]:
     """By name, how strategy and app are made for a run folder."""
 
-    def app(around: Callable[[ClientApp], ClientApp], mods: list[Mod]) -> ClientApp:
-        return client_app(samples, batch_size, around(ClientApp()), mods)
+    def app(around: Callable[[ClientApp], ClientApp] = lambda own: own) -> ClientApp:
+        return client_app(samples, batch_size, around(ClientApp()))
 
     def strategy() -> Strategy:
         return FedAvg(fraction_evaluate=0.0)
 
     def plain(folder: Path) -> Apps:
-        return strategy(), app(lambda own: own, [])
+        return strategy(), app()
 
     def observer(folder: Path) -> Apps:
-        return observe(strategy(), network(), folder, attack=None), app(lambda own: own, [])
+        return observe(strategy(), network(), folder, attack=None), app()
 
-    def by_hand(folder: Path) -> Apps:
-        audit = ServerAudit(GradientMap(network()), SPEC, schedule, JsonlTracker(folder))
-        mod = LeakageMod(ClientAudit(GradientMap(network()), SPEC, schedule))
-        return HonestButCurious(strategy(), audit), app(lambda own: own, [mod])
+    def one_line(replay_every: int | None) -> Callable[[Path], Apps]:
+        def make(folder: Path) -> Apps:
+            own = app(lambda own: audit_app(own, replay_every=replay_every))
+            return observe(strategy(), network(), folder, attack=None), own
 
-    def one_line(folder: Path) -> Apps:
-        return observe(strategy(), network(), folder, attack=None), app(audit_app, [])
+        return make
 
-    schedule = LocalSchedule(0.1, -(-len(samples) // batch_size), batch_size)
     return {
-        "none": plain,
+        PLAIN: plain,
         "observe": observer,
-        "HonestButCurious and LeakageMod": by_hand,
-        "observe and audit": one_line,
+        "observe and audit, between replays": one_line(10**6),
+        "observe and audit, a replay each round": one_line(1),
     }
 
 
-def round_seconds(make: Callable[[Path], Apps]) -> list[float]:
-    """CPU seconds of each round."""
-    ends: list[float] = []
+class Federation:
+    """A strategy and its clients, a round at a time."""
 
-    def ended(server_round: int, arrays: ArrayRecord) -> None:
-        ends.append(time.process_time())
+    def __init__(self, apps: Apps) -> None:
+        self._strategy, app = apps
+        self._grid = InlineGrid(app, NUM_CLIENTS)
+        self._arrays = ArrayRecord(network().state_dict())
 
-    with tempfile.TemporaryDirectory() as folder:
-        strategy, app = make(Path(folder) / "run")
-        grid = InlineGrid(app, NUM_CLIENTS)
-        first = ArrayRecord(network().state_dict())
-        strategy.start(grid, first, num_rounds=NUM_ROUNDS, evaluate_fn=ended)
-    return [after - before for before, after in pairwise(ends)]
+    def seconds(self, server_round: int) -> float:
+        """CPU seconds of the next round."""
+        start = time.process_time()
+        messages = self._strategy.configure_train(
+            server_round, self._arrays, ConfigRecord(), self._grid
+        )
+        replies = self._grid.send_and_receive(list(messages))
+        arrays, _ = self._strategy.aggregate_train(server_round, replies)
+        taken = time.process_time() - start
+        if arrays is not None:
+            self._arrays = arrays
+        return taken
 
 
 def print_kind(client: str, name: str, own: list[float], plain: list[float]) -> None:
-    """One line: seconds of a round by repetition, beside those without an audit."""
-    added = sorted(100 * (mine / theirs - 1) for mine, theirs in zip(own, plain, strict=True))
-    low, median, high = statistics.quantiles(added, n=4)
-    each = 1000 / NUM_CLIENTS
-    more = statistics.median([m - t for m, t in zip(own, plain, strict=True)])
+    """One line: milliseconds of a client by round, beside those without an audit."""
+    more = [mine - theirs for mine, theirs in zip(own, plain, strict=True)]
+    usual = statistics.median(plain)
+    draws = random.Random(0)
+    again = sorted(statistics.median(draws.choices(more, k=len(more))) for _ in range(2000))
+    low, high = again[50], again[-51]
     lab.print_row(
-        client, name, f"{each * statistics.median(own):.1f}", f"{each * more:.2f}",
-        f"{median:.1f}", f"{low:.1f} … {high:.1f}",
+        client, name, len(own), f"{statistics.median(own):.1f}",
+        f"{statistics.median(more):.2f} ({low:.2f} to {high:.2f})",
+        f"{100 * statistics.median(more) / usual:.1f} ({100 * low / usual:.1f} to "
+        f"{100 * high / usual:.1f})",
     )  # fmt: skip
 
 
@@ -134,31 +138,29 @@ def main() -> None:
     """Print the table."""
     parser = lab.command(__doc__)
     parser.add_argument("--clients", nargs="+", default=["320x32"], metavar="SAMPLESxBATCH")
-    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--rounds", type=int, nargs="+", default=[100], help="for each client")
     parser.add_argument("--seed", type=int, default=100)
     arguments = lab.start(parser)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     draws = random.Random(arguments.seed)
     digits, _ = embedded_mnist()
-    lab.print_header(
-        "samples x batch", "audit", "ms a client", "added, ms", "added, %", "quartiles, %"
-    )
-    for client in arguments.clients:
+    lab.print_header("samples x batch", "audit", "rounds", "ms a client", "added, ms", "added, %")
+    for client, rounds in zip(arguments.clients, cycle(arguments.rounds), strict=False):
         count, batch_size = map(int, client.split("x"))
         samples = digits.batch(list(islice(cycle(range(len(digits))), count)))
-        made = kinds(samples, batch_size)
-        seconds: dict[str, list[list[float]]] = {name: [] for name in made}
-        for _ in range(arguments.repetitions):
-            for name in draws.sample(list(made), len(made)):
-                seconds[name].append(round_seconds(made[name]))
-        quiet = {
-            name: [statistics.median(rounds[QUIET]) for rounds in runs]
-            for name, runs in seconds.items()
-        }
-        for name, taken in quiet.items():
-            print_kind(client, name, taken, quiet["none"])
-        replayed = [statistics.mean(rounds[REPLAYED]) for rounds in seconds["observe and audit"]]
-        print_kind(client, "observe and audit, with a replay", replayed, quiet["none"])
+        with tempfile.TemporaryDirectory() as folder:
+            federations = {
+                name: Federation(make(Path(folder) / name))
+                for name, make in kinds(samples, batch_size).items()
+            }
+            taken: dict[str, list[float]] = {name: [] for name in federations}
+            for server_round in range(1, rounds + WARM + 1):
+                for name in draws.sample(list(federations), len(federations)):
+                    seconds = federations[name].seconds(server_round)
+                    if server_round > WARM:
+                        taken[name].append(1000 * seconds / NUM_CLIENTS)
+        for name, own in taken.items():
+            print_kind(client, name, own, taken[PLAIN])
 
 
 if __name__ == "__main__":
