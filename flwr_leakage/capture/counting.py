@@ -46,10 +46,7 @@ class Counting:
         self._roots = frozenset(roots)
         self._parameters = list(parameters)
         self._versions = [p._version for p in self._parameters]
-        self._settings = [
-            [(name, value) for name, value in group.items() if name != "params"]
-            for group in optimizer.param_groups
-        ]
+        self._settings = [dict(group) for group in optimizer.param_groups]
         self._batch_sizes = batch_sizes
         self.num_steps = 0
         self.changed_outside = False
@@ -94,11 +91,9 @@ class Counting:
         if optimizer is not self._optimizer:
             raise ValueError("two optimizers take steps")
         self.changed_outside |= self.versions_differ()
-        self.settings_changed |= len(optimizer.param_groups) != len(self._settings) or any(
-            group.get(name) is not value and not _same(group.get(name), value)
-            for group, settings in zip(optimizer.param_groups, self._settings, strict=True)
-            for name, value in settings
-        )
+        if optimizer.param_groups != self._settings:
+            now, then = _settled(optimizer.param_groups), _settled(self._settings)
+            self.settings_changed |= now != then
 
     def after_step(self, optimizer: Optimizer) -> None:
         """A step has ended."""
@@ -113,10 +108,10 @@ class Counting:
         return self._versions != [p._version for p in self._parameters]
 
 
-def _same(left: Any, right: Any) -> bool:
-    if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return torch.equal(left, right)
-    return bool(left == right)
+def _settled(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The settings without what a scheduler adds when it is made."""
+    left_out = ("params", "initial_lr")
+    return [{k: v for k, v in group.items() if k not in left_out} for group in groups]
 
 
 def batch_size(args: Any, kwargs: Any) -> int:

@@ -130,7 +130,7 @@ def train_and_report(
         return refuse(message, reason) if plan.withholds else reply
     start = time.process_time()
     try:
-        server_round, client_id = _round_of(message), client_id_of(ctx)
+        server_round, client_id = todo.round_or_error(), client_id_of(ctx)
         key, answer = answers[0]
         training = recorder.training()
         seen = _Round(training, given[0], answer, _count(reply, training))
@@ -177,21 +177,33 @@ class _Todo:
         replays: whether it is replayed.
         copies: whether samples and model are needed; the first step alone is looked at otherwise.
         kept: what the client's latest replay found.
+        server_round: or why it cannot be read.
     """
 
     replays: bool
     copies: bool
     kept: Replayed | None
+    server_round: int | ValueError
+
+    def round_or_error(self) -> int:
+        """The round, as the server named it.
+
+        Raises:
+            ValueError: it named none that can be read.
+        """
+        if isinstance(self.server_round, ValueError):
+            raise self.server_round
+        return self.server_round
 
 
 def _todo(plan: CapturePlan, message: Message, context: Context) -> _Todo:
     try:
         server_round = _round_of(message)
-    except ValueError:  # the reply will be handed on as it is
-        return _Todo(False, False, None)
+    except ValueError as error:  # the reply will be handed on as it is
+        return _Todo(False, False, None, error)
     kept = Replayed.kept(context)
     replays = plan.replays(server_round, kept)
-    return _Todo(replays, replays or plan.measures(server_round), kept)
+    return _Todo(replays, replays or plan.measures(server_round), kept, server_round)
 
 
 def _round_of(message: Message) -> int:
