@@ -26,6 +26,8 @@ Function = Callable[[Tensor], Tensor]
 class FunctionJacobian(LinearOperator):
     """∂F/∂x at ``point``, with ``value`` F(x), of a function of S independent rows.
 
+    ``value_product`` is (∂F/∂x)ᵀF(x) = ∇ₓ‖F(x)‖²/2, a product that building the graphs leaves.
+
     Args:
         function: F: (S, N) → (S, P), row s of the result depending on row s alone.
         point: x, (S, N), floating.
@@ -59,14 +61,20 @@ class FunctionJacobian(LinearOperator):
         self.point = point
         self._pullback = pullback
         try:
-            _, self._pushforward = pull(pullback, torch.zeros_like(self.value))
+            # At any u, as the pullback is linear; F(x) is one that is asked for later.
+            product, self._pushforward = pull(pullback, self.value)
         except RuntimeError as error:
-            if plain or not _runs(pullback, torch.zeros_like(self.value)):
+            try:
+                product = pullback(self.value)
+            except RuntimeError:
+                plain = True
+            if plain:
                 raise RuntimeError(
                     f"the model's gradient cannot be differentiated in its inputs: {error}"
                 ) from error
             # A few operations have no third derivative; forward mode needs two only.
             self._pushforward = lambda v: jvp(function, (point,), (v,))[1]
+        self.value_product = product.detach()
 
     def _matvec(self, vectors: Tensor) -> Tensor:
         return self._pushforward(vectors).detach()
@@ -79,15 +87,6 @@ def _pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
     """F(x), and u ↦ (∂F/∂x)ᵀu on a graph that is kept."""
     value, backward = vjp(function, point)[:2]
     return value, lambda vectors: backward(vectors)[0]
-
-
-def _runs(function: Function, argument: Tensor) -> bool:
-    """Whether a function has a value."""
-    try:
-        function(argument)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _autograd_pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:

@@ -269,8 +269,9 @@ def _seen_right(problem: SampleProblem) -> bool:
     # The model is least sure of this one, so that rounding hides least of its gradient.
     best = min(sound, key=rounding.__getitem__)
     try:
-        operator = problem.unchecked_operator
-        return product_is_right(operator, problem.samples, rounding[best], best, problem.seed)
+        start, product = problem.unchecked_product
+        sample = problem.samples[[best]]
+        return product_is_right(sample, rounding[best], start[best], product[best])
     except BudgetExhausted:
         raise
     except Exception:  # torch.func refuses in many ways; the whole check says why

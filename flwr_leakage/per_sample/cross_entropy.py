@@ -9,9 +9,6 @@ from torch.nn import functional as F
 
 from flwr_leakage.gradient_map import Loss
 
-LOWEST = {torch.float16: -10.0, torch.bfloat16: -40.0, torch.float32: -40.0, torch.float64: -350.0}
-"""The log-odds against the true class down to which derivatives are computed: 1e-17 in float32."""
-
 
 @dataclass(frozen=True)
 class StableCrossEntropy:
@@ -66,12 +63,16 @@ class StableCrossEntropy:
         return losses.sum() / total if self.reduction == "mean" else losses.sum()
 
     def _of_classes(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The usual case: the first equation alone, in few operations, as J is made of them."""
+        """The usual case, in few operations, as J is made of them.
+
+        The logits less that of the true class, whose own difference is a constant zero here: so
+        nothing of it is left to cancel in the derivatives of log-softmax.
+        """
         used = None if self.ignore_index is None else targets != self.ignore_index
         known = targets if used is None else torch.where(used, targets, 0)
         own = (known[:, None] == torch.arange(logits.shape[1], device=logits.device)).to(logits)
-        others = logits + torch.where(own > 0, -torch.inf, 0.0).to(logits)
-        losses = _softplus(others.logsumexp(1) - (logits * own).sum(1))
+        above = (logits - (logits * own).sum(1, keepdim=True)) * (1 - own)
+        losses = -(F.log_softmax(above, 1) * own).sum(1)
         if used is None:
             return losses.mean() if self.reduction == "mean" else losses.sum()
         total = torch.where(used, losses, 0.0).sum()
@@ -83,17 +84,8 @@ def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
     top = ranks.argmax(1, keepdim=True)
     is_top = top == torch.arange(logits.shape[1], device=logits.device)
     below = logits - logits.gather(1, top)
-    s = below.masked_fill(is_top, -torch.inf).logsumexp(1)
-    return shares.sum(1) * _softplus(s) - torch.where(is_top, 0.0, shares * below).sum(1)
-
-
-def _softplus(s: Tensor) -> Tensor:
-    """log(1 + eˢ). ``F.softplus`` and ``F.logsigmoid`` lose digits in their second derivatives.
-
-    The derivative of ``logaddexp`` is computed as 1/(1 + e⁻ˢ), which subtracts nothing. Powers of
-    e⁻ˢ that overflow are kept out: where s is cut off, all derivatives are zero.
-    """
-    return torch.logaddexp(s.clamp_min(LOWEST[s.dtype]), s.new_zeros(()))
+    losses = -(F.log_softmax(below * ~is_top, 1) * is_top).sum(1)
+    return shares.sum(1) * losses - torch.where(is_top, 0.0, shares * below).sum(1)
 
 
 def stable(loss: Loss) -> StableCrossEntropy | None:

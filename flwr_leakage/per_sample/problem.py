@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flwr_leakage.operators import FunctionJacobian, Meter, SampleJacobian
 from flwr_leakage.per_sample.samples import Samples
-from flwr_leakage.randomness import make_generator
+from flwr_leakage.randomness import Draws, make_generator
 from flwr_leakage.spectral import (
     LargestEigenvalue,
     TopPairs,
@@ -120,7 +120,7 @@ class SampleProblem:
         Jg where a rough value will do; the last layer's top eigenvector, which takes products
         of its own, where it must be known to ``WELL_KNOWN`` or better.
         """
-        return self._rough_start if tolerance > WELL_KNOWN else self._good_start
+        return self._rough_product[0] if tolerance > WELL_KNOWN else self._good_start
 
     def largest(self, tolerance: float, max_steps: int) -> TopPairs:
         """λmax of JJᵀ and its eigenvector, by Lanczos from ``start``.
@@ -132,8 +132,15 @@ class SampleProblem:
         return process(tolerance, max_steps)
 
     @cached_property
-    def _rough_start(self) -> Tensor:
-        return gradient_start(self.operator, self.generators(self.seed))
+    def unchecked_product(self) -> tuple[Float[Tensor, "S N"], Float[Tensor, "S P"]]:
+        """The rough start and its product, by which second derivatives can be checked."""
+        return _first_product(self.unchecked_operator, self.generators(self.seed))
+
+    @cached_property
+    def _rough_product(self) -> tuple[Tensor, Tensor]:
+        if self.operator is self.unchecked_operator:
+            return self.unchecked_product
+        return _first_product(self.operator, self.generators(self.seed))
 
     @cached_property
     def _good_start(self) -> Tensor:
@@ -142,8 +149,13 @@ class SampleProblem:
 
     @cached_property
     def _rough_process(self) -> LargestEigenvalue:
-        return LargestEigenvalue(self.operator, self._rough_start)
+        return LargestEigenvalue(self.operator, *self._rough_product)
 
     @cached_property
     def _good_process(self) -> LargestEigenvalue:
         return LargestEigenvalue(self.operator, self._good_start)
+
+
+def _first_product(operator: SampleJacobian, draws: Draws) -> tuple[Tensor, Tensor]:
+    start = gradient_start(operator, draws)
+    return start, operator.matvec(start)

@@ -1,12 +1,15 @@
 """Whether a model's second derivative is that of its gradient: finite differences against J."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from flwr_leakage.operators import LinearOperator, row_norms
+from flwr_leakage.forward import gradient_by_autograd
+from flwr_leakage.operators import row_norms
+from flwr_leakage.params import ravel
 from flwr_leakage.per_sample.samples import Samples
 from flwr_leakage.randomness import make_generator
 
@@ -36,36 +39,42 @@ class SecondDerivative:
 
 
 def product_is_right(
-    operator: LinearOperator, samples: Samples, rounding: float, place: int, seed: int = 0
+    samples: Samples, rounding: float, direction: Float[Tensor, " N"], product: Float[Tensor, " P"]
 ) -> bool:
-    """Whether a product with an operator that exists is a difference of gradients in float64.
+    """Whether a product with Jᵀ that is at hand is a difference of gradients in float64.
 
-    Costs a product and two gradients. If it is right, J is: the direction is random. If it is not,
-    nothing is known: a unit may change sides near the sample, or the operator's type be too short.
+    Costs one gradient. If the product is right, J is, as far as the direction is random. If it is
+    not, nothing is known: a unit may change sides near the sample, or the product's type be too
+    short.
 
     Args:
-        operator: Jᵀ of the samples.
-        samples: in the operator's type.
+        samples: one of them, in the product's type.
         rounding: of the sample, see ``Samples.rounding``.
-        place: of the sample to look at.
-        seed: of the direction, x + ‖x‖·(a random one): J is large along x in most networks.
+        direction: v.
+        product: Jᵀv.
     """
-    twice = samples[[place, place]].to(torch.float64)
-    # For two samples and first derivatives, plain autograd is the fastest.
-    plain = twice.gradient_map.differentiated_by_autograd("two samples only")
-    twice = replace(twice, gradient_map=plain)
-    x = twice.inputs[0]
-    scale = float(x.square().mean().sqrt()) or 1.0
-    generator = make_generator(seed, purpose="second derivative of a sample")
-    direction = x + scale * torch.randn(x.shape, dtype=x.dtype, generator=generator).to(x)
-    vectors = torch.zeros(len(samples), len(x), dtype=operator.dtype, device=operator.device)
-    vectors[place] = direction
-    product = operator.matvec(vectors)[place].double()
-    ahead, behind = twice.with_inputs(
-        x + FIRST_STEP * torch.stack([direction, -direction])
-    ).gradients()
-    distance = (ahead - behind) / (2 * FIRST_STEP) - product
+    scale = FIRST_STEP * float(samples.inputs.norm()) / float(direction.norm())
+    step = (scale or FIRST_STEP) * direction.double()
+    twice = samples[[0, 0]].to(torch.float64)
+    twice = twice.with_inputs(twice.inputs + torch.stack([step, -step]))
+    distance = _first_less_second(twice) / (2 * (scale or FIRST_STEP)) - product
     return float(distance.norm()) <= max(ALLOWED, 10 * rounding) * float(product.norm())
+
+
+def _first_less_second(samples: Samples) -> Tensor:
+    """The difference of two samples' gradients, flat, from one pass over both."""
+    gradient_map, params, batch = samples.gradient_map, samples.params, samples.batch
+    wanted = {name: value for name, value in params.items() if name in gradient_map.trained}
+
+    def difference(part: Mapping[str, Tensor]) -> Tensor:
+        logits = gradient_map.logits({**params, **part}, batch.inputs, samples.buffers)
+        first, second = (
+            gradient_map.loss(logits[rows], batch.targets[rows]) for rows in (slice(1), slice(1, 2))
+        )
+        return first - second
+
+    found = gradient_by_autograd(difference, wanted, (batch.inputs, batch.targets))
+    return ravel({name: found.get(name, torch.zeros_like(v)) for name, v in params.items()})
 
 
 def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:

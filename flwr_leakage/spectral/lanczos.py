@@ -30,12 +30,19 @@ class Lanczos:
     Args:
         operator: A, of S blocks.
         start: the first vector of each block, (S, N), not zero.
+        image: A·start, where it is known: the first step then takes half a Gram product.
     """
 
-    def __init__(self, operator: LinearOperator, start: Float[Tensor, "S N"]) -> None:
+    def __init__(
+        self,
+        operator: LinearOperator,
+        start: Float[Tensor, "S N"],
+        image: Float[Tensor, "S P"] | None = None,
+    ) -> None:
         self.operator = operator
         first, self.start_norm = normalize_rows(start)
         self.basis = first[:, None]
+        self._image = None if image is None else image / self.start_norm[:, None]
         self._alphas: list[Tensor] = []
         self._betas: list[Tensor] = []
         self._next = first
@@ -53,7 +60,11 @@ class Lanczos:
 
     def step(self) -> None:
         """Extend T by one row; a product that exceeds a budget raises and leaves all as it was."""
-        image = self.operator.gram(self._next)
+        if self._image is None:
+            image = self.operator.gram(self._next)
+        else:
+            image = self.operator.rmatvec(self._image)
+            self._image = None
         if self._alphas:
             self.basis = torch.cat([self.basis, self._next[:, None]], dim=1)
         alpha = (self._next * image).sum(1)
@@ -79,6 +90,7 @@ class Lanczos:
         other.operator = self.operator.narrow(rows)
         other.start_norm, other._scale = self.start_norm[rows], self._scale[rows]
         other.basis, other._next = self.basis[rows], self._next[rows]
+        other._image = None if self._image is None else self._image[rows]
         other._alphas = [alpha[rows] for alpha in self._alphas]
         other._betas = [beta[rows] for beta in self._betas]
         return other

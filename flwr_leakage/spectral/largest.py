@@ -47,12 +47,18 @@ class LargestEigenvalue:
     Args:
         operator: A, of S blocks.
         start: not orthogonal to the eigenvector sought; ``random_start`` is generic.
+        image: A·start, where it is known.
     """
 
-    def __init__(self, operator: LinearOperator, start: Float[Tensor, "S N"]) -> None:
+    def __init__(
+        self,
+        operator: LinearOperator,
+        start: Float[Tensor, "S N"],
+        image: Float[Tensor, "S P"] | None = None,
+    ) -> None:
         self.operator = operator
         blocks = torch.arange(operator.num_blocks, device=operator.device)
-        self._groups = [_Group(blocks, Lanczos(operator, start))]
+        self._groups = [_Group(blocks, Lanczos(operator, start, image))]
 
     def __call__(self, tolerance: float, max_steps: int) -> TopPairs:
         """λmax and its eigenvector to a relative tolerance, in ``max_steps`` Gram products at most.

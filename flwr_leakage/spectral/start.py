@@ -20,7 +20,7 @@ def gradient_start(operator: FunctionJacobian, generator: Draws) -> Float[Tensor
         operator: Jᵀ, whose value is g.
         generator: for the noise, without which a start could miss an eigenvector altogether.
     """
-    return _with_noise(operator.rmatvec(operator.value), generator)
+    return _with_noise(operator.value_product, generator)
 
 
 def last_layer_start(

@@ -50,7 +50,7 @@ def test_ignored_targets_count_for_nothing():
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("margin", [-100.0, -20.0, 0.0, 20.0, 35.0])
+@pytest.mark.parametrize("margin", [-100.0, -20.0, 0.0, 20.0, 35.0, 39.0])
 @pytest.mark.parametrize("soft", [False, True])
 def test_float32_keeps_its_digits_however_sure_the_model_is(margin, soft):
     targets = F.one_hot(INDICES, 4).double() if soft else INDICES
