@@ -33,7 +33,7 @@ from flwr_leakage.records import Batch
 from simulations.benchmarks import lab
 
 NUM_CLIENTS = 2
-PLAIN = "none"
+PLAIN, REPLAYED = "none", "observe and audit, a replay each round"
 WARM = 2
 """Rounds that do not count."""
 
@@ -94,7 +94,7 @@ def kinds(samples: Batch, batch_size: int) -> dict[str, Callable[[Path], Apps]]:
         PLAIN: plain,
         "observe": observer,
         "observe and audit, between replays": one_line(10**6),
-        "observe and audit, a replay each round": one_line(1),
+        REPLAYED: one_line(1),
     }
 
 
@@ -145,6 +145,7 @@ def main() -> None:
     parser = lab.command(__doc__)
     parser.add_argument("--clients", nargs="+", default=["320x32"], metavar="SAMPLESxBATCH")
     parser.add_argument("--rounds", type=int, nargs="+", default=[100], help="for each client")
+    parser.add_argument("--without-replays", action="store_true", help="leave out the last kind")
     parser.add_argument("--seed", type=int, default=100)
     arguments = lab.start(parser)
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -161,6 +162,7 @@ def main() -> None:
             federations = {
                 name: Federation(make(Path(folder) / name))
                 for name, make in kinds(samples, batch_size).items()
+                if not (arguments.without_replays and name == REPLAYED)
             }
             taken: dict[str, list[float]] = {name: [] for name in federations}
             for server_round in range(1, rounds + WARM + 1):
