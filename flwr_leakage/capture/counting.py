@@ -108,6 +108,51 @@ class Counting:
         return self._versions != [p._version for p in self._parameters]
 
 
+class Tally:
+    """Counts steps only: a training between two replays feels an addition a step.
+
+    What else changed the parameters or the settings shows at the end: a step raises a parameter's
+    version by a fixed number, which the first step told.
+
+    Args:
+        optimizer: that takes the steps, after its first one.
+        parameters: that are trained.
+        before: their versions when the first step began.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], before: Sequence[int]
+    ) -> None:
+        self._optimizer = optimizer
+        self._parameters = list(parameters)
+        self._versions = [p._version for p in self._parameters]
+        self._by_step = [now - then for now, then in zip(self._versions, before, strict=True)]
+        self._settings = [dict(group) for group in optimizer.param_groups]
+        self.num_steps = 0
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """A step has ended.
+
+        Raises:
+            ValueError: it was another optimizer's.
+        """
+        if optimizer is not self._optimizer:
+            raise ValueError("two optimizers take steps")
+        self.num_steps += 1
+
+    def versions_differ(self) -> bool:
+        """Whether the parameters were changed by something else than as many first steps."""
+        expected = [
+            version + self.num_steps * by_step
+            for version, by_step in zip(self._versions, self._by_step, strict=True)
+        ]
+        return expected != [p._version for p in self._parameters]
+
+    def settings_differ(self) -> bool:
+        """Whether the settings are others than those of the first step."""
+        return _settled(self._optimizer.param_groups) != _settled(self._settings)
+
+
 def _settled(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The settings without what a scheduler adds when it is made."""
     left_out = ("params", "initial_lr")

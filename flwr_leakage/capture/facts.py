@@ -143,6 +143,8 @@ def facts_of(
         unscheduled = ""
     except ValueError as error:
         unscheduled = str(error)
+    if training.optimizer is None and known is not None:  # later mini-batches were not looked at
+        unscheduled = unscheduled or known.unscheduled
     return TrainingFacts(
         optimizer=training.optimizer_class.__name__,
         learning_rate=float(options["lr"]),

@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.hooks import RemovableHandle
 
-from flwr_leakage.capture.counting import Counting, batch_size, tensors_of
+from flwr_leakage.capture.counting import Counting, Tally, batch_size, tensors_of
 from flwr_leakage.capture.tape import Autocast, Backward, Tape
 from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root
 from flwr_leakage.function_mode import FunctionMode
@@ -62,16 +62,11 @@ def capture(limits: Limits | None = None, *, copies: bool = True) -> Iterator["R
             needs. Without, only the parameters are, and the capture takes a tenth of the time.
     """
     recorder = Recorder(limits or Limits(), copies)
-    handles = [
-        register_optimizer_step_pre_hook(recorder.before_step),
-        register_optimizer_step_post_hook(recorder.after_step),
-    ]
+    recorder.look_at_steps()
     recorder.look_at_calls()
     try:
         yield recorder
     finally:
-        for handle in handles:
-            handle.remove()
         recorder.close()
 
 
@@ -111,6 +106,7 @@ class Recorder:
         self._modes = len(_get_current_function_mode_stack())
         self._window: _Window | None = None
         self._call_hooks: list[RemovableHandle] = []
+        self._step_hooks: list[RemovableHandle] = []
         self._depth = 0
         self._in_backward = False
         self._tape = Tape()
@@ -124,6 +120,8 @@ class Recorder:
         self._before: dict[int, Tensor] = {}
         self._norms: set[bool] = set()
         self._counting: Counting | None = None
+        self._tally: Tally | None = None
+        self._begin_versions: list[int] = []
         self._pending: list[Backward] = []
         self._gradients: dict[int, tuple[Tensor, int]] = {}
         self._steps: list[Step] = []
@@ -155,8 +153,12 @@ class Recorder:
         """From here on calls and steps are counted, which a training hardly feels."""
         self._keeps = False
         self._tape = Tape()
-        if self._copies:
-            self._after_kept = {id(p): p.detach().clone() for p in self._trained}
+        if not self._copies:
+            self._tally = Tally(optimizer, self._trained, self._begin_versions)
+            self._step_hooks[0].remove()
+            self._ignore_calls()
+            return
+        self._after_kept = {id(p): p.detach().clone() for p in self._trained}
         self._counting = Counting(
             optimizer, self._roots, self._trained, self._batch_sizes, once=self._calls_once()
         )
@@ -179,6 +181,13 @@ class Recorder:
         return all(len(those) == 1 and those[0].arguments[0] for those in calls)
 
     # --- the model -----------------------------------------------------------------------------
+
+    def look_at_steps(self) -> None:
+        """Begin to look at steps of optimizers."""
+        self._step_hooks = [
+            register_optimizer_step_pre_hook(self.before_step),
+            register_optimizer_step_post_hook(self.after_step),
+        ]
 
     def look_at_calls(self) -> None:
         """Begin to look at calls of modules."""
@@ -328,10 +337,14 @@ class Recorder:
             for group in optimizer.param_groups
         )
         self._changed_outside |= self._versions_differ()
+        self._begin_versions = [p._version for p in self._trained]
 
     @_looking
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A step has ended."""
+        if self._tally is not None:
+            self._tally.after_step(optimizer)
+            return
         if self._counting is not None:
             self._counting.after_step(optimizer)
             return
@@ -372,6 +385,8 @@ class Recorder:
 
     def close(self) -> None:
         """Leave nothing behind in torch."""
+        for handle in self._step_hooks:
+            handle.remove()
         self._ignore_calls()
         self._close_window()
         if (
@@ -381,9 +396,11 @@ class Recorder:
 
     def training(self) -> CapturedTraining:
         """What was seen."""
-        rest = self._counting
+        rest, tally = self._counting, self._tally
         if rest is not None:
             changed_at_end = rest.versions_differ()
+        elif tally is not None:
+            changed_at_end = tally.versions_differ()
         else:
             changed_at_end = bool(self._num_steps) and self._versions_differ()
         return CapturedTraining(
@@ -393,12 +410,13 @@ class Recorder:
             before=self._before,
             batch_norm="batch" if True in self._norms else "running" if self._norms else "",
             steps=tuple(self._steps),
-            num_steps=self._num_steps + (rest.num_steps if rest else 0),
+            num_steps=self._num_steps + sum(r.num_steps for r in (rest, tally) if r),
             batch_sizes=tuple(self._batch_sizes),
             after_kept=self._after_kept,
             changed_outside=self._changed_outside or (rest is not None and rest.changed_outside),
             changed_at_end=changed_at_end,
-            settings_changed=rest is not None and rest.settings_changed,
+            settings_changed=(rest is not None and rest.settings_changed)
+            or (tally is not None and tally.settings_differ()),
             problem=self._problem or self._missing(),
         )
 

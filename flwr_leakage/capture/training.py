@@ -65,7 +65,8 @@ class CapturedTraining:
             of them did, empty where there is none.
         steps: those that were kept, from the first on.
         num_steps: all steps.
-        batch_sizes: samples of each call of the model that a gradient was taken of.
+        batch_sizes: samples of each call of the model that a gradient was taken of; where nothing
+            was copied, of the steps that were kept only.
         after_kept: the parameters after the last kept step by the live parameter's id, where not
             all steps were kept.
         changed_outside: whether parameters changed between the optimizer's steps.
