@@ -246,6 +246,7 @@ class Recorder:
         copied = copy_root(module, self._memo) if self._copies else None
         self._roots[id(module)] = Root(module, copied)
         self._trained += own
+        self._begin_versions += [p._version for p in own]  # a closure calls it within the step
         for p in own:
             self._before[id(p)] = self._memo[id(p)] if self._copies else p.detach().clone()
         self._norms |= {m.training for m in module.modules() if isinstance(m, _BatchNorm)}

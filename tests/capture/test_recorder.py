@@ -150,8 +150,8 @@ def test_no_tensor_is_printed():
     assert "tensor(" not in repr(training.steps[0].backwards[0])
 
 
-@pytest.mark.parametrize("copies", [False, True])
-def test_what_is_changed_after_the_first_step_is_seen(copies):
+@pytest.mark.parametrize(("copies", "closure"), [(False, False), (False, True), (True, False)])
+def test_what_is_changed_after_the_first_step_is_seen(copies, closure):
     def captured(change):
         optimizers, calls = [], []
 
@@ -165,7 +165,7 @@ def test_what_is_changed_after_the_first_step_is_seen(copies):
                 change(model, optimizers[0].param_groups[0])
 
         with capture(Limits(max_samples=1), copies=copies) as recorder:
-            Loop(optimizer=make, on_gradients=at_the_second_step).run()
+            Loop(optimizer=make, on_gradients=at_the_second_step, closure=closure).run()
         seen = recorder.training()
         assert seen.num_steps == 3
         return seen.changed_outside or seen.changed_at_end, seen.settings_changed
