@@ -11,6 +11,7 @@ from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.feature_matching import FeatureMatching
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.exact.masks import MaskSearch
+from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.inversion.gauss_newton import Annealing, GaussNewton
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.inversion.levenberg_marquardt import LevenbergMarquardt
@@ -77,6 +78,7 @@ __all__ = [
     "FadingPrior",
     "FeatureMatching",
     "FeatureRecursion",
+    "Finish",
     "GaussNewton",
     "GradientDescent",
     "GradientInversion",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.evidence import Evidence, Judgement
+from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.records import Observation, Part, PartOutcome, Reconstruction
@@ -24,6 +25,9 @@ class Strongest:
     observed one within ``tolerance``, or explains an update with noise to that noise, or once an
     attack has proven all of its samples.
 
+    What is the most likely candidate so far, and solves nothing, is where ``finish`` goes on; its
+    answer is one more candidate.
+
     A result's ``parts`` tell what each attack said, what it took and why it refused. Its objective
     is the relative squared distance of gradients. Its stats are the winner's, with the winner's
     key as ``attack``, its own objective as ``own_objective``, its ``energy`` and ``misfit``, and
@@ -40,12 +44,15 @@ class Strongest:
             limit holds, too.
         share: of the CPU seconds that are left, what an attack may take if it is not the last, in
             (0, 1]: one that is slow on a large network leaves time to the others.
+        finish: how to go on from the most likely candidate, or ``None``. It may take half as much
+            as an attack.
     """
 
     attacks: Mapping[str, Attack]
     tolerance: float = 1e-7
     max_seconds: float | None = 120.0
     share: float = 0.5
+    finish: Finish | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.attacks, Mapping) or not self.attacks:
@@ -83,12 +90,32 @@ class Strongest:
             found = _attempt(attack, part, _within(progress, name, done, len(targets)))
             shares = _seconds(found, time.process_time() - began)
             for index, result, seconds in zip(chosen, found, shares, strict=True):
-                targets[index].take(name, result, seconds)
+                if targets[index].take(name, result, seconds) and self.finish is not None:
+                    self._finish(job.take([index]), targets[index], limit)
         if progress is not None:
             known = [t.best.objective for t in targets if math.isfinite(t.best.objective)]
             mean = sum(known) / len(known) if known else math.nan
             progress(AttackProgress(len(targets), len(targets), 1, 1, mean))
         return [target.result() for target in targets]
+
+    def _finish(self, job: AttackJob, target: "_Target", limit: float) -> None:
+        """Go on from a target's new best candidate, unless it is solved or the budget spent."""
+        assert self.finish is not None and target.best.batch is not None
+        left = (limit - target.seconds) * self.share / 2  # there may be better ones to come
+        if target.is_solved or left <= 0:
+            return
+        finish, candidate = self.finish, target.best.batch
+        name = f"{target.winner}{FINISHED}"
+
+        def attack(
+            job: AttackJob, progress: ProgressCallback | None = None
+        ) -> list[Reconstruction]:
+            return [finish(job, candidate, progress)]
+
+        began = time.process_time()
+        job = replace(job, max_seconds=left if left < math.inf else None)
+        (found,) = _attempt(attack, job, None)
+        target.take(name, found, time.process_time() - began, fits_noise=True)
 
 
 @dataclass
@@ -121,8 +148,18 @@ class _Target:
         self.parts.append(Part(name, "not run", reason=reason))
         self.stopped |= stops
 
-    def take(self, name: str, result: Reconstruction, seconds: float) -> None:
-        """Judge what an attack answered, and keep it if it is the most likely so far."""
+    def take(
+        self, name: str, result: Reconstruction, seconds: float, fits_noise: bool = False
+    ) -> bool:
+        """Judge what an attack answered, and keep it if it is the most likely so far: if so.
+
+        Args:
+            name: of the attack.
+            result: its answer.
+            seconds: that it took.
+            fits_noise: whether it has no prior, so that it may explain the update by fitting its
+                noise: attacks with one are then tried still.
+        """
         assert self.evidence is not None
         self.seconds += seconds
         stopped = "stopped" in result.stats
@@ -132,17 +169,19 @@ class _Target:
             self.parts.append(Part(name, outcome, seconds=seconds, reason=result.error))
             if self.best.batch is None:
                 self.best = result
-            return
+            return False
         judged = self.evidence.judge(result.batch)
         proven = _is_proven(result)
-        solved = judged.is_met or judged.is_explained or proven
+        solved = judged.is_met or proven or (judged.is_explained and not fits_noise)
         outcome = "solved" if solved else "stopped" if stopped else "found"
         reason = "proven" if proven else str(result.stats.get("stage", ""))
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
-        if self.best.batch is None or judged.energy < self.energy:
+        is_best = self.best.batch is None or judged.energy < self.energy
+        if is_best:
             self.energy = judged.energy
             self.best = _judged(result, name, judged)
         self.is_solved |= solved
+        return is_best
 
     def result(self) -> Reconstruction:
         """The best candidate, with what every attack said and what all of them took."""
@@ -155,6 +194,9 @@ class _Target:
             error = "; ".join(f"{part.name}: {part.reason}" for part in self.parts if part.reason)
         return replace(self.best, stats=stats, error=error, parts=tuple(self.parts))
 
+
+FINISHED = " + finish"
+"""How the name of an attack ends whose candidate was gone on from."""
 
 FAILED = "an unforeseen "
 """How the reason begins where an attack raised an error."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch import Tensor
+
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.metrics.labels import class_indices
@@ -162,6 +164,10 @@ class Recorder:
                 server_round, client_id, picture.sample, picture.role, picture.pixels
             )
 
+    def blind_guess(self, server_round: int, pixels: Tensor) -> None:
+        """What reconstructions of a round are compared with: (C, H, W) in [0, 1]."""
+        self.tracker.image(server_round, SERVER, -1, "blind_guess", pixels)
+
     def decoded(
         self, server_round: int, client_id: int, answer: Reconstruction, outcome: Outcome
     ) -> None:
@@ -171,6 +177,11 @@ class Recorder:
         for measurement in outcome.measurements:
             named = replace(measurement, name=f"decoded_{measurement.name}")
             self._measurement(server_round, client_id, "attack", named)
+        for picture in outcome.pictures:
+            if picture.role == "reconstruction":
+                self.tracker.image(
+                    server_round, client_id, picture.sample, "decoded", picture.pixels
+                )
 
     def _measurement(
         self,

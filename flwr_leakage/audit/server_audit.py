@@ -91,6 +91,7 @@ class ServerAudit:
         self._warned: set[tuple[int, str]] = set()
         self._explained: dict[int, str] = {}
         self._round_start = time.monotonic()
+        self._shown = 0  # the round of which the blind guess was recorded last
 
     def begin_round(self, server_round: int) -> None:
         """Note when a round starts."""
@@ -291,8 +292,9 @@ class ServerAudit:
             self.inform(server_round, note.client_id, remark)
         if note.explained and self._explained.get(note.client_id) != note.explained:
             self._explained[note.client_id] = note.explained
-            said = f"client {note.client_id} says: {note.explained}."
-            self.inform(server_round, note.client_id, said)
+            if note.replay is None:  # else its number and its sentence are recorded
+                said = f"client {note.client_id} says: {note.explained}."
+                self.inform(server_round, note.client_id, said)
 
     def _tell_of_training(self, server_round: int, note: ClientNote) -> None:
         """Say once of a client where it trains otherwise than is assumed, or not as captured."""
@@ -378,6 +380,9 @@ class ServerAudit:
             self.warn(server_round, client_id, f"client {client_id} not recovered: {answer.error}")
         outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
         if case.truth is not None:
+            if self.evaluator is not None and self._shown != server_round:
+                self._shown = server_round
+                self._recorder.blind_guess(server_round, self._reference.guess)
             names = self._reference.class_names
             numbers = self.images.of(client_id, case.truth.private)
             self._recorder.samples(server_round, client_id, case.truth, names, numbers)

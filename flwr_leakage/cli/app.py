@@ -73,12 +73,23 @@ def attack(
 ) -> None:
     """Attack the update of one client in one round, without scores.
 
-    Examples:
+    Where the attack does not apply, it says what may, and the exit status is 1. Examples:
         flwr-leakage attack strongest
 
         flwr-leakage attack exact_batch model=mlp client.num_examples=8
     """
-    _simulate(_one_round([f"attack={name}", "score=none"], [*(overrides or []), *context.args]))
+    from flwr_leakage.cli.inapplicable import suggestion
+
+    given = [*(overrides or []), *context.args]
+    chosen = _one_round([f"attack={name}", "score=none"], given)
+    if {"-m", "--multirun"} & set(given):
+        _simulate(chosen)
+        return
+    folder = _run_folder(chosen)
+    _simulate([*chosen, f"run_dir={folder}"])
+    if text := suggestion(folder, name):
+        print(text)
+        raise typer.Exit(1)
 
 
 @app.command(context_settings=PASS_ON)

@@ -106,6 +106,7 @@ class LeakageMod:
             )
         key, returned = next(iter(reply.content.array_records.items()))
         measures = audit.scores or audit.attack is not None or audit.gate is not None
+        measures = measures or audit.check_update == "always"
         if not (measures or audit.defends):  # nobody reads the arrays
             note = ClientNote(
                 session.client_id,
@@ -121,7 +122,8 @@ class LeakageMod:
         if not session.private and (measures or audit.defense.encodes_batches):
             raise ValueError(
                 "the training loop must pass each mini-batch through flwr_leakage.flower.encode, "
-                "as the scores, the self-attack, the gate or the defense need it; it passed none"
+                "as the scores, the self-attack, the gate, the check of the update or the defense "
+                "need it; it passed none"
             )
         num_examples = _num_examples(reply, session)
         raw = Update(
@@ -140,6 +142,7 @@ class LeakageMod:
             reproducible=session.has_reproducible_draws(),
             remark=audit.remark,
             own_config=audit.own_config,
+            replay=done.explained.replay,
             explained=done.explained.sentence,
         )
         keep_own(session, done, note, context)

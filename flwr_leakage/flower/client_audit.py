@@ -45,8 +45,9 @@ class ClientAudit:
             re-derive them from a seed; it tells the server so.
         check_update: whether the scored model is held against the update that was made, by
             replaying the local training, which costs as much again. ``once``: in the first scored
-            round that the client's state knows of; later rounds repeat what it found. Where the
-            model does not explain the update, every score says so.
+            round that the client's state knows of; later rounds repeat what it found. ``always``:
+            in every round, scored or not. Where the model does not explain the update, every
+            score says so.
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
         attack: what the client attacks its own update with, after its defense: a ``SelfAttack``,
             or an attack with that one's defaults; ``None`` for none. It needs the extra ``server``.

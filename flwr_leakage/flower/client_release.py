@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from flwr.app import ConfigRecord, Context
 
 from flwr_leakage.audit.gate import Gate, Judgement
+from flwr_leakage.audit.note import ReplayResult
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.flower.client_audit import ClientAudit
 from flwr_leakage.flower.client_session import Session
@@ -37,10 +38,12 @@ class Explained:
     Attributes:
         sentence: what was found, and in which round.
         fails: whether it does not.
+        replay: the replay of this very round; ``None`` where there was none.
     """
 
     sentence: str = ""
     fails: bool = False
+    replay: ReplayResult | None = None
 
 
 @dataclass(frozen=True)
@@ -162,13 +165,18 @@ def explain_by_replay(session: Session, context: Context, exposure: Exposure) ->
         kept = states[EXPLAINED_KEY]
         return Explained(str(kept["sentence"]), bool(kept["fails"]))
     found = explain_update(audit.gradient_map, exposure)
-    explained = Explained(f"in round {session.server_round}, {found.sentence}", found.fails)
-    context.state[EXPLAINED_KEY] = ConfigRecord(asdict(explained))
-    return explained
+    sentence = f"in round {session.server_round}, {found.sentence}"
+    context.state[EXPLAINED_KEY] = ConfigRecord({"sentence": sentence, "fails": found.fails})
+    replay = None
+    if found.distance is not None:
+        replay = ReplayResult(found.distance, not found.fails, found.sentence)
+    return Explained(sentence, found.fails, replay)
 
 
 def _looks(audit: ClientAudit, server_round: int) -> bool:
-    """Whether anything is measured in a round."""
+    """Whether anything is measured in a round, or the check is asked for in every one."""
+    if audit.check_update == "always":
+        return True
     attacks = audit.self_attack is not None and audit.self_attack.includes(server_round)
     return bool(attacks or audit.gate or (audit.scores and audit.score_plan.includes(server_round)))
 

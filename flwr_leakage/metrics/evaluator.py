@@ -195,7 +195,8 @@ def _against(
     """What the blind guess reaches on every sample, and whether the original is identified."""
     guesses = reference.guess.to(truth).expand_as(truth)
     every = _Rows(len(truth), list(range(len(truth))), "")
-    found = [every("blind_psnr", [min(v, 120.0) for v in psnr(guesses, truth).tolist()], "dB", "")]
+    blind = [min(v, 120.0) for v in psnr(guesses, truth).tolist()]
+    found = [every("blind_psnr", blind, "dB", "", [reference.meaning] * len(blind))]
     if min(truth.shape[2:]) >= SSIM_WINDOW:
         found.append(every("blind_ssim", ssim(guesses, truth).tolist(), "1", ""))
     if len(reference.pool):

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from flwr_leakage.records import InputSpec
 
+MEAN_COLOUR = "one flat image, in the mean colour that the inputs are normalised with"
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -17,17 +19,20 @@ class Reference:
         guess: (C, H, W) pixels in [0, 1]: the blind guess.
         pool: (N, C, H, W) pixels in [0, 1] of other samples, among which the original is hidden.
         class_names: one a class, or empty.
+        meaning: what the blind guess is, in words for a reader, such as ``the mean of …``; or
+            empty.
     """
 
     guess: Tensor
     pool: Tensor
     class_names: tuple[str, ...] = ()
+    meaning: str = ""
 
     @staticmethod
     def of(spec: InputSpec) -> "Reference":
         """The least that is public: the mean colour of the normalisation, and an empty pool."""
         guess = spec.denormalize(torch.zeros(spec.shape)).clamp(0, 1)
-        return Reference(guess, torch.empty(0, *spec.shape))
+        return Reference(guess, torch.empty(0, *spec.shape), meaning=MEAN_COLOUR)
 
 
 def identification_ranks(

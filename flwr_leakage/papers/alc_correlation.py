@@ -30,6 +30,13 @@ PRINTED = {
 }
 """Spearman's ρ in Figures 6 and 7; that of both modes is of ConvNets, too."""
 
+_SAID = (
+    "n is the number of batches: the bootstrap draws a batch with its rows of all networks, epochs "
+    "and modes, as these are of the same images. The networks stay as they are.",
+    "A network without skip connections stands in for the paper's ConvNet, of which Figure 6 has "
+    "ρ with the ResNets together.",
+)
+
 MEASURES = ("gradient_norm", "lipschitz", "angular_lipschitz")
 
 
@@ -60,12 +67,14 @@ class LipschitzCorrelation(CheckpointStudy):
             table += _cells(found, group, outcome)
             claims += _claims(found, group, outcome)
         figure = against_lipschitz(rows, outcome, batch_mean)
-        return Findings(table, tuple(claims), {"correlation": figure}, ATTACKER, SAID)
+        return Findings(table, tuple(claims), {"correlation": figure}, ATTACKER, (*SAID, *_SAID))
 
     def _correlate(self, rows: list[Row], outcome: str) -> RankCorrelations:
         columns = (*MEASURES, "loss_drop")
         data = [[*(number(row[c]) for c in columns), batch_mean(row, outcome)] for row in rows]
-        return rank_correlations((*columns, outcome), [np.array(data)], self.bootstraps, self.seed)
+        batches = [int(row["batch"] or 0) for row in rows]
+        names = (*columns, outcome)
+        return rank_correlations(names, [np.array(data)], self.bootstraps, self.seed, batches)
 
 
 def _pairs(outcome: str) -> list[tuple[str, str]]:
@@ -88,7 +97,7 @@ def _cells(found: RankCorrelations, group: str, outcome: str) -> list[Row]:
                 "rho": rounded(found.rho(left, right)),
                 "low": rounded(low),
                 "high": rounded(high),
-                "n": found.rows,
+                "n": found.units,
             }
         )
     return rows
@@ -108,7 +117,7 @@ def _claims(found: RankCorrelations, group: str, outcome: str) -> list[Claim]:
             rho, low, high = -rho, -high, -low
         else:
             text = f"{outcome} rises with {left}, {group} (Fig. 7)."
-        claims.append(judge_positive(text, f"ρ = {paper}", rho, low, high, found.rows))
+        claims.append(judge_positive(text, f"ρ = {paper}", rho, low, high, found.units))
     for left in MEASURES[1:]:
         paper, norm = (_paper(name, outcome, group) for name in (left, "gradient_norm"))
         if paper is not None:
@@ -117,7 +126,7 @@ def _claims(found: RankCorrelations, group: str, outcome: str) -> list[Claim]:
                     f"{left} ranks {outcome} better than the gradient's norm, {group} (Fig. 7).",
                     f"{paper} against {norm}",
                     *found.more(left, "gradient_norm", outcome),
-                    found.rows,
+                    found.units,
                 )
             )
     return claims

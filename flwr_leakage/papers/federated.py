@@ -1,83 +1,44 @@
 """Leakage over the rounds of a federation, and whether a client's score foretells it."""
 
-import itertools
 import math
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from matplotlib.figure import Figure
 from scipy import stats
 
+from flwr_leakage.papers.federated_runs import SIGNS, FederationStudy, best_rate
 from flwr_leakage.papers.findings import Claim, Findings, Row
 from flwr_leakage.papers.i2f.evidence import Table, bootstrap, judged, spearman, table_of
 from flwr_leakage.papers.intervals import means
 from flwr_leakage.papers.judge import by_difference, not_compared
 from flwr_leakage.papers.lab import Lab
-from flwr_leakage.simulation.config import compose
-from flwr_leakage.simulation.run import launch
-from flwr_leakage.tracking import RunData, read_run
-
-SIGNS = {"gradient_norm": -1.0, "lambda_max": -1.0}
-"""Of the correlation with PSNR that LAVP (Hong et al. 2024, Table 1) reports under L2 attacks."""
 
 PRINTED = {"gradient_norm": "-0.35", "lambda_max": "-0.51"}
 """LAVP's Table 1, CIFAR-10 and L2."""
 
 
 @dataclass(frozen=True)
-class LeakageOverRounds:
+class LeakageOverRounds(FederationStudy):
     """Leakage over rounds under FedAvg and FedAdam, IID and Dirichlet, with and without defenses.
 
     A federation trains from one initialisation; every few rounds the server attacks each client's
     update, and each client has scored the same samples before it sent them. Beside the leak stand
     the accuracy and the correlation of a score in round t with what the server got in round t.
-
-    Attributes:
-        overrides: of the default config, for every run: data, model, attack.
-        strategies: options of the group ``strategy``.
-        partitions: options of the group ``partition``.
-        defenses: options of the group ``defense``.
-        clients: in each federation.
-        rounds: of training.
-        every: rounds from one attack to the next.
-        images: of a client in a round, all in one step.
-        seeds: of the runs.
+    Where a strategy has several server rates to choose from, it takes the one of the best accuracy
+    in runs of another seed without attacks: leakage is not looked at.
     """
 
-    overrides: Sequence[str]
-    strategies: Sequence[str]
-    partitions: Sequence[str]
-    defenses: Sequence[str]
-    clients: int
-    rounds: int
-    every: int
-    images: int
-    seeds: Sequence[int] = (100,)
-
     def run(self, lab: Lab) -> Findings:
-        """Run every federation."""
-        samples: list[Row] = []
-        for strategy, partition, defense, seed in itertools.product(
-            self.strategies, self.partitions, self.defenses, self.seeds
-        ):
-            chosen = (strategy, partition, defense, seed)
-            common = {
-                k: v
-                for k, v in asdict(self).items()
-                if k not in ("strategies", "partitions", "defenses", "seeds")
-            }
-            name = f"{strategy}, {partition}, {defense}, seed {seed}"
-            compute = partial(self._federate, *chosen)
-            samples += lab.rows(name, {**common, "chosen": list(chosen)}, compute)
+        """Run every federation; then accuracy and leakage by round, and what scores foretell."""
+        samples, tried = self.measure(lab)
         table = [
             self._cells([r for r in samples if _key(r) == key])
             for key in dict.fromkeys(_key(row) for row in samples)
         ]
         return Findings(
-            table,
+            [*table, *tried],
             (*self._judge_defenses(samples), *self._judge_scores(samples), *self._late(samples)),
             {"federated_leakage": _figure(table)},
             "the updates, the model and the local schedule; labels are inferred.",
@@ -87,33 +48,14 @@ class LeakageOverRounds:
                 "Intervals of claims are of clients, each with its images in all rounds and runs: "
                 "n is their number. Those of the table are of images.",
                 "Clients of one run share its weights.",
+                *(
+                    f"{name}: server rate {best_rate(tried, name):g}, of {list(rates)}: the best "
+                    "mean accuracy over the partitions after the last round in runs of seed "
+                    f"{self.tuning_seed}, without attacks or defenses."
+                    for name, rates in self.server_rates.items()
+                ),
             ),
         )
-
-    def _federate(self, strategy: str, partition: str, defense: str, seed: int) -> list[Row]:
-        with tempfile.TemporaryDirectory() as folder:
-            overrides = [
-                f"strategy={strategy}",
-                f"partition={partition}",
-                f"defense={defense}",
-                f"seed={seed}",
-                f"num_clients={self.clients}",
-                f"num_rounds={self.rounds}",
-                f"selection.every={self.every}",
-                f"client.num_examples={self.images}",
-                f"client.batch_size={self.images}",
-                "client.num_steps=1",
-                "selection.max_examples=null",
-                "scoring.relative_cost=null",
-                f"scoring.every={self.every}",
-                "server.attack_max_seconds=null",
-                "what_if=null",
-                *self.overrides,
-            ]
-            launch(compose(overrides, folder))
-            found = read_run(Path(folder))
-        beside: Row = {"strategy": strategy, "partition": partition, "defense": defense}
-        return [{**beside, "seed": seed, **row} for row in _samples(found)]
 
     def _cells(self, rows: Sequence[Row]) -> Row:
         first = rows[0]
@@ -124,7 +66,9 @@ class LeakageOverRounds:
             "round": first["round"],
             "n": len(rows),
         }
-        return cells | means(rows, ("accuracy", "psnr"))
+        # The accuracy is one number a run, whatever the number of its images.
+        cells["accuracy"] = sum(float(row["accuracy"] or 0) for row in rows) / len(rows)
+        return cells | means(rows, ("psnr",))
 
     def _judge_defenses(self, samples: Sequence[Row]) -> Iterator[Claim]:
         for defense in self.defenses:
@@ -171,25 +115,6 @@ def _key(row: Row) -> tuple[Value, ...]:
 def _client(row: Row) -> str:
     """Whose images a row is of: federations of one partition and seed have the same clients."""
     return f"{row['partition']}, seed {row['seed']}, client {row['client']}"
-
-
-def _samples(found: RunData) -> list[Row]:
-    """One row for each attacked image: its scores, its PSNR, the accuracy after the round."""
-    rows: dict[tuple[int, int, int], Row] = {}
-    accuracy: dict[int, float | None] = {}
-    for record in found.records:
-        if record.name == "test_accuracy":
-            accuracy[record.server_round] = record.value
-        wanted = record.name == "psnr" or (record.kind == "score" and record.name in SIGNS)
-        if wanted and record.sample >= 0:
-            where = (record.server_round, record.client_id, record.sample)
-            rows.setdefault(where, {})[record.name] = record.value
-    found_rows: list[Row] = []
-    for (server_round, client, sample), row in sorted(rows.items()):
-        if "psnr" in row:
-            place: Row = {"round": server_round, "client": client, "sample": sample}
-            found_rows.append({**place, "accuracy": accuracy[server_round], **row})
-    return found_rows
 
 
 def _within_rounds(rows: Sequence[Row], score: str) -> Table:

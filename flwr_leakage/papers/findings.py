@@ -1,6 +1,6 @@
 """What an experiment of a paper finds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -13,7 +13,10 @@ Row = dict[str, str | int | float | None]
 
 
 class Judgement(Enum):
-    """What a rerun says of a paper's claim."""
+    """What a rerun says of a paper's claim, or of all claims of an experiment.
+
+    ``HOLDS_IN_PART`` is of an experiment only, see ``overall``: a claim is one number.
+    """
 
     HOLDS = "holds"
     HOLDS_IN_PART = "holds in part"
@@ -44,6 +47,27 @@ def verdict(low: float, high: float, least: float, most: float) -> Judgement:
     return Judgement.UNDECIDED
 
 
+def overall(judgements: Sequence[Judgement]) -> Judgement:
+    """The one judgement of an experiment, from those of its claims.
+
+    Claims that are not comparable do not count; where none is left, neither is the experiment. It
+    holds where all the others hold, and in part where some do. Where none holds it does not hold if
+    any claim does not, and is undecided if all are.
+
+    Example:
+        >>> overall([Judgement.HOLDS, Judgement.UNDECIDED, Judgement.NOT_COMPARABLE]).value
+        'holds in part'
+    """
+    found = {one for one in judgements if one is not Judgement.NOT_COMPARABLE}
+    if not found:
+        return Judgement.NOT_COMPARABLE
+    if found == {Judgement.HOLDS}:
+        return Judgement.HOLDS
+    if Judgement.HOLDS in found:
+        return Judgement.HOLDS_IN_PART
+    return Judgement.DOES_NOT_HOLD if Judgement.DOES_NOT_HOLD in found else Judgement.UNDECIDED
+
+
 @dataclass(frozen=True)
 class Claim:
     """A paper's claim beside what was found.
@@ -59,7 +83,8 @@ class Claim:
         reason: one line; needed unless the claim holds or does not.
 
     Raises:
-        ValueError: a claim is judged without an interval, or without its reason.
+        ValueError: a claim is judged without an interval, is not comparable without a reason, or
+            holds in part.
     """
 
     text: str
@@ -72,7 +97,9 @@ class Claim:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if self.judgement in (Judgement.NOT_COMPARABLE, Judgement.HOLDS_IN_PART):
+        if self.judgement is Judgement.HOLDS_IN_PART:
+            raise ValueError(f"a claim is one number: it cannot hold in part, got {self.text}")
+        if self.judgement is Judgement.NOT_COMPARABLE:
             if not self.reason:
                 raise ValueError(
                     f"a claim that is judged {self.judgement.value!r} must give a reason, got "

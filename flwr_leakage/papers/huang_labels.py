@@ -21,7 +21,7 @@ from flwr_leakage.attacks import (
 from flwr_leakage.defenses import NoDefense
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.papers.findings import Claim, Findings, Row
-from flwr_leakage.papers.intervals import mean_interval, means
+from flwr_leakage.papers.intervals import means, share_interval
 from flwr_leakage.papers.judge import by_difference, by_sign
 from flwr_leakage.papers.lab import Lab
 from flwr_leakage.papers.training import Recipe
@@ -176,8 +176,7 @@ class KnownLabels:
         return rows
 
     def _interval(self, row: Row) -> tuple[float, float, float]:
-        unique = int(row["unique"] or 0)
-        return mean_interval([1.0] * unique + [0.0] * (self.draws - unique))
+        return share_interval(int(row["unique"] or 0), self.draws)
 
     def _judge_draws(self, drawn: Sequence[Row]) -> list[Claim]:
         """Whether less than half of the larger batches have unique labels."""

@@ -129,7 +129,10 @@ class UtilityAgainstLeakage:
                 "LPIPS of the paper: network not stated. Here: SqueezeNet, images enlarged to 64 "
                 "pixels; values of the two are not comparable, orders are.",
                 "Decoded images are measured for MixUp and InstaHide, as in the paper.",
-                "Training time is CPU time, measured while other work shared the machine.",
+                "Training time is CPU time, measured while other work shared the machine: whoever "
+                "trains anew gets another one.",
+                f"Trainings a defense: {len(self.seeds)}. Intervals are of images: they cover no "
+                "other training and, where all images share a gradient, no other batch.",
             ),
         )
 

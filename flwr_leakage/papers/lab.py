@@ -11,8 +11,9 @@ from torch.nn.functional import avg_pool2d
 
 from flwr_leakage.data import ImageDataset, embedded_mnist, npz_dataset
 from flwr_leakage.metrics import Lpips
+from flwr_leakage.papers.data_digest import data_digests
 from flwr_leakage.papers.findings import Row
-from flwr_leakage.papers.parts import Parts
+from flwr_leakage.papers.parts import Parts, as_json
 from flwr_leakage.papers.training import Recipe, Trained, trained
 
 NORMALIZATION: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -75,9 +76,10 @@ class Lab:
 
     def train(self, recipe: Recipe) -> Trained:
         """Train, or read back; the seconds count as a part of this experiment."""
-        found = trained(recipe, self.data(recipe.data), self.cache, self.device, self.tell)
+        files = self._files(recipe.data)
+        found = trained(recipe, self.data(recipe.data), files, self.cache, self.device, self.tell)
         self.part.count(
-            recipe.digest(self.device),
+            recipe.digest(self.device, files),
             f"training {recipe.network} {recipe.seed}",
             found.cpu_seconds,
         )
@@ -90,9 +92,16 @@ class Lab:
     def rows(
         self, name: str, settings: Mapping[str, Any], compute: Callable[[], list[Row]]
     ) -> list[Row]:
-        """As ``part``, with the device and the presence of LPIPS among the settings."""
+        """As ``part``, with device, presence of LPIPS and data files among the settings."""
         lpips = None if self.lpips is None else self.lpips.net
-        return self.part(name, {**settings, "device": self.device.type, "lpips": lpips}, compute)
+        around: dict[str, Any] = {"device": self.device.type, "lpips": lpips}
+        if files := self._files(settings):
+            around["data digest"] = files
+        return self.part(name, {**settings, **around}, compute)
+
+    def _files(self, settings: object) -> dict[str, str]:
+        """Digests of the data files that settings name; see ``data_digests``."""
+        return data_digests(as_json(settings), list(NORMALIZATION), self.data_root)
 
 
 def _halved(dataset: ImageDataset) -> ImageDataset:

@@ -1,15 +1,23 @@
 """LAVP's tables: do curvatures of an attack's loss at the truth rank how well images come back?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flwr_leakage.papers.findings import Claim, Findings, Judgement
+from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row
 from flwr_leakage.papers.lab import Lab
 from flwr_leakage.papers.lavp_figure import scatter
 from flwr_leakage.papers.lavp_printed import printed
 from flwr_leakage.papers.lavp_proxies import PROXIES
-from flwr_leakage.papers.lavp_study import ATTACKER, LOSSES, ProxyStudy, cells, remarks, sharing
+from flwr_leakage.papers.lavp_study import (
+    ATTACKER,
+    LOSSES,
+    ProxyStudy,
+    cells,
+    remarks,
+    sharing,
+    told,
+)
 from flwr_leakage.papers.rank_correlation import RankCorrelations, judge_positive
 
 
@@ -38,13 +46,13 @@ class ProxyTable(ProxyStudy):
         names = list(measured)
         return Findings(
             cells(found, self.row, PROXIES, names),
-            tuple(self._claims(found)),
+            tuple(self._claims(found, measured)),
             {"proxies": scatter(measured)},
             ATTACKER,
             remarks(measured),
         )
 
-    def _claims(self, found: RankCorrelations) -> list[Claim]:
+    def _claims(self, found: RankCorrelations, measured: Mapping[str, list[Row]]) -> list[Claim]:
         table = "Table 1" if self.row == "CIFAR-10" else "Table 2"
         claims = []
         for loss, names in (("L2", ("max", "min")), ("cosine", ("ang_max", "ang_min"))):
@@ -57,7 +65,8 @@ class ProxyTable(ProxyStudy):
                         f"ρ = {paper}",
                         found.rho(name, outcome),
                         *found.interval(name, outcome),
-                        found.rows,
+                        found.units,
+                        told(measured, loss),
                     )
                 )
                 norm = printed(self.row, loss, "grad_norm", "mse")
@@ -67,12 +76,14 @@ class ProxyTable(ProxyStudy):
                         f"({table}).",
                         f"{paper} against {norm}",
                         *found.more(name, "grad_norm", outcome),
-                        found.rows,
+                        found.units,
+                        told(measured, loss),
                     )
                 )
         for proxy, own, other in (("max", "L2", "cosine"), ("ang_min", "cosine", "L2")):
             pair = [printed(self.row, loss, proxy, "mse") for loss in (own, other)]
-            claims.append(self._aware(found, proxy, own, other, pair, table))
+            reason = told(measured, own)
+            claims.append(self._aware(found, proxy, own, other, pair, table, reason))
         for name in PROXIES[1:]:
             claims.append(
                 judge_positive(
@@ -81,7 +92,7 @@ class ProxyTable(ProxyStudy):
                     "not measured",
                     found.rho(f"published {name}", name),
                     *found.interval(f"published {name}", name),
-                    found.rows,
+                    found.units,
                 )
             )
         return claims
@@ -94,6 +105,7 @@ class ProxyTable(ProxyStudy):
         other: str,
         pair: Sequence[float | None],
         table: str,
+        reason: str,
     ) -> Claim:
         """A proxy of one loss says more about attacks by this loss than by the other one."""
         mine, theirs = f"{own} mse", f"{other} mse"
@@ -104,7 +116,8 @@ class ProxyTable(ProxyStudy):
             ours,
             low,
             high,
-            found.rows,
+            found.units,
+            reason,
         )
 
 
@@ -139,7 +152,7 @@ class Fusion(ProxyStudy):
                         f"{text} (Table 3, CIFAR-10).",
                         f"{paper} against {norm}",
                         *found.more("fusion", "grad_norm", outcome),
-                        found.rows,
+                        found.units,
                         Judgement.NOT_COMPARABLE,
                         "the printed cell repeats Table 1's cell of the gradient norm",
                     )
@@ -148,7 +161,11 @@ class Fusion(ProxyStudy):
                 more = found.more("fusion", "grad_norm", outcome)
                 claims.append(
                     judge_positive(
-                        f"{text} (Table 3).", f"{paper} against {norm}", *more, found.rows
+                        f"{text} (Table 3).",
+                        f"{paper} against {norm}",
+                        *more,
+                        found.units,
+                        told(measured, loss),
                     )
                 )
             claims.append(
@@ -157,7 +174,8 @@ class Fusion(ProxyStudy):
                     f"ρ = {paper}",
                     found.rho("fusion", outcome),
                     *found.interval("fusion", outcome),
-                    found.rows,
+                    found.units,
+                    told(measured, loss),
                 )
             )
         rows = cells(found, "CIFAR-10", ("grad_norm", "fusion"), list(measured))

@@ -112,9 +112,10 @@ class ProxyStudy:
             ],
         ]
         head: Row = {"network": name, "accuracy": trained.accuracy[recipe.epochs]}
+        grey = (test.spec.denormalize(samples.inputs) - 0.5).square().flatten(1).mean(1).tolist()
         merged = []
-        for pieces in zip(*parts, strict=True):
-            row = dict(head)
+        for *pieces, blind in zip(*parts, grey, strict=True):
+            row = {**head, "grey mse": blind}
             for piece in pieces:
                 row |= piece
             merged.append(row | _fusions(row))
@@ -127,12 +128,35 @@ class ProxyStudy:
     def correlate(self, measured: Mapping[str, list[Row]]) -> RankCorrelations:
         """ρ of all columns, the mean over the networks as in the paper."""
         first = next(iter(measured.values()))[0]
-        columns = [c for c in first if c not in ("network", "accuracy") and first[c] is not None]
+        columns = [c for c in first if c not in _BESIDE and first[c] is not None]
         tables = [
             np.array([[row[c] for c in columns] for row in rows], dtype=float)
             for rows in measured.values()
         ]
         return rank_correlations(columns, tables, self.num_draws, self.seed)
+
+
+_BESIDE = ("network", "accuracy", "grey mse")
+"""Columns that are neither proxies nor outcomes."""
+
+
+def blind(measured: Mapping[str, list[Row]], loss: str) -> list[str]:
+    """The networks on which attacks came, in the mean, no nearer than pixels of 0.5."""
+
+    def mean(rows: list[Row], name: str) -> float:
+        return float(np.mean([float(row[name] or 0) for row in rows]))
+
+    return [
+        n for n, rows in measured.items() if mean(rows, f"{loss} mse") >= mean(rows, "grey mse")
+    ]
+
+
+def told(measured: Mapping[str, list[Row]], loss: str) -> str:
+    """What a claim about attacks by a loss must say of those that failed; mostly empty."""
+    failed = blind(measured, loss)
+    if not failed:
+        return ""
+    return f"{loss} attacks do no better than grey on {', '.join(failed)}: judges them too"
 
 
 def _mse(row: Row) -> float:

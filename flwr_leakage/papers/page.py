@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from flwr_leakage.papers.experiment import Experiment
-from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row
+from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row, overall
 from flwr_leakage.papers.parts import write_atomically
 
 PRIVATE = ("lab.",)
 """Overrides that name folders of a machine; their values are not written down."""
+
+_OF_CLAIMS = [judgement for judgement in Judgement if judgement is not Judgement.HOLDS_IN_PART]
 
 
 def write_page(
@@ -48,10 +50,10 @@ def write_page(
     figures = {label: f"{label}.png" for label in findings.figures}
     for label, figure in findings.figures.items():
         folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / figures[label], dpi=90, bbox_inches="tight")
+        figure.savefig(folder / figures[label], dpi=90)
     title, _, words = (inspect.getdoc(type(experiment)) or name).partition("\n")
     command = f"python simulations/run.py {' '.join(_spelled(name, size, overrides))}"
-    kept = {
+    kept: dict[str, Any] = {
         "name": name,
         "size": size,
         "title": title.rstrip("."),
@@ -72,7 +74,8 @@ def write_page(
             f"    {command}",
             f"Size `{size}`, {_duration(seconds)} of CPU time.",
             "## The paper's claims",
-            _table([_claim_row(claim) for claim in findings.claims]),
+            f"Judgement: **{_overall(kept['claims'])}** ({_counted(kept['claims'])}).",
+            claim_table(findings.claims),
             *[f"![{label}]({file})" for label, file in figures.items()],
             "## Numbers",
             _table(findings.rows),
@@ -95,34 +98,48 @@ def write_page(
 def write_index(results: Path) -> Path:
     """Write ``README.md`` of all experiments in ``results``: judgements, n, CPU time."""
     found = [json.loads(path.read_text()) for path in sorted(results.glob("*/findings.json"))]
-    total = Counter(claim["judgement"] for one in found for claim in one["claims"])
     rows: list[Row] = []
     for one in found:
         counts = Counter(claim["judgement"] for claim in one["claims"])
-        sizes = [claim["n"] for claim in one["claims"]]
+        sizes = [claim["n"] for claim in one["claims"] if claim["n"]]
         rows.append(
             {
                 "experiment": f"[{one['name']}]({one['name']}/{one['name']}.md)",
                 "what": one["title"],
                 "size": one["size"],
-                **{j.value: counts[j.value] for j in Judgement},
+                "judgement": f"**{_overall(one['claims'])}**",
+                **{j.value: counts[j.value] for j in _OF_CLAIMS},
                 "n": f"{min(sizes)} to {max(sizes)}" if sizes else None,
                 "CPU time": _duration(one["cpu_seconds"]),
             }
         )
     seconds = _spent_by_all(found)
-    summary = ", ".join(f"{total[j.value]} {j.value}" for j in Judgement)
+    every = [claim for one in found for claim in one["claims"]]
+    judged = Counter(_overall(one["claims"]) for one in found)
+    experiments = ", ".join(f"{judged[j.value]} {j.value}" for j in Judgement if judged[j.value])
     text = (
         "# The papers' experiments\n\n"
         "Each line was written by `python simulations/run.py +experiment=NAME size=SIZE`; the "
-        "numbers are how many of the paper's claims were judged so. An interval that holds the "
+        "numbers are how many of the paper's claims were judged so; an experiment holds in part "
+        "where some claim does and another does not or is undecided. An interval that holds the "
         "paper's number is not asked for: the networks and iterations are smaller.\n\n"
-        f"{_table(rows)}\n\n{sum(total.values())} claims: {summary}. "
+        f"{_table(rows)}\n\n{len(found)} experiments: {experiments}. "
+        f"{len(every)} claims: {_counted(every)}. "
         f"CPU time {_duration(seconds)}; what experiments share counts once.\n"
     )
     path = results / "README.md"
     write_atomically(path, lambda unfinished: unfinished.write_text(text))
     return path
+
+
+def _overall(claims: Sequence[Mapping[str, Any]]) -> str:
+    return overall([Judgement(claim["judgement"]) for claim in claims]).value
+
+
+def _counted(claims: Sequence[Mapping[str, Any]]) -> str:
+    """How many claims were judged how, in words."""
+    counts = Counter(claim["judgement"] for claim in claims)
+    return ", ".join(f"{counts[j.value]} {j.value}" for j in _OF_CLAIMS if counts[j.value])
 
 
 def _spent_by_all(found: Sequence[Mapping[str, Any]]) -> float:
@@ -143,6 +160,11 @@ def _spelled(name: str, size: str, overrides: Sequence[str]) -> list[str]:
     rest = [o for o in overrides if o.lstrip("+").split("=")[0] not in ("experiment", "size")]
     hidden = [f"{o.split('=')[0]}=…" if o.lstrip("+").startswith(PRIVATE) else o for o in rest]
     return [f"+experiment={name}", f"size={size}", *[h for h in hidden if "run_dir" not in h]]
+
+
+def claim_table(claims: Sequence[Claim]) -> str:
+    """The claims in Markdown, one a line."""
+    return _table([_claim_row(claim) for claim in claims])
 
 
 def _claim_row(claim: Claim) -> Row:

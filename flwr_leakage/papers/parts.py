@@ -20,8 +20,17 @@ def digest(settings: Mapping[str, Any]) -> str:
     Raises:
         TypeError: a value is neither plain nor a dataclass of plain values.
     """
-    text = json.dumps({**settings, "version": __version__}, sort_keys=True, default=_plain)
+    text = as_json({**settings, "version": __version__})
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def as_json(settings: object) -> str:
+    """Settings as JSON with sorted keys; dataclasses as their class and fields.
+
+    Raises:
+        TypeError: a value is neither plain nor a dataclass of plain values.
+    """
+    return json.dumps(settings, sort_keys=True, default=_plain)
 
 
 def _plain(value: Any) -> Any:

@@ -21,14 +21,14 @@ class RankCorrelations:
         columns: names.
         each: (T, k, k) of every table.
         draws: (D, k, k) means over tables of rows drawn with replacement.
-        rows: how many independent ones there are: those that any table uses, as the rows of all
-            tables are of the same images.
+        units: how many independent ones there are, which the draws are of: the rows that any table
+            uses, as the rows of all tables are of the same images, or the clusters of rows.
     """
 
     columns: tuple[str, ...]
     each: NDArray
     draws: NDArray
-    rows: int
+    units: int
 
     def rho(self, left: str, right: str) -> float:
         """The mean of ρ over the tables."""
@@ -55,7 +55,11 @@ class RankCorrelations:
 
 
 def rank_correlations(
-    columns: Sequence[str], tables: Sequence[NDArray], num_draws: int, seed: int
+    columns: Sequence[str],
+    tables: Sequence[NDArray],
+    num_draws: int,
+    seed: int,
+    clusters: Sequence[int] | None = None,
 ) -> RankCorrelations:
     """ρ of each table, and bootstrap draws of the mean over the tables.
 
@@ -67,16 +71,21 @@ def rank_correlations(
         tables: (n, k) each, of the same n rows.
         num_draws: D.
         seed: of the draws.
+        clusters: (n,) the unit that each row belongs to; a unit is drawn with all of its rows, as
+            those of one batch at several epochs are not independent. By default each row is one.
     """
     generator = np.random.default_rng(seed)
-    count = len(tables[0])
+    labels = np.arange(len(tables[0])) if clusters is None else np.asarray(clusters)
+    members = [np.flatnonzero(labels == one) for one in np.unique(labels)]
     each = np.stack([_spearman(table) for table in tables])
     draws = []
     for _ in range(num_draws):
-        chosen = generator.integers(count, size=count)
+        taken = generator.integers(len(members), size=len(members))
+        chosen = np.concatenate([members[place] for place in taken])
         draws.append(_mean(np.stack([_spearman(table[chosen]) for table in tables])))
-    rows = int(np.any([np.isfinite(table).all(1) for table in tables], axis=0).sum())
-    return RankCorrelations(tuple(columns), each, np.stack(draws), rows)
+    used = np.any([np.isfinite(table).all(1) for table in tables], axis=0)
+    units = len(np.unique(labels[used]))
+    return RankCorrelations(tuple(columns), each, np.stack(draws), units)
 
 
 def _spearman(table: NDArray) -> NDArray:

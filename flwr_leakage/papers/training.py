@@ -68,9 +68,10 @@ class Recipe:
         if outside:
             raise ValueError(f"checkpoints must lie in 0 … {self.epochs}, got {outside}.")
 
-    def digest(self, device: torch.device) -> str:
-        """The name of the folder of what this trains on a device."""
-        return digest({**asdict(self), "defense": repr(self.defense), "on": device.type})
+    def digest(self, device: torch.device, files: Mapping[str, str]) -> str:
+        """The name of the folder of what this trains on a device, from files of these digests."""
+        settings = {**asdict(self), "defense": repr(self.defense), "on": device.type}
+        return digest({**settings, "data digest": files} if files else settings)
 
     @property
     def kept(self) -> list[int]:
@@ -112,6 +113,7 @@ class Trained:
 def trained(
     recipe: Recipe,
     dataset: tuple[ImageDataset, ImageDataset],
+    files: Mapping[str, str],
     cache: Path,
     device: torch.device,
     tell: Callable[[str], None],
@@ -122,12 +124,13 @@ def trained(
     Args:
         recipe: everything that the weights depend on.
         dataset: the train and the test set.
+        files: digests of the dataset's files, by name; see ``data_digests``.
         cache: the folder of all trained networks.
         device: where training runs, and where the networks are put.
         tell: is given a line an epoch.
         test_images: the first ones measure the accuracy.
     """
-    folder = cache / recipe.digest(device)
+    folder = cache / recipe.digest(device, files)
     log = folder / "training.json"
     if not log.is_file():
         _train(recipe, dataset, folder, device, tell, test_images)

@@ -1,5 +1,6 @@
 """The page a person reads."""
 
+from flwr_leakage.report.conclusion import conclusion
 from flwr_leakage.report.page import render_report, write_report
 
-__all__ = ["render_report", "write_report"]
+__all__ = ["conclusion", "render_report", "write_report"]

@@ -121,6 +121,19 @@ def risk(found: Sequence[Attempt]) -> tuple[int, float, float]:
     return place, share, max((a.psnr for a in found if a.psnr is not None), default=float("-inf"))
 
 
+def grouped_by_client(found: Iterable[Attempt]) -> dict[int, list[Attempt]]:
+    """The attempts on each client's images."""
+    groups: dict[int, list[Attempt]] = {}
+    for attempt in found:
+        groups.setdefault(attempt.key[1], []).append(attempt)
+    return groups
+
+
+def most_at_risk_first(by_client: Mapping[int, Sequence[Attempt]]) -> list[int]:
+    """The clients, whom most leaks of first; those of equal risk by their numbers."""
+    return sorted(sorted(by_client), key=lambda client: risk(by_client[client]), reverse=True)
+
+
 @dataclass(frozen=True)
 class Fates:
     """What became of clients' updates, by (round, client).

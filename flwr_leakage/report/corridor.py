@@ -6,12 +6,10 @@ safe it is: an attack may be weak, and a bound may be loose or not meant for thi
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
-from flwr_leakage.report import charts
+from flwr_leakage.report import charts, drawing
+from flwr_leakage.report.figures import Chart
 from flwr_leakage.report.index import Index, Key, count, decibel, median
 
 BOUNDS = {
@@ -30,22 +28,7 @@ BOUNDS = {
 """Scores that are drawn, with their names and conditions."""
 
 
-@dataclass(frozen=True)
-class Corridor:
-    """A chart of attack and bounds; see ``flwr_leakage.report.page.Chart``.
-
-    Attributes:
-        title: what it shows.
-        caption: how to read it, with the bounds' conditions.
-        svg: the drawing, as inline SVG.
-    """
-
-    title: str
-    caption: str
-    svg: Markup
-
-
-def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Corridor]:
+def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
     """The chart, where samples have both an attack's PSNR and a bound; else nothing.
 
     Args:
@@ -75,7 +58,7 @@ def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Corridor]:
         if any(key in found for found in limits.values())
     }
     keys = sorted(ordered, key=lambda key: (-ordered[key], key))
-    step = math.ceil(len(keys) / charts.MAX_DOTS)
+    step = math.ceil(len(keys) / drawing.MAX_DOTS)
     shown = keys[::step]
     told = [_tell(BOUNDS[name][0], found, reached) for name, found in limits.items()]
     conditions = [BOUNDS[name][1] for name in limits]
@@ -91,7 +74,7 @@ def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Corridor]:
     )
     if step > 1:
         caption += f" Only every {step}th of {len(keys):,} samples is drawn."
-    return [Corridor("Attack and bounds, PSNR in dB", caption, svg)]
+    return [Chart("Attack and bounds, PSNR in dB", caption, svg)]
 
 
 def smallest_std(metadata: Mapping[str, Any]) -> float:

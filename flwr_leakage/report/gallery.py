@@ -21,7 +21,8 @@ class Picture:
     """One image, inlined.
 
     Attributes:
-        role: ``original``, ``defended``, ``reconstruction``, or the name of a what-if.
+        role: ``original``, ``defended``, ``reconstruction``, the name of a what-if, or ``blind
+            guess``.
         uri: the PNG file as a data URI; empty where the file is missing or no PNG file.
         description: the text in place of the image.
     """
@@ -46,7 +47,8 @@ class Exhibit:
         psnr: the PSNR of the reconstruction and of the blind guess in dB, or that it is unknown;
             with what else decided the grade, if PSNR did not, and whether a
             reconstruction of a low grade still points to its original.
-        pictures: original, defended where there is one, reconstruction, what-ifs.
+        pictures: original, defended where there is one, reconstruction, what-ifs; where there is
+            a title, the blind guess.
     """
 
     title: str
@@ -89,6 +91,7 @@ class Gallery:
         left_out: samples with a reconstruction that are not shown.
         without_reconstruction: samples whose original is there, but no reconstruction.
         what_ifs: the what-ifs that have images.
+        blind: the blind guess, where it was recorded.
     """
 
     highlights: tuple[Exhibit, ...]
@@ -97,6 +100,7 @@ class Gallery:
     left_out: int
     without_reconstruction: int
     what_ifs: tuple[str, ...]
+    blind: Picture | None = None
 
     def choices(self, name: str) -> list[str]:
         """The distinct values of a field of all exhibits, for the filter."""
@@ -111,7 +115,12 @@ class Gallery:
 def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit: int) -> Gallery:
     """Choose the samples with a reconstruction, worst leak first, and inline their images."""
     by_key: dict[Key, dict[str, ImageRecord]] = {}
+    guesses = sorted(
+        (image for image in images if image.role == "blind_guess"), key=lambda i: i.server_round
+    )
     for image in images:
+        if image.role == "blind_guess":
+            continue
         key = (image.server_round, image.client_id, image.sample)
         by_key.setdefault(key, {})[image.role] = image
     attempt_of = {attempt.key: attempt for attempt in found}
@@ -123,7 +132,12 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
     def show(key: Key, title: str = "") -> Exhibit:
         attempt = attempt_of.get(key)
         same = rounds_of.get((key[1], attempt.image), set()) if attempt and attempt.image else set()
-        return _exhibit(key, by_key[key], attempt, tuple(sorted(same)), title)
+        exhibit = _exhibit(key, by_key[key], attempt, tuple(sorted(same)), title)
+        earlier = [guess for guess in guesses if guess.server_round <= key[0]]
+        if title and earlier:
+            blind = _picture("blind guess", earlier[-1], exhibit.place)
+            exhibit = replace(exhibit, pictures=(*exhibit.pictures, blind))
+        return exhibit
 
     shown = [key for key, roles in by_key.items() if "reconstruction" in roles]
     least = (-len(GRADES) - 1, float("-inf"))
@@ -144,7 +158,8 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
     roles = {role for key in kept for role in by_key[key] if role.startswith("what_if_")}
     names = tuple(sorted(role.removeprefix("what_if_") for role in roles))
     left_out, failed = len(shown) - len(kept), len(by_key) - len(shown)
-    return Gallery(highlights, exhibits, is_graded, left_out, failed, names)
+    blind = _picture("blind guess", guesses[-1], "of every image") if guesses else None
+    return Gallery(highlights, exhibits, is_graded, left_out, failed, names, blind)
 
 
 def _exhibit(

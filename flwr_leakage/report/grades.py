@@ -1,10 +1,11 @@
 """What a reconstruction shows, in four grades that compare it with a blind guess.
 
 A decibel by itself says little: a grey image has 12 dB on CIFAR-10. So every reconstruction is
-compared with the *blind guess*, what the server could guess of the sample without its update: the
-mean image of its own test set. The thresholds of the two middle grades are measured by
-``simulations/benchmarks/grade_thresholds.py``: three judges look for the original among 100 other
-images, by squared error, SSIM and LPIPS. The thresholds, with their reasons:
+compared with the *blind guess*, what the server could guess of the sample without its update: in
+a simulation the mean image of its own test set, else the mean colour of the normalisation. The
+thresholds of the two middle grades are measured by ``simulations/benchmarks/grade_thresholds.py``:
+three judges look for the original among 100 other images, by squared error, SSIM and LPIPS. The
+thresholds, with their reasons:
 
 - ``exact``: PSNR ≥ 48.1 dB = 20·log₁₀ 255: the error is at most one grey level of 255 (root mean
   square), so that the two files look the same on any screen.
@@ -30,15 +31,6 @@ EXACT_DB = 20 * math.log10(255)
 RECOGNISABLE_DB, RECOGNISABLE_SSIM, RECOGNISABLE_LPIPS = 5.0, 0.5, 0.1
 PARTLY_DB, PARTLY_SSIM = 1.5, 0.15
 NOTHING_DB = -3.0
-
-RULE = (
-    "Exact: off by at most one of 255 grey levels (48.1 dB). Recognisable: 5 dB nearer to the "
-    "original than the blind guess, or SSIM 0.5 above it. Partly: 1.5 dB nearer, or SSIM 0.15 "
-    "above. Nothing: the rest. The blind guess is what the server could guess without any update: "
-    "the mean of its own test images. PSNR measures error (10 dB more is a tenth of the squared "
-    "error), SSIM likeness of structure (1 is equal)."
-)
-"""The rule for a reader of the report."""
 
 
 def grade(

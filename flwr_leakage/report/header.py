@@ -50,6 +50,8 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
             name = given
         if group == "defense" and metadata.get("own_config_clients"):
             settings = ""  # they are those of the run's config, which these clients did not follow
+        if group == "attack" and name == "none":
+            settings = ""
         if name:
             found.append(Fact(group, name, settings))
     if isinstance(metadata.get("seed"), int):

@@ -1,14 +1,31 @@
-"""What can be done and at what price: only what this run measured."""
+"""What each defense that this run measured would have changed, and at what price."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr_leakage.report.attempts import Attempt, attempts, tally, what_if_names
+from flwr_leakage.report.attempts import (
+    Attempt,
+    attempts,
+    grouped_by_client,
+    most_at_risk_first,
+    tally,
+    what_if_names,
+)
 from flwr_leakage.report.grades import Grade
 from flwr_leakage.report.header import describe
-from flwr_leakage.report.index import Index, by_round, count, decibel, median, values
+from flwr_leakage.report.index import (
+    MAX_ROWS,
+    Index,
+    Table,
+    count,
+    decibel,
+    median,
+    share,
+    values,
+    who,
+)
 from flwr_leakage.report.words import graded
 
 
@@ -20,13 +37,15 @@ class Remedy:
         name: of the what-if.
         defense: what it is, with its settings.
         sentence: what it would have changed, and at what price.
-        psnr: of each round, in dB, for the chart.
+        under: every attempt under it.
+        before: the attempts on the same images in the same rounds without it.
     """
 
     name: str
     defense: str
     sentence: str
-    psnr: Mapping[int, list[float]]
+    under: tuple[Attempt, ...]
+    before: tuple[Attempt, ...]
 
 
 def remedies(index: Index, metadata: Mapping[str, Any]) -> list[Remedy]:
@@ -46,18 +65,41 @@ def _remedy(index: Index, name: str, node: Any, raw: Mapping[Any, Attempt]) -> R
     change = median(values(index.series("what_if", f"{name}/relative_change")))
     price = ""
     if change is not None:
-        price = f"It would have changed an update by {100 * change:.0f} % of its length (median). "
+        price = f" It would have changed an update by {100 * change:.0f} % of its length (median)."
     sentence = (
         f"On the same {count(len(under), 'attempt')}, {_told(before)} would have become "
-        f"{_told(under)}. {price}What that costs in accuracy was not measured here: it takes a run "
-        f"with that defense. The attack was the same as without the defense; one made for it may "
-        f"reach more."
+        f"{_told(under)}.{price}"
     )
-    psnr = by_round(index.series("what_if", f"{name}/psnr"))
-    return Remedy(name, defense, sentence, psnr)
+    return Remedy(name, defense, sentence, tuple(under), tuple(before))
 
 
-def _told(found: list[Attempt]) -> str:
+def _told(found: Sequence[Attempt]) -> str:
     grades: Counter[Grade] = tally(found)
     middle = median([a.psnr for a in found if a.psnr is not None])
     return f"{graded(grades) or 'no result'} (median {decibel(middle)} dB)"
+
+
+def remedies_table(asked: Sequence[Remedy]) -> Table:
+    """By client, most at risk first: the grades as it was sent, and under each defense."""
+    by_client = grouped_by_client(a for remedy in asked for a in remedy.before)
+    rows = []
+    for client in most_at_risk_first(by_client):
+        name = who(client) if client >= 0 else "aggregate"
+        for number, remedy in enumerate(asked):
+            before = [a for a in remedy.before if a.key[1] == client]
+            under = [a for a in remedy.under if a.key[1] == client]
+            if number == 0:
+                rows.append((name, "as it was sent", *_cells(before)))
+            if under:
+                rows.append((name, f"under {remedy.name}", *_cells(under)))
+    columns = ("client", "its updates", "attempts", "grades", "median, dB", "highest, dB",
+               "identified")  # fmt: skip
+    return Table(columns, tuple(rows), (), MAX_ROWS)
+
+
+def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:
+    known = [attempt.psnr for attempt in found if attempt.psnr is not None]
+    ranked = [attempt for attempt in found if attempt.rank is not None]
+    first = sum(attempt.rank == 1 for attempt in ranked)
+    return (str(len(found)), graded(tally(found)) or "–", decibel(median(known)),
+            decibel(max(known, default=None)), share(first, len(ranked)))  # fmt: skip

@@ -1,76 +1,143 @@
 """Whether what was attacked is what the clients trained: their replays, in the report's words."""
 
-from flwr_leakage.capture import TOLERANCE
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from flwr_leakage.per_sample.replay import EXPLAINED
+from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.index import Index, count, number
+from flwr_leakage.report.words import several
 
 _CHECK = "replay_residual"
 _SKIPPED = "not_replayed"
-_MOST = 3
-"""Rounds that are named."""
+"""A round between two replays of a client, in which nothing spoke against the latest one."""
+_REFUTED = "not explain"
+_EMPTY_WORDS = ("; results are no evidence of safety", "the training was not replayed: ")
+
+Place = tuple[int, int]  # round, client
 
 
-def has_replays(index: Index) -> bool:
-    """Whether a client told of a replay of its training."""
-    return bool(replay_clients(index))
+@dataclass(frozen=True)
+class Replays:
+    """What came of running clients' training again, by (round, client).
+
+    Attributes:
+        same: the training gives the update that was sent; how far off, relative to its length.
+        other: it gives another update, with the reason.
+        undone: it was not run again, with the reason.
+    """
+
+    same: Mapping[Place, float]
+    other: Mapping[Place, str]
+    undone: Mapping[Place, str]
+
+    @property
+    def any(self) -> bool:
+        """Whether a client told of a replay."""
+        return bool(self.same or self.other or self.undone)
 
 
-def replay_clients(index: Index) -> set[int]:
-    """The clients that told whether their training was replayed."""
-    return {key[1] for name in (_CHECK, _SKIPPED) for key in index.series("check", name)}
+def replays(index: Index) -> Replays:
+    """Read the replays from the records."""
+    same: dict[Place, float] = {}
+    other: dict[Place, str] = {}
+    undone: dict[Place, str] = {}
+    for (server_round, client, _), record in index.series("check", _CHECK).items():
+        place = (server_round, client)
+        if _REFUTED in record.note or (record.value is not None and record.value > EXPLAINED):
+            other[place] = _reason(record)
+        elif record.value is None:
+            undone[place] = _reason(record)
+        else:
+            same[place] = record.value
+    for (server_round, client, _), record in index.series("check", _SKIPPED).items():
+        undone[server_round, client] = _reason(record)
+    return Replays(same, other, undone)
 
 
-def _by_client(index: Index) -> dict[int, list[tuple[float | None, str]]]:
-    found: dict[int, list[tuple[float | None, str]]] = {}
-    for (_, client, _), record in index.series("check", _CHECK).items():
-        found.setdefault(client, []).append((record.value, record.note))
-    return found
+def _reason(record: LeakageRecord) -> str:
+    text = record.note
+    for words in _EMPTY_WORDS:
+        text = text.replace(words, "")
+    return text or "no reason was recorded"
 
 
-def _explains(residual: float | None) -> bool:
-    return residual is not None and residual <= TOLERANCE
+def replay_of_client(found: Replays, client_id: int) -> str:
+    """For the table of clients: in which rounds its update was the one that it trained."""
+    same = {place: off for place, off in found.same.items() if place[1] == client_id}
+    parts = []
+    for told, word in ((found.other, "no"), (found.undone, "not checked")):
+        places = sorted(place for place in told if place[1] == client_id)
+        if places:
+            rounds = several([server_round for server_round, _ in places], "round")
+            parts.append(f"{word}, {rounds}: {told[places[-1]]}")
+    if same:
+        rounds = several([server_round for server_round, _ in same], "round")
+        parts.append(f"yes, {rounds} ({_off(max(same.values()))})")
+    return "; ".join(parts) or "not checked"
 
 
-def replay_of_client(index: Index, client_id: int) -> str:
-    """What is told of a client: its largest residual, in which rounds, or why there is none.
+def _off(residual: float) -> str:
+    return "off by " + number(residual, 1).replace(" ", "\u00a0") if residual else "equal"
+
+
+def replay_told(found: Replays, attacked: Collection[Place]) -> tuple[str, ...]:
+    """Sentences for the head of the page: was each attacked update the one that was trained?
 
     Args:
-        index: of the run.
-        client_id: the partition id.
+        found: the replays.
+        attacked: the attacked updates; those of an aggregate, with client −1, stand for all
+            updates of their round.
     """
-    told = _by_client(index).get(client_id)
-    skipped = {key for key in index.series("check", _SKIPPED) if key[1] == client_id}
-    if not told:
-        return f"not replayed in {_trainings(len(skipped))}" if skipped else "not captured"
-    failed = [(value, note) for value, note in told if not _explains(value)]
-    if failed:
-        value, note = failed[-1]
-        return note if value is None else note.removesuffix("; results are no evidence of safety")
-    largest = max(value for value, _ in told if value is not None)
-    found = f"explained to {number(largest)}" if largest else "explained exactly"
-    if not skipped:
-        return found
-    rounds = [str(key[0]) for key in sorted(index.series("check", _CHECK)) if key[1] == client_id]
-    named = ", ".join(rounds if len(rounds) <= _MOST else [*rounds[: _MOST - 1], "…", rounds[-1]])
-    where = f"round{'s' * (len(rounds) > 1)} {named}"
-    return f"{found} in {where}; not replayed in {len(skipped)} other{'s' * (len(skipped) > 1)}"
-
-
-def _trainings(number: int) -> str:
-    return f"its {number} trainings" if number > 1 else "its training"
-
-
-def replay_warning(index: Index) -> tuple[str, ...]:
-    """One sentence for the verdict, where the captured training does not explain every update."""
-    by_client = _by_client(index)
-    unexplained = [
-        client
-        for client, told in by_client.items()
-        if not all(_explains(value) for value, _ in told)
-    ]
-    if not unexplained:
+    summed = {server_round for server_round, client in attacked if client < 0}
+    places = {place for place in attacked if place[1] >= 0}
+    places |= {
+        place for told in (found.same, found.other, found.undone) for place in told
+        if place[0] in summed
+    }  # fmt: skip
+    if not attacked:
         return ()
-    return (
-        f"What {len(unexplained)} of {count(len(by_client), 'client')} trained does not explain "
-        f"what was sent, or was not captured: results of these are no evidence of safety (see "
-        f"Clients).",
-    )
+    same, other = places & found.same.keys(), places & found.other.keys()
+    left = places - same - other
+    told = []
+    if other:
+        told.append(
+            f"Replay check failed for {_named(other)}: training again from the client’s own "
+            f"images gives another update than the one that was attacked. Results of it are no "
+            f"evidence of safety (see Clients)."
+        )
+    if same:
+        off = max(found.same[place] for place in same)
+        whole = "each of the " * (len(same) > 1) or "the "
+        whole += count(len(same), "attacked update").removeprefix("1 ")
+        one = "is the one that its client"
+        if other or left:
+            whole = f"{len(same)} of {count(len(places), 'attacked update')}"
+            one = one if len(same) == 1 else "are those that their clients"
+        how = f"at most {number(off, 1)} of its length apart" if off else "to the last digit"
+        told.append(
+            f"Replay check passed: {whole} {one} trained. Training was run again from the client’s "
+            f"own images, and gave the same update ({how})."
+        )
+    if left or not places:
+        whom = f" for {_named(left)}" if left and (same or other) else ""
+        told.append(
+            f"Replay check not done{whom}: nothing shows that what was attacked is what the "
+            f"client trained. If it is not, that an attack fails is no evidence of safety."
+        )
+    return tuple(told)
+
+
+def _named(places: Collection[Place]) -> str:
+    rounds_of: dict[int, list[int]] = {}
+    for server_round, client in sorted(places):
+        rounds_of.setdefault(client, []).append(server_round)
+    clients_in: dict[tuple[int, ...], list[int]] = {}
+    for client, rounds in rounds_of.items():
+        clients_in.setdefault(tuple(rounds), []).append(client)
+    groups = [
+        f"{several(clients)} in {several(rounds, 'round')}"
+        for rounds, clients in list(clients_in.items())[:3]
+    ]
+    more = len(clients_in) - len(groups)
+    return "; ".join(groups) + (" and others" if more else "")

@@ -10,10 +10,16 @@ from flwr_leakage.report.index import (
     by_client_of,
     count,
     heading,
+    is_constant,
     label,
     median,
     number,
     unit_of,
+)
+
+UNDEFENDED = (
+    " δ is what a defense changed of an update. No defense changed these, so this number is 0 "
+    "whatever the sample is; it tells samples apart in runs with a defense."
 )
 
 
@@ -33,11 +39,30 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
     )
 
 
+def constants(index: Index) -> tuple[str, ...]:
+    """Name the scores that are one number throughout, and why: nothing of them could be drawn."""
+    names_by_value: dict[tuple[str, str], list[str]] = {}
+    for name in index.names("score"):
+        series = index.series("score", name)
+        if is_constant(series):
+            known = [record for record in series.values() if record.value is not None]
+            notes = {record.note for record in known}
+            why = notes.pop() if len(notes) == 1 else ""
+            names_by_value.setdefault((number(known[0].value), why), []).append(label(name))
+    return tuple(
+        f"{', '.join(names)}: {value} for every sample, hence with neither chart nor column."
+        f"{f' The reason: {why}.' if why else ''}{UNDEFENDED * why.startswith('δ = 0')}"
+        for (value, why), names in names_by_value.items()
+    )
+
+
 def scores_table(index: Index) -> Table:
     """Return one row a score: its median with the error bar of that value, and all states."""
     rows = []
     for name in index.names("score"):
         series = index.series("score", name)
+        if is_constant(series):
+            continue
         if not any(record.state or record.error is not None for record in series.values()):
             continue
         known = sorted(
@@ -65,7 +90,11 @@ def _with_bar(value: float | None, error: float | None) -> str:
 
 def client_scores_table(index: Index, limit: int) -> Table:
     """Return one row a client with the median of each score, in the order of their numbers."""
-    scores_of = {name: by_client_of(index.series("score", name)) for name in index.names("score")}
+    scores_of = {
+        name: by_client_of(series)
+        for name in index.names("score")
+        if not is_constant(series := index.series("score", name))
+    }
     clients = sorted({client for groups in scores_of.values() for client in groups})
     rows = tuple(
         (str(client), *(number(median(groups.get(client, []))) for groups in scores_of.values()))

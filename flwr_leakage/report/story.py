@@ -5,7 +5,7 @@ from typing import Any
 
 from flwr_leakage.report.attempts import Fates, does
 from flwr_leakage.report.header import describe, given_to_attacker
-from flwr_leakage.report.index import Index, by_round, count, median
+from flwr_leakage.report.index import Index, by_round, count, decibel, median, values
 from flwr_leakage.report.words import several
 
 MAX_CLIENTS = 8
@@ -22,6 +22,21 @@ def sentences(
         _given(metadata) if fate.answered or fate.unanswered else "",
     )
     return [sentence for sentence in told if sentence]
+
+
+def blind_guess(index: Index) -> str:
+    """What the blind guess is, and what it reaches; empty where none was recorded."""
+    series = index.series("metric", "blind_psnr")
+    reached = median(values(series))
+    if reached is None:
+        return ""
+    meaning = next((record.note for record in series.values() if record.note), "")
+    here = f": here {meaning}" if meaning else ""
+    return (
+        f"The blind guess is what the server could guess of an image without any update{here}. It "
+        f"reaches {decibel(reached)} dB (median). What is no nearer to an original than that was "
+        f"not learnt from the update."
+    )
 
 
 def _part(metadata: Mapping[str, Any], group: str) -> str:
@@ -51,8 +66,11 @@ def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> st
     learnt = ""
     if len(accuracy) > 1:
         first, last = (median(accuracy[r]) or 0.0 for r in (min(accuracy), max(accuracy)))
-        word = "rose" if last > first else "went"
-        learnt = f"; test accuracy {word} from {100 * first:.0f} % to {100 * last:.0f} %"
+        ends = f"{100 * first:.0f} %", f"{100 * last:.0f} %"
+        word = "rose" if last > first else "fell"
+        learnt = f"; test accuracy {word} from {ends[0]} to {ends[1]}"
+        if ends[0] == ends[1]:
+            learnt = f"; test accuracy stayed at {ends[0]}"
     guard = {"": "", "none": " No defense was used."}.get(defense, f" Defense: {defense}.")
     return f"{' '.join(parts)}{learnt}.{guard}"
 

@@ -26,7 +26,7 @@ from flwr_leakage.report.index import (
     values,
     who,
 )
-from flwr_leakage.report.replays import has_replays, replay_clients, replay_of_client
+from flwr_leakage.report.replays import replay_of_client, replays
 
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
@@ -179,15 +179,15 @@ def clients_table(
     attacked = {client for _, client in (*fate.answered, *fate.unanswered)} | by_client.keys()
     troubles_of = Counter(event.client_id for event in events if event.level != "info")
     clients = attacked | spared.keys() | {client for client in troubles_of if client >= 0}
-    clients |= replay_clients(index)
+    clients |= {key[1] for key in index.series("check", "replay_residual")}
 
     columns = ["client"]
     columns += ["what it does a round"] * bool(doing)
     if found or attacked:
         columns += ["attempts", *GRADES, "worst case, dB", "identified"]
     columns += ["not attacked, because"] * bool(spared)
-    replays = has_replays(index)
-    columns += [*(["replay of its training"] if replays else []), "errors, warnings"]
+    replayed = replays(index)
+    columns += [*(["update is the one trained"] if replayed.any else []), "errors, warnings"]
     rows = []
     # A stable sort: clients of equal risk keep the order of their numbers.
     by_risk = sorted(sorted(clients), key=lambda c: risk(by_client.get(c, [])), reverse=True)
@@ -204,7 +204,7 @@ def clients_table(
         if spared:
             said = spared.get(client_id, "") if client_id not in attacked else "some rounds"
             row.append(said if client_id in spared else "–")
-        row += [replay_of_client(index, client_id)] if replays else []
+        row += [replay_of_client(replayed, client_id)] if replayed.any else []
         rows.append((*row, str(troubles_of[client_id]) if client_id >= 0 else "–"))
     left_out = len(clients) - len(rows)
     notes = (f"{count(left_out, 'further client')} left out.",) if left_out else ()

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scipy.stats import binom
-
 from flwr_leakage.records import RunEvent
 from flwr_leakage.report.attempts import (
     Attempt,
@@ -20,9 +18,10 @@ from flwr_leakage.report.attempts import (
     worst_by_image,
 )
 from flwr_leakage.report.budget import ended_by_time, time_limit
-from flwr_leakage.report.grades import RULE, Grade
+from flwr_leakage.report.grades import Grade
+from flwr_leakage.report.identification import beyond_chance, candidates
 from flwr_leakage.report.index import Index, count, decibel, median, values, who
-from flwr_leakage.report.replays import replay_warning
+from flwr_leakage.report.replays import replay_told, replays
 from flwr_leakage.report.words import graded, several
 
 
@@ -32,7 +31,6 @@ class Verdict:
 
     Attributes:
         sentence: the answer, in plain words.
-        rule: how grades follow from the numbers; empty where there is none.
         level: ``leak`` where images are exact or recognisable, ``partly`` where parts are seen,
             ``quiet`` where attacks found nothing, ``unknown`` where nothing can be said.
         details: what the reader must know besides: who is most at risk, whether originals are
@@ -40,7 +38,6 @@ class Verdict:
     """
 
     sentence: str
-    rule: str
     level: Literal["leak", "partly", "quiet", "unknown"]
     details: tuple[str, ...]
 
@@ -51,7 +48,7 @@ def judge(
     """Derive the verdict from the records; of the metadata it takes the attack's time budget."""
     found, fate = attempts(index), fates(index)
     besides = (
-        *replay_warning(index),
+        *replay_told(replays(index), {*fate.answered, *fate.unanswered}),
         *_unattacked(fate),
         *_failures(fate),
         *ended_by_time(index, fate, time_limit(metadata or {})),
@@ -60,7 +57,7 @@ def judge(
     )
     grades = tally(found)
     if not grades:
-        return Verdict(_without_outcome(index, found, fate), "", "unknown", besides)
+        return Verdict(_without_outcome(index, found, fate), "unknown", besides)
     each = worst_by_image(found)
     repeated = 0 < len(each) < len(found)
     rest = f"Over all {_attempts(found)}: {_grades(found)}." if repeated else ""
@@ -74,12 +71,12 @@ def judge(
     told = (rest, risky, identified, _wrong_labels(index), *besides)
     details = tuple(text for text in told if text)
     if grades["exact"] + grades["recognisable"]:
-        return Verdict(f"Private images leak. {summary}", RULE, "leak", details)
+        return Verdict(f"Private images leak. {summary}", "leak", details)
     if grades["partly"]:
-        return Verdict(f"Parts of private images leak. {summary}", RULE, "partly", details)
+        return Verdict(f"Parts of private images leak. {summary}", "partly", details)
     caution = "That this attack failed does not show that every attack would."
     sentence = f"This attack found nothing. {summary}"
-    return Verdict(sentence, RULE, "quiet", (caution, *details))
+    return Verdict(sentence, "quiet", (caution, *details))
 
 
 def _whom(found: Sequence[Attempt]) -> str:
@@ -148,8 +145,7 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
     if not ranked:
         return ""
     first = sum(attempt.rank == 1 for attempt in ranked)
-    pools = [int(digits) for a in ranked if (digits := "".join(filter(str.isdigit, a.candidates)))]
-    size = int(median(pools) or 0)
+    size = int(median([candidates(attempt) for attempt in ranked]) or 0)
     if size < 2:
         return ""
     point = "points" if len(ranked) == 1 else "point"
@@ -159,7 +155,7 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
         f"guessing does so once in {size}."
     )
     leaks = grades["exact"] + grades["recognisable"] + grades["partly"]
-    if not leaks and binom.sf(first - 1, len(ranked), 1 / size) < 0.01:
+    if not leaks and beyond_chance(found):
         text += " That is more than chance gives: something leaks that no grade shows."
     return text
 

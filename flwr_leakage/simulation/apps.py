@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flwr_leakage.audit import ConsoleProgress, ServerAudit
-from flwr_leakage.flower.client import ClientAudit, LeakageMod, encode
+from flwr_leakage.flower.client import ClientAudit, LeakageMod, client_id_of, encode
 from flwr_leakage.flower.strategy import HonestButCurious
 from flwr_leakage.metrics import classifier_utility
 from flwr_leakage.simulation.build import build
@@ -42,7 +42,7 @@ def make_client_app(experiment_of: ExperimentOf) -> ClientApp:
     """The app that every client runs; ``build`` makes the experiment once in each process."""
 
     def audit(context: Context) -> ClientAudit:
-        return experiment_of(context).client_audit()
+        return experiment_of(context).client_audit(client_id_of(context))
 
     app = ClientApp()
 

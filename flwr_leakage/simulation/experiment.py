@@ -96,8 +96,8 @@ class Experiment:
         drawn_in = 1 if self.settings.client.same_samples else server_round
         return self.data.client_batch(client_id, drawn_in, num_examples)
 
-    def client_audit(self) -> ClientAudit:
-        """The settings of the clients' mod; on a real node, no draws come from the seed."""
+    def client_audit(self, client_id: int | None = None) -> ClientAudit:
+        """The settings of a client's mod; on a real node, no draws come from the seed."""
         client = self.settings.client
         return ClientAudit(
             gradient_map=self.gradient_map,
@@ -110,11 +110,27 @@ class Experiment:
             own_config=self.remark is not None,
             score_plan=self.score_plan,
             max_samples=client.max_samples,
+            check_update="always" if self._may_be_attacked(client_id) else "once",
             num_threads=client.num_threads,
             attack=self.self_attack,
             share=client.share,
             gate=self.gate,
             folder=client.folder,
+        )
+
+    def _may_be_attacked(self, client_id: int | None) -> bool:
+        """Whether the server attacks a client of the simulation in some round.
+
+        Whatever is attacked is replayed too: next to an attack that costs nothing.
+        """
+        if self.remark is not None or client_id is None:
+            return False
+        chosen = self.selection.clients
+        limit = self.selection.max_examples
+        return (
+            (self.attack is not None or self.settings.server.attack_later)
+            and (chosen is None or client_id in chosen)
+            and (limit is None or self.num_examples(client_id) <= limit)
         )
 
     def server_audit(self, tracker: Tracker, run: str, progress: Progress) -> ServerAudit:
@@ -180,7 +196,12 @@ class Experiment:
         generator = make_generator(self.settings.seed, purpose="identification")
         chosen = indices[torch.randperm(len(indices), generator=generator)[:101]]
         pool = self.spec.denormalize(self.data.train.batch(chosen).inputs)
-        return Reference(guess.clamp(0, 1), pool.clamp(0, 1), self.data.train.class_names)
+        return Reference(
+            guess.clamp(0, 1),
+            pool.clamp(0, 1),
+            self.data.train.class_names,
+            "the mean of the server’s own test images",
+        )
 
     def what_if(self, name: str, seen: Observation) -> WhatIf:
         """What a client's update would have been under a defense of ``config.what_if``.

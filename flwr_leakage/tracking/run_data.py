@@ -40,7 +40,7 @@ class ImageRecord:
         server_round: counted from 1.
         client_id: the partition id.
         sample: index in the client's batch; reconstructions are numbered as their match.
-        role: ``original``, ``reconstruction`` or ``defended``.
+        role: ``original``, ``reconstruction``, ``defended``, ``what_if_NAME``, or ``blind_guess``.
         path: the PNG file.
     """
 

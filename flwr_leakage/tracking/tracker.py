@@ -12,8 +12,12 @@ from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
 
-ROLES = ("original", "reconstruction", "defended")
-"""What an image can be; beside these ``what_if_NAME``, a reconstruction under another defense."""
+ROLES = ("original", "reconstruction", "defended", "decoded", "blind_guess")
+"""What an image can be; beside these ``what_if_NAME``, a reconstruction under another defense.
+
+``decoded`` is made of the encodings of all rounds so far. A blind guess is that of all samples of a
+round; its client and sample are −1.
+"""
 
 _WHAT_IF = re.compile(r"what_if_[a-z0-9_]{1,40}")
 

@@ -40,7 +40,7 @@ from flwr_leakage.records import (
 )
 from simulations.benchmarks import lab
 from simulations.benchmarks.attacks_batches import score
-from simulations.benchmarks.attacks_portfolio import load
+from simulations.benchmarks.portfolio_cases import load
 
 SIZE = 8
 SPEC = InputSpec((3, SIZE, SIZE), lab.CLASSES, (0.5,) * 3, (0.5,) * 3)
@@ -192,8 +192,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=6, help="in a batch")
     parser.add_argument("--seconds", type=float, default=1.0, help="of the search, at most")
     given = lab.start(parser)
-    test = lab.normalize(load(given.root, "test", lab.REPORTED_FROM, 9000, SIZE), SPEC)
-    training = lab.normalize(load(given.root, "train", 0, 2000, SIZE), SPEC)
+    test = lab.normalize(load(given.root, "test", lab.REPORTED_FROM, 9000, 32 // SIZE), SPEC)
+    training = lab.normalize(load(given.root, "train", 0, 2000, 32 // SIZE), SPEC)
     attack = ExactBatch(SearchSettings(max_seconds=given.seconds))
     networks = {
         given.first_seed + 10 * number + draw: make_network(name, training, draw + given.first_seed)

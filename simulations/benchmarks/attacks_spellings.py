@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
 from simulations.benchmarks import lab
-from simulations.benchmarks.attacks_portfolio import load
+from simulations.benchmarks.portfolio_cases import load
 
 
 class Modules(nn.Module):
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--preset", default="feature_matching_fast")
     given = lab.start(parser)
     spec = replace(lab.CIFAR10, shape=(3, given.size, given.size))
-    truth = load(given.root, given.split, given.first, given.images, given.size)
+    truth = load(given.root, given.split, given.first, given.images, 32 // given.size)
     batch = lab.normalize(truth, spec)
     attack = load_preset(given.preset)
     lab.print_header("spelling", "n", "PSNR, dB", "median", "worst", "CPU s")

@@ -31,6 +31,27 @@ FLAGS = (
     "--disable-extensions",
     "--hide-scrollbars",
 )
+_CUT_OFF = """
+(() => {
+  document.querySelectorAll("details").forEach((d) => { d.open = true; });
+  const width = document.documentElement.clientWidth;
+  const found = new Set();
+  if (document.documentElement.scrollWidth > width) { found.add("the page scrolls sideways"); }
+  const scrolls = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      if (["auto", "scroll"].includes(getComputedStyle(e).overflowX)) { return true; }
+    }
+    return false;
+  };
+  for (const element of document.querySelectorAll("body *")) {
+    const box = element.getBoundingClientRect();
+    if (box.width > 0 && (box.right > width + 0.5 || box.left < -0.5) && !scrolls(element)) {
+      found.add(`${element.tagName} ${element.textContent.trim().slice(0, 60)}`);
+    }
+  }
+  return [...found];
+})()
+"""
 START_SECONDS, ANSWER_SECONDS = 20.0, 30.0
 
 
@@ -123,6 +144,10 @@ class Page:
         if "exceptionDetails" in answer:
             raise RuntimeError(json.dumps(answer["exceptionDetails"]))
         return answer["result"].get("value")
+
+    def cut_off(self) -> list[str]:
+        """What stands out of the window and cannot be scrolled to in a box of its own."""
+        return list(self.evaluate(_CUT_OFF))
 
     def picture(self, full: bool = True) -> bytes:
         """A PNG file of the whole page, or of the window."""

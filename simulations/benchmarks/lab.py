@@ -101,7 +101,8 @@ def read_images(file: Path, first: int = 0, count: int | None = None) -> Batch:
     """Pixels in [0, 1] and labels; all from ``first`` on without a count."""
     window = slice(first, None if count is None else first + count)
     with np.load(file, allow_pickle=False) as stored:
-        pixels = torch.tensor(stored["images"][window]).permute(0, 3, 1, 2) / 255
+        pixels = torch.tensor(stored["images"][window])
+        pixels = pixels.reshape(*pixels.shape[:3], -1).permute(0, 3, 1, 2) / 255  # digits have no C
         return Batch(pixels, torch.tensor(stored["labels"][window]).long())
 
 

@@ -3,7 +3,8 @@
     python -m simulations.benchmarks.report_pictures FOLDER [--root DATA] [--only default killed …]
 
 runs what each page is about, where FOLDER does not hold it yet, and writes FOLDER/pages/NAME_*.png
-and NAME.pdf. It needs Debian's Chromium; ``cifar10`` needs the npz files in DATA.
+and NAME.pdf. It tells what the browser complains of, and what is cut on a narrow screen. It needs
+Debian's Chromium; ``cifar10``, ``four`` and ``below`` need the npz files in DATA.
 """
 
 import argparse
@@ -26,8 +27,15 @@ CIFAR10 = (
     "client.num_examples=8", "client.batch_size=4", "client.num_steps=2", "threat.labels=known",
     "score=none",
 )  # fmt: skip
+FOUR = (  # one CIFAR-10 image a client on LeNet, all else as by default
+    "dataset=cifar10_npz", "model=lenet", "partition=iid", "num_clients=4", "num_rounds=1",
+    "client.num_examples=1", "seed=100",
+)  # fmt: skip
+BELOW = (*FOUR, "what_if=null", "attack=inverting_gradients", "attack.optimizer.iterations=1")
 SWEEP = ("-m", "defense=none,pruning", "seed=0,1", *SMALL)
-WIDTHS = {"desktop": 1280, "phone": 360}
+WIDTHS = {"desktop": 1280, "phone": 390}
+NARROW = (320, 390)
+"""Widths at which nothing may be cut that does not scroll in a box of its own."""
 
 
 def simulate(folder: Path, *overrides: str) -> Path:
@@ -75,8 +83,12 @@ def pages(folder: Path, root: Path | None) -> dict[str, Callable[[], Path]]:
         "sweep": comparison,
     }
     if root is not None:
-        cifar10 = (*CIFAR10, f"dataset.root={root}")
-        found["cifar10"] = report(lambda: simulate(folder / "cifar10", *cifar10))
+        data = f"dataset.root={root}"
+        found |= {
+            "cifar10": report(lambda: simulate(folder / "cifar10", *CIFAR10, data)),
+            "four": report(lambda: simulate(folder / "four", *FOUR, data)),
+            "below": report(lambda: simulate(folder / "below", *BELOW, data)),
+        }
     return found
 
 
@@ -84,8 +96,12 @@ def photograph(page: Page, address: str, target: Path) -> None:
     """Write the pictures of one page, and what is printed of it."""
     for (size, width), scheme in itertools.product(WIDTHS.items(), ("light", "dark")):
         page.show(address, width, scheme=scheme)  # type: ignore[arg-type]
+        page.evaluate("document.querySelectorAll('img').forEach((i) => { i.loading = 'eager'; })")
         target.with_name(f"{target.name}_{size}_{scheme}.png").write_bytes(page.picture())
     target.with_suffix(".pdf").write_bytes(page.pdf())
+    for width in NARROW:
+        page.show(address, width)
+        page.complaints += [f"at {width} px: {cut}" for cut in page.cut_off()]
 
 
 def main() -> None:
@@ -103,6 +119,7 @@ def main() -> None:
     target.mkdir(parents=True, exist_ok=True)
     with browse() as page:
         for name, path in chosen.items():
+            page.complaints.clear()
             photograph(page, path.resolve().as_uri(), target / name)
             print(f"{name}: {', '.join(page.complaints) or 'no complaint'}")
 

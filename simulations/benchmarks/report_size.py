@@ -56,7 +56,8 @@ def generate(folder: Path, rounds: int, clients: int) -> int:
                 ("what_if", "pruning/blind_psnr", 12.0),
                 ("client", "class", float(client % 10)),
             ):
-                note = str(client % 10) if name == "class" else "of 101 candidates"
+                notes = {"class": str(client % 10), "identification_rank": "of 101 candidates"}
+                note = notes.get(name, "")
                 tracker.log(LeakageRecord(*where, 0, kind, name, value, "", "", note))
             for role in ("original", "reconstruction", "what_if_pruning"):
                 pixels = torch.rand(3, 32, 32, generator=generator)

@@ -18,6 +18,7 @@ from flwr_leakage.attacks import (
     ExactBatch,
     FeatureMatching,
     FeatureRecursion,
+    Finish,
     GaussNewton,
     GradientInversion,
     LevenbergMarquardt,
@@ -164,6 +165,18 @@ def test_a_budget_is_shared_out_and_what_it_leaves_out_is_told(job, grey):
     assert "stopped" not in result.stats
     Strongest(attacks, max_seconds=None)(job)
     assert third.limits[-1] is None
+
+
+def test_a_best_candidate_is_gone_on_from(job, smooth, grey):
+    near = Batch(0.8 * smooth.inputs, smooth.targets)
+    finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(200, tolerance=1e-12)))
+    attacks = {"near": Answering(near), "later": Answering(grey)}
+    (result,) = Strongest(attacks, finish=finish)(job)
+    outcomes = [(part.name, part.outcome) for part in result.parts]
+    assert outcomes == [("near", "found"), ("near + finish", "solved"), ("later", "not run")]
+    assert result.stats["attack"] == "near + finish"
+    with pytest.raises(ValueError, match="one observation, got 2"):
+        finish(replace(job, observations=list(job.observations) * 2), near)
 
 
 def test_progress_never_goes_back_and_names_the_part(job, smooth, spec):

@@ -103,7 +103,8 @@ def test_replays_can_be_made_rarer(tmp_path):
     assert [r.server_round for r in checks(data)] == [1, 1, 3, 3]
     assert not data.events
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "explained exactly in rounds 1, 3; not replayed in 1 other" in page
+    assert "yes, rounds 1 and 3 (equal)" in page
+    assert "not checked, round 2: not replayed in this round" in page
 
 
 def changing(**settings):

@@ -61,7 +61,15 @@ def test_the_default_run_records_every_client_and_round(tiny_data):
     assert set(values(data, "test_accuracy")) == {(r, -1, -1) for r in (0, 1, 2)}
     assert all("labels inferred" in r.note for r in data.records if r.name == "objective")
     assert not data.events
-    assert {image.role for image in data.images} == {"original", "reconstruction"}
+    assert {image.role for image in data.images} == {"original", "reconstruction", "blind_guess"}
+    guesses = [image for image in data.images if image.role == "blind_guess"]
+    assert [(g.server_round, g.client_id, g.sample) for g in guesses] == [(1, -1, -1), (2, -1, -1)]
+    meant = {r.note for r in data.records if r.name == "blind_psnr"}
+    assert meant == {"the mean of the server’s own test images"}
+    # Whatever is attacked is replayed, scored or not.
+    residuals = values(data, "replay_residual")
+    assert set(residuals) == {(r, c, -1) for r in (1, 2) for c in (0, 1, 2)}
+    assert max(residuals.values()) < 1e-5
 
 
 def test_same_seed_same_numbers_and_another_seed_others(tiny_data):

@@ -3,15 +3,18 @@
 import csv
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import torch
 
 from flwr_leakage.defenses import GradientPruning
 from flwr_leakage.papers import Claim, Findings, Judgement, Lab
+from flwr_leakage.papers.findings import overall
 from flwr_leakage.papers.perform import perform
+from flwr_leakage.papers.training import Recipe
 
 
 def test_a_finished_part_is_read_back_and_another_setting_is_computed(lab):
@@ -35,6 +38,29 @@ def test_a_killed_part_leaves_nothing(lab):
     with pytest.raises(KeyboardInterrupt):
         lab.part("one", {}, dies)
     assert lab.part("one", {}, lambda: [{"value": 1}]) == [{"value": 1}]
+
+
+def write_data(root, images, labels):
+    root.mkdir(exist_ok=True)
+    for part in ("train", "test"):
+        np.savez(root / f"mnist_{part}.npz", images=images, labels=labels)
+
+
+def test_other_data_files_are_another_part(lab, tmp_path):
+    images, labels = np.zeros((6, 8, 8), dtype=np.uint8), np.arange(6)
+    lab = replace(lab, data_root=tmp_path / "data")
+    calls = []
+
+    def rows(data):
+        return lab.rows("all", {"data": data}, lambda: calls.append(1) or [{"n": len(calls)}])
+
+    for labels_now in (labels, labels, labels[::-1]):
+        write_data(tmp_path / "data", images, labels_now)
+        rows("mnist/2"), rows("digits")
+    assert len(calls) == 3  # the first of both, and the one whose labels changed
+    recipe = Recipe("LeNet", "mnist", 0)
+    device = torch.device("cpu")
+    assert recipe.digest(device, {"mnist": "a"}) != recipe.digest(device, {"mnist": "b"})
 
 
 RECIPE = {
@@ -106,6 +132,17 @@ def test_no_judgement_without_an_interval_and_none_without_a_reason():
         Claim("It grows (Table 1).", "0.5", 0.4, None, None, 5, Judgement.HOLDS)
     with pytest.raises(ValueError, match="must give a reason"):
         Claim("It grows (Table 1).", "0.5", None, None, None, 0, Judgement.NOT_COMPARABLE)
+    with pytest.raises(ValueError, match="one number"):
+        Claim("It grows (Table 1).", "0.5", 0.4, 0.3, 0.5, 9, Judgement.HOLDS_IN_PART, "why")
+
+
+def test_one_judgement_of_an_experiment_follows_from_its_claims():
+    holds, in_part, undecided, fails, none = Judgement
+    assert overall([holds, holds, none]) is holds
+    assert overall([holds, undecided]) is overall([holds, fails]) is in_part
+    assert overall([undecided, fails, none]) is fails
+    assert overall([undecided, none]) is undecided
+    assert overall([none]) is overall([]) is none
 
 
 @dataclass(frozen=True)
@@ -147,7 +184,8 @@ def test_a_page_says_what_its_command_prints(tmp_path):
     kept = json.loads((page.parent / "findings.json").read_text())
     assert kept["claims"][0]["judgement"] == "holds" and kept["rows"] == [{"x": 1, "2x | y": 2}]
     index = (tmp_path / "results/README.md").read_text()
-    counts = r"\| 1 \| 0 \| 0 \| 0 \| 0 \| 7"
+    assert "Judgement: **holds** (1 holds)." in text and "1 experiments: 1 holds." in index
+    counts = r"\| \*\*holds\*\* \| 1 \| 0 \| 0 \| 0 \| 7"
     assert re.search(r"\(doubling/doubling.md\) \| A title \| cpu " + counts, index)
     perform(Doubling(2), "doubling", "smoke", overrides=overrides, **given)
     assert (tmp_path / "results/doubling-smoke/doubling.md").is_file()

@@ -22,8 +22,22 @@ def test_it_is_scipys_rho_averaged_over_tables():
     expected = np.mean([spearmanr(*table.T).statistic for table in data])
     assert found.rho("left", "right") == pytest.approx(expected)
     low, high = found.interval("left", "right")
-    assert low < expected < high and found.rows == 30
+    assert low < expected < high and found.units == 30
     assert found.more("left", "right", "right")[0] == pytest.approx(expected - 1)
+
+
+def test_rows_of_one_cluster_are_one_unit():
+    [table, _] = tables(12)
+    columns = ("left", "right")
+    plain = rank_correlations(columns, [table], 300, 0)
+    # Ten copies of a row tell nothing new: the interval stays, and n is that of the units.
+    copied = np.repeat(table, 10, axis=0)
+    units = np.repeat(np.arange(12), 10)
+    found = rank_correlations(columns, [copied], 300, 0, units)
+    assert found.units == plain.units == 12
+    assert found.interval(*columns) == pytest.approx(plain.interval(*columns), abs=0.02)
+    alone = rank_correlations(columns, [copied], 300, 0)
+    assert np.ptp(alone.interval(*columns)) < np.ptp(plain.interval(*columns)) / 2
 
 
 def test_a_constant_column_and_missing_entries_do_not_count():
@@ -33,7 +47,7 @@ def test_a_constant_column_and_missing_entries_do_not_count():
     found = rank_correlations(("left", "right"), [whole, other], 20, 0)
     kept = np.delete(whole, 3, axis=0)
     assert found.rho("left", "right") == pytest.approx(spearmanr(*kept.T).statistic)
-    assert found.rows == 30
+    assert found.units == 30
     both = rank_correlations(("left", "right"), [other], 20, 0)
     claim = judge_positive("x", "y", both.rho("left", "right"), *both.interval("left", "right"), 30)
     assert claim.judgement is Judgement.NOT_COMPARABLE and claim.ours is None

@@ -86,6 +86,7 @@ def fill(folder, seed=0):
                 tracker.image(server_round, client, 0, role, torch.rand(3, 8, 8))
         for name in ("test_accuracy", "test_loss"):
             tracker.log(LeakageRecord("demo", server_round, -1, -1, "utility", name, 0.5))
+    tracker.image(1, -1, -1, "blind_guess", torch.rand(3, 8, 8))
     tracker.event(RunEvent("demo", 1, 2, "error", "a_long_word_" * 30))
     tracker.event(RunEvent("demo", 1, 2, "info", "hello"))
     tracker.close()
@@ -126,8 +127,9 @@ def test_a_page_is_silent_asks_for_nothing_and_fits(page, pages, name):
     )
     assert page.evaluate(wide) == 1280
     assert page.evaluate(f"{scrolled}.map((e) => e.textContent.slice(0, 80))") == []
-    page.resize(320)
-    assert page.evaluate(wide) == 320
+    for width in (320, 390):
+        page.resize(width)
+        assert page.cut_off() == []
 
 
 def test_the_filters_filter(page, pages):

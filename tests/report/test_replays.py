@@ -1,8 +1,9 @@
-"""The report tells whether the audit explains what the clients sent."""
+"""The report tells whether what was attacked is what the clients trained."""
 
 from flwr_leakage.records import LeakageRecord
+from flwr_leakage.report.attempts import fates
 from flwr_leakage.report.index import Index
-from flwr_leakage.report.replays import replay_of_client, replay_warning
+from flwr_leakage.report.replays import replay_of_client, replay_told, replays
 from flwr_leakage.report.tables import clients_table
 from flwr_leakage.report.verdict import judge
 
@@ -13,43 +14,70 @@ def replay(client, value, note="", server_round=1):
     )
 
 
-def test_a_client_is_told_by_its_last_failure_or_its_largest_residual():
+def attacked(client, server_round=1):
+    return LeakageRecord("run", server_round, client, -1, "attack", "objective", 0.5)
+
+
+def told(*records):
+    index = Index(records)
+    fate = fates(index)
+    sentences = replay_told(replays(index), {*fate.answered, *fate.unanswered})
+    assert set(sentences) <= set(judge(index, []).details)
+    return sentences
+
+
+def test_a_client_is_told_by_rounds():
+    refuted = "the captured training does not explain the update (0.44): the head; results are no"
     index = Index([
         replay(0, 0.0), replay(0, 4e-7, server_round=2), replay(1, 0.0),
-        replay(2, 0.44, "does not explain: the head"), replay(2, 0.0, server_round=2),
-        replay(3, None, "was not replayed"),
+        replay(2, 0.44, f"{refuted} evidence of safety"), replay(2, 0.0, server_round=2),
+        replay(3, None, "the training was not replayed: no optimizer"),
+        replay(5, None, f"not replayed since round 1, where {refuted}"),
     ])  # fmt: skip
-    told = [replay_of_client(index, client) for client in range(5)]
-    assert told[0].startswith("explained to 4")
-    assert told[1:] == [
-        "explained exactly", "does not explain: the head", "was not replayed", "not captured",
-    ]  # fmt: skip
-    (warning,) = replay_warning(index)
-    assert warning.startswith("What 2 of 4 clients trained does not explain")
-    assert warning in judge(index, []).details
-    table = clients_table(index, [], [], 10)
-    assert "replay of its training" in table.columns
-    assert len(table.rows) == 4
-
-
-def test_rounds_without_a_replay_are_told():
-    def skipped(client, server_round):
-        return LeakageRecord("run", server_round, client, -1, "check", "not_replayed", None)
-
-    index = Index([
-        *(replay(0, 0.0, server_round=r) for r in (1, 11, 21, 31)),
-        *(skipped(0, r) for r in range(32, 41)), replay(1, 2e-7), skipped(1, 2), skipped(2, 1),
-    ])  # fmt: skip
-    assert [replay_of_client(index, client) for client in range(3)] == [
-        "explained exactly in rounds 1, 11, …, 31; not replayed in 9 others",
-        "explained to 2.00 × 10⁻⁷ in round 1; not replayed in 1 other",
-        "not replayed in its training",
+    found = replays(index)
+    assert [replay_of_client(found, client) for client in range(5)] == [
+        "yes, rounds 1 and 2 (off by 4\u00a0×\u00a010⁻⁷)",
+        "yes, round 1 (equal)",
+        "no, round 1: the captured training does not explain the update (0.44): the head; yes, "
+        "round 2 (equal)",
+        "not checked, round 1: no optimizer",
+        "not checked",
     ]
-    assert replay_warning(index) == ()
-    assert len(clients_table(index, [], [], 10).rows) == 3
+    assert replay_of_client(found, 5).startswith("no, round 1: not replayed since round 1")
+    table = clients_table(index, [], [], 10)
+    assert "update is the one trained" in table.columns
+    assert len(table.rows) == 5
 
 
-def test_nothing_is_said_where_all_is_explained_or_nothing_was_captured():
-    assert replay_warning(Index([replay(0, 1e-6)])) == ()
-    assert replay_warning(Index([])) == ()
-    assert "replay of its training" not in clients_table(Index([]), [], [], 10).columns
+def test_the_head_says_it_of_the_attacked_updates_only():
+    (passed,) = told(attacked(0), attacked(0, 2), replay(0, 0.0), replay(0, 2e-7, server_round=2),
+                     replay(1, 0.5, "does not explain"))  # fmt: skip
+    assert passed.startswith("Replay check passed: each of the 2 attacked updates is the one")
+    assert "at most 2 × 10⁻⁷ of its length apart" in passed
+    failed, passed, undone = told(
+        attacked(0), attacked(1), attacked(1, 2), attacked(2), replay(0, 0.0),
+        replay(1, 0.4, "does not explain"), replay(1, 0.4, "does not explain", 2),
+    )  # fmt: skip
+    assert failed.startswith("Replay check failed for client 1 in rounds 1 and 2: ")
+    assert "no evidence of safety" in failed
+    assert "1 of 4 attacked updates is the one" in passed
+    assert undone.startswith("Replay check not done for client 2 in round 1: ")
+    (undone,) = told(attacked(0))
+    assert undone.startswith("Replay check not done: ")
+
+
+def test_an_aggregate_is_as_sure_as_the_updates_in_it():
+    (passed,) = told(attacked(-1), replay(0, 0.0), replay(1, 0.0), replay(1, 0.5, "x", 2))
+    assert "each of the 2 attacked updates" in passed
+
+
+def test_nothing_is_said_where_nothing_was_attacked():
+    assert told(replay(0, 1e-6)) == ()
+    assert "update is the one trained" not in clients_table(Index([]), [], [], 10).columns
+
+
+def test_rounds_between_replays_are_told_as_not_checked():
+    skipped = LeakageRecord("run", 2, 0, -1, "check", "not_replayed", None, note="as in round 1")
+    exact = LeakageRecord("run", 1, 0, -1, "check", "replay_residual", 0.0)
+    found = replays(Index([exact, skipped]))
+    assert replay_of_client(found, 0) == "not checked, round 2: as in round 1; yes, round 1 (equal)"

@@ -1,5 +1,6 @@
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +11,20 @@ from scipy import stats
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report.agreement import agreements
 from flwr_leakage.report.attempts import attempts, fates
-from flwr_leakage.report.charts import rounds_chart, scatter_chart, story_chart, thin_out
+from flwr_leakage.report.charts import rounds_chart, scatter_chart
+from flwr_leakage.report.drawing import thin_out
 from flwr_leakage.report.grades import EXACT_DB, decided_by, grade
 from flwr_leakage.report.header import describe, facts, flatten, given_to_attacker, planned_rounds
 from flwr_leakage.report.index import Index, count, label, number
-from flwr_leakage.report.remedies import remedies
-from flwr_leakage.report.score_tables import left_out_by_plan, scores_table
+from flwr_leakage.report.remedies import remedies, remedies_table
+from flwr_leakage.report.score_tables import (
+    client_scores_table,
+    constants,
+    left_out_by_plan,
+    scores_table,
+)
 from flwr_leakage.report.story import sentences
+from flwr_leakage.report.story_chart import BAND, Panel, story_chart
 from flwr_leakage.report.tables import (
     attacks_table,
     classes_table,
@@ -101,11 +109,12 @@ def test_verdict_counts_grades_and_names_who_is_most_at_risk():
         "Private images leak. 5 attempts (an image in a round) in 2 rounds, on 3 clients: "
         "2 exact, 1 recognisable, 1 nothing, 1 without result."
     )
-    assert verdict.level == "leak" and "48.1 dB" in verdict.rule
+    assert verdict.level == "leak"
     assert verdict.details[0].startswith(
         "Most at risk: client 1: 2 exact (attempts); its worst case reached 61.0 dB in round 2."
     )
-    assert verdict.details[1] == (
+    assert verdict.details[1].startswith("Replay check not done: ")
+    assert verdict.details[2] == (
         "Attack could not be applied, or gave no result, on 1 of 2 attacked updates (client 2): "
         "it diverged."
     )
@@ -218,8 +227,8 @@ def test_a_failed_attack_is_not_counted_as_a_second_trouble():
         RunEvent("r", 1, -1, "warning", "server"),
     ]
     details = judge(Index([objective(1, 2, None)]), events).details
-    assert "on 1 of 1 attacked update (client 2)" in details[0]
-    assert details[1].startswith("In 1 case ") and len(details) == 2
+    assert "on 1 of 1 attacked update (client 2)" in details[1]
+    assert details[2].startswith("In 1 case ") and len(details) == 3
 
 
 def test_warnings_before_the_rounds_stand_by_the_verdict():
@@ -246,7 +255,11 @@ def test_a_what_if_is_measured_on_the_same_attempts():
         "On the same 1 attempt, 1 exact (median 60.0 dB) would have become 1 nothing (median "
         "11.0 dB). It would have changed an update by 50 % of its length"
     )
-    assert "a run with that defense" in remedy.sentence
+    assert [attempt.key for attempt in remedy.before] == [(1, 0, 0)]
+    assert remedies_table([remedy]).rows == (
+        ("client 0", "as it was sent", "1", "1 exact", "60.0", "60.0", "–"),
+        ("client 0", "under pruning", "1", "1 nothing", "11.0", "11.0", "–"),
+    )
     assert remedies(Index(records[:2]), {}) == []
 
 
@@ -516,18 +529,40 @@ def test_values_near_each_other_stand_in_full_at_the_axis():
 
 
 def test_the_story_chart_shares_its_rounds_and_shows_accuracy_as_percentages():
-    leakage = {0: {1: [100.0], 3: [90.0]}, 1: {1: [20.0, 30.0]}}
-    blind_guess = {1: [12.0], 3: [12.0]}
-    chart = story_chart(
-        {0: [0.1], 1: [0.5]}, leakage, blind_guess, {"a": {1: [14.0]}, "b<": {1: [13.0]}}, "s", "d"
-    )
+    panels = [
+        Panel(0, {1: [(100.0, "exact")], 3: [(90.0, "exact")]}, {"a": {1: [14.0]}}, {1: [12.0]}),
+        Panel(1, {1: [(20.0, "recognisable"), (13.0, "")]}, {"b<": {1: [13.0]}}, {1: [12.0]}),
+    ]
+    chart = story_chart({0: [0.1], 1: [0.5]}, panels, "s", "d")
     texts = re.findall(r"<text[^>]*>([^<]*)<", chart)
-    assert {"0", "25", "50", "75", "100", "test accuracy, %", "PSNR of images, dB"} <= set(texts)
-    assert {"round of training", "client 0, median", "client 1, median"} <= set(texts)
-    assert {"blind guess, median", "if a, median", "if b, median"} <= set(texts)
+    assert {"0", "25", "50", "75", "100", "accuracy, %", "client 0", "client 1"} <= set(texts)
+    assert {"blind guess, median", "median if a", "median if b", "round of training"} <= set(texts)
     assert texts.count("round of training") == 1
-    many = story_chart({}, {c: {1: [20.0]} for c in range(9)}, {}, {}, "s", "d")
-    assert "all clients, median" in many
+    grades = [text for text in texts if text in ("exact", "recognisable", "partly", "nothing")]
+    assert grades == ["exact", "recognisable", "partly", "nothing", *grades[1:4]]
+    pooled = story_chart({}, [Panel(None, {1: [(20.0, "")]})], "s", "d")
+    assert "all clients" in pooled and "recognisable<" not in pooled
+
+
+def test_a_score_of_what_defenses_hide_says_why_it_is_zero_and_has_no_column():
+    records = [
+        replace(score(1, i, 0, 0.0, name="hidden"), note="δ = 0: nothing was hidden")
+        for i in range(3)
+    ]
+    index = Index([*records, *(score(1, i, 0, float(i), name="moves") for i in range(3))])
+    (told,) = constants(index)
+    assert told.startswith("hidden: 0 for every sample, hence with neither chart nor column.")
+    assert "The reason: δ = 0: nothing was hidden. δ is what a defense changed" in told
+    assert client_scores_table(index, 9).columns == ("client", "moves")
+
+
+@pytest.mark.parametrize("decibels", [48.2, 120.0])
+def test_whatever_is_exact_is_drawn_at_one_height(decibels):
+    def heights(psnr):
+        panel = Panel(0, {1: [(psnr, "exact")]}, {}, {1: [12.0]})
+        return re.findall(r'<use [^>]*y="([\d.]+)"', story_chart({}, [panel], "s", "d"))
+
+    assert heights(decibels) == heights(48.1308036086791 + BAND / 2)
 
 
 @pytest.mark.parametrize("unit", ["<script>", "$x^$", "dB", "1", ""])
@@ -603,12 +638,12 @@ def test_the_verdict_names_the_time_budget_and_whom_it_stopped():
     hit = [(1, 1), (3, 1), (5, 1), (2, 0), (2, 2), *((r, r) for r in (3, 4, 6))]
     records = [record for each in hit for record in (stopped(*each), objective(*each, 0.1))]
     metadata = {"config": {"server": {"attack_max_seconds": 4.0}}}
-    assert judge(Index(records), [], metadata).details == (
+    assert judge(Index(records), [], metadata).details[1:] == (
         "The time budget of 4 CPU seconds ended the attack on 8 of 8 updates (clients 0 and 2 in "
         "round 2; client 1 in rounds 1, 3 and 5; client 3 in round 3; 2 further clients): more "
         "time may find more, and what was found there depends on the speed of the machine.",
     )
-    assert judge(Index(records), []).details[0].startswith("The time budget ended the attack on 8")
+    assert judge(Index(records), []).details[1].startswith("The time budget ended the attack on 8")
 
 
 @pytest.mark.parametrize("metadata", [{}, {"config": None}, {"config": [1]}, {"seed": "x"}])

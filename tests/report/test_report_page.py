@@ -101,7 +101,10 @@ def test_the_whole_page(run_folder):
         "This file contains private training images",
         "Private images leak. 12 attempts (an image in a round) in 2 rounds, on 3 clients: "
         "6 recognisable, 4 nothing, 2 without result.",
-        "Recognisable: 5 dB nearer to the original than the blind guess",
+        "recognisable 6 5 dB nearer to the original than the blind guess, or SSIM 0.5 "
+        "above it 88 %",
+        "May training go on? Not as it is. What clients 1 and 2 send lets the server see",
+        "Replay check not done: nothing shows that what was attacked",
         "Attack could not be applied, or gave no result, on 1 of 6 attacked updates (client 2)",
         "it was given: the true labels; each client’s update on its own.",
         "What is not covered",
@@ -109,7 +112,7 @@ def test_the_whole_page(run_folder):
         "PSNR: 2 of 12 missing (no reason was recorded).",
         "Spearman ρ =",
         "no reply",
-        "Above: how good the trained model is. Below: how near the attack comes",
+        "On top: how good the trained model is. Below: how near the attack comes",
         "By client, most at risk first",
         "the share of labels that the attack told rightly.",
         "LeNet",
@@ -222,7 +225,7 @@ def test_a_run_without_scores(tmp_path):
     _, page = report(tmp_path)
     assert "No score was computed." in page.text
     assert "Leakage, round by round" in page.text and "How near the attack comes" in page.text
-    assert "Above: " not in page.text and "dotted line" not in page.text  # of what is not drawn
+    assert "On top: " not in page.text and "dotted line" not in page.text  # of what is not drawn
 
 
 def test_a_run_without_any_number(tmp_path):
@@ -342,7 +345,7 @@ def test_scores_that_are_one_number_throughout_get_a_sentence_and_no_chart(tmp_p
             tracker.log(LeakageRecord("r", 1, i, 0, "score", name, value, "1"))
     tracker.close()
     _, page = report(tmp_path)
-    assert "a, b: 0 for every sample, hence without a chart." in page.text
+    assert "a, b: 0 for every sample, hence with neither chart nor column." in page.text
     assert "c: 2.00 for every sample" in page.text
     assert len(page.all("svg")) == 3  # PSNR, d by round, d against PSNR
 

@@ -35,6 +35,8 @@ def test_decoded_leakage_grows_with_the_rounds(tiny_data, overrides, decibels):
     def mean(name, server_round):
         return sum(values(found, name)[server_round, 0, i] for i in range(4)) / 4
 
+    pictures = {(i.server_round, i.sample) for i in found.images if i.role == "decoded"}
+    assert pictures == {(number, i) for number in (1, 2, 3) for i in range(4)}
     assert mean("decoded_psnr", 3) > mean("psnr", 3) + decibels
     assert mean("decoded_psnr", 3) >= mean("decoded_psnr", 1) - 1e-6
 

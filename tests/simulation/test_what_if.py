@@ -45,7 +45,7 @@ def test_a_what_if_is_measured_in_the_same_rounds_under_its_own_name(unequal):
     change = values(unequal, "p/relative_change")
     assert len(change) == 4 and all(0 < value < 1 for value in change.values())
     roles = {image.role for image in unequal.images}
-    assert roles == {"original", "reconstruction", "what_if_p"}
+    assert roles == {"original", "reconstruction", "what_if_p", "blind_guess"}
 
 
 def test_a_what_if_has_no_influence_on_training_or_on_the_attack(tiny_data, unequal):

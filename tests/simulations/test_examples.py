@@ -11,7 +11,7 @@ from flwr_leakage.tracking import read_run
 from simulations.examples.quickstart import client_app, server_app
 
 
-def test_the_quickstart_is_explained_and_its_digits_recovered(tmp_path, monkeypatch):
+def test_the_quickstart_is_explained_and_its_digits_recovered(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     context = Context(1, 1, {}, RecordDict(), {"num-server-rounds": 1})
     server_app.app(InlineGrid(client_app.app, 2), context)
@@ -21,6 +21,11 @@ def test_the_quickstart_is_explained_and_its_digits_recovered(tmp_path, monkeypa
     assert len(found) == 2
     assert min(found) > 40
     assert not data.events
+    told = capsys.readouterr().out
+    assert "Private images leak. 2 images of 2 clients: 2 exact." in told
+    assert f"Report: {(tmp_path / 'leakage' / 'report.html').resolve()}" in told
+    page = Path("leakage/report.html").read_text(encoding="utf-8")
+    assert "here one flat image, in the mean colour" in page and "own test images" not in page
 
 
 def test_a_second_run_says_in_one_sentence_that_the_folder_holds_one(tmp_path, monkeypatch):

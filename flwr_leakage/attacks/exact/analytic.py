@@ -1,11 +1,12 @@
 """Exact recovery of one sample through a first linear layer."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import nn
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
 
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.applicability import (
@@ -17,7 +18,15 @@ from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.records import Reconstruction
+from flwr_leakage.records import InputSpec, Reconstruction
+from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+TINIEST = 1e-300
+"""Instead of a sum of squares that is zero; its pixel is not seen."""
+
+FILLED, MAX_ITERATIONS = 1e-6, 1000
+"""Relative tolerance and most iterations of what fills in pixels."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,10 @@ class Analytic(ExactAttack):
 
     δ is the error of the layer's outputs. Where ∂L/∂W and δ are exact, so is the least-squares
     solution ``x = (∂L/∂W)ᵀ δ / ‖δ‖²``.
+
+    Of a pruned update the kept entries are exact. A pixel of which none was kept is known up to
+    ``|x_j| ≤ τ / max_i |δ_i|``, with τ the smallest magnitude kept; it is filled in by the prior of
+    images (:class:`flwr_leakage.spectral.image_prior.ImagePrior`), given the others.
 
     Takes an update of one sample in one plain step, and a model whose first layer is linear and
     has a bias.
@@ -55,15 +68,60 @@ class Analytic(ExactAttack):
             raise ValueError(
                 "the first layer's bias has a zero gradient: it is frozen, or no unit was active."
             )
-        inputs = mean_feature(weight, errors)
-        misfit = (torch.outer(errors, inputs) - weight).square().sum() / weight.square().sum()
+        kept = (weight != 0).to(weight)
+        seen = kept.T @ errors.square() > 0
+        inputs, stage = mean_feature(weight, errors), "all pixels"
+        if not bool(kept[errors != 0][:, seen].all()):  # else zeros are what the sample has
+            inputs = (weight.T @ errors) / (kept.T @ errors.square()).clamp_min(TINIEST)
+            bound = float(weight[weight != 0].abs().min() / errors.abs().max())
+            inputs = fill_in(problem.spec, inputs, seen, bound)
+            stage = f"{int(seen.sum())} of {len(seen)} pixels, the others by the prior"
+        misfit = (kept * torch.outer(errors, inputs) - weight).square().sum()
+        misfit = misfit / weight.square().sum()
         targets = assume_targets(problem, SignOfGradient(), generator).values
         clamped = problem.spec.clamp(inputs.reshape(1, *problem.spec.shape))
         return Reconstruction(
             batch=answer(clamped, targets),
             objective=float(misfit),
-            stats={"cpu_seconds": time.process_time() - began},
+            stats={"stage": stage, "cpu_seconds": time.process_time() - began},
         )
+
+
+def fill_in(
+    spec: InputSpec, inputs: Float[Tensor, " n"], seen: Bool[Tensor, " n"], bound: float
+) -> Float[Tensor, " n"]:
+    """The most likely image of which some pixels are known and the others lie near zero.
+
+    With Q the inverse covariance of the prior, u the unseen and s the seen pixels, it solves
+    ``(Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s)``, where c²/3 is the variance of a uniform
+    law on [−c, c].
+
+    Args:
+        spec: of the image.
+        inputs: normalised, in double precision; entries not seen are ignored.
+        seen: which are known.
+        bound: c, of the normalised values not seen, > 0.
+    """
+    prior = ImagePrior.of(spec)
+    inverse = replace(prior, deviations=1 / prior.deviations, scale=1 / prior.scale)
+
+    def precision(offset: Tensor) -> Tensor:
+        """Q times an offset from grey, at the unseen pixels."""
+        image = prior.grey + offset.reshape(1, *spec.shape)
+        return inverse.push(prior.coordinates(image)).flatten()[~seen]
+
+    def product(values: Tensor) -> Tensor:
+        offset = torch.zeros_like(inputs)
+        offset[~seen] = values
+        return precision(offset) + 3 / bound**2 * values
+
+    grey = prior.grey.flatten()
+    known = torch.where(seen, inputs - grey, 0.0)
+    right = -precision(known) - 3 / bound**2 * grey[~seen]
+    found, _ = conjugate_gradients(product, right, FILLED, MAX_ITERATIONS)
+    filled = inputs.clone()
+    filled[~seen] = grey[~seen] + found
+    return filled
 
 
 def _first_layer(problem: Problem) -> str:

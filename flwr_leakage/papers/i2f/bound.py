@@ -14,6 +14,7 @@ from flwr_leakage.papers.i2f.evidence import (
     bootstrap,
     judged,
     median_ratio,
+    share,
     slope,
     spearman,
     table_of,
@@ -151,8 +152,8 @@ def _figure_1(table: Table) -> list[Claim]:
 
 def _figure_2(panel: str, table: Table) -> list[Claim]:
     """One panel's claims about I_lb and the attack's error."""
-    above = bootstrap(table, lambda t: float(np.mean(_norm(t) >= t["i_lb"])))
-    literal = bootstrap(table, lambda t: float(np.mean(t["rmse"] >= t["i_lb"])))
+    above = share(table, lambda t: _norm(t) >= t["i_lb"])
+    literal = share(table, lambda t: t["rmse"] >= t["i_lb"])
     ratio = bootstrap(table, lambda t: median_ratio(t, "rmse", "i_lb"))
     return [
         judged(

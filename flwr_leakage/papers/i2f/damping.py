@@ -9,7 +9,7 @@ import numpy as np
 from flwr_leakage.papers.findings import Claim, Findings, Row
 from flwr_leakage.papers.i2f import charts
 from flwr_leakage.papers.i2f.attack import ATTACKER
-from flwr_leakage.papers.i2f.evidence import Table, bootstrap, judged, spearman, table_of
+from flwr_leakage.papers.i2f.evidence import Table, bootstrap, judged, share, spearman, table_of
 from flwr_leakage.papers.i2f.noise import Noise, Panel, noise_rows
 from flwr_leakage.papers.lab import Lab
 
@@ -62,7 +62,7 @@ def _claims(panel: str, table: Table, dampings: Sequence[float]) -> list[Claim]:
     claims = []
     for damping in dampings:
         name = f"i_{damping:g}"
-        least = bootstrap(table, partial(_share_above, name=name))
+        least = share(table, partial(_above, name=name))
         if damping >= 1:
             text = "is effective (Fig. 19): share of attacks with RMSE ≥ I as plotted"
             claims.append(judged(f"{panel}: ε = {damping:g} {text}", "plot only", least, 0.95))
@@ -80,8 +80,8 @@ def _claims(panel: str, table: Table, dampings: Sequence[float]) -> list[Claim]:
     return claims
 
 
-def _share_above(table: Table, name: str) -> float:
-    return float(np.mean(table["rmse"] >= table[name]))
+def _above(table: Table, name: str) -> np.ndarray:
+    return table["rmse"] >= table[name]
 
 
 def _known(table: Table, name: str) -> np.ndarray:
@@ -111,7 +111,7 @@ def _row(panel: str, name: str, table: Table) -> Row:
         "n": int(_known(table, name).sum()),
         "median I at the least noise": float(np.nanmedian(table[name][smallest])),
         "median RMSE there": float(np.median(table["rmse"][smallest])),
-        "RMSE ≥ I as plotted": _share_above(table, name),
+        "RMSE ≥ I as plotted": float(_above(table, name).mean()),
         "RMSE/(I/√N), median": _scale(table, name),
         "r²": _r_squared(table, name),
         "ρ": spearman(table, name, "rmse"),

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from flwr_leakage.papers.findings import Claim, Judgement, Row, too_few, verdict
+from flwr_leakage.papers.intervals import share_interval
 
 Table = Mapping[str, NDArray]
 """Columns of equal length; a missing number is NaN."""
@@ -64,6 +65,23 @@ def bootstrap(
         found.append(statistic({name: column[rows] for name, column in table.items()}))
     low, high = np.nanpercentile(found, [2.5, 97.5])
     return Interval(float(statistic(table)), float(low), float(high), len(members))
+
+
+def share(table: Table, holds: Callable[[Table], NDArray], unit: str = "image") -> Interval:
+    """The share of rows of which something holds, with its interval over units.
+
+    Where it holds of all rows or of none, resampling them says nothing: the interval is then the
+    exact one of as many units, see :func:`flwr_leakage.papers.intervals.share_interval`.
+
+    Args:
+        table: with a column named by ``unit``.
+        holds: one boolean a row of a table.
+        unit: what is drawn.
+    """
+    found = bootstrap(table, lambda t: float(np.mean(holds(t))), unit)
+    if found.value not in (0.0, 1.0):
+        return found
+    return Interval(*share_interval(int(found.value) * found.n, found.n), found.n)
 
 
 def spearman(table: Table, x: str, y: str) -> float:

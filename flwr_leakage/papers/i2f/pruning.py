@@ -18,6 +18,7 @@ from flwr_leakage.papers.i2f.evidence import (
     bootstrap,
     judged,
     median_ratio,
+    share,
     spearman,
     table_of,
 )
@@ -112,7 +113,7 @@ def _claims(panel: str, table: Table) -> list[Claim]:
         judged(
             f"{panel}: I_lb bounds ‖x̂ − x‖ from below (appendix D): share of attacks",
             "plot only",
-            bootstrap(table, lambda t: float(np.mean(t["rmse"] * t["root"] >= t["i_lb"]))),
+            share(table, lambda t: t["rmse"] * t["root"] >= t["i_lb"]),
             least=0.95,
         ),
         judged(

@@ -23,7 +23,9 @@ from flwr_leakage.attacks.exact.feature_fit import smooth_variation
 from flwr_leakage.attacks.exact.layer_equations import Knowledge
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.inversion.priors.total_variation import total_variation
+from flwr_leakage.defenses import GradientPruning
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 
 SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
@@ -139,6 +141,23 @@ def test_analytic_is_exact_through_a_first_linear_layer(images):
     gradient_map, observation = case(tiny_network(), images[:1])
     (refused,) = Analytic()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert "first layer" in refused.error
+
+
+def test_analytic_takes_what_pruning_left():
+    images = SPEC.normalize(torch.linspace(0.1, 0.8, 64).reshape(1, 1, 8, 8))
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 4))
+    gradient_map, observation = case(network, images[:1])
+    update = GradientPruning(0.8).on_update(observation.update, Reproducible.from_seed(0))
+    observation = replace(observation, update=update)
+    (result,) = Analytic()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
+    seen = (update.delta["1.weight"] != 0).any(0)
+    assert 10 < int(seen.sum()) < 60
+    assert result.stats["stage"] == f"{int(seen.sum())} of 64 pixels, the others by the prior"
+    found, truth = result.batch.inputs.flatten(), images[0].flatten()
+    torch.testing.assert_close(found[seen], truth[seen], atol=1e-4, rtol=0)
+    missed = (found - truth)[~seen].square().mean()
+    assert missed < truth[~seen].square().mean()
 
 
 def test_strongest_keeps_the_nearest_gradient_and_survives_misfits(images):

@@ -8,6 +8,7 @@ from flwr_leakage.papers.i2f.evidence import (
     bootstrap,
     judged,
     median_ratio,
+    share,
     slope,
     spearman,
     table_of,
@@ -30,6 +31,18 @@ def test_rows_of_one_image_are_drawn_together():
     found = bootstrap(often, lambda t: t["x"].mean())
     assert (found.low, found.high) == pytest.approx((once.low, once.high))
     assert found.n == once.n == 20
+
+
+def test_a_share_of_all_or_none_has_an_interval_with_a_width():
+    table = {"image": np.repeat(np.arange(10), 3), "x": np.ones(30)}
+    found = share(table, lambda t: t["x"] > 0)
+    assert (found.value, found.high, found.n) == (1, 1, 10)
+    assert found.low == pytest.approx(0.025 ** (1 / 10))  # P(all of ten | share) = 0.025
+    assert judged("text", "all", found, least=0.95).judgement is Judgement.UNDECIDED
+    none = share(table, lambda t: t["x"] < 0)
+    assert (none.value, none.low) == (0, 0) and none.high == pytest.approx(1 - found.low)
+    mixed = share({**table, "x": np.repeat(np.arange(10) < 5, 3)}, lambda t: t["x"])
+    assert 0 < mixed.low < 0.5 < mixed.high < 1
 
 
 def test_statistics_of_known_columns():

@@ -1,0 +1,62 @@
+"""Go on from a candidate that another attack found."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.base import ProgressCallback
+from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
+from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.records import Batch, InputSpec, Reconstruction
+
+
+@dataclass(frozen=True)
+class Finish:
+    """A gradient inversion that starts from a candidate, with the candidate's labels.
+
+    Attacks that find the neighbourhood of the samples (from grey, with a prior) need not be those
+    that converge there: on smooth networks L-BFGS on the plain distance does.
+
+    Attributes:
+        attack: how it goes on; its start and its labels are replaced by the candidate's.
+    """
+
+    attack: GradientInversion
+
+    def __call__(
+        self, job: AttackJob, candidate: Batch, progress: ProgressCallback | None = None
+    ) -> Reconstruction:
+        """Attack the job's only observation from a candidate.
+
+        Raises:
+            ValueError: the job has another number of observations.
+        """
+        if len(job.observations) != 1:
+            raise ValueError(f"job must have one observation, got {len(job.observations)}.")
+        start, labels = _Start(candidate.inputs), _Labels(candidate.targets)
+        (result,) = replace(self.attack, initialisation=start, labels=labels)(job, progress)
+        return result
+
+
+@dataclass(frozen=True)
+class _Start:
+    """An initialisation: the candidate's inputs."""
+
+    inputs: Tensor
+
+    def __call__(
+        self, spec: InputSpec, num_samples: int, restart: int, generator: torch.Generator
+    ) -> Tensor:
+        return self.inputs.clone()
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """A label attack: the candidate's labels. Where labels are granted, it is not asked."""
+
+    targets: Tensor
+
+    def __call__(self, problem: Problem, generator: torch.Generator) -> Tensor:
+        return self.targets

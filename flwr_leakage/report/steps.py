@@ -1,0 +1,181 @@
+"""What to know and to do, one step at a time: who is at risk, what helped, what it costs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr_leakage.report.attempts import (
+    LEAKED,
+    Attempt,
+    Fates,
+    does,
+    grouped_by_client,
+    most_at_risk_first,
+    tally,
+)
+from flwr_leakage.report.header import describe
+from flwr_leakage.report.index import Index, by_round, count, median
+from flwr_leakage.report.remedies import Remedy
+from flwr_leakage.report.words import graded, several
+
+MAX_CLIENTS = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to know or to do.
+
+    Attributes:
+        term: what it is about, in a word or two.
+        text: in plain sentences.
+    """
+
+    term: str
+    text: str
+
+
+def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
+    """The clients of whom an image has one of the grades."""
+    return {attempt.key[1] for attempt in found if attempt.grade in grades}
+
+
+def named(clients: set[int]) -> str:
+    """Clients by their numbers, or the aggregate."""
+    return several(sorted(clients)) if min(clients) >= 0 else "the aggregate"
+
+
+def verb(clients: set[int], one: str, many: str) -> str:
+    """The one word for a single client, the other for several."""
+    return one if len(clients) == 1 else many
+
+
+def who_is_at_risk(found: Sequence[Attempt], at_risk: set[int], index: Index) -> list[Step]:
+    """The clients of which something is seen, with what they do and the rounds."""
+    if not at_risk:
+        return []
+    doing = does(index)
+    groups = grouped_by_client(a for a in found if a.key[1] in at_risk)
+    told = []
+    for client in most_at_risk_first(groups)[:MAX_CLIENTS]:
+        here = groups[client]
+        name = named({client})
+        what = f" ({doing[client]})" if client in doing else ""
+        told.append(f"{name}{what}: {graded(tally(here))}, {_when(here)}")
+    more = len(groups) - len(told)
+    rest = f"; and {count(more, 'other client')} (see Clients)" if more else ""
+    text = "; ".join(told) + rest
+    return [
+        Step("Who is at risk", f"{text[0].upper()}{text[1:]}. Each attempt on an image counts.")
+    ]
+
+
+def _when(here: Sequence[Attempt]) -> str:
+    """In which of the attacked rounds something of a client is seen."""
+    rounds = sorted({a.key[0] for a in here if a.grade in (*LEAKED, "partly")})
+    attacked = sorted({a.key[0] for a in here})
+    told = several(rounds, "round")
+    if rounds != attacked:
+        return f"in {told} of the attacked {several(attacked, 'round')}"
+    return f"in every attacked round ({told})" if len(rounds) > 1 else f"in {told}"
+
+
+def what_to_mend(unsure: set[int]) -> list[Step]:
+    """Clients whose update is not the one that they were seen to train."""
+    if not unsure:
+        return []
+    return [
+        Step(
+            "Mend first",
+            f"What {named(unsure)} sent is not what {verb(unsure, 'it was', 'they were')} seen "
+            f"to train (replay check). Where nothing was found there, that counts for nothing. "
+            f"What was found was found all the same.",
+        )
+    ]
+
+
+def what_helps(
+    asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]
+) -> list[Step]:
+    """Which defense that was measured here hides what leaks."""
+    if not at_risk:
+        return []
+    own = _defense(metadata)
+    despite = f"It leaks although the run trained under {own}. " if own else ""
+    if not asked:
+        text = "No other defense was measured on these updates (what_if), so this run names none."
+        return [Step("What helps", despite + text)]
+    told = [_effect(remedy, at_risk) for remedy in asked]
+    caveat = "The attack was the same as without the defense; one made for it may reach more."
+    return [Step("What helps", f"{despite}{' '.join(told)} {caveat}")]
+
+
+def _effect(remedy: Remedy, at_risk: set[int]) -> str:
+    under = [a for a in remedy.under if a.key[1] in at_risk]
+    if not under:
+        return f"{remedy.name.capitalize()} was not measured on them."
+    before = [a for a in remedy.before if a.key[1] in at_risk]
+    changed = f"from {graded(tally(before))} to {graded(tally(under)) or 'no result'}"
+    grades = tally(under)
+    still = with_grade(under, LEAKED)
+    if still:
+        text = f"does not hide it: {named(still)} still {verb(still, 'leaks', 'leak')}"
+    elif grades["partly"]:
+        text = "hides it in part only: no image is exact or recognisable, but parts show"
+    elif not grades:
+        text = "was tried without a result that can be graded"
+    else:
+        text = "hides it from this attack"
+    identified = ""
+    ranked = [a for a in under if a.rank is not None]
+    first = sum(a.rank == 1 for a in ranked)
+    if not still and first:
+        tells = "tells its" if first == 1 else "tell their"
+        identified = f" Yet {first} of {len(ranked)} still {tells} original from others."
+    return f"{remedy.name[0].upper()}{remedy.name[1:]} {text} ({changed}).{identified}"
+
+
+def what_it_costs(
+    index: Index, asked: Sequence[Remedy], metadata: Mapping[str, Any], is_at_risk: bool
+) -> list[Step]:
+    """What a defense costs in accuracy, as far as this run knows."""
+    accuracy = by_round(index.series("utility", "test_accuracy"))
+    last = median(accuracy[max(accuracy)]) if accuracy else None
+    own = _defense(metadata)
+    reached = f"This run ended at {100 * last:.1f} % test accuracy" if last is not None else ""
+    if own and reached:
+        text = f"{reached} under {own}. What that costs takes a run without it."
+    elif asked and is_at_risk:
+        without = f"{reached} without a defense. " if reached else ""
+        text = (
+            f"{without}What a defense costs in accuracy was not measured here: it takes a run that "
+            f"trains under it (defense=…). Then flwr-leakage compare shows both side by side."
+        )
+    else:
+        return []
+    return [Step("What it costs", text)]
+
+
+def _defense(metadata: Mapping[str, Any]) -> str:
+    """The defense that the run trained under, or empty."""
+    config = metadata.get("config")
+    name, _ = describe(config.get("defense") if isinstance(config, Mapping) else None)
+    given = metadata.get("defense")
+    named = given if isinstance(given, str) and given else name
+    return "" if named in ("none", "Defense") else named
+
+
+def what_was_not_tested(fate: Fates, found: Sequence[Attempt]) -> Step:
+    """Clients and rounds that were not attacked, and what no run of this kind tests."""
+    attacked = {*fate.answered, *fate.unanswered} | {a.key[:2] for a in found}
+    clients = {client for _, client in attacked}
+    rounds = {server_round for server_round, _ in attacked}
+    spared = {client for _, client in fate.spared} - clients
+    resting = {server_round for server_round, _ in fate.spared} - rounds
+    missed = [several(sorted(spared))] if spared and min(clients, default=0) >= 0 else []
+    missed += [several(sorted(resting), "round")] if resting else []
+    text = f"{' and '.join(missed)}; " if missed else ""
+    text += "a server that breaks the protocol; leakage other than images"
+    if fate.unanswered:
+        failed = {client for _, client in fate.unanswered}
+        text += f"; {named(failed)} where the attack gave no result"
+    return Step("Not tested", f"{text[0].upper()}{text[1:]} (see What is not covered).")

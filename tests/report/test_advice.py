@@ -1,0 +1,133 @@
+"""What to do now: words for every situation, and none that promises safety."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.report.advice import advise
+from flwr_leakage.report.attempts import attempts
+from flwr_leakage.report.calibration import CALIBRATION, TOTAL, grades_table
+from flwr_leakage.report.index import Index
+from flwr_leakage.report.remedies import remedies
+from flwr_leakage.report.story import blind_guess
+
+
+def record(kind, name, value, where=(1, 0, 0), note=""):
+    return LeakageRecord("r", *where, kind, name, value, "dB", "", note)
+
+
+def image(psnr, where=(1, 0, 0), rank=None):
+    """An attacked image, with a blind guess of 12 dB."""
+    made = [
+        record("metric", "psnr", psnr, where),
+        record("metric", "blind_psnr", 12.0, where),
+        record("attack", "objective", 0.5, (*where[:2], -1)),
+    ]
+    if rank is not None:
+        made.append(record("metric", "identification_rank", rank, where, "of 101 candidates"))
+    return made
+
+
+def under(name, psnr, where=(1, 0, 0), rank=None):
+    made = [
+        record("what_if", f"{name}/psnr", psnr, where),
+        record("what_if", f"{name}/blind_psnr", 12.0, where),
+    ]
+    if rank is not None:
+        note = "of 101 candidates"
+        made.append(record("what_if", f"{name}/identification_rank", rank, where, note))
+    return made
+
+
+def advice(*records, defense="none", **metadata):
+    index, metadata = Index(records), {"defense": defense, **metadata}
+    found = advise(index, metadata, remedies(index, metadata))
+    everything = " ".join([found.answer, *(step.text for step in found.steps)])
+    for promise in ("is safe", "are safe", "no risk", "may go on.", "guarantee"):
+        assert promise not in everything.lower()
+    return found.answer, {step.term: step.text for step in found.steps}
+
+
+def test_a_leak_names_who_when_what_helps_and_its_price():
+    accuracy = record("utility", "test_accuracy", 0.93, (2, -1, -1))
+    spared = record("client", "not_attacked", 30.0, (1, 4, -1), "30 images, more than allowed")
+    answer, steps = advice(
+        *image(60.0), *image(9.0, (2, 0, 0)), *image(14.0, (1, 1, 0)), accuracy, spared,
+        *under("pruning", 9.0, rank=1.0), *under("noise", 20.0), *under("clip", 14.0),
+    )  # fmt: skip
+    assert answer.startswith("Not as it is. What client 0 sends lets the server see private images")
+    assert steps["Who is at risk"].startswith(
+        "Client 0: 1 exact, 1 nothing, in round 1 of the attacked rounds 1 and 2; client 1: 1 "
+        "partly, in round 1."
+    )
+    helps = steps["What helps"]
+    assert "Pruning hides it from this attack (from 1 exact to 1 nothing). Yet 1 of 1" in helps
+    assert "Noise does not hide it: client 0 still leaks (from 1 exact to 1 recog" in helps
+    assert "Clip hides it in part only" in helps and "one made for it may reach more" in helps
+    assert "ended at 93.0 % test accuracy without a defense" in steps["What it costs"]
+    assert "was not measured here" in steps["What it costs"]
+    assert steps["Not tested"].startswith("Client 4; a server that breaks the protocol")
+
+
+def test_a_leak_under_a_defense_and_without_another_one():
+    _, steps = advice(*image(20.0), defense="gaussian")
+    assert steps["What helps"].startswith("It leaks although the run trained under gaussian.")
+    assert "this run names none" in steps["What helps"]
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        (image(14.0), "Not without a decision. Parts of private images of client 0"),
+        (image(11.0), "This run found no reason to stop, and gives no clearance"),
+        (
+            [r for i in range(3) for r in image(11.0, (1, 0, i), rank=1.0)],
+            "Not without a decision. No image shows, yet",
+        ),
+        ([record("client", "not_attacked", 3.0, (1, 0, -1), "no attack is configured")],
+         "This run cannot say: no update was attacked. That is no sign of safety."),
+        ([], "This run cannot say: no update was attacked."),
+        ([record("attack", "objective", None, (1, 0, -1), "no layer.")],
+         "the attack could not be applied. That is no sign of safety. The reason: no layer."),
+        ([record("attack", "objective", 0.5, (1, 0, -1))],
+         "This run cannot say: updates were attacked, but nothing tells how near"),
+        (
+            [*image(11.0), record("check", "replay_residual", 0.5, (1, 0, -1), "not explain")],
+            "This run cannot say. Nothing was recovered, but what was attacked is not what",
+        ),
+    ],
+)  # fmt: skip
+def test_every_other_situation_has_its_words(records, words):
+    answer, steps = advice(*records)
+    assert words in answer
+    assert steps
+
+
+def test_what_was_found_stands_though_the_replay_failed():
+    failed = record("check", "replay_residual", 0.5, (1, 0, -1), "does not explain")
+    answer, steps = advice(*image(60.0), failed)
+    assert answer.startswith("Not as it is")
+    assert "What client 0 sent is not what it was seen to train" in steps["Mend first"]
+
+
+def test_the_grades_stand_beside_the_error_rates_of_the_docs():
+    table = grades_table(attempts(Index([*image(60.0), *image(11.0, (1, 0, 1))])))
+    assert [row[:2] for row in table.rows] == [
+        ("exact", "1"), ("recognisable", "0"), ("partly", "0"), ("nothing", "1"),
+    ]  # fmt: skip
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    for each in CALIBRATION:
+        shares = (each.by_error, each.by_structure, each.by_eye, each.by_all, each.by_none)
+        told = " | ".join(f"{100 * share:.0f} %" for share in shares)
+        assert f"| {each.grade} | {each.count} | {told} |" in text
+    assert f"({TOTAL} results" in text
+
+
+def test_the_blind_guess_is_called_what_it_is():
+    psnr, blind, attack = image(11.0)
+    meant = replace(blind, note="a flat grey")
+    assert "without any update: here a flat grey. It reaches 12.0 dB" in blind_guess(Index([meant]))
+    assert "here" not in blind_guess(Index([psnr, blind, attack]))
+    assert blind_guess(Index([psnr])) == ""
