@@ -51,7 +51,7 @@ def audit(
         score_plan: when to score, which samples, at what cost, and what to keep and send.
         replay_every: rounds from one replay to the next; 1 replays each, ``None`` none. A replay
             costs as much CPU time as training on the samples that are kept; what is seen of a
-            training without one costs about half a millisecond, and its record says that it was
+            training without one costs about two milliseconds, and its record says that it was
             not replayed.
         limits: how many samples and bytes are kept; the rest is counted.
         spec: shapes and normalisation of the inputs; by default read off the samples.
