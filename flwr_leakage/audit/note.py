@@ -44,6 +44,8 @@ class ClientNote:
         measurements: scores per sample; empty unless the client sends its scores.
         train_cpu_seconds: CPU seconds of the training loop.
         score_cpu_seconds: CPU seconds of the scores.
+        replay_cpu_seconds: CPU seconds of training again to check the update; where the training
+            was captured, they are among those of the scores.
         reproducible: whether the defense's draws came from a seed, as in a simulation. Whoever
             knows the seed can then subtract the noise.
         remark: what the client says of its settings, in words.
@@ -59,6 +61,7 @@ class ClientNote:
     measurements: tuple[Measurement, ...] = ()
     train_cpu_seconds: float = 0.0
     score_cpu_seconds: float = 0.0
+    replay_cpu_seconds: float = 0.0
     reproducible: bool = False
     remark: str = ""
     own_config: bool = False
@@ -72,6 +75,7 @@ class ClientNote:
             "client-id": self.client_id,
             "train-cpu-seconds": self.train_cpu_seconds,
             "score-cpu-seconds": self.score_cpu_seconds,
+            "replay-cpu-seconds": self.replay_cpu_seconds,
             "reproducible": self.reproducible,
             "remark": self.remark,
             "own-config": self.own_config,
@@ -118,6 +122,7 @@ class ClientNote:
                 measurements=measurements,
                 train_cpu_seconds=_seconds(content["train-cpu-seconds"]),
                 score_cpu_seconds=_seconds(content["score-cpu-seconds"]),
+                replay_cpu_seconds=_seconds(content.get("replay-cpu-seconds", 0.0)),
                 reproducible=_flag(content["reproducible"]),
                 remark=_text(content["remark"], 500),
                 own_config=_flag(content["own-config"]),

@@ -82,6 +82,8 @@ class Recorder:
             )  # fmt: skip
         self.cost(server_round, "train_cpu_seconds", note.train_cpu_seconds, note.client_id)
         self.cost(server_round, "score_cpu_seconds", note.score_cpu_seconds, note.client_id)
+        if note.replay_cpu_seconds:
+            self.cost(server_round, "replay_cpu_seconds", note.replay_cpu_seconds, note.client_id)
 
     def client(
         self,

@@ -332,17 +332,11 @@ def _simulate(arguments: Iterable[str]) -> None:
 
 
 def _price(overrides: list[str], multirun: bool) -> None:
-    from flwr_leakage.cli.price import print_price
+    from flwr_leakage.cli.price import dry_run
     from flwr_leakage.simulation.config import ConfigError
-    from flwr_leakage.simulation.overrides import check_overrides, spell_experiment
-    from flwr_leakage.simulation.price import price_runs
 
-    overrides = spell_experiment(overrides)
-    problem = check_overrides(overrides)
-    if problem:
-        _fail(ValueError(problem))
     try:
-        print_price(price_runs(overrides, multirun), Console())
+        dry_run(overrides, multirun, Console())
     except ConfigError as error:
         _fail(error)
 

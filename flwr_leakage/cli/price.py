@@ -8,10 +8,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flwr_leakage.simulation.price import NOT_PRICED, Price
+from flwr_leakage.simulation.config import ConfigError
+from flwr_leakage.simulation.overrides import check_overrides, spell_experiment
+from flwr_leakage.simulation.price import NOT_PRICED, Price, price_runs
 from flwr_leakage.simulation.work import Work
 
 Row = tuple[str, str, str]
+
+
+def dry_run(overrides: list[str], multirun: bool, console: Console) -> None:
+    """Price a run, or each run of a sweep, and print it.
+
+    Raises:
+        ConfigError: the overrides, or the config that they make, cannot be run or priced.
+    """
+    overrides = spell_experiment(overrides)
+    problem = check_overrides(overrides)
+    if problem:
+        raise ConfigError(problem)
+    print_price(price_runs(overrides, multirun), console)
 
 
 def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
@@ -44,6 +59,11 @@ def rows(works: Sequence[Work], total: Price) -> list[Row]:
             "trainings",
             f"{of('trainings'):,} ({clients} clients, {rounds} rounds), {of('steps'):,} steps",
             duration(total.training),
+        ),
+        (
+            "replays",
+            f"{of('replays'):,} trainings again, as a check" if of("replays") else "none",
+            duration(total.replays),
         ),
         (
             "scores",
@@ -109,7 +129,7 @@ def size(count: float) -> str:
 
 
 def _bound(total: Price) -> str:
-    return "at least " if total.attacks is None else "≤ " if total.attacks else ""
+    return "at least about " if total.attacks is None else "about "
 
 
 def _span(numbers: Iterable[int]) -> str:

@@ -106,7 +106,7 @@ class LeakageMod:
             )
         key, returned = next(iter(reply.content.array_records.items()))
         measures = audit.scores or audit.attack is not None or audit.gate is not None
-        measures = measures or audit.check_update == "always"
+        measures = measures or audit.always_checks(session.server_round)
         if not (measures or audit.defends):  # nobody reads the arrays
             note = ClientNote(
                 session.client_id,
@@ -139,6 +139,7 @@ class LeakageMod:
             client_id=session.client_id,
             train_cpu_seconds=train_seconds,
             score_cpu_seconds=done.seconds,
+            replay_cpu_seconds=done.explained.seconds,
             reproducible=session.has_reproducible_draws(),
             remark=audit.remark,
             own_config=audit.own_config,

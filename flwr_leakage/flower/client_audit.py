@@ -1,6 +1,6 @@
 """What a client does with its update before it is sent: the settings, all of them its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -48,6 +48,8 @@ class ClientAudit:
             round that the client's state knows of; later rounds repeat what it found. ``always``:
             in every round, scored or not. Where the model does not explain the update, every
             score says so.
+        check_rounds: the rounds, by number, that are checked as by ``always``, whatever
+            ``check_update`` says of the others; ``None`` for none.
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
         attack: what the client attacks its own update with, after its defense: a ``SelfAttack``,
             or an attack with that one's defaults; ``None`` for none. It needs the extra ``server``.
@@ -73,6 +75,7 @@ class ClientAudit:
     remark: str = ""
     own_config: bool = False
     check_update: Literal["once", "always", "never"] = "once"
+    check_rounds: Callable[[int], bool] | None = None
     attack: SelfAttacker = None
     share: str | Sequence[str] = "nothing"
     gate: Gate | None = None
@@ -95,6 +98,11 @@ class ClientAudit:
                 "a gate needs to know whether the scored model explains the update: check_update "
                 "must be 'once' or 'always', got 'never'."
             )
+
+    def always_checks(self, server_round: int) -> bool:
+        """Whether the update of a round is replayed, scored or not."""
+        chosen = self.check_rounds is not None and self.check_rounds(server_round)
+        return chosen or self.check_update == "always"
 
     @property
     def defends(self) -> bool:

@@ -39,11 +39,13 @@ class Explained:
         sentence: what was found, and in which round.
         fails: whether it does not.
         replay: the replay of this very round; ``None`` where there was none.
+        seconds: CPU seconds that it took.
     """
 
     sentence: str = ""
     fails: bool = False
     replay: ReplayResult | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Release:
         explained: whether the scored model explains the update.
         tries: what the gate said of each defense; empty without a gate.
         exposure: of the round; ``None`` where no mini-batches were seen.
-        seconds: CPU seconds of scores and self-attacks.
+        seconds: CPU seconds of scores and self-attacks, without the replay.
     """
 
     update: Update
@@ -159,24 +161,25 @@ def defend(
 def explain_by_replay(session: Session, context: Context, exposure: Exposure) -> Explained:
     """Compare the update with that of the scored model, or repeat what an earlier round found."""
     audit, states = session.audit, context.state.config_records
-    if audit.check_update == "never" or not _looks(audit, session.server_round):
-        return Explained()
-    if audit.check_update == "once" and EXPLAINED_KEY in states:
-        kept = states[EXPLAINED_KEY]
-        return Explained(str(kept["sentence"]), bool(kept["fails"]))
+    if not audit.always_checks(session.server_round):
+        if audit.check_update == "never" or not _looks(audit, session.server_round):
+            return Explained()
+        if EXPLAINED_KEY in states:
+            kept = states[EXPLAINED_KEY]
+            return Explained(str(kept["sentence"]), bool(kept["fails"]))
+    start = time.process_time()
     found = explain_update(audit.gradient_map, exposure)
+    seconds = time.process_time() - start
     sentence = f"in round {session.server_round}, {found.sentence}"
     context.state[EXPLAINED_KEY] = ConfigRecord({"sentence": sentence, "fails": found.fails})
     replay = None
     if found.distance is not None:
         replay = ReplayResult(found.distance, not found.fails, found.sentence)
-    return Explained(sentence, found.fails, replay)
+    return Explained(sentence, found.fails, replay, seconds)
 
 
 def _looks(audit: ClientAudit, server_round: int) -> bool:
-    """Whether anything is measured in a round, or the check is asked for in every one."""
-    if audit.check_update == "always":
-        return True
+    """Whether anything is measured in a round."""
     attacks = audit.self_attack is not None and audit.self_attack.includes(server_round)
     return bool(attacks or audit.gate or (audit.scores and audit.score_plan.includes(server_round)))
 

@@ -15,16 +15,20 @@ def data_digests(settings: str, names: Sequence[str], root: Path | None) -> dict
     size in bytes with the same labels in the same order go unnoticed.
 
     Args:
-        settings: as JSON; a data set is named by a whole string, with or without ``/2`` after it.
+        settings: as JSON; a data set is named by a whole string, or by the value of an override
+            such as ``dataset=mnist_npz``, with or without ``/2`` after it.
         names: of the data sets that are files.
-        root: their folder, or ``None``.
+        root: their folder, or ``None``; an override ``dataset.root=FOLDER`` names another.
 
     Returns:
         16 hexadecimal digits by name; nothing of a data set whose files are not there.
     """
+    given = re.findall(r'"dataset\.root=([^"]*)"', settings)
+    root = Path(given[-1].strip("'")) if given else root
     if root is None:
         return {}
-    found = set(re.findall(rf'"({"|".join(map(re.escape, names))})(?:/2)?"', settings))
+    name = "|".join(map(re.escape, names))
+    found = set(re.findall(rf'"(?:[^"=]*=)?({name})(?:_npz)?(?:/2)?"', settings))
     digests = {name: _digest(root, name) for name in sorted(found)}
     return {name: value for name, value in digests.items() if value}
 

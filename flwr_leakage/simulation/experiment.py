@@ -110,7 +110,7 @@ class Experiment:
             own_config=self.remark is not None,
             score_plan=self.score_plan,
             max_samples=client.max_samples,
-            check_update="always" if self._may_be_attacked(client_id) else "once",
+            check_rounds=partial(self.may_be_attacked, client_id),
             num_threads=client.num_threads,
             attack=self.self_attack,
             share=client.share,
@@ -118,18 +118,18 @@ class Experiment:
             folder=client.folder,
         )
 
-    def _may_be_attacked(self, client_id: int | None) -> bool:
-        """Whether the server attacks a client of the simulation in some round.
+    def may_be_attacked(self, client_id: int | None, server_round: int) -> bool:
+        """Whether the server of a simulation may attack a client's update of a round.
 
-        Whatever is attacked is replayed too: next to an attack that costs nothing.
+        Such an update is replayed, which costs about as much as its training: only then does an
+        attack that fails say something. ``selection.max_clients`` may still leave it out.
         """
         if self.remark is not None or client_id is None:
             return False
-        chosen = self.selection.clients
         limit = self.selection.max_examples
         return (
             (self.attack is not None or self.settings.server.attack_later)
-            and (chosen is None or client_id in chosen)
+            and self.selection.includes(server_round, client_id)
             and (limit is None or self.num_examples(client_id) <= limit)
         )
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -80,9 +80,12 @@ def _options(group: str) -> list[str]:
 
 
 def _choices(override: Override) -> list[str]:
+    value = override.value()
+    if isinstance(value, Glob):
+        return value.filter(_options(override.key_or_group))
     if override.is_sweep_override():
         return [str(choice) for choice in override.sweep_string_iterator()]
-    return [str(override.value())]
+    return [str(value)]
 
 
 def _first_choice(override: Override) -> str:
@@ -92,7 +95,13 @@ def _first_choice(override: Override) -> str:
 
 def _check_group(override: Override) -> str:
     options = _options(override.key_or_group)
-    for choice in _choices(override):
+    choices = _choices(override)
+    if not choices:
+        return (
+            f"no {override.key_or_group} is meant by {override.input_line!r}; "
+            f"options: {', '.join(options)}"
+        )
+    for choice in choices:
         if choice not in options and not (choice == "None" and override.key_or_group in OPTIONAL):
             return (
                 f"there is no {override.key_or_group} {choice!r}"

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from flwr_leakage.defenses.base import LocalRound
 from flwr_leakage.gradient_map import local_update
@@ -49,6 +52,7 @@ class Price:
     Attributes:
         start: imports, data and network, measured.
         training: steps times one measured step.
+        replays: as many steps again as are replayed to check updates.
         scores: samples that the plan pays for, times one measured sample.
         tests: test accuracy.
         attacks: the upper limit: every target uses up its budget; ``None`` where there is none.
@@ -57,6 +61,7 @@ class Price:
 
     start: float
     training: float
+    replays: float
     scores: float
     tests: float
     attacks: float | None
@@ -65,7 +70,9 @@ class Price:
     @property
     def seconds(self) -> float:
         """All of it; without attacks where these have no limit."""
-        return self.start + self.training + self.scores + self.tests + (self.attacks or 0.0)
+        return sum(
+            (self.start, self.training, self.replays, self.scores, self.tests, self.attacks or 0)
+        )
 
     def __add__(self, other: "Price") -> "Price":
         """Both runs, one after the other."""
@@ -75,6 +82,7 @@ class Price:
         return Price(
             self.start + other.start,
             self.training + other.training,
+            self.replays + other.replays,
             self.scores + other.scores,
             self.tests + other.tests,
             attacks,
@@ -95,12 +103,18 @@ def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[W
     Raises:
         ConfigError: the config cannot be run, or has nothing that could be priced.
     """
+    own = [text for text in overrides if text.lstrip("+~").startswith("hydra.")]
+    if own:
+        raise ConfigError(f"a dry run takes no settings of Hydra's own, got {own[0]!r}.")
     logging.getLogger("flwr").setLevel(logging.ERROR)
     found: list[tuple[Work, Price]] = []
     known: dict[str, Measured] = {}
     for job in expand(overrides) if multirun else [list(overrides)]:
         began = 0.0 if not found else time.process_time()  # imports are the first run's
-        config = compose(job, "outputs/not-written")
+        try:
+            config = compose(job, "outputs/not-written")
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(str(error)) from error
         if config["paper"]:
             raise ConfigError("a paper's experiment is not priced; size=smoke takes seconds.")
         experiment = build(config)
@@ -117,11 +131,20 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
     """The overrides of each run of a sweep, as Hydra's own sweeper tells them.
 
     Raises:
-        ConfigError: another sweeper chooses the runs as it goes.
+        ConfigError: another sweeper chooses the runs as it goes, or a pattern stands for options.
     """
     if any(text.startswith("hydra/sweeper=") for text in overrides):
         raise ConfigError("a dry run knows the runs of Hydra's own sweeper only, not another's.")
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError(str(error)) from error
+    for override in parsed:
+        if isinstance(override.value(), Glob):
+            raise ConfigError(
+                f"a dry run needs the options by name, as in {override.key_or_group}=A,B, got "
+                f"{override.input_line!r}."
+            )
     batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     return [list(job) for batch in batches for job in batch]
 
@@ -179,7 +202,13 @@ def _price(work: Work, measured: Measured, start: float) -> Price:
     if work.score_share is not None:  # measured in seconds, not counted
         scores = max(work.scored * measured.score, work.score_share * training)
     return Price(
-        start, training, scores, work.tested * measured.test, work.attack_seconds, work.disk
+        start=start,
+        training=training,
+        replays=work.replay_steps * measured.step,  # about as much as the training itself
+        scores=scores,
+        tests=work.tested * measured.test,
+        attacks=work.attack_seconds,
+        disk=work.disk,
     )
 
 

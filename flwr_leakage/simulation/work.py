@@ -23,6 +23,8 @@ class Work:
         rounds: of training.
         trainings: of a client in a round.
         steps: of all trainings.
+        replays: trainings that are run again to check the update.
+        replay_steps: of all replays.
         batch_size: samples of a step.
         ranked: samples that are ranked for the scores, over all rounds.
         scored: samples that get scores, over all rounds.
@@ -40,6 +42,8 @@ class Work:
     rounds: int
     trainings: int
     steps: int
+    replays: int
+    replay_steps: int
     batch_size: int
     ranked: int
     scored: int
@@ -66,6 +70,8 @@ def count_work(experiment: Experiment, products: int) -> Work:
     share = _share_that_trains(experiment)
     schedules = [experiment.schedule.for_client(size) for size in sizes]
     steps = sum(schedule.num_steps for schedule in schedules) * rounds * share
+    replays = [share * count for count in _replays(experiment)]
+    again = sum(n * each.num_steps for n, each in zip(replays, schedules, strict=True))
     ranked, scored, score_share = _scores(experiment, products, share)
     updates, images = _attacked(experiment)
     times = 1 + len(experiment.what_ifs)
@@ -89,6 +95,8 @@ def count_work(experiment: Experiment, products: int) -> Work:
         rounds=rounds,
         trainings=round(settings.num_clients * rounds * share),
         steps=round(steps),
+        replays=round(sum(replays)),
+        replay_steps=round(again),
         batch_size=schedules[sizes.index(max(sizes))].batch_size,
         ranked=ranked,
         scored=scored,
@@ -110,6 +118,40 @@ def _share_that_trains(experiment: Experiment) -> float:
     fraction = float(getattr(strategy, "fraction_train", 1.0))
     least = int(getattr(strategy, "min_train_nodes", 1))
     return min(max(int(clients * fraction), least), clients) / clients
+
+
+def _replays(experiment: Experiment) -> list[int]:
+    """Rounds in which each client replays its training, if it trains in all of them.
+
+    These are the rounds in which its update may be attacked, and the first one in which it
+    measures something, unless it has replayed one before.
+    """
+    rounds, plan, own = (
+        experiment.settings.num_rounds,
+        experiment.score_plan,
+        experiment.self_attack,
+    )
+    measured = [
+        each
+        for each in range(1, rounds + 1)
+        if (experiment.scores and plan.includes(each))
+        or (own is not None and own.includes(each))
+        or experiment.gate is not None
+    ]
+    counts = []
+    for client, size in enumerate(experiment.sizes):
+        schedule, most = (
+            experiment.schedule.for_client(size),
+            experiment.settings.client.max_samples,
+        )
+        kept = math.ceil(most / schedule.batch_size) * schedule.batch_size  # whole mini-batches
+        if schedule.num_samples_used(size) > kept:  # what was not kept cannot be replayed
+            counts.append(0)
+            continue
+        attacked = [e for e in range(1, rounds + 1) if experiment.may_be_attacked(client, e)]
+        once = bool(measured) and (not attacked or attacked[0] > measured[0])
+        counts.append(len(attacked) + once)
+    return counts
 
 
 def _scores(experiment: Experiment, products: int, share: float) -> tuple[int, int, float | None]:

@@ -1,13 +1,18 @@
 """The command: every subcommand runs, and errors are sentences with an exit code."""
 
+import re
+
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from flwr_leakage.cli.app import app
 from flwr_leakage.cli.catalog import entries, groups
 from flwr_leakage.cli.doctor import _lpips
 from flwr_leakage.cli.inapplicable import suggestion
+from flwr_leakage.cli.price import dry_run
 from flwr_leakage.records import LeakageRecord
+from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.tracking import JsonlTracker
 
 runner = CliRunner()
@@ -75,6 +80,21 @@ def test_errors_are_sentences(tmp_path):
 def test_the_report_of_a_sweep_points_to_compare(run_folder):
     said = call("report", run_folder.parent, code=2)
     assert "which holds 1; put them" in said and f"compare {run_folder.parent}" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["seed=0,1"], "add --multirun"),
+        (["attack=glob(i*)"], "as in attack=A,B, got 'attack=glob(i*)'"),
+        (["attack=glob(nothing*)"], "no attack is meant by 'attack=glob(nothing*)'"),
+        (["seed=0", "hydra.sweeper.params.seed=0"], "no settings of Hydra's own"),
+        (["seed=${nothing}"], "'nothing' not found"),
+    ],
+)
+def test_what_a_dry_run_cannot_read_is_a_sentence(arguments, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        dry_run(arguments, "," not in arguments[0], Console())
 
 
 def test_doctor_finds_what_the_tests_run_with():

@@ -80,6 +80,13 @@ def test_a_wrong_one_is_told_beside_every_score_of_every_round():
             assert all("does not explain the update" in text for text in measured.notes)
 
 
+def test_chosen_rounds_are_replayed_and_what_they_cost_is_told(unchecked):
+    chosen = dataclasses.replace(AUDIT, scores={}, check_rounds=lambda number: number == 2)
+    notes = play(chosen, [0.5, 0.5, 0.5])
+    assert [note.replay is not None for note in notes] == [False, True, False]
+    assert [note.replay_cpu_seconds > 0 for note in notes] == [False, True, False]
+
+
 def test_always_and_never(unchecked):
     always = dataclasses.replace(AUDIT, check_update="always")
     first, second = play(always, [0.5, 0.1])

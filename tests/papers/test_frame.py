@@ -58,6 +58,15 @@ def test_other_data_files_are_another_part(lab, tmp_path):
         write_data(tmp_path / "data", images, labels_now)
         rows("mnist/2"), rows("digits")
     assert len(calls) == 3  # the first of both, and the one whose labels changed
+    for overrides in (
+        ["dataset=mnist_npz"],
+        [f"dataset.root={tmp_path / 'data'}", "dataset=mnist_npz"],
+    ):
+        given = lab if len(overrides) == 1 else replace(lab, data_root=None)
+        for labels_now in (labels, labels[::-1]):
+            write_data(tmp_path / "data", images, labels_now)
+            given.rows("runs", {"overrides": overrides}, lambda: calls.append(1) or [])
+    assert len(calls) == 7
     recipe = Recipe("LeNet", "mnist", 0)
     device = torch.device("cpu")
     assert recipe.digest(device, {"mnist": "a"}) != recipe.digest(device, {"mnist": "b"})

@@ -36,6 +36,21 @@ def test_work_is_counted(tiny):
     assert shown["attacks"] == ("4 updates, 8 with their what-ifs", "≤ 20 s")
 
 
+def test_replays_are_counted_where_an_update_may_be_attacked(tiny):
+    config = ["selection.max_examples=4", "num_rounds=5", "server.attack_max_seconds=1"]
+    [(work, price)] = price_runs([*tiny, *config, "attack=idlg", "selection.every=2", "score=none"])
+    assert (work.replays, work.replay_steps) == (3 * 2, 3 * 2)  # clients of 1 and 4, rounds 1, 3, 5
+    assert price.replays > 0
+    told = {row[0]: row[1:] for row in rows([work], price)}
+    assert told["replays"][0] == "6 trainings again, as a check"
+    assert told["together"][1].startswith("about ")
+    scored = ["attack=none", "score=gradient_norm", "client.max_samples=5"]
+    [(work, _)] = price_runs([*tiny, *config, *scored])
+    assert work.replays == 3  # once each: the largest keeps all that its one step uses
+    [(work, _)] = price_runs([*tiny, *config, *scored, "client.num_steps=5"])
+    assert work.replays == 2
+
+
 def test_a_plan_of_scores_pays_for_what_it_says(tiny):
     paid = ["score=gradient_norm", "attack=none", "scoring.min_samples=1"]
     [(work, price)] = price_runs([*tiny, *paid, "scoring.relative_cost=1e-6"])
