@@ -44,8 +44,6 @@ class ClientNote:
         measurements: scores per sample; empty unless the client sends its scores.
         train_cpu_seconds: CPU seconds of the training loop.
         score_cpu_seconds: CPU seconds of the scores.
-        replay_cpu_seconds: CPU seconds of training again to check the update; where the training
-            was captured, they are among those of the scores.
         reproducible: whether the defense's draws came from a seed, as in a simulation. Whoever
             knows the seed can then subtract the noise.
         remark: what the client says of its settings, in words.
@@ -55,19 +53,21 @@ class ClientNote:
         replay: whether the captured training explains the update.
         explained: whether the model that is scored explains the update, in words; empty where
             nobody looked.
+        replay_cpu_seconds: CPU seconds of training again to check the update; where the training
+            was captured, they are among those of the scores.
     """
 
     client_id: int
     measurements: tuple[Measurement, ...] = ()
     train_cpu_seconds: float = 0.0
     score_cpu_seconds: float = 0.0
-    replay_cpu_seconds: float = 0.0
     reproducible: bool = False
     remark: str = ""
     own_config: bool = False
     training: TrainingFacts | None = None
     replay: ReplayResult | None = None
     explained: str = ""
+    replay_cpu_seconds: float = 0.0
 
     def to_text(self) -> str:
         """The note as JSON."""
