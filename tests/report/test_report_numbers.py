@@ -207,13 +207,13 @@ def test_verdict_without_outcome_says_what_is_missing(records, words):
 
 
 def test_what_was_not_attacked_is_told_with_its_reason():
-    many = "images, more than selection.max_examples=8"
+    many = "images, more than the 8 that are attacked at most"
     rests = "attacks run every 2 rounds from round 1 on"
     records = [metric(1, 0, 0, 20.0), objective(1, 0, 0.1)]
     records += [spared(1, 3, 30, f"30 {many}"), spared(1, 4, 1200, f"1,200 {many}")]
     records += [spared(2, client, 30, rests) for client in (0, 3, 4)]
     details = judge(with_blind(*records), []).details
-    expected = "Not attacked: clients 3 and 4 (30 to 1,200 images, more than selection.max_examples"
+    expected = "Not attacked: clients 3 and 4 (30 to 1,200 images, more than the 8 that are"
     assert any(text.startswith(expected) for text in details)
     assert f"Not attacked: round 2 ({rests})." in details
 
