@@ -5,7 +5,7 @@ A client is free to write anything into its note: what is read here is checked, 
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from flwr_leakage.capture import TrainingFacts
@@ -25,11 +25,14 @@ class ReplayResult:
         residual: of the update, relative; ``None`` where nothing was replayed.
         explains: whether the captured training explains the update.
         sentence: the result in words.
+        replayed: whether the training of this round was replayed. If not, ``explains`` says
+            whether anything that was seen speaks against the latest replay.
     """
 
     residual: float | None
     explains: bool
     sentence: str
+    replayed: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class ClientNote:
             "remark": self.remark,
             "own-config": self.own_config,
             "training": None if self.training is None else self.training.to_dict(),
-            "replay": None if self.replay is None else asdict(self.replay),
+            "replay": None if self.replay is None else vars(self.replay),
             "explained": self.explained,
             "measurements": [
                 {
@@ -139,6 +142,7 @@ def _replay(entry: dict[str, Any] | None) -> ReplayResult | None:
         residual=None if residual is None else _number(residual),
         explains=_flag(entry["explains"]),
         sentence=_text(entry["sentence"], 500),
+        replayed=_flag(entry.get("replayed", True)),
     )
 
 

@@ -73,8 +73,11 @@ class Recorder:
         for measurement in note.measurements:
             self._measurement(server_round, note.client_id, "score", measurement, SPARED)
         if note.replay is not None:
+            # What speaks against a replay is told where replays are looked for.
+            skipped = note.replay.explains and not note.replay.replayed
+            name = "not_replayed" if skipped else "replay_residual"
             self._number(
-                server_round, note.client_id, -1, "check", "replay_residual",
+                server_round, note.client_id, -1, "check", name,
                 note.replay.residual, "1", note=note.replay.sentence,
             )  # fmt: skip
         self.cost(server_round, "train_cpu_seconds", note.train_cpu_seconds, note.client_id)

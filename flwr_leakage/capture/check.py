@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import NamedTensor, name_tensors
 from flwr_leakage.capture.replay import replay
 from flwr_leakage.capture.training import CapturedTraining
@@ -106,7 +107,7 @@ def check_replay(
         causes = tuple(_causes(training, names, received, sent, end))
     missing = [name for name in received if name not in names and received[name].ndim]
     if missing and causes:
-        causes = (*causes, f"{_some(missing)} in no module that was called")
+        causes = (*causes, f"{some(missing)} in no module that was called")
     return ReplayCheck(residual, by_entry, len(training.steps), training.num_steps, tuple(causes))
 
 
@@ -120,7 +121,7 @@ def _causes(
     own = [name for name, named in names.items() if not _same(named.before, received[name])]
     if own:
         verb = "was" if len(own) == 1 else "were"
-        yield f"{_some(own)} {verb} not the server's before training"
+        yield f"{some(own)} {verb} not the server's before training"
     parameters = [name for name, named in names.items() if named.is_parameter]
     if not all(_same(end[name], sent[name]) for name in parameters):
         trained = {name: _double(end[name]) - _double(received[name]) for name in parameters}
@@ -182,8 +183,3 @@ def _ratio(part: float | Tensor, whole: float | Tensor) -> float:
     if not part:
         return 0.0
     return part / whole if whole and math.isfinite(part) else 1.0
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from flwr_leakage.capture.inputs import infer_spec
 from flwr_leakage.capture.samples import (
-    batch_norm_mode,
     captured_batches,
     captured_schedule,
     drops_out,
@@ -92,7 +90,7 @@ class TrainingFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        return dict(vars(self))
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> "TrainingFacts":
@@ -120,55 +118,78 @@ class TrainingFacts:
         )
 
 
-def facts_of(training: CapturedTraining, num_examples: int) -> TrainingFacts:
+def facts_of(
+    training: CapturedTraining, num_examples: int, known: TrainingFacts | None = None
+) -> TrainingFacts:
     """What was captured, in numbers and words.
+
+    Args:
+        training: what was captured.
+        num_examples: what the client says it used.
+        known: of an earlier training; its normalisation is taken where the inputs have the same
+            shape, as reading one takes longer than all the rest.
 
     Raises:
         ValueError: nothing was captured.
     """
-    if training.problem or training.optimizer is None:
+    if training.problem or training.optimizer_class is None:
         raise ValueError(training.problem or "no optimizer was captured")
     options = training.steps[0].options[0]
-    layers = [m for root in training.roots for m in root.copy.modules()]
-    has_batch_norm = any(isinstance(layer, _BatchNorm) for layer in layers)
     entries = training.steps[0].backwards[0].entries
     dtypes = {str(e.autocast.dtype).removeprefix("torch.") for e in entries if e.autocast.enabled}
-    loss, spec, known = _inputs(training)
+    inputs = _inputs(training, known)
     try:
         captured_schedule(training, num_examples)
         unscheduled = ""
     except ValueError as error:
         unscheduled = str(error)
+    if training.optimizer is None and known is not None:  # later mini-batches were not looked at
+        unscheduled = unscheduled or known.unscheduled
     return TrainingFacts(
-        optimizer=type(training.optimizer).__name__,
+        optimizer=training.optimizer_class.__name__,
         learning_rate=float(options["lr"]),
         momentum=float(options.get("momentum", 0.0)),
         weight_decay=float(options.get("weight_decay", 0.0)),
         num_steps=training.num_steps,
         batch_size=max(training.batch_sizes, default=0),
-        batch_norm=batch_norm_mode(training) if has_batch_norm else "",
+        batch_norm=training.batch_norm,
         randomness=drops_out(training),
         precision=", ".join(sorted(dtypes)),
-        loss=loss,
-        shape=spec.shape if spec else (),
-        num_classes=spec.num_classes if spec else 0,
-        mean=spec.mean if spec and known else (),
-        std=spec.std if spec and known else (),
+        loss=inputs.loss,
+        shape=inputs.shape,
+        num_classes=inputs.num_classes,
+        mean=inputs.mean,
+        std=inputs.std,
         unscheduled=unscheduled,
     )
 
 
-def _inputs(training: CapturedTraining) -> tuple[str, InputSpec | None, bool]:
+@dataclass(frozen=True)
+class _Inputs:
+    """What is told of the loss and the inputs; see ``TrainingFacts``."""
+
+    loss: str
+    shape: tuple[int, ...] = ()
+    num_classes: int = 0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+def _inputs(training: CapturedTraining, known: TrainingFacts | None) -> _Inputs:
     try:
         call = captured_batches(training)[0]
-        loss = "cross_entropy" if call.loss is F.cross_entropy else "a loss of the app's own"
     except ValueError as error:
-        return str(error), None, False
+        return _Inputs(str(error))
+    loss = "cross_entropy" if call.loss is F.cross_entropy else "a loss of the app's own"
+    shape = tuple(call.batch.inputs.shape[1:])
+    if known is not None and shape == known.shape and call.num_outputs == known.num_classes:
+        return _Inputs(loss, shape, call.num_outputs, known.mean, known.std)
     try:
-        spec, known = infer_spec(call.batch, call.num_outputs)
-        return loss, spec, known
+        spec, is_told = infer_spec(call.batch, call.num_outputs)
     except ValueError:
-        return loss, None, False
+        return _Inputs(loss)
+    mean, std = (spec.mean, spec.std) if is_told else ((), ())
+    return _Inputs(loss, spec.shape, spec.num_classes, mean, std)
 
 
 def differences(

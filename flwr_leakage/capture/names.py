@@ -1,7 +1,8 @@
 """Which tensor of the captured modules is which entry of the arrays that a server sends."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -40,23 +41,41 @@ def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dic
     those of a part of the model that is called on its own (``encoder.``). Arrays named 0, 1, …
     are taken in the order of the module's ``state_dict``.
     """
-    found: dict[str, NamedTensor] = {}
+    before = [root.copy.state_dict(keep_vars=True) for root in roots]
+    return {
+        name: NamedTensor(index, own, live, before[index][own])
+        for name, (index, own, live) in name_live(received, roots).items()
+    }
+
+
+class Shaped(Protocol):
+    """An array of any kind."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its shape."""
+
+
+def name_live(
+    received: Mapping[str, Shaped], roots: tuple[Root, ...]
+) -> dict[str, tuple[int, str, Tensor]]:
+    """As ``name_tensors``, of modules that need not be copied: index, own name, live tensor."""
+    found: dict[str, tuple[int, str, Tensor]] = {}
     for index, root in enumerate(roots):
         live = root.live.state_dict(keep_vars=True)
-        before = root.copy.state_dict(keep_vars=True)
-        for own, name in _own_names(received, live, set(found)).items():
-            found[name] = NamedTensor(index, own, live[own], before[own])
+        for own, name in _own_names(received, live, found).items():
+            found[name] = (index, own, live[own])
     return {name: found[name] for name in received if name in found}
 
 
 def _own_names(
-    received: Mapping[str, Tensor], live: Mapping[str, Tensor], taken: set[str]
+    received: Mapping[str, Shaped], live: Mapping[str, Tensor], taken: Collection[str]
 ) -> dict[str, str]:
     """From names in the module to received names."""
     if received and all(name.isdigit() for name in received):
         in_order = sorted(received, key=int)
-        shapes = [received[name].shape for name in in_order]
-        same = shapes == [value.shape for value in live.values()] and not taken
+        shapes = [tuple(received[name].shape) for name in in_order]
+        same = shapes == [tuple(value.shape) for value in live.values()] and not taken
         return dict(zip(live, in_order, strict=True)) if same else {}
     best: dict[str, str] = {}
     for wrapper in _WRAPPERS:
@@ -70,7 +89,7 @@ def _own_names(
                 for own, name in inner.items()
                 if start + name in received
                 and start + name not in taken
-                and received[start + name].shape == live[own].shape
+                and tuple(received[start + name].shape) == tuple(live[own].shape)
             }
             if len(matched) > len(best):
                 best = matched

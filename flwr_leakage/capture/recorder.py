@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -25,9 +26,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from flwr_leakage.capture.counting import Counting, Tally, batch_size, tensors_of
 from flwr_leakage.capture.tape import Autocast, Backward, Tape
 from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root
 from flwr_leakage.function_mode import FunctionMode
@@ -52,19 +53,20 @@ class Limits:
 
 
 @contextmanager
-def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
-    """Watch what this thread trains until the block ends; then ask ``training()``."""
-    recorder = Recorder(limits or Limits())
-    handles = [
-        register_optimizer_step_pre_hook(recorder.before_step),
-        register_optimizer_step_post_hook(recorder.after_step),
-    ]
+def capture(limits: Limits | None = None, *, copies: bool = True) -> Iterator["Recorder"]:
+    """Watch what this thread trains until the block ends; then ask ``training()``.
+
+    Args:
+        limits: what is kept.
+        copies: whether the model and the optimizer are copied before the first step, as a replay
+            needs. Without, only the parameters are, and the capture takes a tenth of the time.
+    """
+    recorder = Recorder(limits or Limits(), copies)
+    recorder.look_at_steps()
     recorder.look_at_calls()
     try:
         yield recorder
     finally:
-        for handle in handles:
-            handle.remove()
         recorder.close()
 
 
@@ -97,13 +99,14 @@ class _Window(FunctionMode):
 class Recorder:
     """Sees one training; see ``capture``."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, copies: bool) -> None:
         self._limits = limits
+        self._copies = copies
         self._thread = threading.get_ident()
         self._modes = len(_get_current_function_mode_stack())
-        self._window = _Window(self)
-        self._is_open = False
+        self._window: _Window | None = None
         self._call_hooks: list[RemovableHandle] = []
+        self._step_hooks: list[RemovableHandle] = []
         self._depth = 0
         self._in_backward = False
         self._tape = Tape()
@@ -114,6 +117,11 @@ class Recorder:
         self._trained: list[nn.Parameter] = []
         self._optimizer: Optimizer | None = None
         self._copied_optimizer: Optimizer | None = None
+        self._before: dict[int, Tensor] = {}
+        self._norms: set[bool] = set()
+        self._counting: Counting | None = None
+        self._tally: Tally | None = None
+        self._begin_versions: list[int] = []
         self._pending: list[Backward] = []
         self._gradients: dict[int, tuple[Tensor, int]] = {}
         self._steps: list[Step] = []
@@ -133,21 +141,53 @@ class Recorder:
         """Stop looking; the training goes on."""
         if not self._problem:
             self._problem = reason
-        self._keep_no_more(count=False)
+        self._keep_no_more()
 
-    def _keep_no_more(self, *, count: bool) -> None:
-        """From here on calls are counted at most, which a training hardly feels."""
+    def _keep_no_more(self) -> None:
+        """From here on nothing is kept."""
         self._keeps = False
         self._tape = Tape()
-        roots = [root.live for root in self._roots.values()]
-        nested = any(id(m) in self._roots for root in roots for m in root.modules() if m != root)
-        if count and nested:  # only the outermost call counts, and that takes both hooks
-            return
         self._ignore_calls()
-        if count:
-            self._call_hooks = [register_module_forward_hook(self.count_call, with_kwargs=True)]
+
+    def _count_the_rest(self, optimizer: Optimizer) -> None:
+        """From here on calls and steps are counted, which a training hardly feels."""
+        self._keeps = False
+        self._tape = Tape()
+        if not self._copies:
+            self._tally = Tally(optimizer, self._trained, self._begin_versions)
+            self._step_hooks[0].remove()
+            self._ignore_calls()
+            return
+        self._after_kept = {id(p): p.detach().clone() for p in self._trained}
+        self._counting = Counting(
+            optimizer, self._roots, self._trained, self._batch_sizes, once=self._calls_once()
+        )
+        roots = [root.live for root in self._roots.values()]
+        if len(roots) > 1 and any(
+            id(m) in self._roots for root in roots for m in root.modules() if m is not root
+        ):
+            return  # only the outermost call counts, and that takes both hooks
+        self._ignore_calls()
+        self._counting.wait()
+
+    def _calls_once(self) -> bool:
+        """Whether each kept step called the one module there is, once, by position."""
+        backwards = [step.backwards for step in self._steps]
+        if len(self._roots) != 1 or any(len(those) != 1 for those in backwards):
+            return False
+        calls = [
+            [e for e in those[0].entries if id(e.function) in self._roots] for those in backwards
+        ]
+        return all(len(those) == 1 and those[0].arguments[0] for those in calls)
 
     # --- the model -----------------------------------------------------------------------------
+
+    def look_at_steps(self) -> None:
+        """Begin to look at steps of optimizers."""
+        self._step_hooks = [
+            register_optimizer_step_pre_hook(self.before_step),
+            register_optimizer_step_post_hook(self.after_step),
+        ]
 
     def look_at_calls(self) -> None:
         """Begin to look at calls of modules."""
@@ -160,15 +200,8 @@ class Recorder:
         for handle in self._call_hooks:
             handle.remove()
         self._call_hooks = []
-
-    def count_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """A call ends that may be the model's, after the steps that are kept."""
-        if (
-            id(module) in self._roots
-            and threading.get_ident() == self._thread
-            and any(leaf.requires_grad for leaf in _tensors(output))
-        ):
-            self._batch_sizes.append(_batch_size(args, kwargs))
+        if self._counting is not None:
+            self._counting.rest()
 
     @_looking
     def before_forward(self, module: nn.Module, args: Any) -> None:
@@ -189,11 +222,11 @@ class Recorder:
         if self._depth > 0 or not torch.is_grad_enabled() or len(rest) < 2:
             return
         kwargs, output = rest
-        leaves = _tensors(output)
+        leaves = tensors_of(output)
         if not any(leaf.requires_grad for leaf in leaves):
             return
         if id(module) in self._roots:
-            self._batch_sizes.append(_batch_size(args, kwargs))
+            self._batch_sizes.append(batch_size(args, kwargs))
         if not self._keeps:
             return
         before = self._rng_state
@@ -203,27 +236,35 @@ class Recorder:
         self._open_window()
 
     def _copy_root(self, module: nn.Module) -> None:
-        if id(module) in self._roots or not module.state_dict():
+        if id(module) in self._roots:
             return
-        if self._num_steps and any(p.requires_grad for p in module.parameters()):
+        own = list(module.parameters())
+        if not own and next(module.buffers(), None) is None:
+            return
+        if self._num_steps and any(p.requires_grad for p in own):
             raise ValueError(f"{type(module).__name__} was first called after the first step")
-        self._roots[id(module)] = Root(module, copy_root(module, self._memo))
-        self._trained += module.parameters()
+        copied = copy_root(module, self._memo) if self._copies else None
+        self._roots[id(module)] = Root(module, copied)
+        self._trained += own
+        self._begin_versions += [p._version for p in own]  # a closure calls it within the step
+        for p in own:
+            self._before[id(p)] = self._memo[id(p)] if self._copies else p.detach().clone()
+        self._norms |= {m.training for m in module.modules() if isinstance(m, _BatchNorm)}
 
     # --- the loss ------------------------------------------------------------------------------
 
     def _open_window(self) -> None:
-        if self._is_open:
+        if self._window is not None:
             return
         if len(_get_current_function_mode_stack()) != self._modes:
             raise ValueError("the model was called inside a torch function mode, such as a device")
+        self._window = _Window(self)
         self._window.__enter__()
-        self._is_open = True
 
     def _close_window(self) -> None:
-        if self._is_open and _get_current_function_mode_stack()[-1] is self._window:
+        if self._window is not None and _get_current_function_mode_stack()[-1] is self._window:
             self._window.__exit__(None, None, None)
-            self._is_open = False
+            self._window = None  # no circle keeps what was seen alive
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a torch function, and record it where trained parameters enter its result."""
@@ -234,7 +275,7 @@ class Recorder:
         before = torch.get_rng_state()
         result = function(*args, **kwargs)
         try:
-            leaves = _tensors(result)
+            leaves = tensors_of(result)
             if any(leaf.requires_grad for leaf in leaves):
                 drew = not torch.equal(before, torch.get_rng_state())
                 self._tape.record(
@@ -276,6 +317,9 @@ class Recorder:
     @_looking
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A step begins; a closure that trains may run inside of it."""
+        if self._counting is not None:
+            self._counting.before_step(optimizer)
+            return
         self._close_window()
         if not self._roots and not self._has_closure(args, kwargs):
             return
@@ -285,18 +329,26 @@ class Recorder:
             raise ValueError("LBFGS calls the loss several times in a step")
         if self._optimizer is None:
             self._optimizer = optimizer
-            self._copied_optimizer = copy.deepcopy(optimizer, self._memo)
+            if self._copies:
+                self._copied_optimizer = copy.deepcopy(optimizer, self._memo)
         elif optimizer is not self._optimizer:
             raise ValueError("two optimizers take steps")
         self._options = tuple(
             {name: value for name, value in group.items() if name != "params"}
             for group in optimizer.param_groups
         )
-        self._check_versions()
+        self._changed_outside |= self._versions_differ()
+        self._begin_versions = [p._version for p in self._trained]
 
     @_looking
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A step has ended."""
+        if self._tally is not None:
+            self._tally.after_step(optimizer)
+            return
+        if self._counting is not None:
+            self._counting.after_step(optimizer)
+            return
         self._close_window()
         if optimizer is not self._optimizer:
             return
@@ -308,17 +360,14 @@ class Recorder:
         self._pending, self._gradients = [], {}
         self._samples = sum(self._batch_sizes)
         if self._samples >= self._limits.max_samples or self._bytes >= self._limits.max_bytes:
-            self._keep_no_more(count=True)
-            self._after_kept = {id(p): p.detach().clone() for p in self._trained}
+            self._count_the_rest(optimizer)
 
     @staticmethod
     def _has_closure(args: Any, kwargs: Any) -> bool:
         return kwargs.get("closure") is not None or any(callable(arg) for arg in args[1:])
 
-    def _check_versions(self) -> None:
-        self._changed_outside |= any(
-            self._versions.get(id(p), p._version) != p._version for p in self._trained
-        )
+    def _versions_differ(self) -> bool:
+        return any(self._versions.get(id(p), p._version) != p._version for p in self._trained)
 
     def _rescaled_to(self) -> float | None:
         """The gradient's norm where it is not what ``backward`` left."""
@@ -337,26 +386,38 @@ class Recorder:
 
     def close(self) -> None:
         """Leave nothing behind in torch."""
+        for handle in self._step_hooks:
+            handle.remove()
         self._ignore_calls()
         self._close_window()
-        if self._is_open:  # another mode lies above: this one lets everything pass from now on
+        if (
+            self._window is not None
+        ):  # another mode lies above: this one lets everything pass from now on
             self._keeps = False
 
     def training(self) -> CapturedTraining:
         """What was seen."""
-        changed_at_end = bool(self._num_steps) and any(
-            self._versions.get(id(p), p._version) != p._version for p in self._trained
-        )
+        rest, tally = self._counting, self._tally
+        if rest is not None:
+            changed_at_end = rest.versions_differ()
+        elif tally is not None:
+            changed_at_end = tally.versions_differ()
+        else:
+            changed_at_end = bool(self._num_steps) and self._versions_differ()
         return CapturedTraining(
             roots=tuple(self._roots.values()),
             optimizer=self._copied_optimizer,
-            copies=self._memo,
+            optimizer_class=None if self._optimizer is None else type(self._optimizer),
+            before=self._before,
+            batch_norm="batch" if True in self._norms else "running" if self._norms else "",
             steps=tuple(self._steps),
-            num_steps=self._num_steps,
+            num_steps=self._num_steps + sum(r.num_steps for r in (rest, tally) if r),
             batch_sizes=tuple(self._batch_sizes),
             after_kept=self._after_kept,
-            changed_outside=self._changed_outside,
+            changed_outside=self._changed_outside or (rest is not None and rest.changed_outside),
             changed_at_end=changed_at_end,
+            settings_changed=(rest is not None and rest.settings_changed)
+            or (tally is not None and tally.settings_differ()),
             problem=self._problem or self._missing(),
         )
 
@@ -369,20 +430,6 @@ class Recorder:
         if not self._steps or not self._steps[0].backwards:
             return "no loss.backward() was seen after a call of a torch.nn.Module"
         return ""
-
-
-def _batch_size(args: Any, kwargs: Any) -> int:
-    for argument in (*args, kwargs):
-        for tensor in _tensors(argument):
-            if tensor.ndim:
-                return int(tensor.shape[0])
-    return 1
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):  # the usual case, and walking a tree costs more than a layer
-        return [value]
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _autocast(leaves: list[Tensor]) -> Autocast:

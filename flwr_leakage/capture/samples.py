@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD
 
 from flwr_leakage.capture.names import NamedTensor
@@ -57,12 +56,10 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
         ValueError: the loss has another form, in words.
     """
     roots = {id(root.live): index for index, root in enumerate(training.roots)}
-    trained = {id(p) for root in training.roots for p in root.live.parameters()}
     calls = [
         (number, entry)
         for number, entry in enumerate(backward.entries)
-        if id(entry.function) in roots
-        and any(id(p) in trained and p.requires_grad for p in _parameters(entry))
+        if id(entry.function) in roots and any(p.requires_grad for p in _parameters(entry))
     ]
     if len(calls) != 1:
         raise ValueError(f"a loss needs {len(calls)} calls of modules, expected one of a model")
@@ -145,9 +142,7 @@ def captured_batches(training: CapturedTraining) -> list[LossCall]:
 
 def batch_norm_mode(training: CapturedTraining) -> BatchNormMode:
     """``batch`` where a BatchNorm layer trained in train mode."""
-    layers = (m for root in training.roots for m in root.copy.modules())
-    trains = any(isinstance(m, _BatchNorm) and m.training for m in layers)
-    return "batch" if trains else "running"
+    return training.batch_norm or "running"
 
 
 def drops_out(training: CapturedTraining) -> bool:
@@ -189,12 +184,15 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
     """
     if training.problem:
         raise ValueError(training.problem)
-    optimizer = training.optimizer
-    if not isinstance(optimizer, SGD):
-        raise ValueError(f"the optimizer is {type(optimizer).__name__}, and no SGD")
+    if training.optimizer_class is None:
+        raise ValueError("no optimizer was captured")
+    if not issubclass(training.optimizer_class, SGD):
+        raise ValueError(f"the optimizer is {training.optimizer_class.__name__}, and no SGD")
     options = [group for step in training.steps for group in step.options]
     first = options[0]
-    if any({**group, "initial_lr": 0} != {**first, "initial_lr": 0} for group in options):
+    if training.settings_changed or any(
+        {**group, "initial_lr": 0} != {**first, "initial_lr": 0} for group in options
+    ):
         raise ValueError("the learning rate or another setting differs between steps or groups")
     for name in ("nesterov", "maximize", "dampening"):
         if first[name]:
@@ -211,7 +209,9 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
         weight_decay=float(first["weight_decay"]),
     )
     expected = [window.stop - window.start for window in schedule.slices(num_examples)]
-    if expected != list(training.batch_sizes):
+    seen = len(training.batch_sizes)
+    counted = training.optimizer is not None
+    if (expected if counted else expected[:seen]) != list(training.batch_sizes):
         raise ValueError(
             f"mini-batches of {list(training.batch_sizes)[:5]} … samples are not those of "
             f"{num_examples} samples in order"

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -13,10 +13,26 @@ from flwr_leakage.capture.tape import Backward
 
 @dataclass(frozen=True)
 class Root:
-    """A module that the training called, with its copy from before the first step."""
+    """A module that the training called, with its copy from before the first step.
+
+    Attributes:
+        live: the module.
+        copied: its copy; ``None`` where the training is not to be replayed.
+    """
 
     live: nn.Module
-    copy: nn.Module
+    copied: nn.Module | None
+
+    @property
+    def copy(self) -> nn.Module:
+        """The copy.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.copied is None:
+            raise ValueError("the model was not copied before this training, to save time")
+        return self.copied
 
 
 @dataclass(frozen=True)
@@ -41,27 +57,36 @@ class CapturedTraining:
 
     Attributes:
         roots: the modules with parameters or buffers that were called, in the order of calling.
-        optimizer: a copy from before the first step, whose parameters are those of the copies.
-        copies: from ids of live parameters, modules and buffers to their copies.
+        optimizer: a copy from before the first step, whose parameters are those of the copies;
+            ``None`` where nothing was copied.
+        optimizer_class: its class; ``None`` where there was no step.
+        before: the parameters before the first step by the live parameter's id.
+        batch_norm: ``batch`` where a BatchNorm layer trained in train mode, ``running`` where none
+            of them did, empty where there is none.
         steps: those that were kept, from the first on.
         num_steps: all steps.
-        batch_sizes: samples of each call of the model that a gradient was taken of.
+        batch_sizes: samples of each call of the model that a gradient was taken of; where nothing
+            was copied, of the steps that were kept only.
         after_kept: the parameters after the last kept step by the live parameter's id, where not
             all steps were kept.
         changed_outside: whether parameters changed between the optimizer's steps.
         changed_at_end: whether parameters changed after the last step.
+        settings_changed: whether the optimizer's settings changed after the steps that were kept.
         problem: why the training was not captured, in words; empty where it was.
     """
 
     roots: tuple[Root, ...]
     optimizer: Optimizer | None
-    copies: Mapping[int, Any] = field(repr=False)
+    optimizer_class: type[Optimizer] | None
+    before: Mapping[int, Tensor] = field(repr=False)
+    batch_norm: Literal["batch", "running", ""]
     steps: tuple[Step, ...] = field(repr=False)
     num_steps: int
     batch_sizes: tuple[int, ...]
     after_kept: Mapping[int, Tensor] = field(repr=False)
     changed_outside: bool
     changed_at_end: bool
+    settings_changed: bool
     problem: str = ""
 
     @property

@@ -30,21 +30,22 @@ def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple
         MalformedArraysError: naming the first entry that is missing, unknown, of another shape, not
             a number, or not finite.
     """
-    params, buffers, _ = read_reply(arrays, gradient_map)
+    params, buffers, _ = read_reply(arrays, gradient_map.params, gradient_map.buffers)
     return params, buffers
 
 
 def read_reply(
-    arrays: Mapping[str, Array], gradient_map: GradientMap
+    arrays: Mapping[str, Array], params: Params, buffers: Params
 ) -> tuple[Params, Params, tuple[str, ...]]:
     """As :func:`read_arrays`, with the names of the arrays that are narrower than the model's.
+
+    The model is given by its parameters and buffers, which take longer to list than to compare.
 
     Narrow are floating-point arrays of fewer bits, and whole numbers where the model has fractions.
 
     Raises:
         MalformedArraysError: as there.
     """
-    params, buffers = gradient_map.params, gradient_map.buffers
     expected = {**params, **buffers}
     _check_names(arrays, expected)
     raw = {name: _read(name, arrays[name], like) for name, like in expected.items()}
@@ -56,6 +57,18 @@ def read_reply(
         {name: state[name] for name in buffers},
         narrow,
     )
+
+
+def holds_the_same(array: Array, tensor: Tensor) -> bool:
+    """Whether an array has a tensor's values; bytes are compared first, as that is fast."""
+    own = tensor.detach().cpu()
+    if own.dtype != torch.bfloat16:  # NumPy has none
+        values = own.numpy()
+        header = _header(values.dtype.str, values.shape)
+        if array.data == header + values.tobytes():
+            return True
+    other = torch.from_numpy(array.numpy())
+    return own.shape == other.shape and torch.equal(own, other.to(own.dtype))
 
 
 def write_arrays(like: Mapping[str, Array], params: Params, buffers: Params) -> ArrayRecord:

@@ -6,28 +6,27 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, Context, Message
 from torch import Tensor
 
 from flwr_leakage.audit import ClientNote, ReplayResult, Truth
 from flwr_leakage.audit.gate import Gate
-from flwr_leakage.capture import (
-    CapturedTraining,
-    Limits,
-    ReplayCheck,
-    TrainingFacts,
-    capture,
-    check_replay,
-    facts_of,
-)
+from flwr_leakage.capture import CapturedTraining, Limits, capture
 from flwr_leakage.capture.exposure import CapturedRound, read_round
 from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.arrays import write_arrays
 from flwr_leakage.flower.client import client_id_of, refuse, server_round_of
-from flwr_leakage.flower.client_audit import ClientAudit, SelfAttacker, as_self_attack, check_own
+from flwr_leakage.flower.client_audit import (
+    ClientAudit,
+    SelfAttacker,
+    as_self_attack,
+    check_limits,
+    check_own,
+)
 from flwr_leakage.flower.client_owner import REFUSED, keep_own, remember, sent_note
 from flwr_leakage.flower.client_release import Explained, Release, Trained, release
+from flwr_leakage.flower.client_replay import Replayed, SeenRound, is_due, look, replay_now
 from flwr_leakage.flower.client_session import Session
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note
@@ -36,10 +35,8 @@ from flwr_leakage.records import InputSpec, LocalSchedule, Update
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
 
-REPLAY_KEY = "flwr-leakage-replay"
-"""The record of the client's own state that says what the latest replay found, if it failed."""
-
-MASKED = ReplayCheck(None, problem="the update is sent under a mask, as secure aggregation does")
+_GLANCE = Limits(max_samples=1)
+"""The first step alone, where nothing is done with the others."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class CapturePlan:
     scores: Mapping[str, Score] = field(default_factory=dict)
     defense: Defense = field(default_factory=Defense)
     score_plan: ScorePlan = field(default_factory=ScorePlan)
-    replay_every: int | None = 1
+    replay_every: int | None = 10
     limits: Limits = field(default_factory=Limits)
     spec: InputSpec | None = None
     seed: int | None = None
@@ -65,6 +62,7 @@ class CapturePlan:
         if self.attack is not None:
             object.__setattr__(self, "attack", as_self_attack(self.attack))
         check_own(self.share, self.gate, self.scores, cast(Any, self.attack))
+        check_limits(self.gate, self.scores)
         if self.defense.encodes_batches:
             raise ValueError(
                 f"{type(self.defense).__name__} changes the samples before training, which a "
@@ -86,21 +84,13 @@ class CapturePlan:
         scores = bool(self.scores) and self.score_plan.includes(server_round)
         return bool(scores or self.withholds or self.truth or self.attack is not None)
 
-    def replays(self, server_round: int) -> bool:
+    def replays(self, server_round: int, kept: Replayed | None) -> bool:
         """Whether the training of a round, counted from 1, is replayed: a gate asks for each."""
-        if self.gate is not None:
-            return True
-        return self.replay_every is not None and (server_round - 1) % self.replay_every == 0
+        return self.gate is not None or is_due(self.replay_every, server_round, kept)
 
 
-@dataclass(frozen=True)
-class _Round:
-    """One captured training and the arrays around it, which are read where somebody asks."""
-
-    training: CapturedTraining
-    arrays: ArrayRecord
-    answer: ArrayRecord
-    num_examples: int
+class _Round(SeenRound):
+    """One captured training, with arrays that are read where somebody asks."""
 
     @cached_property
     def received(self) -> Mapping[str, Tensor]:
@@ -121,29 +111,36 @@ def train_and_report(
     A message without an ``ArrayRecord`` (a stage of secure aggregation) and an error are handed on
     as they are; so is what holds several, unless a defense or a gate must not let it pass.
     """
-    records = len(message.content.array_records)
-    if records > 1 and plan.withholds:
-        return refuse(message, f"expected one ArrayRecord from the server, got {records}")
-    if records != 1:
+    given = list(message.content.array_records.values())
+    if len(given) > 1 and plan.withholds:
+        return refuse(message, f"expected one ArrayRecord from the server, got {len(given)}")
+    if len(given) != 1:
         return app(message, ctx)
-    arrays = next(iter(message.content.array_records.values()))
-    with capture(_limits(plan, message)) as recorder:
+    todo = _todo(plan, message, ctx)
+    limits = plan.limits if todo.copies else _GLANCE
+    with capture(limits, copies=todo.copies) as recorder:
         start = time.process_time()
         reply = app(message, ctx)
         train_seconds = time.process_time() - start
     if reply.has_error():
         return reply
-    records = len(reply.content.array_records)
-    if records != 1:
-        reason = f"expected one ArrayRecord in the reply, got {records}"
+    answers = list(reply.content.array_records.items())
+    if len(answers) != 1:
+        reason = f"expected one ArrayRecord in the reply, got {len(answers)}"
         return refuse(message, reason) if plan.withholds else reply
     start = time.process_time()
     try:
-        server_round, client_id = _round_of(message), client_id_of(ctx)
-        key, answer = next(iter(reply.content.array_records.items()))
+        server_round, client_id = todo.round_or_error(), client_id_of(ctx)
+        key, answer = answers[0]
         training = recorder.training()
-        seen = _Round(training, arrays, answer, _count(reply, training))
-        check = _check(plan, seen, server_round, ctx)
+        seen = _Round(training, given[0], answer, _count(reply, training))
+        facts = seen.facts(todo.kept)
+        if todo.replays:
+            check = replay_now(
+                seen, facts, todo.kept, server_round, ctx, lambda: (seen.received, seen.sent)
+            )
+        else:
+            check = look(seen, facts, todo.kept, ctx)
         work = _Work(server_round, client_id, ctx, train_seconds, check)
         done = _work(plan, seen, work)
     except Exception as error:  # the audit must not be what breaks a training
@@ -155,31 +152,58 @@ def train_and_report(
         reproducible=plan.withholds and plan.seed is not None,
         remark=done.remark,
         own_config=not done.left_truth,
-        training=_facts(seen),
+        training=facts,
         replay=check,
     )
     if done.session is None:
-        remember(ctx, server_round, note, plan.score_plan.keep_rounds)
-    else:
-        keep_own(done.session, done.release, note, ctx)
-        if done.release.refused:
-            return refuse(message, REFUSED)
-        note = sent_note(done.session, done.release, note)
-        if done.release.update is not done.answer:
-            reply.content[key] = _rewrite(answer, seen.received, done.release.update)
+        reply.content[RECORD_KEY] = record = pack_note(note, with_measurements=True)
+        remember(ctx, server_round, record, plan.score_plan.keep_rounds)
+        return reply
+    keep_own(done.session, done.release, note, ctx)
+    if done.release.refused:
+        return refuse(message, REFUSED)
+    note = sent_note(done.session, done.release, note)
+    if done.release.update is not done.answer:
+        reply.content[key] = _rewrite(answer, seen.received, done.release.update)
     reply.content[RECORD_KEY] = pack_note(note, with_measurements=True)
     return reply
 
 
-def _limits(plan: CapturePlan, message: Message) -> Limits:
-    """What is kept: the first step alone, where nothing is done with the others."""
+@dataclass(frozen=True)
+class _Todo:
+    """What is done with a round.
+
+    Attributes:
+        replays: whether it is replayed.
+        copies: whether samples and model are needed; the first step alone is looked at otherwise.
+        kept: what the client's latest replay found.
+        server_round: or why it cannot be read.
+    """
+
+    replays: bool
+    copies: bool
+    kept: Replayed | None
+    server_round: int | ValueError
+
+    def round_or_error(self) -> int:
+        """The round, as the server named it.
+
+        Raises:
+            ValueError: it named none that can be read.
+        """
+        if isinstance(self.server_round, ValueError):
+            raise self.server_round
+        return self.server_round
+
+
+def _todo(plan: CapturePlan, message: Message, context: Context) -> _Todo:
     try:
         server_round = _round_of(message)
-    except ValueError:  # the reply will be handed on as it is
-        return Limits(max_samples=1)
-    if plan.measures(server_round) or plan.replays(server_round):
-        return plan.limits
-    return Limits(max_samples=1)
+    except ValueError as error:  # the reply will be handed on as it is
+        return _Todo(False, False, None, error)
+    kept = Replayed.kept(context)
+    replays = plan.replays(server_round, kept)
+    return _Todo(replays, replays or plan.measures(server_round), kept, server_round)
 
 
 def _round_of(message: Message) -> int:
@@ -207,12 +231,10 @@ class _Work:
     client_id: int
     context: Context
     train_seconds: float
-    check: ReplayResult | None
+    check: ReplayResult
 
     def explained(self) -> Explained:
         """The replay's result, for the scores' notes."""
-        if self.check is None:
-            return Explained()
         return Explained(self.check.sentence, not self.check.explains)
 
 
@@ -273,29 +295,6 @@ def _session(plan: CapturePlan, read: CapturedRound, server_round: int, client_i
     session.private.append(read.private)
     session.defended.append(read.private)
     return session
-
-
-def _check(plan: CapturePlan, seen: _Round, server_round: int, ctx: Context) -> ReplayResult | None:
-    """What a replay says; in rounds without one, what the latest said if it failed."""
-    if not plan.replays(server_round):
-        kept = ctx.state.config_records.get(REPLAY_KEY)
-        return None if kept is None else ReplayResult(None, False, str(kept["sentence"]))
-    try:
-        check = check_replay(seen.training, seen.received, seen.sent) if seen.answer else MASKED
-    except Exception as error:
-        check = ReplayCheck(None, problem=str(error) or type(error).__name__)
-    ctx.state.pop(REPLAY_KEY, None)
-    if not check.explains:
-        sentence = f"not replayed since round {server_round}, where {check.sentence()}"
-        ctx.state[REPLAY_KEY] = ConfigRecord({"sentence": sentence})
-    return ReplayResult(check.residual, check.explains, check.sentence())
-
-
-def _facts(seen: _Round) -> TrainingFacts | None:
-    try:
-        return facts_of(seen.training, seen.num_examples)
-    except Exception:  # nothing was captured: the replay's sentence says why
-        return None
 
 
 def _rewrite(answer: ArrayRecord, received: Mapping[str, Tensor], released: Update) -> ArrayRecord:

@@ -23,7 +23,7 @@ from flwr.common.constant import ErrorCode
 
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.flower.arrays import read_arrays, write_arrays
-from flwr_leakage.flower.client_audit import ClientAudit
+from flwr_leakage.flower.client_audit import ClientAudit, check_limits
 from flwr_leakage.flower.client_owner import REFUSED, keep_own, remember, sent_note
 from flwr_leakage.flower.client_release import Trained, explain_by_replay, release
 from flwr_leakage.flower.client_session import SESSION, Session, encode
@@ -48,6 +48,9 @@ class LeakageMod:
 
     def __init__(self, audit: ClientAudit | Callable[[Context], ClientAudit]) -> None:
         self._audit = audit
+        self._is_checked = isinstance(audit, ClientAudit)
+        if isinstance(audit, ClientAudit):
+            check_limits(audit.gate, audit.scores)
 
     def __call__(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
@@ -59,6 +62,12 @@ class LeakageMod:
         if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
             return call_next(message, context)
         audit = self._audit if isinstance(self._audit, ClientAudit) else self._audit(context)
+        if not self._is_checked:  # once, as it takes as long as scoring does
+            try:
+                check_limits(audit.gate, audit.scores)
+            except ValueError as error:
+                return refuse(message, str(error))
+            self._is_checked = True
         if len(message.content.array_records) != 1:
             return refuse(message, "expected one ArrayRecord from the server")
         sent = next(iter(message.content.array_records.values()))
@@ -105,8 +114,8 @@ class LeakageMod:
                 remark=audit.remark,
                 own_config=audit.own_config,
             )
-            remember(context, session.server_round, note, audit.score_plan.keep_rounds)
-            reply.content[RECORD_KEY] = pack_note(note, with_measurements=True)
+            reply.content[RECORD_KEY] = record = pack_note(note, with_measurements=True)
+            remember(context, session.server_round, record, audit.score_plan.keep_rounds)
             return reply
         params, buffers = read_arrays(sent, audit.gradient_map)
         local_params, local_buffers = read_arrays(returned, audit.gradient_map)

@@ -12,6 +12,7 @@ from flwr_leakage.records import InputSpec
 from flwr_leakage.schedules import Schedule
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
+from flwr_leakage.scores.quantities import quantities
 
 if TYPE_CHECKING:
     from flwr_leakage.attacks.base import Attack
@@ -146,3 +147,25 @@ def check_own(
         raise ValueError(f"the gate limits {', '.join(gate.scores)}, and there are no scores.")
     if gate.needs_attack and (attack is None or attack.every != 1):
         raise ValueError("a gate on psnr or grade needs a self-attack in every round.")
+
+
+def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
+    """Refuse a limit of what no score measures, such as one whose name is misspelt.
+
+    It scores one sample of a small model, which takes about as long as it does in a round. Of names
+    such as ``layer_share/conv1.weight`` what follows the slash is the client's model's, and is not
+    checked.
+
+    Raises:
+        ValueError: there is one, and all scores say what they measure.
+    """
+    if gate is None or not gate.scores:
+        return
+    measured, unknown = quantities(scores)
+    known = {name.partition("/")[0] if "/" in name else name for name in measured}
+    missing = sorted(name for name in gate.scores if name.partition("/")[0] not in known)
+    if missing and not unknown:  # a score that needs another model may measure it
+        raise ValueError(
+            f"the gate's limits must be of what the scores measure ({', '.join(measured)}), got "
+            f"{', '.join(map(repr, missing))}."
+        )

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.flower.client_release import Release
 from flwr_leakage.flower.client_session import Session
-from flwr_leakage.flower.wire import RECORD_KEY
+from flwr_leakage.flower.wire import RECORD_KEY, pack_note
 
 REFUSED = "this client's own policy keeps its update of this round back"
 """All that a refusal tells the server."""
@@ -31,7 +31,8 @@ def keep_own(session: Session, done: Release, note: ClientNote, context: Context
     attacked = done.attacked.shared("numbers") if done.attacked else ()
     remark = " ".join(filter(None, (note.remark, *said(done))))
     own = replace(note, measurements=(*done.measurements, *attacked), remark=remark)
-    remember(context, session.server_round, own, audit.score_plan.keep_rounds)
+    packed = pack_note(own, with_measurements=True)
+    remember(context, session.server_round, packed, audit.score_plan.keep_rounds)
     if audit.folder is None:
         return
     folder = Path(audit.folder) / f"run-{context.run_id}-client-{session.client_id}"
@@ -61,11 +62,12 @@ def said(done: Release) -> tuple[str, ...]:
 
 
 def remember(
-    context: Context, server_round: int, note: ClientNote, keep_rounds: int | None
+    context: Context, server_round: int, packed: ConfigRecord, keep_rounds: int | None
 ) -> None:
-    """Keep the notes of the latest rounds in the client's own state."""
-    history = context.state.config_records.get(RECORD_KEY, ConfigRecord())
-    history[f"round-{server_round}"] = note.to_text()
+    """Keep the notes of the latest rounds, packed, in the client's own state."""
+    kept = context.state.get(RECORD_KEY)
+    history = kept if isinstance(kept, ConfigRecord) else ConfigRecord()
+    history[f"round-{server_round}"] = packed["note"]
     if keep_rounds is not None:
         for name in sorted(history, key=lambda name: int(name.removeprefix("round-"))):
             if len(history) > keep_rounds:

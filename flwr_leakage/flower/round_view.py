@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from flwr.app import Message
 
@@ -61,6 +62,11 @@ class RoundView:
     drop: bool
     usual: Layout | None
     _states: dict[int, tuple[Params, Params]] = field(default_factory=dict)
+
+    @cached_property
+    def _model(self) -> tuple[Params, Params]:
+        """The parameters and buffers that a reply has to fit."""
+        return self.audit.gradient_map.params, self.audit.gradient_map.buffers
 
     def look(self, replies: Sequence[Message]) -> Seen:
         """Record errors, silence and faults of training, and observe what can be observed."""
@@ -136,7 +142,7 @@ class RoundView:
         if len(records) != 1:
             raise ValueError(f"expected one ArrayRecord, got {len(records)}.")
         count = count_examples(reply, self.weighted_by_key)
-        local_params, local_buffers, narrow = read_reply(records[0], self.audit.gradient_map)
+        local_params, local_buffers, narrow = read_reply(records[0], *self._model)
         client = self.names.of(reply.metadata.src_node_id)
         schedule = self.audit.schedule.for_client(count)
         if not self.audit.wants(self.server_round, client):

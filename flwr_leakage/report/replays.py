@@ -9,6 +9,8 @@ from flwr_leakage.report.index import Index, count, number
 from flwr_leakage.report.words import several
 
 _CHECK = "replay_residual"
+_SKIPPED = "not_replayed"
+"""A round between two replays of a client, in which nothing spoke against the latest one."""
 _REFUTED = "not explain"
 _EMPTY_WORDS = ("; results are no evidence of safety", "the training was not replayed: ")
 
@@ -48,6 +50,8 @@ def replays(index: Index) -> Replays:
             undone[place] = _reason(record)
         else:
             same[place] = record.value
+    for (server_round, client, _), record in index.series("check", _SKIPPED).items():
+        undone[server_round, client] = _reason(record)
     return Replays(same, other, undone)
 
 

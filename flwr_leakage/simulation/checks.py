@@ -6,6 +6,7 @@ from operator import attrgetter
 from flwr.serverapp.strategy import Strategy
 
 from flwr_leakage.comparison import MEASURES
+from flwr_leakage.flower.client_audit import check_limits
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.experiment import Experiment
@@ -58,6 +59,7 @@ def check_experiment(experiment: Experiment) -> None:
     Raises:
         ConfigError: naming the key.
     """
+    checked("gate.scores", check_limits)(experiment.gate, experiment.scores)
     check_clients(experiment)
     check_threat(experiment)
     check_defense(experiment)

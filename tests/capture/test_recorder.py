@@ -11,7 +11,7 @@ from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from trained import Loop, network, pixels, sgd
 
-from flwr_leakage.capture import capture
+from flwr_leakage.capture import Limits, capture
 
 
 def hooks():
@@ -148,3 +148,32 @@ def test_no_tensor_is_printed():
         Loop(model=model).run()
     training = recorder.training()
     assert "tensor(" not in repr(training.steps[0].backwards[0])
+
+
+@pytest.mark.parametrize(("copies", "closure"), [(False, False), (False, True), (True, False)])
+def test_what_is_changed_after_the_first_step_is_seen(copies, closure):
+    def captured(change):
+        optimizers, calls = [], []
+
+        def make(parameters):
+            optimizers.append(sgd(parameters, momentum=0.9))
+            return optimizers[0]
+
+        def at_the_second_step(model):
+            calls.append(model)
+            if len(calls) == 2:
+                change(model, optimizers[0].param_groups[0])
+
+        with capture(Limits(max_samples=1), copies=copies) as recorder:
+            Loop(optimizer=make, on_gradients=at_the_second_step, closure=closure).run()
+        seen = recorder.training()
+        assert seen.num_steps == 3
+        return seen.changed_outside or seen.changed_at_end, seen.settings_changed
+
+    def shift(model, group):
+        with torch.no_grad():
+            model[0].bias.add_(1)
+
+    assert captured(lambda model, group: None) == (False, False)
+    assert captured(shift) == (True, False)
+    assert captured(lambda model, group: group.update(lr=0.05)) == (False, True)

@@ -70,5 +70,6 @@ def test_arrays_less_precise_than_the_models_are_named(dtype, narrow):
     state = network().state_dict()
     state["3.bias"] = state["3.bias"].to(getattr(torch, dtype))
     state["1.num_batches_tracked"] = state["1.num_batches_tracked"].double()
-    *_, names = read_reply(ArrayRecord(state), GradientMap(network()))
+    model = GradientMap(network())
+    *_, names = read_reply(ArrayRecord(state), model.params, model.buffers)
     assert names == (("3.bias",) if narrow else ())

@@ -11,6 +11,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 from trained import Loop, network, pixels
 
+from flwr_leakage.capture import Limits, capture, facts_of
 from flwr_leakage.defenses import GaussianNoise, MixUp
 from flwr_leakage.flower import InlineGrid, audit, observe, run_inline
 from flwr_leakage.flower.wire import RECORD_KEY
@@ -88,7 +89,10 @@ def test_a_training_is_explained_and_the_strategy_stays_what_it_was(tmp_path):
     result, data, observed = run(tmp_path / "run", audit(client_app()), num_rounds=2)
     assert isinstance(observed.strategy, Counting)
     assert observed.started == 1
-    assert [r.value for r in checks(data)] == [0.0] * 4
+    assert [r.value for r in checks(data)] == [0.0] * 2
+    rest = [r for r in data.records if r.name == "not_replayed"]
+    assert [r.server_round for r in rest] == [2, 2]
+    assert all("as in round 1, where the captured training explains" in r.note for r in rest)
     assert not data.events
     assert result.evaluate_metrics_clientapp[2]["accuracy"] == 0.5
     assert (tmp_path / "run" / "report.html").exists()
@@ -98,6 +102,71 @@ def test_replays_can_be_made_rarer(tmp_path):
     _, data, _ = run(tmp_path / "run", audit(client_app(), replay_every=2), num_rounds=3)
     assert [r.server_round for r in checks(data)] == [1, 1, 3, 3]
     assert not data.events
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "yes, rounds 1 and 3 (equal)" in page
+    assert "not checked, round 2: not replayed in this round" in page
+
+
+def changing(**settings):
+    """An app whose training changes with the round."""
+
+    def train(message, context):
+        server_round = message.content["config"]["server-round"]
+        now = {name: of(server_round) for name, of in settings.items()}
+        loop = Loop(images=(pixels() - 0.5) / 0.5, **now)
+        loop.model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        content = {
+            "arrays": ArrayRecord(loop.run().state_dict()),
+            "metrics": MetricRecord({"num-examples": 12}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    app = ClientApp()
+    app.train()(train)
+    return audit(app)
+
+
+def falling(server_round):
+    return lambda p: torch.optim.SGD(p, lr=0.1 / server_round)
+
+
+def test_a_change_is_replayed_in_the_next_round_and_a_rate_that_keeps_falling_only_once(tmp_path):
+    strategy = FedAvg(fraction_evaluate=0.0)
+    _, data, _ = run(tmp_path / "run", changing(optimizer=falling), strategy=strategy, num_rounds=5)
+    assert {r.server_round for r in checks(data)} == {1, 3}
+    notes = {r.server_round: r.note for r in data.records if r.name == "not_replayed"}
+    assert sorted(notes) == [2, 4, 5]
+    assert "with another learning rate than in round 1" in notes[2]
+    assert "with another learning rate than in round 3" in notes[5]
+
+
+def test_a_change_of_kind_is_always_replayed_in_the_next_round(tmp_path):
+    strategy = FedAvg(fraction_evaluate=0.0)
+    app = changing(optimizer=lambda r: torch.optim.Adam if r % 3 == 2 else torch.optim.SGD)
+    _, data, _ = run(tmp_path / "run", app, strategy=strategy, num_rounds=6)
+    assert {r.server_round for r in checks(data)} == {1, 3, 6}
+
+
+def test_what_was_not_replayed_is_told_each_round(tmp_path):
+    _, data, _ = run(tmp_path / "run", audit(client_app(), replay_every=None), num_rounds=2)
+    notes = [r.note for r in data.records if r.name == "not_replayed"]
+    assert len(notes) == 4
+    assert all("(replay_every=None)" in note for note in notes)
+    assert not checks(data)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_a_look_tells_the_facts_that_a_capture_tells(optimizer):
+    def facts(copies):
+        loop = Loop(
+            model=network(batch_norm=True, dropout=0.2), epochs=2,
+            optimizer=lambda p: getattr(torch.optim, optimizer)(p, lr=0.01),
+        )  # fmt: skip
+        with capture(Limits(max_samples=1 if not copies else 1024), copies=copies) as recorder:
+            loop.run()
+        return facts_of(recorder.training(), 12)
+
+    assert facts(copies=False) == facts(copies=True)
 
 
 def test_a_failed_replay_is_told_until_the_next_one(tmp_path):
@@ -105,7 +174,8 @@ def test_a_failed_replay_is_told_until_the_next_one(tmp_path):
     _, data, _ = run(tmp_path / "run", app, num_rounds=4)
     later = {r.server_round: r for r in checks(data)}
     assert later[1].value == 0.0
-    assert 2 not in later
+    assert later[2].value is None
+    assert "6.weight, 6.bias were not the server's before training" in later[2].note
     assert later[3].value > 1e-3
     assert later[4].value is None
     assert later[4].note.startswith("not replayed since round 3, where the captured training does")
@@ -140,7 +210,7 @@ def test_a_stateful_head_is_named(tmp_path):
     _, data, _ = run(tmp_path / "run", audit(client_app(stateful=True)), num_rounds=2)
     by_round = {r.server_round: r for r in checks(data)}
     assert by_round[1].value == 0.0
-    assert by_round[2].value > 1e-3
+    assert by_round[2].value is None  # seen without a replay
     assert "6.weight, 6.bias were not the server's" in by_round[2].note
     assert any("not the server's" in event.message for event in data.events)
     assert "no evidence of safety" in (tmp_path / "run" / "report.html").read_text()

@@ -205,3 +205,11 @@ def test_an_attack_cut_off_or_without_numbers_is_no_evidence_of_safety():
     assert "its budget of 0.001 CPU seconds" in str(context.state[RECORD_KEY]["round-1"])
     with pytest.raises(ValueError, match="check_update"):
         client("mod", attack=Analytic(), gate=Gate(psnr=20.0), check_update="never")
+
+
+@pytest.mark.parametrize("kind", ["mod", "line"])
+def test_a_misspelt_score_of_a_gate_is_refused_before_any_work(kind):
+    scores = {"norm": GradientNorm()}  # limits are of measurements, whatever the score is called
+    client(kind, scores=scores, gate=Gate(scores={"gradient_norm": 1.0}))
+    with pytest.raises(ValueError, match=r"measure \(gradient_norm\), got 'gradient_nrom', 'norm'"):
+        client(kind, scores=scores, gate=Gate(scores={"gradient_nrom": 1.0, "norm": 1.0}))

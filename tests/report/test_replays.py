@@ -74,3 +74,10 @@ def test_an_aggregate_is_as_sure_as_the_updates_in_it():
 def test_nothing_is_said_where_nothing_was_attacked():
     assert told(replay(0, 1e-6)) == ()
     assert "update is the one trained" not in clients_table(Index([]), [], [], 10).columns
+
+
+def test_rounds_between_replays_are_told_as_not_checked():
+    skipped = LeakageRecord("run", 2, 0, -1, "check", "not_replayed", None, note="as in round 1")
+    exact = LeakageRecord("run", 1, 0, -1, "check", "replay_residual", 0.0)
+    found = replays(Index([exact, skipped]))
+    assert replay_of_client(found, 0) == "not checked, round 2: as in round 1; yes, round 1 (equal)"

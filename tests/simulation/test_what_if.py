@@ -91,3 +91,11 @@ def test_the_default_audit_is_of_unequal_clients_and_its_network_learns(tmp_path
     assert min(sizes) == 1 and max(sizes) > 100
     accuracy = values(run(compose(quick, str(tmp_path / "run"))), "test_accuracy")
     assert accuracy[0, -1, -1] < 0.3 and accuracy[2, -1, -1] > 0.8
+
+
+def test_a_gates_limit_of_what_no_score_measures_is_refused(tiny_data):
+    with pytest.raises(ConfigError, match=r"gate.scores: .*\(gradient_norm\), got 'gradient_nrom'"):
+        build(tiny_config(
+            tiny_data, "gate=gradient_norm", "score=gradient_norm",
+            "+gate.scores.gradient_nrom=1.0",
+        ))  # fmt: skip

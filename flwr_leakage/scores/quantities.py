@@ -1,0 +1,34 @@
+"""What scores measure, by name, before a client's round is scored."""
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.one_call import ScoreWarning, score
+
+
+def quantities(scores: Mapping[str, Score]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the measurements, found by scoring one sample of a linear model of 4 inputs.
+
+    A score says by its measurements only what it measures.
+
+    Args:
+        scores: by name.
+
+    Returns:
+        The names, and the scores that cannot be computed of such a model.
+    """
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draws))
+    image = torch.rand(1, 1, 2, 2, generator=draws)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScoreWarning)
+        found = score(model, image, torch.tensor([1]), scores, noise_std=0.1)
+    names = [m.name for name in scores for m in found[name] if not found[name].error]
+    return tuple(names), tuple(name for name in scores if found[name].error)
