@@ -1,4 +1,4 @@
-"""The verdict tells where a time budget, and not the attack, ended the search."""
+"""The verdict tells where a time limit, and not the attack, ended the search."""
 
 from audits import run, tiny_config, values
 
@@ -14,6 +14,4 @@ def test_attacks_that_a_budget_ended_are_told(tiny_data):
     assert any("ended the attack on 6 of 6 updates" in text for text in details)
     calm = run(tiny_config(tiny_data, name="calm"))
     assert not values(calm, "stopped_by_budget")
-    assert not any(
-        "time budget" in text for text in judge(Index(calm.records), calm.events).details
-    )
+    assert not any("time limit" in text for text in judge(Index(calm.records), calm.events).details)
