@@ -17,7 +17,7 @@ from flwr_leakage.params import Params
 
 Direction = Literal["larger is safer", "smaller is safer", "larger leaks more", ""]
 RecordKind = Literal["score", "attack", "metric", "utility", "cost", "check", "client", "what_if"]
-BatchNormKnowledge = Literal["none", "running", "derived", "exact"]
+BatchNormKnowledge = Literal["none", "final", "running", "derived", "exact"]
 State = Literal["exact", "within tolerance", "lower bound", "upper bound", "unresolved"]
 """How a value stands to the quantity that it is named after; see ``Measurement``."""
 NUMBERS: tuple[State, ...] = ("exact", "within tolerance")
@@ -301,6 +301,8 @@ class ThreatModel:
             normalised with. ``exact``: those of the private batch, given, as a prior.
             ``derived``: those that follow from the running buffers that the client sent, as a
             prior. ``running``: the attacker normalises with the buffers that the server sent.
+            ``final``: with those of the finished model, all that is released where statistics
+            stay on the clients while they train (BN_proxy of Huang et al. 2021, section 3.3).
             ``none``: nothing; it normalises with the statistics of its own candidate.
         view: ``single`` client's updates, or only the ``aggregate`` of several.
         rounds: the latest rounds of a client that are attacked jointly, ≥ 1; for clients that
@@ -319,7 +321,7 @@ class ThreatModel:
         choices = {
             "mixing": ("unknown", "known"),
             "labels": ("known", "inferred"),
-            "batch_norm": ("none", "running", "derived", "exact"),
+            "batch_norm": ("none", "final", "running", "derived", "exact"),
             "view": ("single", "aggregate"),
         }
         for name, allowed in choices.items():
@@ -351,7 +353,8 @@ class Disclosure:
         targets: the true targets, where ``ThreatModel.labels`` is ``known``.
         statistics: mean and (biased) variance of every BatchNorm layer's input on the private
             batch, keyed as the buffers (``….running_mean``, ``….running_var``), where
-            ``ThreatModel.batch_norm`` is ``exact``.
+            ``ThreatModel.batch_norm`` is ``exact``; the buffers of the finished model where it is
+            ``final``.
     """
 
     targets: Tensor | None = None

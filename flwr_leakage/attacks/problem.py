@@ -267,6 +267,14 @@ def _batch_norm_knowledge(
     running = gradient_map.with_batch_norm("running")
     if threat.batch_norm == "running":
         return running, sent, sent
+    if threat.batch_norm == "final":
+        if observation.disclosed.statistics is None:
+            raise ValueError(
+                "batch_norm='final' takes the buffers of the finished model as the observation's "
+                "disclosed.statistics, got none: keep the updates and attack them after training."
+            )
+        final = {**sent, **observation.disclosed.statistics}
+        return running, final, final
     # A client in train mode differentiates through its batch statistics. Normalising by the same
     # statistics as constants gives another gradient, at the truth too: they serve as a prior only.
     if threat.batch_norm == "exact":

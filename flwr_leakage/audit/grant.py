@@ -57,13 +57,16 @@ def disclose(
 ) -> Disclosure:
     """Exactly what the threat model grants of one round: the targets, the statistics, or nothing.
 
-    Both are those of the samples as the defense encoded them, which the client trained on.
+    Both are those of the samples as the defense encoded them, which the client trained on. The
+    statistics of the finished model are no grant: they were disclosed when training had ended.
     """
     targets = statistics = None
     if truth is not None and threat.labels == "known":
         targets = truth.defended.targets
     if truth is not None and threat.batch_norm == "exact":
         statistics = _statistics(gradient_map, seen, truth.defended)
+    if threat.batch_norm == "final":
+        statistics = seen.disclosed.statistics
     return Disclosure(targets, statistics)
 
 

@@ -1,12 +1,16 @@
 """Attack what was kept, and add the results to the run that it was kept of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+
+from torch import Tensor
 
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.audit.kept import Kept, KeptObservations
 from flwr_leakage.audit.server_audit import ServerAudit
 from flwr_leakage.audit.truth import ImageNumbers, Truth
+from flwr_leakage.records import Disclosure
 from flwr_leakage.tracking import JsonlTracker, RunData, Tracker, read_run
 from flwr_leakage.tracking.jsonl import write_private
 from flwr_leakage.tracking.once import OnceTracker
@@ -27,6 +31,7 @@ def attack_kept(
     audit_of: Callable[[Tracker], ServerAudit],
     workers: int = 1,
     chunk: int = 1,
+    final_buffers: Mapping[str, Tensor] | None = None,
 ) -> int:
     """Attack the kept observations of a run folder, round by round.
 
@@ -44,12 +49,14 @@ def attack_kept(
             that were kept.
         workers: processes that attack.
         chunk: targets attacked together in a process: what a kill loses at most.
+        final_buffers: of the finished model, for ``ThreatModel.batch_norm`` ``final``.
 
     Returns:
         How many rounds were attacked, with all that was kept of them.
 
     Raises:
-        ValueError: there is no attack, nothing was kept, or the images' numbers cannot be read.
+        ValueError: there is no attack, nothing was kept, the images' numbers cannot be read, or
+            the threat model asks for the final statistics and there are none.
     """
     folder = Path(folder)
     kept = KeptObservations(folder / KEPT)
@@ -60,6 +67,10 @@ def attack_kept(
     later = audit_of(tracker)
     if later.attack is None:
         raise ValueError("the audit must have an attack, got None.")
+    final = later.threat.batch_norm == "final"
+    if final and final_buffers is None:
+        raise ValueError("batch_norm='final' takes the buffers of the finished model, got none.")
+    disclosed = Disclosure(statistics=dict(final_buffers or {}) if final else None)
     later.attack = Parallel(later.attack, workers, chunk, str(kept.folder / "finished"))
     later.keep = None
     later.images = _read_numbers(kept.folder / NUMBERS)
@@ -70,7 +81,9 @@ def attack_kept(
         write_private(was_closed, b"")
     tracker.tracker = file = JsonlTracker(folder, resume=True)
     _tell_of_missing_encodings(later, kept, run)
-    done = sum([_go_on(later, kept, server_round, file) for server_round in kept.rounds()])
+    done = sum(
+        [_go_on(later, kept, server_round, file, disclosed) for server_round in kept.rounds()]
+    )
     if was_closed.exists():  # else it was killed, or still goes on, and its record says so
         file.close()
         was_closed.unlink()
@@ -79,12 +92,21 @@ def attack_kept(
     return done
 
 
-def _go_on(audit: ServerAudit, kept: KeptObservations, number: int, file: JsonlTracker) -> bool:
+def _go_on(
+    audit: ServerAudit,
+    kept: KeptObservations,
+    number: int,
+    file: JsonlTracker,
+    disclosed: Disclosure,
+) -> bool:
     """Attack a round, or read back what later ones use of it; whether it is now attacked."""
     is_done, decodes = kept.is_done(number), audit.threat.mixing == "known"
     if is_done and audit.threat.rounds == 1 and not decodes:
         return False
-    several, problems = kept.read(number)
+    read, problems = kept.read(number)
+    several = [
+        replace(each, observation=replace(each.observation, disclosed=disclosed)) for each in read
+    ]
     if is_done and not decodes:
         audit.recall(number, [each.observation for each in several])
         return False

@@ -105,6 +105,14 @@ def check_threat(experiment: Experiment) -> None:
                 "threat.batch_norm must be none where model.batch_norm=running, as no client "
                 f"normalises with statistics of its own, got {threat.batch_norm}."
             )
+    if threat.batch_norm == "final" and (
+        threat.view == "aggregate" or not experiment.settings.server.attack_later
+    ):
+        raise ConfigError(
+            "threat.batch_norm=final takes server.attack_later=true and threat.view=single, as the "
+            "statistics are those of the finished model, got server.attack_later="
+            f"{experiment.settings.server.attack_later} and threat.view={threat.view}."
+        )
     steps = {experiment.schedule.for_client(size).num_steps for size in experiment.sizes}
     if threat.view == "aggregate" and len(steps) > 1:
         raise ConfigError(

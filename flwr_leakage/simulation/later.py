@@ -8,6 +8,7 @@ from flwr_leakage.audit import ConsoleProgress, ServerAudit
 from flwr_leakage.audit.later import attack_kept
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import ConfigError
+from flwr_leakage.simulation.weights import last_buffers
 from flwr_leakage.tracking import Tracker, read_run
 
 
@@ -35,7 +36,7 @@ def attack_kept_of_run(folder: Path, workers: int, max_seconds: float | None) ->
     # One process here: those of ``attack_kept`` are started around it.
     config["server"] = {
         **config["server"],
-        "attack_later": False,
+        "attack_later": True,
         "attack_workers": 1,
         "attack_folder": None,
         "attack_max_seconds": limit,
@@ -45,4 +46,6 @@ def attack_kept_of_run(folder: Path, workers: int, max_seconds: float | None) ->
     def audit_of(tracker: Tracker) -> ServerAudit:
         return experiment.server_audit(tracker, folder.name, ConsoleProgress())
 
-    return attack_kept(folder, audit_of, workers, config["server"]["attack_chunk"])
+    chunk = config["server"]["attack_chunk"]
+    final = last_buffers(folder, experiment.network)
+    return attack_kept(folder, audit_of, workers, chunk, final)

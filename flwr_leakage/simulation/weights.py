@@ -56,3 +56,12 @@ def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:
                 f"{tuple(value.shape)}."
             )
     network.load_state_dict(found)
+
+
+def last_buffers(run_dir: Path, network: nn.Module) -> dict[str, Tensor] | None:
+    """The buffers of the latest saved weights of a run, or ``None`` where none were saved."""
+    files = sorted((run_dir / FOLDER).glob("round_*.safetensors"))
+    if not files:
+        return None
+    saved, names = load_file(files[-1]), {name for name, _ in network.named_buffers()}
+    return {name: value for name, value in saved.items() if name in names}

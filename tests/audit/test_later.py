@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from audits import numbers, run, tiny_config, values
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
@@ -13,12 +14,17 @@ from observed import SPEC, client_app, network
 from observed import audit as observed_audit
 from typer.testing import CliRunner
 
-from flwr_leakage.audit import ServerAudit
+from flwr_leakage.attacks.problem import pose
+from flwr_leakage.audit import ConsoleProgress, ServerAudit
 from flwr_leakage.audit.kept import KeptObservations
 from flwr_leakage.audit.later import attack_kept
 from flwr_leakage.cli.app import app
 from flwr_leakage.flower import InlineGrid, audit, observe
+from flwr_leakage.records import Reconstruction, ThreatModel
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.later import attack_kept_of_run
+from flwr_leakage.simulation.weights import last_buffers
 from flwr_leakage.tracking import JsonlTracker, jsonl, read_run
 
 SETTINGS = ["defense@what_if.pruning=pruning", "client.same_samples=true", "num_clients=2"]
@@ -214,3 +220,38 @@ def test_an_app_of_ones_own_names_its_model(tmp_path):
     assert "2 rounds attacked" in shown.output, shown.output
     psnr = [r.server_round for r in read_run(folder).records if r.name == "psnr"]
     assert psnr == [1] * 8 + [2] * 8
+
+
+def test_statistics_of_the_finished_model_are_known_after_training_only(tiny_data):
+    network = ["model=resnet8", "model.network.width=1", "model.batch_norm=batch", "what_if=null"]
+    final = [*network, "threat.batch_norm=final", "num_clients=1"]
+    with pytest.raises(ConfigError, match=r"takes server\.attack_later=true"):
+        build(tiny_config(tiny_data, *final))
+    folder, _ = later(tiny_data, "final", *final)
+    kept = KeptObservations(Path(folder) / "kept").read(1)[0][0].observation
+    assert not kept.buffers["bn1.running_mean"].any()  # what the server sent in round 1
+    given = []
+
+    def attack(job, progress=None):
+        given.extend(job.observations)
+        return [Reconstruction(None, 0.0, error="none") for _ in job.observations]
+
+    config = {**read_run(folder).metadata["config"], "run_dir": folder}
+
+    def audit_of(tracker):
+        made = build(config).server_audit(tracker, "final", ConsoleProgress())
+        made.attack = attack
+        return made
+
+    with pytest.raises(ValueError, match="buffers of the finished model, got none"):
+        attack_kept(folder, audit_of)
+    last = last_buffers(Path(folder), build(config).network)
+    assert attack_kept(folder, audit_of, final_buffers=last) == 2
+    assert [seen.server_round for seen in given] == [1, 2]
+    threat = ThreatModel(batch_norm="final")
+    for seen in given:
+        posed = pose(build(config).gradient_map, build(config).spec, seen, threat)
+        assert posed.gradient_map.batch_norm == "running"
+        assert all(torch.equal(posed.buffers[name], value) for name, value in last.items())
+    with pytest.raises(ValueError, match="attack them after training"):
+        pose(build(config).gradient_map, build(config).spec, kept, threat)

@@ -32,7 +32,7 @@ def test_rows_of_one_cluster_are_one_unit():
     plain = rank_correlations(columns, [table], 300, 0)
     # Ten copies of a row tell nothing new: the interval stays, and n is that of the units.
     copied = np.repeat(table, 10, axis=0)
-    units = np.repeat(np.arange(12), 10)
+    units = np.repeat(np.arange(12), 10).tolist()
     found = rank_correlations(columns, [copied], 300, 0, units)
     assert found.units == plain.units == 12
     assert found.interval(*columns) == pytest.approx(plain.interval(*columns), abs=0.02)

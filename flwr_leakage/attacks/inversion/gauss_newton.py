@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -353,6 +353,7 @@ class Candidate:
     stopped: bool = False
 
 
+@runtime_checkable
 class Equations(Protocol):
     """What a run fits: numbers that are observed, as a function of the images and the blur."""
 
