@@ -130,8 +130,8 @@ def agreement_told(found: Sequence[Agreement]) -> str:
     parts = [
         f"{words}: {named[held]}."
         for held, words in (
-            (True, "Rank the leaks of this run as they claim"),
-            (False, "Rank them backwards"),
+            (True, "Yes, as they claim"),
+            (False, "No, backwards"),
             (None, "This run does not tell of"),
         )
         if named[held]

@@ -138,8 +138,8 @@ def _story_caption(
     if any(panel.blind for panel in panels):
         text += (
             " At the dotted line PSNR is that of a guess without any update. The bands are PSNR "
-            "alone, so many dB above it; the mark of a dot is its own grade. Likeness of structure "
-            "(SSIM) can raise that grade, so that a dot of a low band may show something."
+            "alone: so many dB above it or more; the mark of a dot is its own grade. Likeness of "
+            "structure (SSIM) can raise that grade, so that a dot of a low band may show something."
         )
     if any(dot.ended for panel in panels for dots in panel.dots.values() for dot in dots):
         text += (
@@ -151,7 +151,12 @@ def _story_caption(
     if told:
         left = f" ({asked - len(told)} more below)" if asked > len(told) else ""
         names = " and ".join(remedy.name for remedy in told)
-        text += f" Dashed: the same updates under {names}{left}."
+        stopped = sum(sum(remedy.ended.values()) for remedy in told)
+        whole = sum(len(remedy.ended) for remedy in told)
+        cut = (
+            f"; the time limit ended the attack on {stopped} of {whole} of them" if stopped else ""
+        )
+        text += f" Dashed: the same updates under {names}{left}{cut}."
     most = max(len(dots) for panel in panels for dots in panel.dots.values())
     if most > drawing.MAX_DOTS_A_ROUND:
         text += _dots(_psnr_by_round(max(panels, key=lambda p: max(map(len, p.dots.values())))))

@@ -186,8 +186,8 @@ def _bands(panel: Panel, axes: Axes, low: float, top: float) -> None:
         partly, recognisable = blind + PARTLY_DB, blind + RECOGNISABLE_DB
         below = min(top, EXACT_DB)
         edges += [
-            (f"over +{RECOGNISABLE_DB:g} dB", recognisable, below, 0.12),
-            (f"over +{PARTLY_DB:g} dB", partly, recognisable, 0.05),
+            (f"blind +{RECOGNISABLE_DB:g} dB", recognisable, below, 0.12),
+            (f"blind +{PARTLY_DB:g} dB", partly, recognisable, 0.05),
         ]
     for name, lower, upper, alpha in edges:
         if upper <= lower:

@@ -549,8 +549,8 @@ def test_the_story_chart_shares_its_rounds_and_shows_accuracy_as_percentages():
     assert {"0", "25", "50", "75", "100", "accuracy, %", "client 0", "client 1"} <= set(texts)
     assert {"blind guess, median", "median if a", "median if b", "round of training"} <= set(texts)
     assert texts.count("round of training") == 1
-    bands = [text for text in texts if text == "exact" or text.startswith("over")]
-    assert bands == ["exact", "over +5 dB", "over +1.5 dB", *bands[1:3]]
+    bands = [text for text in texts if text == "exact" or text.startswith("blind +")]
+    assert bands == ["exact", "blind +5 dB", "blind +1.5 dB", *bands[1:3]]
     assert "hollow: ended by its time limit" not in texts
     ended = story_chart({}, [Panel(0, {1: [Dot(20.0, "partly", ended=True)]})], "s", "d")
     assert "hollow: ended by its time limit" in ended and "image graded partly" in ended
@@ -684,10 +684,7 @@ def test_scores_are_told_apart_by_whether_they_rank_the_leaks():
     records += [score(1, i, 0, float(i), "larger leaks more", "good") for i in range(20)]
     records += [score(1, i, 0, -float(i), "larger leaks more", "bad") for i in range(20)]
     told = agreement_told(agreements(Index(records)))
-    assert told == (
-        "Rank the leaks of this run as they claim: good. Rank them backwards: bad. Rely on no "
-        "other here."
-    )
+    assert told == ("Yes, as they claim: good. No, backwards: bad. Rely on no other here.")
     assert agreement_told(agreements(Index(records[:20] + records[40:]))).endswith(
         "Rely on none of them here."
     )
