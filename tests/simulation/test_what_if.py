@@ -44,6 +44,8 @@ def test_a_what_if_is_measured_in_the_same_rounds_under_its_own_name(unequal):
     assert values(unequal, "p/psnr") != values(unequal, "psnr")
     change = values(unequal, "p/relative_change")
     assert len(change) == 4 and all(0 < value < 1 for value in change.values())
+    stopped = values(unequal, "p/stopped_by_budget")
+    assert stopped == dict.fromkeys(change, 0.0)
     roles = {image.role for image in unequal.images}
     assert roles == {"original", "reconstruction", "what_if_p", "blind_guess"}
 
