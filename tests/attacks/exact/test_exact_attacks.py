@@ -155,8 +155,6 @@ def test_analytic_takes_what_pruning_left():
     assert 10 < int(seen.sum()) < 60
     expected = f"{int(seen.sum())} of 64 pixels, the others, with"
     assert str(result.stats["stage"]).startswith(expected)
-        f"{int(seen.sum())} of 64 pixels, the others, with"
-    )
     found, truth = result.batch.inputs.flatten(), images[0].flatten()
     torch.testing.assert_close(found[seen], truth[seen], atol=1e-4, rtol=0)
     missed = (found - truth)[~seen].square().mean()
