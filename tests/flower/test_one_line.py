@@ -336,7 +336,10 @@ def test_a_client_of_many_samples_is_recorded_and_not_attacked(tmp_path):
 
 @pytest.mark.parametrize(
     ("optimizer", "done"),
-    [(None, "12 images, 3 steps, batch 4, rate 0.1"), (lambda p: torch.optim.Adam(p), "")],
+    [
+        (None, "12 images, 3 steps of 4 images, learning rate 0.1"),
+        (lambda p: torch.optim.Adam(p), ""),
+    ],
 )
 def test_a_client_that_nobody_attacks_is_recorded_as_it_told(tmp_path, optimizer, done):
     app = audit(client_app(**({"optimizer": optimizer} if optimizer else {})))
