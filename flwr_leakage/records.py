@@ -153,14 +153,16 @@ class LocalSchedule:
 
         Example:
             >>> LocalSchedule(0.1, num_steps=2, batch_size=8).describe(10)
-            '10 images, 2 steps, batch 8, rate 0.1'
+            '10 images, 2 steps of at most 8 images, learning rate 0.1'
         """
         images = f"{num_examples:,} image{'s' * (num_examples != 1)}"
         steps = f"{self.num_steps:,} step{'s' * (self.num_steps != 1)}"
         batch = min(self.batch_size, num_examples)
         extra = f", momentum {self.momentum:g}" if self.momentum else ""
         extra += f", weight decay {self.weight_decay:g}" if self.weight_decay else ""
-        return f"{images}, {steps}, batch {batch}, rate {self.learning_rate:g}{extra}"
+        most = "at most " * bool(num_examples % batch)
+        size = f"{most}{batch:,} image{'s' * (batch != 1)}"
+        return f"{images}, {steps} of {size}, learning rate {self.learning_rate:g}{extra}"
 
     def slices(self, num_examples: int) -> list[slice]:
         """Return the samples of each step, for a client with ``num_examples`` samples.

@@ -36,6 +36,6 @@ def test_a_number_of_samples_that_nobody_has_is_refused():
 
 
 def test_what_a_client_does_is_told_in_words():
-    assert LocalSchedule(0.1, 1, 10).describe(1) == "1 image, 1 step, batch 1, rate 0.1"
+    assert LocalSchedule(0.1, 1, 10).describe(1) == "1 image, 1 step of 1 image, learning rate 0.1"
     told = LocalSchedule(0.05, 30, 10, momentum=0.9).describe(1200)
-    assert told == "1,200 images, 30 steps, batch 10, rate 0.05, momentum 0.9"
+    assert told == "1,200 images, 30 steps of 10 images, learning rate 0.05, momentum 0.9"

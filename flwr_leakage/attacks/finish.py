@@ -35,9 +35,29 @@ class Finish:
         """
         if len(job.observations) != 1:
             raise ValueError(f"job must have one observation, got {len(job.observations)}.")
+        candidate = in_granted_order(candidate, job)
         start, labels = _Start(candidate.inputs), _Labels(candidate.targets)
         (result,) = replace(self.attack, initialisation=start, labels=labels)(job, progress)
         return result
+
+
+def in_granted_order(candidate: Batch, job: AttackJob) -> Batch:
+    """The candidate's samples in the order of the granted labels, where these are classes.
+
+    Exact attacks sort their samples by label; the next attack pairs the granted labels with them.
+    """
+    granted = job.observations[0].disclosed.targets
+    classes = candidate.targets
+    if job.threat.labels != "known" or granted is None or granted.shape != classes.shape:
+        return candidate
+    if granted.ndim != 1 or granted.is_floating_point() or classes.is_floating_point():
+        return candidate
+    mine, theirs = classes.argsort(stable=True), granted.argsort(stable=True)
+    if not torch.equal(classes[mine], granted[theirs].to(classes)):
+        return candidate
+    order = torch.empty_like(mine)
+    order[theirs] = mine
+    return candidate[order]
 
 
 @dataclass(frozen=True)

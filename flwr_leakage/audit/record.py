@@ -120,10 +120,18 @@ class Recorder:
             self._number(server_round, client_id, sample, "client", "image", number)
 
     def what_if(
-        self, server_round: int, client_id: int, name: str, change: float, outcome: Outcome
+        self,
+        server_round: int,
+        client_id: int,
+        name: str,
+        change: float,
+        answer: Reconstruction,
+        outcome: Outcome,
     ) -> None:
         """What the attack would have reached under a defense, under names of its own."""
-        self._number(server_round, client_id, -1, "what_if", f"{name}/relative_change", change, "1")
+        stopped = float(_ended_by_time(answer))
+        for what, value in (("relative_change", change), ("stopped_by_budget", stopped)):
+            self._number(server_round, client_id, -1, "what_if", f"{name}/{what}", value, "1")
         for measurement in outcome.measurements:
             named = replace(measurement, name=f"{name}/{measurement.name}")
             self._measurement(server_round, client_id, "what_if", named)
@@ -154,7 +162,7 @@ class Recorder:
         objective = answer.objective if answer.batch is not None else None
         note = answer.error or "; ".join(filter(None, (threat.describe(), answer.summary)))
         self._number(server_round, client_id, -1, "attack", "objective", objective, "1", note=note)
-        if answer.stats.get("stopped") == "budget":
+        if _ended_by_time(answer):
             note = "the time budget ended the attack: more time may find more"
             self._number(
                 server_round, client_id, -1, "attack", "stopped_by_budget", 1.0, "1", note=note
@@ -227,3 +235,8 @@ class Recorder:
                 error, state,
             )
         )  # fmt: skip
+
+
+def _ended_by_time(answer: Reconstruction) -> bool:
+    """Whether its time limit, and not the attack itself, ended the search."""
+    return answer.stats.get("stopped") == "budget"

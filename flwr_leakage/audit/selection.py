@@ -68,5 +68,7 @@ class Selection:
         if refused:
             return refused
         if self.max_examples is not None and count > self.max_examples:
-            return f"{count:,} images, more than selection.max_examples={self.max_examples}"
+            return (
+                f"{count:,} images, more than the {self.max_examples:,} that are attacked at most"
+            )
         return ""

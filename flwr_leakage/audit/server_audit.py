@@ -265,7 +265,7 @@ class ServerAudit:
         for (case, answer), change in zip(answers, changes, strict=True):
             outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
             client_id = case.observation.client_id
-            self._recorder.what_if(server_round, client_id, name, change, outcome)
+            self._recorder.what_if(server_round, client_id, name, change, answer, outcome)
 
     def _tell_of_settings(self, server_round: int, note: ClientNote) -> None:
         """Say once that draws can be repeated, and what a client says of itself."""

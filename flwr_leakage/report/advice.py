@@ -7,9 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr_leakage.report.attempts import LEAKED, Attempt, Fates, attempts, fates
+from flwr_leakage.report.attempts import (
+    LEAKED,
+    Attempt,
+    Fates,
+    attempts,
+    fates,
+    worst_by_image,
+)
+from flwr_leakage.report.engineers import what_to_ask
 from flwr_leakage.report.identification import beyond_chance
-from flwr_leakage.report.index import Index
+from flwr_leakage.report.index import Index, count
 from flwr_leakage.report.remedies import Remedy
 from flwr_leakage.report.replays import replays
 from flwr_leakage.report.steps import (
@@ -48,7 +56,7 @@ def advise(index: Index, metadata: Mapping[str, Any], asked: Sequence[Remedy]) -
     if leaking:
         answer = (
             f"Not as it is. What {named(leaking)} {verb(leaking, 'sends', 'send')} lets the "
-            f"server see private images, without breaking the protocol."
+            f"server see {_images(found)}, without breaking the protocol."
         )
     elif partly:
         answer = (
@@ -72,15 +80,22 @@ def advise(index: Index, metadata: Mapping[str, Any], asked: Sequence[Remedy]) -
             "This run found no reason to stop, and gives no clearance: this attack recovered "
             "nothing from the updates that it tried. Others may."
         )
-    at_risk = leaking or partly
+    at_risk = leaking | partly
     steps = [
-        *who_is_at_risk(found, leaking | partly, index),
+        *who_is_at_risk(found, at_risk, index),
         *what_to_mend(unsure),
         *what_helps(asked, at_risk, metadata),
+        *what_to_ask(index, found, fate, asked, metadata),
         *what_it_costs(index, asked, metadata, bool(at_risk)),
         what_was_not_tested(fate, found),
     ]
     return Advice(answer, tuple(steps))
+
+
+def _images(found: Sequence[Attempt]) -> str:
+    """How many images leak, where they can be told apart."""
+    leaked = sum(attempt.grade in LEAKED for attempt in worst_by_image(found))
+    return count(leaked, "private image") if leaked else "private images"
 
 
 def _unknown(fate: Fates, found: Sequence[Attempt]) -> Advice:

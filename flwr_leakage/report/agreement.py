@@ -7,6 +7,7 @@ from flwr_leakage.correlation import Correlation, spearman
 from flwr_leakage.report.index import Index, label, median, values
 
 OUTCOMES = ("psnr", "rmse", "mse")
+AVOID = "Do not rely on it here."
 MIN_PAIRS = 4
 """Of three pairs in a random order, one in three has ρ = ±1: that says nothing."""
 
@@ -28,6 +29,7 @@ class Agreement:
             of no use within one.
         direction: what the score claims, for instance that larger values are safer.
         reading: whether ρ bears out that claim, in words.
+        holds: whether it does; ``None`` where this run does not tell.
     """
 
     score: str
@@ -40,6 +42,7 @@ class Agreement:
     within_rounds: float | None
     direction: str
     reading: str
+    holds: bool | None
 
 
 def agreements(index: Index) -> list[Agreement]:
@@ -62,10 +65,10 @@ def _agreement(index: Index, score: str, outcome: str) -> Agreement:
     found = _rank_correlation(pairs)
     interval = None if found.low is None or found.high is None else (found.low, found.high)
     typical = median([rho for rho in rhos if rho is not None])
-    reading = _reading(found.coefficient, interval, typical, first.direction, outcome)
+    holds, reading = _reading(found.coefficient, interval, typical, first.direction, outcome)
     return Agreement(
         score, outcome, unit, pairs, found.coefficient, interval, found.p_value,
-        typical, first.direction, reading,
+        typical, first.direction, reading, holds,
     )  # fmt: skip
 
 
@@ -98,21 +101,40 @@ def _reading(
     within_rounds: float | None,
     direction: str,
     outcome: str,
-) -> str:
+) -> tuple[bool | None, str]:
     if rho is None:
-        return "Too few pairs, or all equal: no rank correlation."
+        return None, f"Too few pairs, or all equal: no rank correlation. {AVOID}"
     if direction not in ("larger is safer", "larger leaks more", "smaller is safer"):
-        return "The score claims no direction."
+        return None, "The score claims no direction."
     leak_sign = 1 if direction in ("larger leaks more", "smaller is safer") else -1
     expected = leak_sign if outcome == "psnr" else -leak_sign
     sign = "positive" if expected > 0 else "negative"
     claim = f"The score claims “{direction}”: ρ with {label(outcome)} should be {sign}."
     if interval is None:
-        return f"{claim} There are too few pairs for an interval."
+        return None, f"{claim} There are too few pairs for an interval. {AVOID}"
     if interval[0] <= 0 <= interval[1]:
-        return f"{claim} The interval contains 0: this run does not tell."
+        return None, f"{claim} The interval contains 0: this run does not tell. {AVOID}"
     if rho * expected > 0:
         drift = within_rounds is not None and within_rounds * expected < rho * expected / 2
         but = " Within single rounds most of that is gone: both drift over the rounds."
-        return f"{claim} It is: the score ranks the samples as the attack does.{but * drift}"
-    return f"{claim} It is not: the score ranks the samples backwards."
+        return True, f"{claim} It is: the score ranks the samples as the attack does.{but * drift}"
+    return False, f"{claim} It is not: the score ranks the samples backwards. {AVOID}"
+
+
+def agreement_told(found: Sequence[Agreement]) -> str:
+    """Whether the scores of a run rank its leaks, in a sentence or two."""
+    named = {
+        held: ", ".join(label(entry.score) for entry in found if entry.holds is held)
+        for held in (True, False, None)
+    }
+    parts = [
+        f"{words}: {named[held]}."
+        for held, words in (
+            (True, "Yes, as they claim"),
+            (False, "No, backwards"),
+            (None, "This run does not tell of"),
+        )
+        if named[held]
+    ]
+    trust = "Rely on no other here." if named[True] else "Rely on none of them here."
+    return " ".join((*parts, trust))

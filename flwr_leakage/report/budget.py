@@ -1,9 +1,9 @@
 """The time that an attack had, and where that ended it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from flwr_leakage.report.attempts import Fates
+from flwr_leakage.report.attempts import Attempt, Fates
 from flwr_leakage.report.index import Index, count
 from flwr_leakage.report.words import several
 
@@ -30,24 +30,37 @@ def time_limit(metadata: Mapping[str, Any]) -> float | None:
     return min(known, default=None)
 
 
-def ended_by_time(index: Index, fate: Fates, limit: float | None) -> tuple[str, ...]:
-    """Say on whose updates the budget ended the attack; nothing where it ended none."""
-    stopped = sorted({key[:2] for key in index.series("attack", "stopped_by_budget")})
+def ended(index: Index) -> set[tuple[int, int]]:
+    """The (round, client) of every update on which the time limit ended the attack."""
+    return {key[:2] for key in index.series("attack", "stopped_by_budget")}
+
+
+def ended_by_time(
+    index: Index, fate: Fates, found: Sequence[Attempt], limit: float | None
+) -> tuple[str, ...]:
+    """Say on whose updates the time limit ended the attack; nothing where it ended none."""
+    stopped = ended(index)
     if not stopped:
         return ()
+    inexact = {attempt.key[:2] for attempt in found if attempt.grade != "exact"}
+    exact = stopped & {attempt.key[:2] for attempt in found} - inexact
     seconds = f" of {limit:g} CPU seconds" if limit is not None else ""
     updates = count(len(fate.answered), "update")
+    whole = f"The time limit{seconds} ended the attack on {len(stopped)} of {updates}"
+    if exact == stopped:
+        return (f"{whole} ({_where(stopped)}), where every image is exact all the same.",)
+    but = f" Not so of {_where(exact)}: there every image is exact already." if exact else ""
     return (
-        f"The time budget{seconds} ended the attack on {len(stopped)} of {updates} "
-        f"({_where(stopped)}): more time may find more, and what was found there depends on the "
-        f"speed of the machine.",
+        f"{whole} ({_where(stopped)}): more time may find more, and what was found there depends "
+        f"on the speed of the machine.{but} That less is found in later rounds is no sign of "
+        f"safety where the limit ended the attack.",
     )
 
 
-def _where(stopped: list[tuple[int, int]]) -> str:
+def _where(places: Collection[tuple[int, int]]) -> str:
     """Name clients with their rounds; those of the same rounds together."""
     rounds_of: dict[int, list[int]] = {}
-    for server_round, client in stopped:
+    for server_round, client in sorted(places):
         rounds_of.setdefault(client, []).append(server_round)
     clients_in: dict[tuple[int, ...], list[int]] = {}
     for client, rounds in sorted(rounds_of.items()):

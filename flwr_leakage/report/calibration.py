@@ -52,7 +52,7 @@ _MEANING: dict[Grade, str] = {
     "exact": "at most one of 255 grey levels off (48.1 dB or more)",
     "recognisable": "5 dB nearer to the original than the blind guess, or SSIM 0.5 above it",
     "partly": "1.5 dB nearer, or SSIM 0.15 above",
-    "nothing": "the rest",
+    "nothing": "the rest, and all that is 3 dB farther: nothing seen, not nothing there",
 }
 
 
@@ -60,22 +60,34 @@ def grades_table(found: Iterable[Attempt]) -> Table:
     """Each grade with its rule, its number of attempts, and how sure it is."""
     known = {each.grade: each for each in CALIBRATION}
     grades = tally(found)
+    told = [_said(known[grade]) for grade in _MEANING if grade in known and grades[grade]]
     rows = []
     for grade, meaning in _MEANING.items():
         row = [grade, str(grades[grade]), meaning]
         if grade in known:
             each = known[grade]
             row += [_share(each.by_eye), _share(each.by_error), _share(each.by_structure)]
-            row += [f"{each.count}"]
+            row += [f"{each.count}" + ", exact ones included" * (grade == "recognisable")]
         else:
-            row += ["by the rule itself", "–", "–", "–"]
+            row += ["by the rule itself", "–", "–", "see next row"]
         rows.append(tuple(row))
     columns = (
         "grade", "attempts here", "when it is given",
         "original found: likeness to the eye (LPIPS)", "by pixels (squared error)",
         "by structure (SSIM)", "results tested",
     )  # fmt: skip
-    return Table(columns, tuple(rows), (READING,))
+    return Table(columns, tuple(rows), (*told, READING))
+
+
+def _said(each: Calibrated) -> str:
+    """The row of one grade as a sentence."""
+    better = " or better" * (each.grade == "recognisable")
+    return (
+        f"Of {each.count} results graded “{each.grade}”{better} in that test, the original was "
+        f"found by likeness to the eye in {_share(each.by_eye)}, by pixels in "
+        f"{_share(each.by_error)}, by structure in {_share(each.by_structure)}, and by none of the "
+        f"three in {_share(each.by_none)}."
+    )
 
 
 def _share(value: float) -> str:
@@ -83,16 +95,19 @@ def _share(value: float) -> str:
 
 
 _NOTHING = CALIBRATION[-1]
-_RECOGNISABLE = CALIBRATION[0]
+
+WARNING = (
+    f"“Nothing” means nothing seen, not nothing there: in a test, a comparison of structure found "
+    f"the original of {_share(_NOTHING.by_structure)} of {_NOTHING.count} results so graded among "
+    f"{CANDIDATES} images."
+)
+"""What the lowest grade does not mean."""
 
 READING = (
     f"How sure is a grade? In a test apart from this run, {TOTAL} spoilt images of CIFAR-10 and "
     f"MNIST and results of short attacks were graded by these rules. Then three measures each "
     f"looked for the original among it and {CANDIDATES - 1} other images; guessing finds it in "
-    f"1 %. Of {_RECOGNISABLE.count} graded “recognisable” or better, likeness to the eye missed "
-    f"{_share(1 - _RECOGNISABLE.by_eye)}. Of {_NOTHING.count} graded “nothing”, it still found "
-    f"{_share(_NOTHING.by_eye)}, and a comparison of structure found "
-    f"{_share(_NOTHING.by_structure)}: “nothing” means that nothing is seen, not that nothing can "
-    f"be told. On other kinds of images the shares may differ. Source: "
+    f"1 %. Several of them may find the same original, so that the shares of a row have no sum. "
+    f"On other kinds of images the shares may differ. Source: "
     f"simulations.benchmarks.grade_thresholds, images 100 to 109 of each set."
 )

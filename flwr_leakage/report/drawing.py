@@ -99,7 +99,7 @@ def log_scale_if_wide(axes: Axes, side: str, values: Sequence[float]) -> None:
 
 def plain(text: str) -> str:
     """A unit as it may stand in a drawing: short, of letters, digits and a few signs."""
-    return re.sub(r"[^\w ²·/%().-]", "", text)[:24] if text not in ("", "1") else ""
+    return re.sub(r"[^\w ²·/%().-]", "", text)[:40] if text not in ("", "1") else ""
 
 
 def thin_out(values: Sequence[float], limit: int) -> list[float]:

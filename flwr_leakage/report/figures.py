@@ -1,6 +1,6 @@
 """The charts of the page with their titles and captions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -8,6 +8,7 @@ from markupsafe import Markup
 from flwr_leakage.report import charts, drawing
 from flwr_leakage.report.agreement import Agreement
 from flwr_leakage.report.attempts import Attempt, grouped_by_client, most_at_risk_first
+from flwr_leakage.report.budget import ended
 from flwr_leakage.report.grades import EXACT_DB
 from flwr_leakage.report.index import (
     Index,
@@ -21,7 +22,7 @@ from flwr_leakage.report.index import (
     values,
 )
 from flwr_leakage.report.remedies import Remedy
-from flwr_leakage.report.story_chart import MAX_LINES, MAX_PANELS, Panel, story_chart
+from flwr_leakage.report.story_chart import MAX_LINES, MAX_PANELS, Dot, Panel, story_chart
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def story_figure(index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]
     clients: list[int | None] = [*most_at_risk_first(by_client)]
     if len(clients) > MAX_PANELS:
         clients = [None]
-    panels = [_panel(client, known, told) for client in clients]
+    panels = [_panel(client, known, told, ended(index)) for client in clients]
     accuracy = by_round(index.series("utility", "test_accuracy"))
     description = " ".join(
         ["PSNR of the reconstructions by round."]
@@ -89,15 +90,21 @@ def story_figure(index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]
     return Chart(f"{title}, round by round", caption, svg)
 
 
-def _panel(client: int | None, known: Sequence[Attempt], told: Sequence[Remedy]) -> Panel:
+def _panel(
+    client: int | None,
+    known: Sequence[Attempt],
+    told: Sequence[Remedy],
+    stopped: Set[tuple[int, int]],
+) -> Panel:
     def of(found: Iterable[Attempt]) -> list[Attempt]:
         return [a for a in found if client is None or a.key[1] == client]
 
-    dots: dict[int, list[tuple[float, str]]] = {}
+    dots: dict[int, list[Dot]] = {}
     blind: dict[int, list[float]] = {}
     for attempt in of(known):
         assert attempt.psnr is not None
-        dots.setdefault(attempt.key[0], []).append((attempt.psnr, attempt.grade or ""))
+        dot = Dot(attempt.psnr, attempt.grade or "", attempt.key[:2] in stopped)
+        dots.setdefault(attempt.key[0], []).append(dot)
         if attempt.blind is not None:
             blind.setdefault(attempt.key[0], []).append(attempt.blind)
     under: dict[str, dict[int, list[float]]] = {}
@@ -110,7 +117,7 @@ def _panel(client: int | None, known: Sequence[Attempt], told: Sequence[Remedy])
 
 
 def _psnr_by_round(panel: Panel) -> dict[int, list[float]]:
-    return {r: [psnr for psnr, _ in dots] for r, dots in panel.dots.items()}
+    return {r: [dot.psnr for dot in dots] for r, dots in panel.dots.items()}
 
 
 def _story_caption(
@@ -130,16 +137,26 @@ def _story_caption(
         )
     if any(panel.blind for panel in panels):
         text += (
-            " Near the dotted line the attack is as good as no attack. The bands are the grades "
-            "by PSNR alone, for the median image; the mark of a dot is its own grade, which SSIM "
-            "can raise."
+            " At the dotted line PSNR is that of a guess without any update. The bands are PSNR "
+            "alone: so many dB above it or more; the mark of a dot is its own grade. Likeness of "
+            "structure (SSIM) can raise that grade, so that a dot of a low band may show something."
+        )
+    if any(dot.ended for panel in panels for dots in panel.dots.values() for dot in dots):
+        text += (
+            " Hollow marks: the time limit ended the attack before it was done. That such marks "
+            "fall over the rounds is no sign of safety."
         )
     if len(panels) > 1:
         text += " Each client has a scale of its own."
     if told:
         left = f" ({asked - len(told)} more below)" if asked > len(told) else ""
         names = " and ".join(remedy.name for remedy in told)
-        text += f" Dashed: the same updates under {names}{left}."
+        stopped = sum(sum(remedy.ended.values()) for remedy in told)
+        whole = sum(len(remedy.ended) for remedy in told)
+        cut = (
+            f"; the time limit ended the attack on {stopped} of {whole} of them" if stopped else ""
+        )
+        text += f" Dashed: the same updates under {names}{left}{cut}."
     most = max(len(dots) for panel in panels for dots in panel.dots.values())
     if most > drawing.MAX_DOTS_A_ROUND:
         text += _dots(_psnr_by_round(max(panels, key=lambda p: max(map(len, p.dots.values())))))

@@ -11,7 +11,7 @@ from flwr_leakage.report.words import several
 from flwr_leakage.tracking import ImageRecord
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-HIGHLIGHTS = ("worst leak", "median of the ranking", "least leak")
+HIGHLIGHTS = ("worst leak", "middle of the ranking", "least leak")
 UNGRADED = ("an example",) * 3
 """Their titles where no image is graded: nothing says which leak is the worst."""
 
@@ -21,8 +21,8 @@ class Picture:
     """One image, inlined.
 
     Attributes:
-        role: ``original``, ``defended``, ``reconstruction``, the name of a what-if, or ``blind
-            guess``.
+        role: ``original``, ``defended``, ``reconstruction``, ``decoded``, the name of a
+            what-if, or ``blind guess``.
         uri: the PNG file as a data URI; empty where the file is missing or no PNG file.
         description: the text in place of the image.
     """
@@ -65,6 +65,11 @@ class Exhibit:
     def has_defended(self) -> bool:
         """Whether the sample as its defense encoded it is there."""
         return any(picture.role == "defended" for picture in self.pictures)
+
+    @property
+    def has_decoded(self) -> bool:
+        """Whether encodings were decoded to it."""
+        return any(picture.role == "decoded" for picture in self.pictures)
 
     @property
     def place(self) -> str:
@@ -181,6 +186,8 @@ def _exhibit(
     if "defended" in roles:
         pictures.append(_picture("defended", roles["defended"], place))
     pictures.append(_picture("reconstruction", roles["reconstruction"], f"{place}, {psnr}"))
+    if "decoded" in roles:
+        pictures.append(_picture("decoded", roles["decoded"], f"{place}, of all rounds so far"))
     for role in sorted(role for role in roles if role.startswith("what_if_")):
         name = role.removeprefix("what_if_").replace("_", " ")
         pictures.append(_picture(f"under {name}", roles[role], place))

@@ -11,10 +11,10 @@ GROUPS = ("dataset", "partition", "model", "strategy", "defense", "attack")
 _GIVEN = {
     "labels known": "the true labels",
     "labels inferred": "no labels: the attack infers them from the update",
-    "batch norm exact": "the exact BatchNorm statistics of the private batch",
-    "batch norm derived": "BatchNorm statistics derived from the buffers that the client sent",
-    "batch norm running": "the running BatchNorm statistics that it sent itself",
-    "batch norm none": "no BatchNorm statistics",
+    "batch norm exact": "the exact statistics of batch normalisation of the private batch",
+    "batch norm derived": "statistics of batch normalisation, derived from the client’s buffers",
+    "batch norm running": "the running statistics of batch normalisation that it sent itself",
+    "batch norm none": "no statistics of batch normalisation",
     "local schedule known": "the learning rate, number of steps and batch size of local training",
     "single view": "each client's update on its own",
     "aggregate view": "only the aggregate of the clients' updates",
@@ -44,7 +44,7 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
     for group in GROUPS:
         name, settings = describe(config.get(group))
         if group == "attack":
-            settings = _attack_settings(config.get(group), time_limit(metadata))
+            settings = _attack_settings(config, time_limit(metadata))
         given = metadata.get(group)
         if isinstance(given, str) and given:
             name = given
@@ -59,12 +59,20 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
     return found
 
 
-def _attack_settings(node: Any, limit: float | None) -> str:
+def _attack_settings(config: Mapping[str, Any], limit: float | None) -> str:
     """The settings of the attack with the time that it had, whoever limited it."""
+    node, server = config.get("attack"), config.get("server")
     if not isinstance(node, Mapping):
         return ""
     _, settings = describe({key: value for key, value in node.items() if key != "max_seconds"})
     time = f"at most {limit:g} CPU seconds for an update" if limit is not None else ""
+    own = node.get("max_seconds")
+    given = server.get("attack_max_seconds") if isinstance(server, Mapping) else None
+    if time and own is not None and given is not None and own != given:
+        time += (
+            f" (of server.attack_max_seconds={given:g} and attack.max_seconds={own:g} the smaller "
+            f"one holds)"
+        )
     return ", ".join(filter(None, (settings, time)))
 
 

@@ -11,10 +11,11 @@ from markupsafe import Markup
 
 from flwr_leakage.report import score_tables, tables
 from flwr_leakage.report.advice import advise
-from flwr_leakage.report.agreement import agreements
+from flwr_leakage.report.agreement import agreement_told, agreements
 from flwr_leakage.report.attempts import attempts, fates
-from flwr_leakage.report.calibration import grades_table
+from flwr_leakage.report.calibration import WARNING, grades_table
 from flwr_leakage.report.corridor import corridors
+from flwr_leakage.report.costs import costs_table
 from flwr_leakage.report.figures import round_figures, score_figure, story_figure
 from flwr_leakage.report.gallery import Gallery, make_gallery
 from flwr_leakage.report.header import facts, flatten, planned_rounds
@@ -22,6 +23,7 @@ from flwr_leakage.report.index import Index, Table, count, is_constant, median, 
 from flwr_leakage.report.remedies import remedies, remedies_table
 from flwr_leakage.report.story import blind_guess, sentences
 from flwr_leakage.report.verdict import NOT_COVERED, judge
+from flwr_leakage.report.words import RANKED
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
 
@@ -79,8 +81,9 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     asked = remedies(index, run.metadata)
     done = max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
     clients = tables.clients_table(index, run.events, found, MAX_CLIENTS)
-    costs, gallery = tables.costs_table(index), make_gallery(run.images, found, max_gallery)
+    costs, gallery = costs_table(index), make_gallery(run.images, found, max_gallery)
     blind = median(values(index.series("metric", "blind_psnr")))
+    agreed = [a for a in agreements(index) if not is_constant(index.series("score", a.score))]
     names = [run.metadata.get("run"), *(record.run for record in run.records[:1])]
     return environment.get_template("report.html").render(
         name=next((name for name in names if isinstance(name, str) and name), run.folder.name),
@@ -94,6 +97,8 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         remedies=asked,
         remedied=remedies_table(asked),
         grades=grades_table(found),
+        nothing_warning=WARNING,
+        ranked=RANKED,
         blind_guess=blind_guess(index),
         not_covered=(*NOT_COVERED, *_absent(index, clients, costs, gallery)),
         script=Markup(script),
@@ -112,11 +117,8 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         attacks=tables.attacks_table(index),
         sureness=score_tables.scores_table(index),
         gallery=gallery,
-        agreements=[
-            score_figure(i, entry, blind)
-            for i, entry in enumerate(agreements(index))
-            if not is_constant(index.series("score", entry.score))
-        ],
+        agreements=[score_figure(i, entry, blind) for i, entry in enumerate(agreed)],
+        agreement=agreement_told(agreed),
         clients=clients,
         client_scores=score_tables.client_scores_table(index, MAX_CLIENTS),
         classes=tables.classes_table(found),

@@ -26,7 +26,7 @@ from flwr_leakage.report.index import (
     values,
     who,
 )
-from flwr_leakage.report.words import graded
+from flwr_leakage.report.words import RANKED, graded
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Remedy:
         sentence: what it would have changed, and at what price.
         under: every attempt under it.
         before: the attempts on the same images in the same rounds without it.
+        ended: of each attacked (round, client) whether the time limit ended the attack under the
+            defense; empty where that was not recorded.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Remedy:
     sentence: str
     under: tuple[Attempt, ...]
     before: tuple[Attempt, ...]
+    ended: Mapping[tuple[int, int], bool]
 
 
 def remedies(index: Index, metadata: Mapping[str, Any]) -> list[Remedy]:
@@ -65,18 +68,36 @@ def _remedy(index: Index, name: str, node: Any, raw: Mapping[Any, Attempt]) -> R
     change = median(values(index.series("what_if", f"{name}/relative_change")))
     price = ""
     if change is not None:
-        price = f" It would have changed an update by {100 * change:.0f} % of its length (median)."
+        price = (
+            f" It would have changed an update by {100 * change:.0f} % of its size "
+            f"(Euclidean norm, median)."
+        )
+    stopped = index.series("what_if", f"{name}/stopped_by_budget")
+    ended = {key[:2]: bool(record.value) for key, record in stopped.items()}
     sentence = (
         f"On the same {count(len(under), 'attempt')}, {_told(before)} would have become "
-        f"{_told(under)}.{price}"
+        f"{_told(under)}.{price}{told_of_time(ended)}"
     )
-    return Remedy(name, defense, sentence, tuple(under), tuple(before))
+    return Remedy(name, defense, sentence, tuple(under), tuple(before), ended)
+
+
+def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
+    """How many attacks on defended updates their time limit ended, in a sentence."""
+    stopped = sum(ended.values())
+    if not ended:
+        return " Whether a time limit ended attacks under it was not recorded."
+    if not stopped:
+        return " No time limit ended an attack under it."
+    return (
+        f" The time limit ended the attack on {stopped} of {count(len(ended), 'defended update')}: "
+        f"with more time more may show."
+    )
 
 
 def _told(found: Sequence[Attempt]) -> str:
     grades: Counter[Grade] = tally(found)
     middle = median([a.psnr for a in found if a.psnr is not None])
-    return f"{graded(grades) or 'no result'} (median {decibel(middle)} dB)"
+    return f"{graded(grades) or 'no result'} (median PSNR {decibel(middle)} dB)"
 
 
 def remedies_table(asked: Sequence[Remedy]) -> Table:
@@ -92,9 +113,9 @@ def remedies_table(asked: Sequence[Remedy]) -> Table:
                 rows.append((name, "as it was sent", *_cells(before)))
             if under:
                 rows.append((name, f"under {remedy.name}", *_cells(under)))
-    columns = ("client", "its updates", "attempts", "grades", "median, dB", "highest, dB",
-               "identified")  # fmt: skip
-    return Table(columns, tuple(rows), (), MAX_ROWS)
+    columns = ("client", "its updates", "attempts", "grades of attempts", "median PSNR, dB",
+               "highest PSNR, dB", "attempts that identify")  # fmt: skip
+    return Table(columns, tuple(rows), (RANKED,), MAX_ROWS)
 
 
 def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:

@@ -114,10 +114,14 @@ def replay_told(found: Replays, attacked: Collection[Place]) -> tuple[str, ...]:
         if other or left:
             whole = f"{len(same)} of {count(len(places), 'attacked update')}"
             one = one if len(same) == 1 else "are those that their clients"
-        how = f"at most {number(off, 1)} of its length apart" if off else "to the last digit"
+        how = "none, to the last digit"
+        if off:
+            how = f"at most {number(off, 1)} of the update’s size (Euclidean norm)"
         told.append(
-            f"Replay check passed: {whole} {one} trained. Training was run again from the client’s "
-            f"own images, and gave the same update ({how})."
+            f"Replay check passed: {whole} {one} trained. The client itself ran its training again "
+            f"from its own images, and reported the difference to the server (in a simulation all "
+            f"on one machine): {how}. More than {EXPLAINED:g} would have failed. This is of the "
+            f"attacked updates; the table of clients has every replayed round."
         )
     if left or not places:
         whom = f" for {_named(left)}" if left and (same or other) else ""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from flwr_leakage.report.attempts import fates
 from flwr_leakage.report.index import (
     MAX_ROWS,
     SPARED,
@@ -16,6 +17,7 @@ from flwr_leakage.report.index import (
     number,
     unit_of,
 )
+from flwr_leakage.report.words import several
 
 UNDEFENDED = (
     " δ is what a defense changed of an update. No defense changed these, so this number is 0 "
@@ -27,14 +29,19 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
     """Say how many samples the plan of scoring left out."""
     names_by_share: dict[tuple[int, int], list[str]] = {}
     for name in index.names("score"):
-        told = [SPARED.match(record.note) for record in index.series("score", name).values()]
-        pairs = [tuple(int(text.replace(",", "")) for text in m.groups()) for m in told if m]
+        told = {k: SPARED.match(r.note) for k, r in index.series("score", name).items()}
+        pairs = {
+            key[:2]: tuple(int(text.replace(",", "")) for text in m.groups())
+            for key, m in told.items() if m
+        }  # fmt: skip
         if pairs:
-            out, whole = (sum(numbers) for numbers in zip(*pairs, strict=True))
+            out, whole = (sum(numbers) for numbers in zip(*pairs.values(), strict=True))
+            whole += sum(key[:2] not in pairs for key in told)  # clients of whom none was left out
             names_by_share.setdefault((out, whole), []).append(label(name))
     return tuple(
-        f"{', '.join(names)}: {out:,} of {whole:,} samples were left out by the plan of scoring, "
-        f"which limits its cost (scoring.relative_cost)."
+        f"{', '.join(names)}: {out:,} of {whole:,} samples (images of a client in a round) were "
+        f"left out by the plan of scoring, which limits its cost (scoring.relative_cost): "
+        f"{whole - out:,} were scored. The plots show those of them that were attacked too."
         for (out, whole), names in names_by_share.items()
     )
 
@@ -101,5 +108,16 @@ def client_scores_table(index: Index, limit: int) -> Table:
         for client in clients[:limit]
     )
     left_out = len(clients) - len(rows)
-    notes = (f"{count(left_out, 'further client')} left out.",) if left_out else ()
+    notes: tuple[str, ...] = ()
+    if left_out:
+        notes += (f"{count(left_out, 'further client')} left out.",)
+    fate = fates(index)
+    attacked = {client for _, client in (*fate.answered, *fate.unanswered)}
+    untried = sorted(({client for _, client in fate.spared} - attacked) & set(clients))
+    if attacked and untried and min(attacked) >= 0:
+        verb = "was" if len(untried) == 1 else "were"
+        notes += (
+            f"{several(untried).capitalize()} {verb} not attacked: where a score makes them look "
+            f"safe (as a large λmax does), nothing here has tested it.",
+        )
     return Table(("client", *map(label, scores_of)), rows, notes, MAX_ROWS)

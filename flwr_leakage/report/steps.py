@@ -12,10 +12,11 @@ from flwr_leakage.report.attempts import (
     grouped_by_client,
     most_at_risk_first,
     tally,
+    worst_by_image,
 )
 from flwr_leakage.report.header import describe
 from flwr_leakage.report.index import Index, by_round, count, median
-from flwr_leakage.report.remedies import Remedy
+from flwr_leakage.report.remedies import Remedy, told_of_time
 from flwr_leakage.report.words import graded, several
 
 MAX_CLIENTS = 4
@@ -60,13 +61,12 @@ def who_is_at_risk(found: Sequence[Attempt], at_risk: set[int], index: Index) ->
         here = groups[client]
         name = named({client})
         what = f" ({doing[client]})" if client in doing else ""
-        told.append(f"{name}{what}: {graded(tally(here))}, {_when(here)}")
+        tried = count(len(here), "attempt")
+        told.append(f"{name}{what}: of {tried} {graded(tally(here))}; seen {_when(here)}")
     more = len(groups) - len(told)
     rest = f"; and {count(more, 'other client')} (see Clients)" if more else ""
-    text = "; ".join(told) + rest
-    return [
-        Step("Who is at risk", f"{text[0].upper()}{text[1:]}. Each attempt on an image counts.")
-    ]
+    text = ". ".join(f"{each[0].upper()}{each[1:]}" for each in told) + rest
+    return [Step("Who is at risk", f"{text}. An attempt is one image in one attacked round.")]
 
 
 def _when(here: Sequence[Attempt]) -> str:
@@ -104,17 +104,23 @@ def what_helps(
     if not asked:
         text = "No other defense was measured on these updates (what_if), so this run names none."
         return [Step("What helps", despite + text)]
-    told = [_effect(remedy, at_risk) for remedy in asked]
+    told = [_effect(remedy, at_risk, metadata) for remedy in asked]
     caveat = "The attack was the same as without the defense; one made for it may reach more."
     return [Step("What helps", f"{despite}{' '.join(told)} {caveat}")]
 
 
-def _effect(remedy: Remedy, at_risk: set[int]) -> str:
+def _effect(remedy: Remedy, at_risk: set[int], metadata: Mapping[str, Any]) -> str:
     under = [a for a in remedy.under if a.key[1] in at_risk]
     if not under:
         return f"{remedy.name.capitalize()} was not measured on them."
     before = [a for a in remedy.before if a.key[1] in at_risk]
-    changed = f"from {graded(tally(before))} to {graded(tally(under)) or 'no result'}"
+    changed = (
+        f"of {count(len(under), 'attempt')}, from {graded(tally(before))} to "
+        f"{graded(tally(under)) or 'no result'}"
+    )
+    if each := worst_by_image(under):
+        changed += f"; of {count(len(each), 'image')}, each by its worst round, "
+        changed += graded(tally(each)) or "no result"
     grades = tally(under)
     still = with_grade(under, LEAKED)
     if still:
@@ -128,10 +134,23 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
     identified = ""
     ranked = [a for a in under if a.rank is not None]
     first = sum(a.rank == 1 for a in ranked)
-    if not still and first:
+    if first:
         tells = "tells its" if first == 1 else "tell their"
-        identified = f" Yet {first} of {len(ranked)} still {tells} original from others."
-    return f"{remedy.name[0].upper()}{remedy.name[1:]} {text} ({changed}).{identified}"
+        whole = count(len(ranked), "attempt")
+        identified = (
+            f" {'' if still else 'Yet '}{first} of {whole} still {tells} original from others."
+        )
+    ended = {place: over for place, over in remedy.ended.items() if place[1] in at_risk}
+    name = f"{remedy.name[0].upper()}{remedy.name[1:]}{setting(remedy, metadata)}"
+    return f"{name} {text} ({changed}).{identified}{told_of_time(ended)}"
+
+
+def setting(remedy: Remedy, metadata: Mapping[str, Any]) -> str:
+    """The settings that a what-if was tried with, in brackets; empty where not known."""
+    config = metadata.get("config")
+    nodes = config.get("what_if") if isinstance(config, Mapping) else None
+    _, settings = describe(nodes.get(remedy.name)) if isinstance(nodes, Mapping) else ("", "")
+    return f" ({settings})" if settings else ""
 
 
 def what_it_costs(
@@ -174,7 +193,7 @@ def what_was_not_tested(fate: Fates, found: Sequence[Attempt]) -> Step:
     missed = [several(sorted(spared))] if spared and min(clients, default=0) >= 0 else []
     missed += [several(sorted(resting), "round")] if resting else []
     text = f"{' and '.join(missed)}; " if missed else ""
-    text += "a server that breaks the protocol; leakage other than images"
+    text += "a server that breaks the protocol; membership and other properties of the data"
     if fate.unanswered:
         failed = {client for _, client in fate.unanswered}
         text += f"; {named(failed)} where the attack gave no result"

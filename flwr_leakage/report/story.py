@@ -34,8 +34,8 @@ def blind_guess(index: Index) -> str:
     here = f": here {meaning}" if meaning else ""
     return (
         f"The blind guess is what the server could guess of an image without any update{here}. It "
-        f"reaches {decibel(reached)} dB (median). What is no nearer to an original than that was "
-        f"not learnt from the update."
+        f"reaches {decibel(reached)} dB (median). Judged by PSNR alone, what is no nearer to its "
+        f"original than that shows nothing of it."
     )
 
 
@@ -44,6 +44,26 @@ def _part(metadata: Mapping[str, Any], group: str) -> str:
     name, _ = describe(config.get(group) if isinstance(config, Mapping) else None)
     given = metadata.get(group)
     return given if isinstance(given, str) and given else name
+
+
+_PLAIN = {
+    "embedded_mnist": "handwritten digits (MNIST)",
+    "mnist": "handwritten digits (MNIST)",
+    "mnist_npz": "handwritten digits (MNIST)",
+    "fashion_mnist": "pictures of clothes (Fashion-MNIST)",
+    "fashion_mnist_npz": "pictures of clothes (Fashion-MNIST)",
+    "cifar10": "small photographs (CIFAR-10)",
+    "cifar10_npz": "small photographs (CIFAR-10)",
+    "lenet": "a small convolutional network (LeNet)",
+    "lenet_tanh": "a small convolutional network (LeNet)",
+    "lenet_zhu": "a small convolutional network (LeNet)",
+    "fedavg": "federated averaging",
+}
+"""What the names of the configuration mean; the names themselves stand in the appendix."""
+
+
+def _plain(name: str) -> str:
+    return _PLAIN.get(name, name)
 
 
 def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> str:
@@ -60,8 +80,8 @@ def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> st
         f"{who}{span}"
         + (" each" if len(clients) > 1 and sizes and min(sizes) == max(sizes) else "")
     ]
-    parts.append(f"trained {model or 'a model'}" + f" on {data}" * bool(data))
-    parts.append(f"for {count(rounds_done, 'round')}" + f" ({strategy})" * bool(strategy))
+    parts.append(f"trained {_plain(model) or 'a model'}" + f" on {_plain(data)}" * bool(data))
+    parts.append(f"for {count(rounds_done, 'round')}" + f" ({_plain(strategy)})" * bool(strategy))
     accuracy = by_round(index.series("utility", "test_accuracy"))
     learnt = ""
     if len(accuracy) > 1:
@@ -99,7 +119,9 @@ def _attacker(metadata: Mapping[str, Any], fate: Fates) -> str:
     rounds = sorted({server_round for server_round, _ in attacked})
     clients = sorted({client for _, client in attacked if client >= 0})
     whom = several(clients) if clients else "the aggregate"
-    named = f" by “{attack}”" if attack else ""
+    named = f" with the attack “{attack}”" if attack else ""
+    if attack == "strongest":
+        named = " with every attack that applies, and kept the best result"
     return (
         f"The server kept to the protocol and attacked what it received (“honest but curious”)"
         f"{named}: the updates of {whom} in {several(rounds, 'round')}."

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -33,12 +33,28 @@ MAX_LINES = 3
 BAND = 5.0
 """Height, in dB, of the band that stands for every PSNR that is exact."""
 _DASHES = ((0, (4, 2)), (0, (8, 2)), (0, (4, 2, 1, 2)))
-_DOTS: Any = {
-    "leaked": {"color": LEAK, "marker": "o", "s": 22, "lw": 0},
-    "partly": {"facecolors": "none", "edgecolors": LEAK, "marker": "o", "s": 20, "lw": 1.1},
-    "rest": {"color": MUTED, "marker": "o", "s": 9, "lw": 0},
+_DOTS: dict[str, tuple[str, str, int]] = {
+    "exact": (LEAK, "D", 20),
+    "recognisable": (LEAK, "o", 24),
+    "partly": (LEAK, "^", 24),
+    "nothing": (MUTED, "o", 12),
+    "": (MUTED, "s", 10),
 }
-_OF_GRADE = {"exact": "leaked", "recognisable": "leaked", "partly": "partly"}
+"""Colour, marker and size of each grade."""
+
+
+class Dot(NamedTuple):
+    """One image in one round.
+
+    Attributes:
+        psnr: in dB.
+        grade: empty where it cannot be told.
+        ended: whether the time limit ended the attack: drawn hollow.
+    """
+
+    psnr: float
+    grade: str
+    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,14 +63,13 @@ class Panel:
 
     Attributes:
         client: its number; ``None`` for all clients, −1 for the aggregate.
-        dots: of each round, PSNR in dB and grade of every image; the grade is empty where it
-            cannot be told.
+        dots: of each round, every image.
         under: by the name of a defense, PSNR in dB of each round under it; at most ``MAX_LINES``.
         blind: PSNR of the blind guess for the same images by round, or empty.
     """
 
     client: int | None
-    dots: Mapping[int, Sequence[tuple[float, str]]]
+    dots: Mapping[int, Sequence[Dot]]
     under: Mapping[str, Mapping[int, Sequence[float]]] = field(default_factory=dict)
     blind: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
@@ -66,7 +81,7 @@ class Panel:
     @property
     def values(self) -> list[float]:
         """Every PSNR that is drawn."""
-        own = [psnr for dots in self.dots.values() for psnr, _ in dots]
+        own = [dot.psnr for dots in self.dots.values() for dot in dots]
         others = (*self.under.values(), self.blind)
         return own + [v for by_round in others for values in by_round.values() for v in values]
 
@@ -145,38 +160,40 @@ def _draw(panel: Panel, axes: Axes) -> None:
         draw_medians(axes, panel.blind, color=INK, lw=1.2, ls=(0, (1, 2)), marker="_", ms=12)
     for style, marker, by_round in zip(_DASHES, "svP", panel.under.values(), strict=False):
         draw_medians(axes, _capped(by_round), color=ACCENT, lw=1.4, ls=style, marker=marker, ms=4)
-    own = {r: [psnr for psnr, _ in dots] for r, dots in panel.dots.items()}
+    own = {r: [dot.psnr for dot in dots] for r, dots in panel.dots.items()}
     draw_medians(axes, _capped(own), color=LEAK, lw=1.4)
-    places: dict[str, list[tuple[float, float]]] = {kind: [] for kind in _DOTS}
+    places: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for server_round, dots in sorted(panel.dots.items()):
         ordered = sorted(dots)
         kept = np.linspace(0, len(dots) - 1, min(len(dots), MAX_DOTS_A_ROUND)).round()
         shown = [ordered[int(place)] for place in kept]
-        for offset, (psnr, grade) in zip(spread(len(shown)), shown, strict=True):
-            kind = _OF_GRADE.get(grade, "rest")
-            places[kind].append((server_round + offset, _cap(psnr)))
-    for kind, found in places.items():
-        if found:
-            axes.scatter(*np.asarray(found).T, zorder=3, **_DOTS[kind])
+        for offset, dot in zip(spread(len(shown)), shown, strict=True):
+            kind = (dot.grade, dot.ended)
+            places.setdefault(kind, []).append((server_round + offset, _cap(dot.psnr)))
+    for (grade, ended), found in sorted(places.items()):
+        colour, marker, size = _DOTS[grade]
+        face = "none" if ended and grade else colour
+        across, up = np.asarray(found).T
+        axes.scatter(across, up, zorder=3, marker=marker, s=size, facecolors=face,
+                     edgecolors=colour, lw=1.1)  # fmt: skip
 
 
 def _bands(panel: Panel, axes: Axes, low: float, top: float) -> None:
-    """The grades by PSNR alone, from the median blind guess upwards."""
+    """Bands of PSNR, counted from the median blind guess; only ``exact`` is a grade by PSNR."""
     edges = [("exact", EXACT_DB, top, 0.22)] if top > EXACT_DB else []
     if panel.blind:
         blind = _blind(panel)
         partly, recognisable = blind + PARTLY_DB, blind + RECOGNISABLE_DB
         below = min(top, EXACT_DB)
         edges += [
-            ("recognisable", recognisable, below, 0.12),
-            ("partly", partly, recognisable, 0.05),
-            ("nothing", low, partly, 0.0),
+            (f"blind +{RECOGNISABLE_DB:g} dB", recognisable, below, 0.12),
+            (f"blind +{PARTLY_DB:g} dB", partly, recognisable, 0.05),
         ]
-    for grade, lower, upper, alpha in edges:
+    for name, lower, upper, alpha in edges:
         if upper <= lower:
             continue
         axes.axhspan(lower, upper, color=LEAK, alpha=alpha, lw=0, zorder=0)
-        axes.text(1.01, (lower + upper) / 2, grade, transform=axes.get_yaxis_transform(),
+        axes.text(1.01, (lower + upper) / 2, name, transform=axes.get_yaxis_transform(),
                   va="center", ha="left", color=MUTED)  # fmt: skip
 
 
@@ -184,14 +201,16 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
     def line(label: str, **style: Any) -> Line2D:
         return Line2D([], [], label=label, **style)
 
-    grades = {_OF_GRADE.get(g, "rest") for p in panels for dots in p.dots.values() for _, g in dots}
-    found = []
-    if "leaked" in grades:
-        found.append(line("image: exact, recognisable", color=LEAK, marker="o", ms=5, lw=0))
-    if "partly" in grades:
-        found.append(line("image: partly", mec=LEAK, mfc="none", marker="o", ms=5, lw=0))
-    if "rest" in grades:
-        found.append(line("image: nothing, or no grade", color=MUTED, marker="o", ms=3, lw=0))
+    dots = [dot for panel in panels for each in panel.dots.values() for dot in each]
+    grades = {dot.grade for dot in dots}
+    found = [
+        line(f"image graded {grade}" if grade else "image without a grade", color=colour,
+             marker=marker, ms=size**0.5, lw=0)
+        for grade, (colour, marker, size) in _DOTS.items() if grade in grades
+    ]  # fmt: skip
+    if any(dot.ended and dot.grade for dot in dots):
+        found.append(line("hollow: ended by its time limit", mec=LEAK, mfc="none", marker="o", ms=5,
+                          lw=0))  # fmt: skip
     found.append(line("median", color=LEAK, lw=1.4))
     names = list(dict.fromkeys(name for panel in panels for name in panel.under))
     for style, marker, name in zip(_DASHES, "svP", names, strict=False):

@@ -27,6 +27,7 @@ from flwr_leakage.report.index import (
     who,
 )
 from flwr_leakage.report.replays import replay_of_client, replays
+from flwr_leakage.report.words import RANKED, several
 
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
@@ -93,7 +94,7 @@ def classes_table(found: Sequence[Attempt]) -> Table:
         for name in sorted(sorted(by_class), key=lambda name: worst[name].leak, reverse=True)
     )
     columns = ("class", "attempts", *GRADES, "worst case, dB", "where")
-    return Table(columns, rows, (), MAX_ROWS)
+    return Table(columns, rows, (RANKED,), MAX_ROWS)
 
 
 def _is_share(name: str) -> bool:
@@ -158,7 +159,7 @@ def attacks_table(index: Index) -> Table:
         for server_round in index.rounds("attack")
     )
     columns = ("round", "updates attacked", "without result",
-               *(["ended by the time budget"] * bool(stopped_in)),
+               *(["ended by the time limit"] * bool(stopped_in)),
                *(f"{label(name)} median" for name in names))  # fmt: skip
     return Table(columns, rows, missing(index, "attack"), MAX_ROWS)
 
@@ -176,6 +177,9 @@ def clients_table(
     # Of several reasons that of a round in which others were attacked tells most.
     ordered = sorted(fate.spared.items(), key=lambda item: (item[0][0] in hit_rounds, item[0]))
     spared = {client: reason for (_, client), reason in ordered}
+    rested: dict[int, dict[str, list[int]]] = {}
+    for (server_round, client), reason in sorted(fate.spared.items()):
+        rested.setdefault(client, {}).setdefault(reason, []).append(server_round)
     attacked = {client for _, client in (*fate.answered, *fate.unanswered)} | by_client.keys()
     troubles_of = Counter(event.client_id for event in events if event.level != "info")
     clients = attacked | spared.keys() | {client for client in troubles_of if client >= 0}
@@ -202,12 +206,20 @@ def clients_table(
             row += [str(len(here)) if here else "–", *_grades(here), decibel(best),
                     share(first, len(ranked))]  # fmt: skip
         if spared:
-            said = spared.get(client_id, "") if client_id not in attacked else "some rounds"
+            said = spared.get(client_id, "")
+            if client_id in attacked:
+                said = "; ".join(
+                    f"{several(rounds, 'round')}: {reason}"
+                    for reason, rounds in rested.get(client_id, {}).items()
+                )
             row.append(said if client_id in spared else "–")
         row += [replay_of_client(replayed, client_id)] if replayed.any else []
         rows.append((*row, str(troubles_of[client_id]) if client_id >= 0 else "–"))
     left_out = len(clients) - len(rows)
-    notes = (f"{count(left_out, 'further client')} left out.",) if left_out else ()
+    notes: tuple[str, ...] = ()
+    if left_out:
+        notes += (f"{count(left_out, 'further client')} left out.",)
+    notes += (RANKED,) if found else ()
     return Table(tuple(columns), tuple(rows), notes, MAX_ROWS)
 
 
@@ -224,25 +236,3 @@ def events_table(events: Sequence[RunEvent], limit: int) -> Table:
     return Table(
         ("level", "round", "where", "what happened"), rows, notes if left_out else (), MAX_ROWS
     )
-
-
-def costs_table(index: Index) -> Table:
-    """Return one row a round and a total; each cost is summed over the clients."""
-    names = index.names("cost")
-    rounds = index.rounds("cost")
-    values_in = {name: by_round(index.series("cost", name)) for name in names}
-    rows = [
-        (
-            str(server_round) if server_round else "whole run",
-            *(f"{sum(values_in[name].get(server_round, [])):,.2f}" for name in names),
-        )
-        for server_round in rounds
-    ]
-    totals = (f"{sum(values(index.series('cost', name))):,.2f}" for name in names)
-    columns = tuple(_cost_heading(name, unit_of(index.series("cost", name))) for name in names)
-    return Table(("round", *columns), (("total", *totals), *rows), (), MAX_ROWS)
-
-
-def _cost_heading(name: str, unit: str) -> str:
-    words = label(name.removesuffix("_seconds"))
-    return f"{words}, {'s' if name.endswith('_seconds') else unit or '1'}"

@@ -20,7 +20,8 @@ from flwr_leakage.report.attempts import (
 from flwr_leakage.report.budget import ended_by_time, time_limit
 from flwr_leakage.report.grades import Grade
 from flwr_leakage.report.identification import beyond_chance, candidates
-from flwr_leakage.report.index import Index, count, decibel, median, values, who
+from flwr_leakage.report.index import Index, count, decibel, median, who
+from flwr_leakage.report.labels import labels_told
 from flwr_leakage.report.replays import replay_told, replays
 from flwr_leakage.report.words import graded, several
 
@@ -51,7 +52,7 @@ def judge(
         *replay_told(replays(index), {*fate.answered, *fate.unanswered}),
         *_unattacked(fate),
         *_failures(fate),
-        *ended_by_time(index, fate, time_limit(metadata or {})),
+        *ended_by_time(index, fate, found, time_limit(metadata or {})),
         *_troubles(fate, events),
         *_caveats(events),
     )
@@ -68,7 +69,7 @@ def judge(
     else:
         summary = f"{_attempts(found)}, on {whom}: {_grades(found)}."
     risky, identified = _most_at_risk(index, found), _identified(found, grades)
-    told = (rest, risky, identified, _wrong_labels(index), *besides)
+    told = (rest, risky, identified, labels_told(index, metadata or {}), *besides)
     details = tuple(text for text in told if text)
     if grades["exact"] + grades["recognisable"]:
         return Verdict(f"Private images leak. {summary}", "leak", details)
@@ -125,7 +126,7 @@ def _most_at_risk(index: Index, found: Sequence[Attempt]) -> str:
     grades = tally(each or by_client[client])
     if not grades["exact"] + grades["recognisable"] + grades["partly"]:
         return ""
-    of_what = "" if each else " (attempts)"
+    of_what = count(len(each), "image") if each else count(len(by_client[client]), "attempt")
     rounds = sorted({a.key[0] for a in by_client[client] if a.grade in ("exact", "recognisable")})
     worst = max(by_client[client], key=lambda attempt: attempt.leak)
     doing = does(index).get(client, "")
@@ -133,11 +134,23 @@ def _most_at_risk(index: Index, found: Sequence[Attempt]) -> str:
     where = f"round {worst.key[0]}{image}" + f", class “{worst.label}”" * bool(worst.label)
     name = who(client) if client >= 0 else "the aggregate"
     leaks = f" It leaks in {several(rounds, 'round')}." if rounds else ""
-    worst_case = f"its worst case reached {decibel(worst.psnr)} dB in {where}"
+    worst_case = f"its worst case was {_reached(worst)} in {where}"
     return (
         f"Most at risk: {name}" + f" (each round: {doing})" * bool(doing)
-        + f": {graded(grades)}{of_what}; {worst_case}.{leaks}"
+        + f": {of_what}, {graded(grades)}; {worst_case}.{leaks}"
     )  # fmt: skip
+
+
+def _reached(worst: Attempt) -> str:
+    """The worst case in words, where decibels are first met."""
+    if worst.grade == "exact":
+        return "an exact copy (off by less than one of 255 grey levels)"
+    guess = f"; a blind guess had {decibel(worst.blind)}" if worst.blind is not None else ""
+    how = f", decided {worst.decided}" if worst.decided else ""
+    return (
+        f"{worst.grade}, at {decibel(worst.psnr)} dB (PSNR, nearness to the original: 10 dB more "
+        f"is a tenth of the squared error{guess}{how})"
+    )
 
 
 def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
@@ -148,27 +161,17 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
     size = int(median([candidates(attempt) for attempt in ranked]) or 0)
     if size < 2:
         return ""
-    point = "points" if len(ranked) == 1 else "point"
+    point = "points" if first == 1 else "point"
     text = (
-        f"Identification: {first:,} of {count(len(ranked), 'reconstruction')} {point} to the "
-        f"original among it and {size - 1} others, drawn from the images of all clients; blind "
-        f"guessing does so once in {size}."
+        f"Identification: {first:,} of {count(len(ranked), 'attempt')} {point} to the original "
+        f"among it and {size - 1} others, drawn from the images of all clients; blind guessing "
+        f"does so once in {size}. The measure: correlation of pixels, once what all images have in "
+        f"common (the blind guess) is subtracted."
     )
     leaks = grades["exact"] + grades["recognisable"] + grades["partly"]
     if not leaks and beyond_chance(found):
         text += " That is more than chance gives: something leaks that no grade shows."
     return text
-
-
-def _wrong_labels(index: Index) -> str:
-    told = values(index.series("metric", "label_accuracy"))
-    right = round(sum(told))
-    if right == len(told):
-        return ""
-    return (
-        f"Labels: the attack had {right:,} of {len(told):,} right. With a wrong label it looks for "
-        f"another image, so that a failure says less."
-    )
 
 
 def _unattacked(fate: Fates) -> list[str]:
@@ -233,7 +236,10 @@ def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:
 
 NOT_COVERED = (
     "A malicious server: one that changes the model, or picks who trains, can take far more.",
-    "Leakage other than images: labels, membership, properties of the data set.",
+    "Of labels: only whether the attack on an image had its label right is told. How many a guess "
+    "gets right, a search for labels alone, and the labels of clients that were not attacked are "
+    "not measured.",
+    "Leakage other than images and labels: membership, properties of the data set.",
     "Stronger or longer attacks, other prior knowledge, and the clients that were not attacked.",
 )
 """What no run of this kind says, for the reader."""

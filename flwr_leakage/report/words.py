@@ -6,6 +6,12 @@ from collections.abc import Sequence
 from flwr_leakage.report.grades import GRADES, Grade
 from flwr_leakage.report.index import count
 
+RANKED = (
+    "Leaks are ranked by grade first, then by PSNR: structure (SSIM) can raise a grade, so that a "
+    "worse leak may have fewer decibels."
+)
+"""For each table and gallery that ranks leaks."""
+
 
 def several(numbers: Sequence[int], noun: str = "client", limit: int = 8) -> str:
     """Name clients or rounds by their numbers.

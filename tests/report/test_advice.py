@@ -59,16 +59,45 @@ def test_a_leak_names_who_when_what_helps_and_its_price():
     )  # fmt: skip
     assert answer.startswith("Not as it is. What client 0 sends lets the server see private images")
     assert steps["Who is at risk"].startswith(
-        "Client 0: 1 exact, 1 nothing, in round 1 of the attacked rounds 1 and 2; client 1: 1 "
-        "partly, in round 1."
+        "Client 0: of 2 attempts 1 exact, 1 nothing; seen in round 1 of the attacked rounds 1 and 2"
+        ". Client 1: of 1 attempt 1 partly; seen in round 1."
     )
     helps = steps["What helps"]
-    assert "Pruning hides it from this attack (from 1 exact to 1 nothing). Yet 1 of 1" in helps
-    assert "Noise does not hide it: client 0 still leaks (from 1 exact to 1 recog" in helps
+    assert "Pruning hides it from this attack (of 1 attempt, from 1 exact to 1 nothing)" in helps
+    assert "Yet 1 of 1 attempt still tells its original" in helps
+    assert "Noise does not hide it: client 0 still leaks (of 1 attempt, from 1 exact to" in helps
     assert "Clip hides it in part only" in helps and "one made for it may reach more" in helps
     assert "ended at 93.0 % test accuracy without a defense" in steps["What it costs"]
     assert "was not measured here" in steps["What it costs"]
     assert steps["Not tested"].startswith("Client 4; a server that breaks the protocol")
+
+
+def test_engineers_are_told_what_was_measured_and_when_to_go_on():
+    def images(client, count):
+        return record("client", "images", count, (1, client, -1))
+
+    ended = [
+        record("what_if", "pruning/stopped_by_budget", value, (1, client, -1))
+        for client, value in ((0, 1.0), (1, 0.0))
+    ]
+    leaks = [*image(60.0), *under("pruning", 14.0), *ended, images(0, 1), images(4, 30)]
+    _, steps = advice(*leaks, config={"what_if": {"pruning": {"_target_": "P", "ratio": 0.99}}})
+    helps = steps["What helps"]
+    assert "Pruning (ratio 0.99) hides it in part only" in helps
+    assert "The time limit ended the attack on 1 of 1 defended update: with more" in helps
+    asked = steps["Ask the engineers for"]
+    assert "pruning (ratio 0.99) was measured in this run, and left leaks; other" in asked
+    assert (
+        "(those that leak had 1 image): how many would do was not measured in this run, as client "
+        "4 had more, but no attack." in asked
+    )
+    assert asked.endswith("no single one: not measured in this run.")
+    assert "its time limit ends no attack" in steps["Go on only if"]
+    _, steps = advice(*leaks, *image(11.0, (1, 4, 0)))
+    assert (
+        "of clients with 30 images nothing was seen, measured in this run"
+        in (steps["Ask the engineers for"])
+    )
 
 
 def test_a_leak_under_a_defense_and_without_another_one():

@@ -53,7 +53,7 @@ def test_the_head_says_it_of_the_attacked_updates_only():
     (passed,) = told(attacked(0), attacked(0, 2), replay(0, 0.0), replay(0, 2e-7, server_round=2),
                      replay(1, 0.5, "does not explain"))  # fmt: skip
     assert passed.startswith("Replay check passed: each of the 2 attacked updates is the one")
-    assert "at most 2 × 10⁻⁷ of its length apart" in passed
+    assert "at most 2 × 10⁻⁷ of the update’s size" in passed
     failed, passed, undone = told(
         attacked(0), attacked(1), attacked(1, 2), attacked(2), replay(0, 0.0),
         replay(1, 0.4, "does not explain"), replay(1, 0.4, "does not explain", 2),

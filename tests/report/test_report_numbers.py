@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.report.agreement import agreements
+from flwr_leakage.report.agreement import agreement_told, agreements
 from flwr_leakage.report.attempts import attempts, fates
+from flwr_leakage.report.budget import ended_by_time
 from flwr_leakage.report.charts import rounds_chart, scatter_chart
+from flwr_leakage.report.costs import costs_table
 from flwr_leakage.report.drawing import thin_out
 from flwr_leakage.report.grades import EXACT_DB, decided_by, grade
 from flwr_leakage.report.header import describe, facts, flatten, given_to_attacker, planned_rounds
@@ -24,17 +26,17 @@ from flwr_leakage.report.score_tables import (
     scores_table,
 )
 from flwr_leakage.report.story import sentences
-from flwr_leakage.report.story_chart import BAND, Panel, story_chart
+from flwr_leakage.report.story_chart import BAND, Dot, Panel, story_chart
 from flwr_leakage.report.tables import (
     attacks_table,
     classes_table,
     clients_table,
-    costs_table,
     events_table,
     missing,
     rounds_table,
 )
 from flwr_leakage.report.verdict import judge
+from flwr_leakage.report.words import RANKED
 
 
 def metric(server_round, client_id, sample, value, name="psnr", note=""):
@@ -111,7 +113,8 @@ def test_verdict_counts_grades_and_names_who_is_most_at_risk():
     )
     assert verdict.level == "leak"
     assert verdict.details[0].startswith(
-        "Most at risk: client 1: 2 exact (attempts); its worst case reached 61.0 dB in round 2."
+        "Most at risk: client 1: 2 attempts, 2 exact; its worst case was an exact copy (off by "
+        "less than one of 255 grey levels) in round 2."
     )
     assert verdict.details[1].startswith("Replay check not done: ")
     assert verdict.details[2] == (
@@ -129,12 +132,16 @@ def test_verdict_says_what_the_client_at_risk_does_in_each_round():
 
 
 def test_verdict_says_where_labels_were_wrong():
-    def details(*right):
+    def details(*right, threat=""):
         records = [metric(1, 0, i, value, "label_accuracy") for i, value in enumerate(right)]
-        return judge(with_blind(metric(1, 0, 0, 11.0), *records), []).details
+        index = with_blind(metric(1, 0, 0, 11.0), *records)
+        return judge(index, [], {"threat": threat}).details
 
-    assert any("the attack had 1 of 2 right" in text for text in details(1.0, 0.0))
-    assert not any("Labels:" in text for text in details(1.0, 1.0))
+    told = "Labels: the attack told the label rightly in 1 of 2 attempts. With a wrong label"
+    assert any(text.startswith(told) for text in details(1.0, 0.0))
+    assert not any("Labels" in text for text in details(1.0, 1.0, threat="labels known"))
+    told = "Labels leak too: the attack told the label rightly in 2 of 2 attempts, from the update"
+    assert any(text.startswith(told) for text in details(1.0, 1.0, threat="labels inferred"))
 
 
 def image(server_round, client_id, sample, number):
@@ -153,8 +160,8 @@ def test_verdict_counts_images_where_the_truth_tells_them_apart():
         "Over all 3 attempts (an image in a round) in 2 rounds: 1 exact, 1 recognisable, 1 nothing."
     )
     assert verdict.details[1] == (
-        "Most at risk: client 0: 1 exact; its worst case reached 60.0 dB in round 1, image 1. "
-        "It leaks in rounds 1 and 2."
+        "Most at risk: client 0: 1 image, 1 exact; its worst case was an exact copy (off by less "
+        "than one of 255 grey levels) in round 1, image 1. It leaks in rounds 1 and 2."
     )
 
 
@@ -182,7 +189,7 @@ def test_identification_is_compared_with_chance():
     ranks = [metric(1, 0, i, 1.0, "identification_rank", "of 101 candidates") for i in range(4)]
     verdict = judge(with_blind(*(metric(1, 0, i, 11.0) for i in range(4)), *ranks), [])
     assert any(
-        "4 of 4 reconstructions point to the original among it and 100 others" in text
+        "4 of 4 attempts point to the original among it and 100 others" in text
         and "something leaks that no grade shows" in text
         for text in verdict.details
     )
@@ -207,13 +214,13 @@ def test_verdict_without_outcome_says_what_is_missing(records, words):
 
 
 def test_what_was_not_attacked_is_told_with_its_reason():
-    many = "images, more than selection.max_examples=8"
+    many = "images, more than the 8 that are attacked at most"
     rests = "attacks run every 2 rounds from round 1 on"
     records = [metric(1, 0, 0, 20.0), objective(1, 0, 0.1)]
     records += [spared(1, 3, 30, f"30 {many}"), spared(1, 4, 1200, f"1,200 {many}")]
     records += [spared(2, client, 30, rests) for client in (0, 3, 4)]
     details = judge(with_blind(*records), []).details
-    expected = "Not attacked: clients 3 and 4 (30 to 1,200 images, more than selection.max_examples"
+    expected = "Not attacked: clients 3 and 4 (30 to 1,200 images, more than the 8 that are"
     assert any(text.startswith(expected) for text in details)
     assert f"Not attacked: round 2 ({rests})." in details
 
@@ -252,8 +259,9 @@ def test_a_what_if_is_measured_on_the_same_attempts():
     [remedy] = remedies(with_blind(*records[:2], *records[2:]), metadata)
     assert remedy.defense == "pruning (Pruning, prune ratio 0.9)"
     assert remedy.sentence.startswith(
-        "On the same 1 attempt, 1 exact (median 60.0 dB) would have become 1 nothing (median "
-        "11.0 dB). It would have changed an update by 50 % of its length"
+        "On the same 1 attempt, 1 exact (median PSNR 60.0 dB) would have become 1 nothing (median "
+        "PSNR 11.0 dB). It would have changed an update by 50 % of its size (Euclidean norm, "
+        "median). Whether a time limit ended attacks under it was not recorded."
     )
     assert [attempt.key for attempt in remedy.before] == [(1, 0, 0)]
     assert remedies_table([remedy]).rows == (
@@ -276,11 +284,11 @@ def test_the_story_is_told_in_sentences():
     index = Index(records)
     told = sentences(index, metadata, fates(index), 1)
     assert told == [
-        "2 clients with 1 to 300 images trained lenet on digits for 1 round; test accuracy rose "
-        "from 10 % to 90 %. No defense was used.",
+        "2 clients with 1 to 300 images trained a small convolutional network (LeNet) on digits "
+        "for 1 round; test accuracy rose from 10 % to 90 %. No defense was used.",
         "What a client does in a round: client 0: 1 image, 1 step; client 1: 300 images, 30 steps.",
-        "The server kept to the protocol and attacked what it received (“honest but curious”) by "
-        "“best”: the updates of client 0 in round 1.",
+        "The server kept to the protocol and attacked what it received (“honest but curious”) "
+        "with the attack “best”: the updates of client 0 in round 1.",
         "Besides the updates and the model it was given: the true labels.",
     ]
 
@@ -354,7 +362,8 @@ def test_what_the_plan_of_scoring_left_out_is_one_sentence():
     ]
     index = Index(records)
     [told] = left_out_by_plan(index)
-    assert told.startswith("s: 1,148 of 1,150 samples were left out by the plan of scoring")
+    assert told.startswith("s: 1,148 of 1,150 samples (images of a client in a round) were left")
+    assert "2 were scored" in told
     assert missing(index, "score") == ()
 
 
@@ -383,7 +392,7 @@ def test_clients_are_ordered_by_their_worst_leak_and_capped():
     assert column(table, "errors, warnings") == ["0", "–", "0", "0", "1"]
     capped = clients_table(index, events, found, limit=2)
     assert column(capped, "client") == ["1", "aggregate"]
-    assert capped.notes == ("3 further clients left out.",)
+    assert capped.notes == ("3 further clients left out.", RANKED)
 
 
 def test_events_come_by_severity_and_say_what_is_left_out():
@@ -530,17 +539,22 @@ def test_values_near_each_other_stand_in_full_at_the_axis():
 
 def test_the_story_chart_shares_its_rounds_and_shows_accuracy_as_percentages():
     panels = [
-        Panel(0, {1: [(100.0, "exact")], 3: [(90.0, "exact")]}, {"a": {1: [14.0]}}, {1: [12.0]}),
-        Panel(1, {1: [(20.0, "recognisable"), (13.0, "")]}, {"b<": {1: [13.0]}}, {1: [12.0]}),
+        Panel(
+            0, {1: [Dot(100.0, "exact")], 3: [Dot(90.0, "exact")]}, {"a": {1: [14.0]}}, {1: [12.0]}
+        ),
+        Panel(1, {1: [Dot(20.0, "recognisable"), Dot(13.0, "")]}, {"b<": {1: [13.0]}}, {1: [12.0]}),
     ]
     chart = story_chart({0: [0.1], 1: [0.5]}, panels, "s", "d")
     texts = re.findall(r"<text[^>]*>([^<]*)<", chart)
     assert {"0", "25", "50", "75", "100", "accuracy, %", "client 0", "client 1"} <= set(texts)
     assert {"blind guess, median", "median if a", "median if b", "round of training"} <= set(texts)
     assert texts.count("round of training") == 1
-    grades = [text for text in texts if text in ("exact", "recognisable", "partly", "nothing")]
-    assert grades == ["exact", "recognisable", "partly", "nothing", *grades[1:4]]
-    pooled = story_chart({}, [Panel(None, {1: [(20.0, "")]})], "s", "d")
+    bands = [text for text in texts if text == "exact" or text.startswith("blind +")]
+    assert bands == ["exact", "blind +5 dB", "blind +1.5 dB", *bands[1:3]]
+    assert "hollow: ended by its time limit" not in texts
+    ended = story_chart({}, [Panel(0, {1: [Dot(20.0, "partly", ended=True)]})], "s", "d")
+    assert "hollow: ended by its time limit" in ended and "image graded partly" in ended
+    pooled = story_chart({}, [Panel(None, {1: [Dot(20.0, "")]})], "s", "d")
     assert "all clients" in pooled and "recognisable<" not in pooled
 
 
@@ -559,7 +573,7 @@ def test_a_score_of_what_defenses_hide_says_why_it_is_zero_and_has_no_column():
 @pytest.mark.parametrize("decibels", [48.2, 120.0])
 def test_whatever_is_exact_is_drawn_at_one_height(decibels):
     def heights(psnr):
-        panel = Panel(0, {1: [(psnr, "exact")]}, {}, {1: [12.0]})
+        panel = Panel(0, {1: [Dot(psnr, "exact")]}, {}, {1: [12.0]})
         return re.findall(r'<use [^>]*y="([\d.]+)"', story_chart({}, [panel], "s", "d"))
 
     assert heights(decibels) == heights(48.1308036086791 + BAND / 2)
@@ -614,7 +628,8 @@ def test_facts_name_what_was_run():
         (
             {"attack_max_seconds": 4.0},
             {"max_seconds": 120.0},
-            "at most 4 CPU seconds for an update",
+            "at most 4 CPU seconds for an update (of server.attack_max_seconds=4 and "
+            "attack.max_seconds=120 the smaller one holds)",
         ),
         (
             {"attack_max_seconds": None},
@@ -639,11 +654,47 @@ def test_the_verdict_names_the_time_budget_and_whom_it_stopped():
     records = [record for each in hit for record in (stopped(*each), objective(*each, 0.1))]
     metadata = {"config": {"server": {"attack_max_seconds": 4.0}}}
     assert judge(Index(records), [], metadata).details[1:] == (
-        "The time budget of 4 CPU seconds ended the attack on 8 of 8 updates (clients 0 and 2 in "
+        "The time limit of 4 CPU seconds ended the attack on 8 of 8 updates (clients 0 and 2 in "
         "round 2; client 1 in rounds 1, 3 and 5; client 3 in round 3; 2 further clients): more "
-        "time may find more, and what was found there depends on the speed of the machine.",
+        "time may find more, and what was found there depends on the speed of the machine. "
+        "That less is found in later rounds is no sign of safety where the limit ended the attack.",
     )
-    assert judge(Index(records), []).details[1].startswith("The time budget ended the attack on 8")
+    assert judge(Index(records), []).details[1].startswith("The time limit ended the attack on 8")
+
+
+def test_more_time_cannot_find_more_than_an_exact_image():
+    stopped = LeakageRecord("r", 1, 0, -1, "attack", "stopped_by_budget", 1.0)
+    other = LeakageRecord("r", 1, 1, -1, "attack", "stopped_by_budget", 1.0)
+
+    def told(*records):
+        index = with_blind(*records, metric(1, 0, 0, 60.0), metric(1, 1, 0, 11.0))
+        (found,) = ended_by_time(index, fates(index), attempts(index), None)
+        return found
+
+    assert "may find more" not in told(stopped)
+    assert "(client 0 in round 1), where every image is exact all the same." in told(stopped)
+    assert "Not so of client 0 in round 1: there every image is exact already." in told(
+        stopped, other
+    )
+
+
+def test_scores_are_told_apart_by_whether_they_rank_the_leaks():
+    noise = np.random.default_rng(0).normal(0, 3, 20)
+    records = [metric(1, i, 0, i + noise[i]) for i in range(20)]
+    records += [score(1, i, 0, float(i), "larger leaks more", "good") for i in range(20)]
+    records += [score(1, i, 0, -float(i), "larger leaks more", "bad") for i in range(20)]
+    told = agreement_told(agreements(Index(records)))
+    assert told == ("Yes, as they claim: good. No, backwards: bad. Rely on no other here.")
+    assert agreement_told(agreements(Index(records[:20] + records[40:]))).endswith(
+        "Rely on none of them here."
+    )
+
+
+def test_a_client_that_was_not_attacked_is_not_called_safe_by_its_score():
+    records = [score(1, 0, 0, 1.0), score(1, 7, 0, 90.0), objective(1, 0, 0.1)]
+    index = Index([*records, spared(1, 7, 90, "too many")])
+    (told,) = client_scores_table(index, 9).notes
+    assert told.startswith("Client 7 was not attacked: where a score makes them look safe")
 
 
 @pytest.mark.parametrize("metadata", [{}, {"config": None}, {"config": [1]}, {"seed": "x"}])
@@ -655,7 +706,7 @@ def test_facts_of_odd_metadata(metadata):
 
 def test_what_the_attacker_is_given_is_told_in_words():
     given = given_to_attacker({"threat": "labels known, batch norm none, something new"})
-    assert given == ["the true labels", "no BatchNorm statistics", "something new"]
+    assert given == ["the true labels", "no statistics of batch normalisation", "something new"]
 
 
 def test_planned_rounds_are_found_at_the_top_or_in_a_group():

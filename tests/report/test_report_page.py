@@ -253,7 +253,18 @@ def test_defended_images_stand_between(tmp_path):
     _, page = report(tmp_path)
     roles = [image["alt"].split(",")[0] for image in page.all("img")]
     assert roles == ["Original", "Defended", "Reconstruction"]
-    assert "between them the sample as the defense encoded it" in page.text
+    assert "the sample as the defense encoded it" in page.text
+
+
+def test_what_encodings_were_decoded_to_stands_beside_them(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    for role in ("reconstruction", "decoded", "original"):
+        tracker.image(1, 0, 0, role, torch.zeros(3, 4, 4))
+    tracker.close()
+    _, page = report(tmp_path)
+    roles = [image["alt"].split(",")[0] for image in page.all("img")]
+    assert roles == ["Original", "Reconstruction", "Decoded"]
+    assert "what the encodings of all rounds so far were decoded to" in page.text
 
 
 def test_the_gallery_shows_worst_median_and_least_then_folds_the_rest(run_folder):
@@ -261,7 +272,7 @@ def test_the_gallery_shows_worst_median_and_least_then_folds_the_rest(run_folder
     shown = [i["alt"] for i in page.all("img") if i["alt"].startswith("Reconstruction")]
     decibels = [alt.split(" dB")[0].rsplit(" ", 1)[1] for alt in shown]
     assert decibels == ["31.0", "20.0", "10.0", "31.0", "30.0", "21.0"]
-    for words in ("Worst leak", "Median of the ranking", "Least leak", "3 of 10 shown, 7 left out"):
+    for words in ("Worst leak", "Middle of the ranking", "Least leak", "3 of 10 shown, 7 left out"):
         assert words in page.text
     [folded] = [attrs for tag, attrs in page.tags if attrs.get("id") == "all"]
     assert "open" not in folded

@@ -26,9 +26,9 @@ def unequal(tiny_data):
 def test_each_client_trains_by_its_size(unequal):
     notes = {r.client_id: r.note for r in unequal.records if r.name == "images"}
     assert notes == {
-        0: "1 image, 2 steps, batch 1, rate 0.1",
-        1: "4 images, 4 steps, batch 3, rate 0.1",
-        2: "15 images, 10 steps, batch 3, rate 0.1",
+        0: "1 image, 2 steps of 1 image, learning rate 0.1",
+        1: "4 images, 4 steps of at most 3 images, learning rate 0.1",
+        2: "15 images, 10 steps of 3 images, learning rate 0.1",
     }
 
 
@@ -36,7 +36,7 @@ def test_large_clients_are_not_attacked_and_the_record_says_why(unequal):
     assert {key[1] for key in values(unequal, "psnr")} == {0, 1}
     [first, second] = [r for r in unequal.records if r.name == "not_attacked"]
     assert (first.client_id, second.client_id) == (2, 2)
-    assert first.note == "15 images, more than selection.max_examples=4"
+    assert first.note == "15 images, more than the 4 that are attacked at most"
 
 
 def test_a_what_if_is_measured_in_the_same_rounds_under_its_own_name(unequal):
@@ -44,6 +44,8 @@ def test_a_what_if_is_measured_in_the_same_rounds_under_its_own_name(unequal):
     assert values(unequal, "p/psnr") != values(unequal, "psnr")
     change = values(unequal, "p/relative_change")
     assert len(change) == 4 and all(0 < value < 1 for value in change.values())
+    stopped = values(unequal, "p/stopped_by_budget")
+    assert stopped == dict.fromkeys(change, 0.0)
     roles = {image.role for image in unequal.images}
     assert roles == {"original", "reconstruction", "what_if_p", "blind_guess"}
 

@@ -73,9 +73,11 @@ class Analytic(ExactAttack):
         inputs, stage = mean_feature(weight, errors), "all pixels"
         if not bool(kept[errors != 0][:, seen].all()):  # else zeros are what the sample has
             inputs = (weight.T @ errors) / (kept.T @ errors.square()).clamp_min(TINIEST)
-            bound = float(weight[weight != 0].abs().min() / errors.abs().max())
-            inputs = fill_in(problem.spec, inputs, seen, bound)
-            stage = f"{int(seen.sum())} of {len(seen)} pixels, the others by the prior"
+            if not bool(seen.all()):
+                bound = float(weight[weight != 0].abs().min() / errors.abs().max())
+                inputs = fill_in(problem.spec, inputs, seen, bound)
+                told = f"the others, within {bound:.1g} of zero, by the prior"
+                stage = f"{int(seen.sum())} of {len(seen)} pixels, {told}"
         misfit = (kept * torch.outer(errors, inputs) - weight).square().sum()
         misfit = misfit / weight.square().sum()
         targets = assume_targets(problem, SignOfGradient(), generator).values

@@ -39,14 +39,17 @@ class Sharpening:
     """How long the end is worked at.
 
     Attributes:
-        unknowns: of a batch at most, ≥ 0: time grows with their third power, memory with their
-            second. At 0 there is no such end.
+        unknowns: of a batch at most, ≥ 0: time grows with their third power. At 0 there is no
+            such end.
+        max_bytes: of the Jacobian in single precision, twice: memory grows with the unknowns times
+            the gradient's entries.
         steps: at most, ≥ 1.
         rebuild: steps after which the preconditioner is built anew, ≥ 1.
         iterations: of conjugate gradients in a step, at most, ≥ 1.
     """
 
-    unknowns: int = 7000
+    unknowns: int = 0
+    max_bytes: int = 4 * 2**30
     steps: int = 10
     rebuild: int = 4
     iterations: int = 60
@@ -65,7 +68,11 @@ class Sharpening:
         unknowns are asked for.
         """
         unknowns = torch.Size(model.shape).numel()
-        return unknowns <= self.unknowns and 2 * unknowns <= model.num_equations
+        return (
+            unknowns <= self.unknowns
+            and 2 * unknowns <= model.num_equations
+            and 2 * 4 * unknowns * model.num_equations <= self.max_bytes
+        )
 
     def __call__(
         self, model: KnownErrors, likelihood: Likelihood, inputs: Tensor, budget: Budget
