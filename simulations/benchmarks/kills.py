@@ -32,7 +32,11 @@ OVERRIDES = [
     "num_rounds=200",
     "model=linear",
     "score=gradient_norm",
+    "attack=idlg",
     "attack.optimizer.iterations=3",
+    "partition=iid",
+    "client.num_examples=2",
+    "what_if=null",
     "server.test_samples=10",
 ]
 
