@@ -25,8 +25,9 @@ class ReplayResult:
         residual: of the update, relative; ``None`` where nothing was replayed.
         explains: whether the captured training explains the update.
         sentence: the result in words.
-        replayed: whether the training of this round was replayed. If not, ``explains`` says
-            whether anything that was seen speaks against the latest replay.
+        replayed: whether the training of this round was replayed. If not, whether it explains the
+            update was not checked, and ``explains`` says that the latest replay did, and that
+            nothing that was looked at speaks against this round.
     """
 
     residual: float | None

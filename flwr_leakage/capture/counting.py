@@ -109,10 +109,12 @@ class Counting:
 
 
 class Tally:
-    """Counts steps only: a training between two replays feels an addition a step.
+    """Counts steps only: a training between two replays feels two readings of the versions a step.
 
-    What else changed the parameters or the settings shows at the end: a step raises a parameter's
-    version by a fixed number, which the first step told.
+    It sees what goes through autograd's version counter between the steps. A write through
+    ``.data`` raises no version and is not seen. Within a step the optimizer itself writes, and a
+    closure may: a step with one that writes to a parameter otherwise than earlier ones is unclear.
+    Settings are read again at the end.
 
     Args:
         optimizer: that takes the steps, after its first one.
@@ -126,27 +128,39 @@ class Tally:
         self._optimizer = optimizer
         self._parameters = list(parameters)
         self._versions = [p._version for p in self._parameters]
+        # 0 where no step has written yet: not each step has a gradient of each parameter.
         self._by_step = [now - then for now, then in zip(self._versions, before, strict=True)]
         self._settings = [dict(group) for group in optimizer.param_groups]
         self.num_steps = 0
+        self.changed_outside = False
+        self.unclear_within = False
 
-    def after_step(self, optimizer: Optimizer) -> None:
-        """A step has ended.
+    def before_step(self, optimizer: Optimizer) -> None:
+        """A step begins.
 
         Raises:
-            ValueError: it was another optimizer's.
+            ValueError: it is another optimizer's.
         """
         if optimizer is not self._optimizer:
             raise ValueError("two optimizers take steps")
+        self.changed_outside |= self.versions_differ()
+
+    def after_step(self, optimizer: Optimizer, *, closure: bool) -> None:
+        """A step has ended; a closure may have written within it."""
+        if optimizer is not self._optimizer:
+            return
+        versions = [p._version for p in self._parameters]
+        if closure:
+            for index, (now, then) in enumerate(zip(versions, self._versions, strict=True)):
+                usual = self._by_step[index]
+                self.unclear_within |= now != then and usual not in (0, now - then)
+                self._by_step[index] = usual or now - then
+        self._versions = versions
         self.num_steps += 1
 
     def versions_differ(self) -> bool:
-        """Whether the parameters were changed by something else than as many first steps."""
-        expected = [
-            version + self.num_steps * by_step
-            for version, by_step in zip(self._versions, self._by_step, strict=True)
-        ]
-        return expected != [p._version for p in self._parameters]
+        """Whether parameters were written to since the last step."""
+        return self._versions != [p._version for p in self._parameters]
 
     def settings_differ(self) -> bool:
         """Whether the settings are others than those of the first step."""

@@ -41,6 +41,9 @@ class TrainingFacts:
         mean: per channel, where it follows from 8-bit levels; else empty.
         std: the same.
         unscheduled: why no ``LocalSchedule`` says how it was trained, or empty.
+        rewritten: the first step, counted from 1, whose gradients something changed after
+            ``backward`` (clipping, noise); 0 where none was seen.
+        repeated: whether mean and std were not read, and are those of an earlier training.
     """
 
     optimizer: str
@@ -58,6 +61,8 @@ class TrainingFacts:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     unscheduled: str = ""
+    rewritten: int = 0
+    repeated: bool = False
 
     def schedule(self) -> LocalSchedule:
         """The schedule, for attacks.
@@ -115,19 +120,26 @@ class TrainingFacts:
             mean=tuple(_number(value) for value in _few(content["mean"])),
             std=tuple(_number(value) for value in _few(content["std"])),
             unscheduled=_text(content["unscheduled"]),
+            rewritten=_count(content.get("rewritten", 0)),
+            repeated=bool(content.get("repeated", False)),
         )
 
 
 def facts_of(
-    training: CapturedTraining, num_examples: int, known: TrainingFacts | None = None
+    training: CapturedTraining,
+    num_examples: int,
+    known: TrainingFacts | None = None,
+    *,
+    reads: bool = True,
 ) -> TrainingFacts:
     """What was captured, in numbers and words.
 
     Args:
         training: what was captured.
         num_examples: what the client says it used.
-        known: of an earlier training; its normalisation is taken where the inputs have the same
-            shape, as reading one takes longer than all the rest.
+        known: of an earlier training, for what cannot be seen where later steps were not kept.
+        reads: whether the normalisation is read. If not, that of ``known`` is repeated where it has
+            one and the inputs have the same shape, as reading it takes longer than all the rest.
 
     Raises:
         ValueError: nothing was captured.
@@ -137,7 +149,7 @@ def facts_of(
     options = training.steps[0].options[0]
     entries = training.steps[0].backwards[0].entries
     dtypes = {str(e.autocast.dtype).removeprefix("torch.") for e in entries if e.autocast.enabled}
-    inputs = _inputs(training, known)
+    inputs = _inputs(training, None if reads else known)
     try:
         captured_schedule(training, num_examples)
         unscheduled = ""
@@ -161,7 +173,17 @@ def facts_of(
         mean=inputs.mean,
         std=inputs.std,
         unscheduled=unscheduled,
+        rewritten=_rewritten(training, known),
+        repeated=inputs.repeated,
     )
+
+
+def _rewritten(training: CapturedTraining, known: TrainingFacts | None) -> int:
+    """The first step whose gradients were changed; that of ``known`` where it was not kept."""
+    for number, step in enumerate(training.steps, start=1):
+        if step.rescaled_to is not None:
+            return number
+    return known.rewritten if known is not None and known.rewritten > len(training.steps) else 0
 
 
 @dataclass(frozen=True)
@@ -173,6 +195,7 @@ class _Inputs:
     num_classes: int = 0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    repeated: bool = False
 
 
 def _inputs(training: CapturedTraining, known: TrainingFacts | None) -> _Inputs:
@@ -182,8 +205,9 @@ def _inputs(training: CapturedTraining, known: TrainingFacts | None) -> _Inputs:
         return _Inputs(str(error))
     loss = "cross_entropy" if call.loss is F.cross_entropy else "a loss of the app's own"
     shape = tuple(call.batch.inputs.shape[1:])
-    if known is not None and shape == known.shape and call.num_outputs == known.num_classes:
-        return _Inputs(loss, shape, call.num_outputs, known.mean, known.std)
+    is_alike = known is not None and (shape, call.num_outputs) == (known.shape, known.num_classes)
+    if known is not None and known.mean and is_alike:
+        return _Inputs(loss, shape, call.num_outputs, known.mean, known.std, repeated=True)
     try:
         spec, is_told = infer_spec(call.batch, call.num_outputs)
     except ValueError:

@@ -16,8 +16,9 @@ def glance(
 ) -> tuple[str, ...]:
     """What speaks against an update that is not replayed, in words; empty where nothing does.
 
-    A training that begins from the server's parameters, that nothing but the optimizer changes
-    them in, and whose end is what is sent, can differ from a replay in its gradients only.
+    Looked at are the parameters before the first step and after the last, and what goes through
+    autograd's version counter between. Writes through ``.data`` raise no version, and the gradients
+    of later steps are not looked at: neither is seen without a replay.
 
     Args:
         training: what was captured; it needs no copies.
@@ -44,6 +45,11 @@ def glance(
         found.append(f"{some(changed)} changed after training (noise, clipping or a defense)")
     if training.changed_outside or training.changed_at_end:
         found.append("parameters were changed by something else than the optimizer")
+    elif training.unclear_within:
+        found.append(
+            "a closure's step wrote to parameters otherwise than earlier ones; whether something "
+            "else than the optimizer did could not be told"
+        )
     return tuple(found)
 
 

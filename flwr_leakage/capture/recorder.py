@@ -155,7 +155,6 @@ class Recorder:
         self._tape = Tape()
         if not self._copies:
             self._tally = Tally(optimizer, self._trained, self._begin_versions)
-            self._step_hooks[0].remove()
             self._ignore_calls()
             return
         self._after_kept = {id(p): p.detach().clone() for p in self._trained}
@@ -317,8 +316,9 @@ class Recorder:
     @_looking
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A step begins; a closure that trains may run inside of it."""
-        if self._counting is not None:
-            self._counting.before_step(optimizer)
+        following = self._counting or self._tally
+        if following is not None:
+            following.before_step(optimizer)
             return
         self._close_window()
         if not self._roots and not self._has_closure(args, kwargs):
@@ -344,7 +344,7 @@ class Recorder:
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A step has ended."""
         if self._tally is not None:
-            self._tally.after_step(optimizer)
+            self._tally.after_step(optimizer, closure=self._has_closure(args, kwargs))
             return
         if self._counting is not None:
             self._counting.after_step(optimizer)
@@ -398,10 +398,9 @@ class Recorder:
     def training(self) -> CapturedTraining:
         """What was seen."""
         rest, tally = self._counting, self._tally
-        if rest is not None:
-            changed_at_end = rest.versions_differ()
-        elif tally is not None:
-            changed_at_end = tally.versions_differ()
+        following = rest or tally
+        if following is not None:
+            changed_at_end = following.versions_differ()
         else:
             changed_at_end = bool(self._num_steps) and self._versions_differ()
         return CapturedTraining(
@@ -411,13 +410,15 @@ class Recorder:
             before=self._before,
             batch_norm="batch" if True in self._norms else "running" if self._norms else "",
             steps=tuple(self._steps),
-            num_steps=self._num_steps + sum(r.num_steps for r in (rest, tally) if r),
+            num_steps=self._num_steps + (following.num_steps if following else 0),
             batch_sizes=tuple(self._batch_sizes),
             after_kept=self._after_kept,
-            changed_outside=self._changed_outside or (rest is not None and rest.changed_outside),
+            changed_outside=self._changed_outside
+            or (following is not None and following.changed_outside),
             changed_at_end=changed_at_end,
             settings_changed=(rest is not None and rest.settings_changed)
             or (tally is not None and tally.settings_differ()),
+            unclear_within=tally is not None and tally.unclear_within,
             problem=self._problem or self._missing(),
         )
 

@@ -71,6 +71,9 @@ class CapturedTraining:
             all steps were kept.
         changed_outside: whether parameters changed between the optimizer's steps.
         changed_at_end: whether parameters changed after the last step.
+        unclear_within: whether a step with a closure wrote to a parameter more or less often than
+            an earlier one, which the closure or the optimizer may have done; looked at where
+            nothing was copied.
         settings_changed: whether the optimizer's settings changed after the steps that were kept.
         problem: why the training was not captured, in words; empty where it was.
     """
@@ -87,6 +90,7 @@ class CapturedTraining:
     changed_outside: bool
     changed_at_end: bool
     settings_changed: bool
+    unclear_within: bool = False
     problem: str = ""
 
     @property

@@ -50,9 +50,9 @@ def audit(
             ``encode``, see ``LeakageMod``. Where it cannot be applied the client sends an error.
         score_plan: when to score, which samples, at what cost, and what to keep and send.
         replay_every: rounds from one replay to the next; 1 replays each, ``None`` none. A replay
-            costs as much CPU time as training on the samples that are kept; what is seen of a
-            training without one costs about two milliseconds, and its record says that it was
-            not replayed.
+            costs as much CPU time as training on the samples that are kept. A look without one
+            costs about two milliseconds for small networks (three passes over the parameters),
+            and its record says that the training was not replayed.
         limits: how many samples and bytes are kept; the rest is counted.
         spec: shapes and normalisation of the inputs; by default read off the samples.
         seed: of the defense's draws and the scores, for simulations only; see ``ClientAudit``.

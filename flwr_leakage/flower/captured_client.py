@@ -134,7 +134,7 @@ def train_and_report(
         key, answer = answers[0]
         training = recorder.training()
         seen = _Round(training, given[0], answer, _count(reply, training))
-        facts = seen.facts(todo.kept)
+        facts = seen.facts(todo.kept, replays=todo.replays)
         if todo.replays:
             check = replay_now(
                 seen, facts, todo.kept, server_round, ctx, lambda: (seen.received, seen.sent)
@@ -235,7 +235,12 @@ class _Work:
 
     def explained(self) -> Explained:
         """The replay's result, for the scores' notes."""
-        return Explained(self.check.sentence, not self.check.explains)
+        sentence = self.check.sentence
+        if self.check.explains and not self.check.replayed:
+            sentence = (
+                f"whether the captured training explains the update was not checked: {sentence}"
+            )
+        return Explained(sentence, not self.check.explains)
 
 
 def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:

@@ -37,7 +37,8 @@ class Explained:
 
     Attributes:
         sentence: what was found, and in which round.
-        fails: whether it does not.
+        fails: whether it was found not to; ``False`` also where nothing was checked, which the
+            sentence then says.
         replay: the replay of this very round; ``None`` where there was none.
     """
 

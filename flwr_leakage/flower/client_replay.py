@@ -28,7 +28,11 @@ REPLAY_KEY = "flwr-leakage-replay"
 MASKED = "the update is sent under a mask, as secure aggregation does"
 _NUMBERS = ("learning_rate", "momentum", "weight_decay", "num_steps", "batch_size")
 """Settings that may vary by round as a matter of course: their first change is replayed."""
-_KINDS = ("optimizer", "batch_norm", "randomness", "precision", "loss", "shape", "num_classes")
+_KINDS = (
+    "optimizer", "batch_norm", "randomness", "precision", "loss", "shape", "num_classes", "mean",
+    "std", "rewritten",
+)  # fmt: skip
+_WORDS = {"rewritten": "change of gradients before a step"}
 
 
 @dataclass(frozen=True)
@@ -103,10 +107,11 @@ class SeenRound:
     answer: ArrayRecord
     num_examples: int
 
-    def facts(self, kept: Replayed | None) -> TrainingFacts | None:
+    def facts(self, kept: Replayed | None, *, replays: bool) -> TrainingFacts | None:
         """How the client trained; ``None`` where nothing was captured."""
         try:
-            return facts_of(self.training, self.num_examples, kept.facts if kept else None)
+            known = kept.facts if kept else None
+            return facts_of(self.training, self.num_examples, known, reads=replays)
         except Exception:  # nothing was captured: the replay's sentence says why
             return None
 
@@ -155,13 +160,31 @@ def look(
         sentence = f"not replayed in this round, and {'; '.join(causes)}"
         sentence += "; results are no evidence of safety"
         return ReplayResult(None, False, sentence, replayed=False)
-    sentence = "not replayed in this round; it began from the server's parameters and sent what "
+    return ReplayResult(None, True, _unreplayed(facts, kept, changed), replayed=False)
+
+
+def _unreplayed(facts: TrainingFacts | None, kept: Replayed, changed: tuple[str, ...]) -> str:
+    """What was seen of a round that nothing speaks against, and no more."""
     if not kept.server_round:
-        return ReplayResult(None, True, f"{sentence}it trained (replay_every=None)", replayed=False)
-    other = " and ".join(name.replace("_", " ") for name in changed)
-    than = f"it trained, with another {other} than in" if changed else "it trained, as in"
-    sentence += f"{than} round {kept.server_round}, where {kept.sentence}"
-    return ReplayResult(None, True, sentence, replayed=False)
+        return (
+            "not replayed in this round (replay_every=None); it began with the server's parameters "
+            "and ended with those that it sent"
+        )
+    looked = "start, first step, settings told, end"
+    if facts is None or kept.facts is None:
+        looked = "start, end"
+    elif facts.repeated:
+        looked += "; not the normalisation"
+    then = f"round {kept.server_round}, where {kept.sentence}"
+    if not changed:
+        return (
+            f"not replayed in this round; nothing that was looked at ({looked}) differs from {then}"
+        )
+    other = " and ".join(_WORDS.get(name, name.replace("_", " ")) for name in changed)
+    return (
+        f"not replayed in this round; it trained with another {other} than in {then}; nothing else "
+        f"that was looked at ({looked}) differs"
+    )
 
 
 def _causes(seen: SeenRound) -> tuple[str, ...]:

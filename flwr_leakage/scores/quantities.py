@@ -21,14 +21,15 @@ def quantities(scores: Mapping[str, Score]) -> tuple[tuple[str, ...], tuple[str,
     Returns:
         The names, and the scores that cannot be computed of such a model.
     """
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     draws = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draws))
-    image = torch.rand(1, 1, 2, 2, generator=draws)
-    with warnings.catch_warnings():
+    # What the client draws next must not depend on whether its scores were looked at.
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", ScoreWarning)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=draws))
+        image = torch.rand(1, 1, 2, 2, generator=draws)
         found = score(model, image, torch.tensor([1]), scores, noise_std=0.1)
     names = [m.name for name in scores for m in found[name] if not found[name].error]
     return tuple(names), tuple(name for name in scores if found[name].error)

@@ -142,3 +142,19 @@ def test_a_later_epoch_in_another_order_is_refused():
 def test_limits_are_checked():
     with pytest.raises(ValueError, match="max_samples"):
         Limits(max_samples=0)
+
+
+def test_the_step_is_told_from_which_gradients_were_changed():
+    def from_the_second_step_on(model):
+        calls.append(model)
+        if len(calls) > 1:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    calls, adam = [], (lambda p: torch.optim.Adam(p))
+    training, _, count = captured(optimizer=adam, on_gradients=from_the_second_step_on)
+    facts = facts_of(training, count)
+    assert facts.rewritten == 2
+    with capture(Limits(max_samples=1), copies=False) as recorder:  # sees the first step only
+        Loop(optimizer=adam).run()
+    assert facts_of(recorder.training(), count).rewritten == 0
+    assert facts_of(recorder.training(), count, facts).rewritten == 2

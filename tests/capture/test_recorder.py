@@ -11,7 +11,7 @@ from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from trained import Loop, network, pixels, sgd
 
-from flwr_leakage.capture import Limits, capture
+from flwr_leakage.capture import Limits, capture, glance
 
 
 def hooks():
@@ -168,7 +168,9 @@ def test_what_is_changed_after_the_first_step_is_seen(copies, closure):
             Loop(optimizer=make, on_gradients=at_the_second_step, closure=closure).run()
         seen = recorder.training()
         assert seen.num_steps == 3
-        return seen.changed_outside or seen.changed_at_end, seen.settings_changed
+        changed = seen.changed_outside or seen.changed_at_end or seen.unclear_within
+        assert seen.unclear_within == (closure and changed)  # the optimizer may have done it
+        return changed, seen.settings_changed
 
     def shift(model, group):
         with torch.no_grad():
@@ -177,3 +179,47 @@ def test_what_is_changed_after_the_first_step_is_seen(copies, closure):
     assert captured(lambda model, group: None) == (False, False)
     assert captured(shift) == (True, False)
     assert captured(lambda model, group: group.update(lr=0.05)) == (False, True)
+
+
+class Unfreezing(nn.Module):
+    """Its second layer has a gradient from the second step on, or in the second one only."""
+
+    def __init__(self, stays):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(36, 3), nn.Linear(36, 3)
+        self.stays, self.calls = stays, 0
+
+    def forward(self, images):
+        self.calls += 1
+        flat = images.flatten(1)
+        used = self.calls == 2 or (self.stays and self.calls > 2)
+        return self.first(flat) + (self.second(flat) if used else 0)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize("closure", [True, False])
+def test_a_parameter_that_is_trained_in_some_steps_is_changed_by_nobody_else(stays, closure):
+    with capture(Limits(max_samples=1), copies=False) as recorder:
+        Loop(model=Unfreezing(stays), closure=closure, epochs=2).run()
+    seen = recorder.training()
+    assert seen.num_steps == 6
+    assert not (seen.changed_outside or seen.changed_at_end or seen.unclear_within)
+
+
+@pytest.mark.parametrize(
+    ("closure", "words"),
+    [(False, "changed by something else than the optimizer"), (True, "could not be told")],
+)
+def test_a_look_accuses_nobody_of_what_a_closure_may_have_done(closure, words):
+    def shift(model):
+        calls.append(model)
+        if len(calls) == 2:
+            with torch.no_grad():
+                model[0].bias.add_(1)
+
+    calls, received = [], network().state_dict()
+    with capture(Limits(max_samples=1), copies=False) as recorder:
+        Loop(on_gradients=shift, closure=closure).run()
+    (found,) = glance(recorder.training(), received, lambda *_: True, lambda *_: True)
+    assert words in found

@@ -4,17 +4,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
+from torch import nn
 from trained import Loop, network, pixels
 
+from flwr_leakage.audit import ReplayResult
 from flwr_leakage.capture import Limits, capture, facts_of
 from flwr_leakage.defenses import GaussianNoise, MixUp
 from flwr_leakage.flower import InlineGrid, audit, observe, run_inline
-from flwr_leakage.flower.wire import RECORD_KEY
+from flwr_leakage.flower.captured_client import _Work
+from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, LocalSchedule
 from flwr_leakage.scores import GradientNorm
@@ -92,7 +95,11 @@ def test_a_training_is_explained_and_the_strategy_stays_what_it_was(tmp_path):
     assert [r.value for r in checks(data)] == [0.0] * 2
     rest = [r for r in data.records if r.name == "not_replayed"]
     assert [r.server_round for r in rest] == [2, 2]
-    assert all("as in round 1, where the captured training explains" in r.note for r in rest)
+    words = (
+        "nothing that was looked at (start, first step, settings told, end; not the normalisation) "
+        "differs from round 1, where the captured training explains the update exactly"
+    )
+    assert all(words in r.note for r in rest)
     assert not data.events
     assert result.evaluate_metrics_clientapp[2]["accuracy"] == 0.5
     assert (tmp_path / "run" / "report.html").exists()
@@ -107,13 +114,13 @@ def test_replays_can_be_made_rarer(tmp_path):
     assert "not checked, round 2: not replayed in this round" in page
 
 
-def changing(**settings):
+def changing(seen=None, **settings):
     """An app whose training changes with the round."""
 
     def train(message, context):
         server_round = message.content["config"]["server-round"]
         now = {name: of(server_round) for name, of in settings.items()}
-        loop = Loop(images=(pixels() - 0.5) / 0.5, **now)
+        loop = Loop(**{"images": (pixels() - 0.5) / 0.5} | now)
         loop.model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         content = {
             "arrays": ArrayRecord(loop.run().state_dict()),
@@ -123,7 +130,7 @@ def changing(**settings):
 
     app = ClientApp()
     app.train()(train)
-    return audit(app)
+    return audit(app, **(seen or {}))
 
 
 def falling(server_round):
@@ -145,6 +152,50 @@ def test_a_change_of_kind_is_always_replayed_in_the_next_round(tmp_path):
     app = changing(optimizer=lambda r: torch.optim.Adam if r % 3 == 2 else torch.optim.SGD)
     _, data, _ = run(tmp_path / "run", app, strategy=strategy, num_rounds=6)
     assert {r.server_round for r in checks(data)} == {1, 3, 6}
+
+
+def test_gradients_that_are_changed_from_a_round_on_are_seen_whatever_the_optimizer(tmp_path):
+    app = changing(
+        optimizer=lambda r: torch.optim.Adam,
+        on_gradients=lambda r: lambda m: r > 2 and nn.utils.clip_grad_norm_(m.parameters(), 0.1),
+    )
+    _, data, _ = run(
+        tmp_path / "run", app, strategy=FedAvg(fraction_evaluate=0.0), num_rounds=4
+    )  # fmt: skip
+    assert {r.server_round for r in checks(data)} == {1, 4}
+    notes = {r.server_round: r.note for r in data.records if r.name == "not_replayed"}
+    assert "nothing that was looked at" in notes[2]
+    assert "with another change of gradients before a step than in round 1" in notes[3]
+
+
+def test_the_normalisation_is_read_again_by_a_replay(tmp_path):
+    images = {1: pixels(), 2: (pixels() - 0.5) / 0.5}
+    app = changing({"replay_every": 2}, images=lambda r: images[min(r, 2)])
+    grid = InlineGrid(app, 1)
+    (node,) = grid.get_node_ids()
+    told = []
+    for server_round in (1, 2, 3):
+        config = ConfigRecord({"server-round": server_round})
+        content = RecordDict({"arrays": ArrayRecord(network().state_dict()), "config": config})
+        message = grid.create_message(content, "train", node, str(server_round))
+        (reply,) = grid.send_and_receive([message])
+        told.append(unpack_note(reply.content[RECORD_KEY]))
+    facts = [note.training for note in told]
+    assert [(each.mean, each.repeated) for each in facts] == [
+        ((0.0,), False), ((0.0,), True), ((0.5,), False),
+    ]  # fmt: skip
+    assert "not the normalisation" in told[1].replay.sentence
+
+
+def test_scores_are_not_told_that_a_round_between_replays_is_explained():
+    context = Context(0, 0, {}, RecordDict(), {})
+
+    def explained(replayed):
+        found = ReplayResult(0.0 if replayed else None, True, "the result", replayed=replayed)
+        return _Work(2, 0, context, 0.1, found).explained()
+
+    assert explained(replayed=True).sentence == "the result"
+    assert "was not checked: the result" in explained(replayed=False).sentence
 
 
 def test_what_was_not_replayed_is_told_each_round(tmp_path):
