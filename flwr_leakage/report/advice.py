@@ -13,11 +13,12 @@ from flwr_leakage.report.attempts import (
     Fates,
     attempts,
     fates,
+    seen_of,
     worst_by_image,
 )
 from flwr_leakage.report.engineers import what_to_ask
 from flwr_leakage.report.identification import beyond_chance
-from flwr_leakage.report.index import Index, count
+from flwr_leakage.report.index import Index
 from flwr_leakage.report.remedies import Remedy
 from flwr_leakage.report.replays import replays
 from flwr_leakage.report.steps import (
@@ -54,10 +55,7 @@ def advise(index: Index, metadata: Mapping[str, Any], asked: Sequence[Remedy]) -
     told = [a for a in found if a.grade]
     unsure = {client for _, client in replays(index).other}
     if leaking:
-        answer = (
-            f"Not as it is. What {named(leaking)} {verb(leaking, 'sends', 'send')} lets the "
-            f"server see {_images(found)}, without breaking the protocol."
-        )
+        answer = f"Not as it is. {_seen(found, leaking)}, without breaking the protocol."
     elif partly:
         answer = (
             f"Not without a decision. Parts of private images of {named(partly)} can be seen "
@@ -92,10 +90,16 @@ def advise(index: Index, metadata: Mapping[str, Any], asked: Sequence[Remedy]) -
     return Advice(answer, tuple(steps))
 
 
-def _images(found: Sequence[Attempt]) -> str:
-    """How many images leak, where they can be told apart."""
-    leaked = sum(attempt.grade in LEAKED for attempt in worst_by_image(found))
-    return count(leaked, "private image") if leaked else "private images"
+def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
+    """What of whom the server can see; how many images, where they can be told apart."""
+    each = worst_by_image(found)
+    parts = {attempt.key[1] for attempt in each if attempt.grade == "partly"}
+    partly = sum(attempt.grade == "partly" for attempt in each)
+    whom = leaking | parts
+    what = f"{seen_of(each)} (exact or recognisable)" + f" and {partly} more in part" * bool(partly)
+    if not each:
+        what = "private images (exact or recognisable)"
+    return f"What {named(whom)} {verb(whom, 'sends', 'send')} lets the server see {what}"
 
 
 def _unknown(fate: Fates, found: Sequence[Attempt]) -> Advice:

@@ -132,7 +132,7 @@ def agreement_told(found: Sequence[Agreement]) -> str:
         for held, words in (
             (True, "Yes, as they claim"),
             (False, "No, backwards"),
-            (None, "This run does not tell of"),
+            (None, "This run does not tell about"),
         )
         if named[held]
     ]

@@ -97,6 +97,12 @@ def tally(found: Iterable[Attempt]) -> Counter[Grade]:
     return Counter(attempt.grade for attempt in found if attempt.grade is not None)
 
 
+def all_exact(found: Iterable[Attempt]) -> set[tuple[int, int]]:
+    """The (round, client) of every update of which each image is exact."""
+    held = list(found)
+    return {a.key[:2] for a in held} - {a.key[:2] for a in held if a.grade != "exact"}
+
+
 def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
     """The worst attempt on each image; empty where one of them cannot be told from others."""
     worst: dict[tuple[int, int], Attempt] = {}
@@ -107,6 +113,13 @@ def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
         if key not in worst or attempt.leak > worst[key].leak:
             worst[key] = attempt
     return list(worst.values())
+
+
+def seen_of(each: Sequence[Attempt]) -> str:
+    """How many images can be seen, given the worst attempt on each: the one count of the page."""
+    leaked = sum(attempt.grade in LEAKED for attempt in each)
+    whole = "the one attacked image" if len(each) == 1 else f"the {len(each):,} attacked images"
+    return whole if leaked == len(each) == 1 else f"{leaked:,} of {whole}"
 
 
 def risk(found: Sequence[Attempt]) -> tuple[int, float, float]:

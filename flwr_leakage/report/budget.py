@@ -1,9 +1,10 @@
 """The time that an attack had, and where that ended it."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from flwr_leakage.report.attempts import Attempt, Fates
+from flwr_leakage.report.attempts import Attempt, Fates, all_exact
 from flwr_leakage.report.index import Index, count
 from flwr_leakage.report.words import several
 
@@ -30,29 +31,36 @@ def time_limit(metadata: Mapping[str, Any]) -> float | None:
     return min(known, default=None)
 
 
-def ended(index: Index) -> set[tuple[int, int]]:
-    """The (round, client) of every update on which the time limit ended the attack."""
-    return {key[:2] for key in index.series("attack", "stopped_by_budget")}
+def ended(index: Index, found: Sequence[Attempt]) -> set[tuple[int, int]]:
+    """The (round, client) of every update on which the time limit ended the attack.
+
+    Not those that it cut short once nothing was left to find: where the chosen attack had solved
+    the update, or every image is exact.
+    """
+    stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
+    told = index.series("attack", "objective").items()
+    return stopped - all_exact(found) - {key[:2] for key, record in told if _solved(record.note)}
+
+
+def _solved(note: str) -> bool:
+    """Whether the note of an attack by several says that the chosen one solved the update."""
+    chosen = re.search(r"(?:^|; )([^;]+) chosen: (.*)", note)
+    return chosen is not None and f"; {chosen[1]} solved" in f"; {chosen[2]}"
 
 
 def ended_by_time(
     index: Index, fate: Fates, found: Sequence[Attempt], limit: float | None
 ) -> tuple[str, ...]:
     """Say on whose updates the time limit ended the attack; nothing where it ended none."""
-    stopped = ended(index)
+    stopped = ended(index, found)
     if not stopped:
         return ()
-    inexact = {attempt.key[:2] for attempt in found if attempt.grade != "exact"}
-    exact = stopped & {attempt.key[:2] for attempt in found} - inexact
     seconds = f" of {limit:g} CPU seconds" if limit is not None else ""
     updates = count(len(fate.answered), "update")
     whole = f"The time limit{seconds} ended the attack on {len(stopped)} of {updates}"
-    if exact == stopped:
-        return (f"{whole} ({_where(stopped)}), where every image is exact all the same.",)
-    but = f" Not so of {_where(exact)}: there every image is exact already." if exact else ""
     return (
         f"{whole} ({_where(stopped)}): more time may find more, and what was found there depends "
-        f"on the speed of the machine.{but} That less is found in later rounds is no sign of "
+        f"on the speed of the machine. That less is found in later rounds is no sign of "
         f"safety where the limit ended the attack.",
     )
 

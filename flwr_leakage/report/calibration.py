@@ -49,15 +49,20 @@ TOTAL = sum(each.count for each in CALIBRATION)
 CANDIDATES = 101
 
 _MEANING: dict[Grade, str] = {
-    "exact": "at most one of 255 grey levels off (48.1 dB or more)",
+    "exact": "on average at most one of 255 grey levels off (48.1 dB or more)",
     "recognisable": "5 dB nearer to the original than the blind guess, or SSIM 0.5 above it",
     "partly": "1.5 dB nearer, or SSIM 0.15 above",
     "nothing": "the rest, and all that is 3 dB farther: nothing seen, not nothing there",
 }
 
 
-def grades_table(found: Iterable[Attempt]) -> Table:
-    """Each grade with its rule, its number of attempts, and how sure it is."""
+def grades_table(found: Iterable[Attempt], with_lpips: bool = True) -> Table:
+    """Each grade with its rule, its number of attempts, and how sure it is.
+
+    Args:
+        found: every attempt.
+        with_lpips: whether this run measured LPIPS, as the test of the grades did.
+    """
     known = {each.grade: each for each in CALIBRATION}
     grades = tally(found)
     told = [_said(known[grade]) for grade in _MEANING if grade in known and grades[grade]]
@@ -69,11 +74,13 @@ def grades_table(found: Iterable[Attempt]) -> Table:
             row += [_share(each.by_eye), _share(each.by_error), _share(each.by_structure)]
             row += [f"{each.count}" + ", exact ones included" * (grade == "recognisable")]
         else:
-            row += ["by the rule itself", "–", "–", "see next row"]
+            row += ["–", "–", "–", "counted under “recognisable”"]
         rows.append(tuple(row))
     columns = (
         "grade", "attempts here", "when it is given",
-        "original found: likeness to the eye (LPIPS)", "by pixels (squared error)",
+        "original found: likeness to the eye (LPIPS"
+        + "; not measured in this run" * (not with_lpips) + ")",
+        "by pixels (squared error)",
         "by structure (SSIM)", "results tested",
     )  # fmt: skip
     return Table(columns, tuple(rows), (*told, READING))
@@ -107,7 +114,7 @@ READING = (
     f"How sure is a grade? In a test apart from this run, {TOTAL} spoilt images of CIFAR-10 and "
     f"MNIST and results of short attacks were graded by these rules. Then three measures each "
     f"looked for the original among it and {CANDIDATES - 1} other images; guessing finds it in "
-    f"1 %. Several of them may find the same original, so that the shares of a row have no sum. "
+    f"1 %. Several of them may find the same original, so the shares of a row do not add up. "
     f"On other kinds of images the shares may differ. Source: "
     f"simulations.benchmarks.grade_thresholds, images 100 to 109 of each set."
 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr_leakage.report.attempts import LEAKED, Attempt, Fates
+from flwr_leakage.report.identification import chance_told
 from flwr_leakage.report.index import Index, count
 from flwr_leakage.report.remedies import Remedy
 from flwr_leakage.report.steps import Step, setting, with_grade
@@ -38,9 +39,9 @@ def what_to_ask(
         Step(
             "Go on only if",
             "a run with that change attacks its smallest clients too, in early and late rounds, "
-            "its time limit ends no attack, it shows no grade above “nothing”, and points to "
-            "originals no more often than chance does. Even then somebody who answers for the "
-            "data has to accept what no run tests (see What is not covered).",
+            "its time limit ends no attack, it shows no grade above “nothing”, and "
+            f"{chance_told(found)}. Even then somebody who answers for the data has to accept what "
+            "no run tests (see What is not covered).",
         ),
     ]
 

@@ -78,7 +78,7 @@ def story_figure(index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]
     clients: list[int | None] = [*most_at_risk_first(by_client)]
     if len(clients) > MAX_PANELS:
         clients = [None]
-    panels = [_panel(client, known, told, ended(index)) for client in clients]
+    panels = [_panel(client, known, told, ended(index, found)) for client in clients]
     accuracy = by_round(index.series("utility", "test_accuracy"))
     description = " ".join(
         ["PSNR of the reconstructions by round."]
@@ -132,8 +132,8 @@ def _story_caption(
     text = f"{text[0].upper()}{text[1:]}"
     if any(value >= EXACT_DB for panel in panels for value in panel.values):
         text += (
-            " Decibels are drawn up to 48.1: whatever is above is off by less than a grey level, "
-            "and lies in the band “exact”, however many decibels it has."
+            " Decibels are drawn up to 48.1: whatever is above is on average off by less than one "
+            "of 255 grey levels, and lies in the band “exact”, however many decibels it has."
         )
     if any(panel.blind for panel in panels):
         text += (

@@ -7,15 +7,17 @@ from typing import Any
 
 from flwr_leakage.report.budget import time_limit
 
+_WITHHELD = ("labels inferred", "batch norm none")
 GROUPS = ("dataset", "partition", "model", "strategy", "defense", "attack")
 _GIVEN = {
     "labels known": "the true labels",
-    "labels inferred": "no labels: the attack infers them from the update",
+    "labels inferred": "the labels (the attack infers them from the update)",
     "batch norm exact": "the exact statistics of batch normalisation of the private batch",
     "batch norm derived": "statistics of batch normalisation, derived from the client’s buffers",
     "batch norm running": "the running statistics of batch normalisation that it sent itself",
-    "batch norm none": "no statistics of batch normalisation",
-    "local schedule known": "the learning rate, number of steps and batch size of local training",
+    "batch norm none": "statistics of batch normalisation",
+    "local schedule known": "the number of images, and the learning rate, number of steps and "
+    "batch size of local training",
     "single view": "each client's update on its own",
     "aggregate view": "only the aggregate of the clients' updates",
 }
@@ -114,14 +116,30 @@ def given_to_attacker(metadata: Mapping[str, Any]) -> list[str]:
     """Return, in words, what the threat model gives the attacker; empty if it is unknown.
 
     Example:
-        >>> given_to_attacker({"threat": "labels known, single view"})
+        >>> given_to_attacker({"threat": "labels known, batch norm none, single view"})
         ['the true labels', 'each client’s update on its own']
     """
+    return [_words(phrase) for phrase in _threat(metadata) if phrase not in _WITHHELD]
+
+
+def withheld_from_attacker(metadata: Mapping[str, Any]) -> list[str]:
+    """Return, in words, what the threat model does not give the attacker.
+
+    Example:
+        >>> withheld_from_attacker({"threat": "labels known, batch norm none, single view"})
+        ['statistics of batch normalisation']
+    """
+    return [_words(phrase) for phrase in _threat(metadata) if phrase in _WITHHELD]
+
+
+def _threat(metadata: Mapping[str, Any]) -> list[str]:
     threat = metadata.get("threat")
-    if not isinstance(threat, str):
-        return []
-    phrases = [phrase.strip() for phrase in threat.split(",") if phrase.strip()]
-    return [_GIVEN.get(phrase, phrase).replace("'", "’") for phrase in phrases]
+    told = threat.split(",") if isinstance(threat, str) else []
+    return [phrase.strip() for phrase in told if phrase.strip()]
+
+
+def _words(phrase: str) -> str:
+    return _GIVEN.get(phrase, phrase).replace("'", "’")
 
 
 def planned_rounds(metadata: Mapping[str, Any]) -> int | None:

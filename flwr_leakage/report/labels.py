@@ -16,6 +16,6 @@ def labels_told(index: Index, metadata: Mapping[str, Any]) -> str:
     source = ", from the update alone" * inferred
     wrong = " With a wrong label an attack looks for another image, so that its failure says less."
     return (
-        f"{leak}: the attack told the label rightly in {right:,} of "
+        f"{leak}: the attack got the label right in {right:,} of "
         f"{count(len(told), 'attempt')}{source}.{wrong * (right < len(told))}"
     )

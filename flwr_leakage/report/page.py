@@ -78,6 +78,11 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
     script = (resources.files("flwr_leakage.report") / "templates" / "filter.js").read_text("utf-8")
     found, fate = attempts(index), fates(index)
+    with_lpips = any(
+        values(index.series("metric", name))
+        for name in index.names("metric")
+        if name.startswith("lpips")
+    )
     asked = remedies(index, run.metadata)
     done = max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
     clients = tables.clients_table(index, run.events, found, MAX_CLIENTS)
@@ -96,7 +101,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         advice=advise(index, run.metadata, asked),
         remedies=asked,
         remedied=remedies_table(asked),
-        grades=grades_table(found),
+        grades=grades_table(found, with_lpips),
         nothing_warning=WARNING,
         ranked=RANKED,
         blind_guess=blind_guess(index),
@@ -114,7 +119,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
             *score_tables.constants(index),
         ),
         rounds=tables.rounds_table(index, found),
-        attacks=tables.attacks_table(index),
+        attacks=tables.attacks_table(index, found),
         sureness=score_tables.scores_table(index),
         gallery=gallery,
         agreements=[score_figure(i, entry, blind) for i, entry in enumerate(agreed)],

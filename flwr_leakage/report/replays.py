@@ -120,8 +120,8 @@ def replay_told(found: Replays, attacked: Collection[Place]) -> tuple[str, ...]:
         told.append(
             f"Replay check passed: {whole} {one} trained. The client itself ran its training again "
             f"from its own images, and reported the difference to the server (in a simulation all "
-            f"on one machine): {how}. More than {EXPLAINED:g} would have failed. This is of the "
-            f"attacked updates; the table of clients has every replayed round."
+            f"on one machine): {how}. More than {EXPLAINED:g} would have failed. This is about the "
+            f"attacked updates only; the table of clients has every replayed round."
         )
     if left or not places:
         whom = f" for {_named(left)}" if left and (same or other) else ""

@@ -20,6 +20,7 @@ from flwr_leakage.report.remedies import Remedy, told_of_time
 from flwr_leakage.report.words import graded, several
 
 MAX_CLIENTS = 4
+MAX_GROUPS = 6
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,28 @@ def who_is_at_risk(found: Sequence[Attempt], at_risk: set[int], index: Index) ->
     more = len(groups) - len(told)
     rest = f"; and {count(more, 'other client')} (see Clients)" if more else ""
     text = ". ".join(f"{each[0].upper()}{each[1:]}" for each in told) + rest
-    return [Step("Who is at risk", f"{text}. An attempt is one image in one attacked round.")]
+    steps = [Step("Who is at risk", f"{text}. An attempt is one image in one attacked round.")]
+    return steps + by_round_told(found)
+
+
+def by_round_told(found: Sequence[Attempt]) -> list[Step]:
+    """Whose images are seen in which round; nothing of a single round."""
+    rounds_of: dict[str, list[int]] = {}
+    rounds = sorted({a.key[0] for a in found})
+    for server_round in rounds:
+        here = [a for a in found if a.key[0] == server_round]
+        leaking = with_grade(here, LEAKED)
+        parts = with_grade(here, ("partly",)) - leaking
+        told = [f"images of {named(leaking)}"] if leaking else []
+        told += [f"parts of images of {named(parts)}"] if parts else []
+        rounds_of.setdefault(" and ".join(told) or "nothing", []).append(server_round)
+    if len(rounds) < 2:
+        return []
+    shown = list(rounds_of.items())[:MAX_GROUPS]
+    left = sum(map(len, rounds_of.values())) - sum(len(held) for _, held in shown)
+    text = "; ".join(f"{several(held, 'round')}: {told}" for told, held in shown)
+    more = f"; and {count(left, 'other round')}" if left else ""
+    return [Step("Seen, by round", f"{text[0].upper()}{text[1:]}{more} (see Round by round).")]
 
 
 def _when(here: Sequence[Attempt]) -> str:
@@ -125,6 +147,8 @@ def _effect(remedy: Remedy, at_risk: set[int], metadata: Mapping[str, Any]) -> s
     still = with_grade(under, LEAKED)
     if still:
         text = f"does not hide it: {named(still)} still {verb(still, 'leaks', 'leak')}"
+        if parts := with_grade(under, ("partly",)) - still:
+            text += f", and parts of images of {named(parts)} still show"
     elif grades["partly"]:
         text = "hides it in part only: no image is exact or recognisable, but parts show"
     elif not grades:
@@ -193,7 +217,10 @@ def what_was_not_tested(fate: Fates, found: Sequence[Attempt]) -> Step:
     missed = [several(sorted(spared))] if spared and min(clients, default=0) >= 0 else []
     missed += [several(sorted(resting), "round")] if resting else []
     text = f"{' and '.join(missed)}; " if missed else ""
-    text += "a server that breaks the protocol; membership and other properties of the data"
+    text += (
+        "longer time limits and stronger attacks; a server that breaks the protocol; membership "
+        "and other properties of the data"
+    )
     if fate.unanswered:
         failed = {client for _, client in fate.unanswered}
         text += f"; {named(failed)} where the attack gave no result"

@@ -1,10 +1,10 @@
 """The head of the page in sentences: who trained what, what the attacker was given."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from flwr_leakage.report.attempts import Fates, does
-from flwr_leakage.report.header import describe, given_to_attacker
+from flwr_leakage.report.header import describe, given_to_attacker, withheld_from_attacker
 from flwr_leakage.report.index import Index, by_round, count, decibel, median, values
 from flwr_leakage.report.words import several
 
@@ -19,7 +19,9 @@ def sentences(
         _training(index, metadata, rounds_done),
         _locally(index),
         _attacker(metadata, fate),
-        _given(metadata) if fate.answered or fate.unanswered else "",
+        _given(metadata, "test images" in blind_guess(index))
+        if fate.answered or fate.unanswered
+        else "",
     )
     return [sentence for sentence in told if sentence]
 
@@ -132,6 +134,19 @@ def _only_unconfigured(fate: Fates) -> bool:
     return all("no attack" in reason for reason in fate.spared.values())
 
 
-def _given(metadata: Mapping[str, Any]) -> str:
-    given: Sequence[str] = given_to_attacker(metadata)
-    return f"Besides the updates and the model it was given: {'; '.join(given)}." if given else ""
+def _given(metadata: Mapping[str, Any], with_test_images: bool) -> str:
+    given, withheld = given_to_attacker(metadata), withheld_from_attacker(metadata)
+    told = []
+    if given:
+        told.append(f"Besides the updates and the model it was given: {'; '.join(given)}.")
+    if withheld:
+        told.append(f"It was not given: {'; '.join(withheld)}.")
+    threat = str(metadata.get("threat", ""))
+    if "single view" in threat and "jointly" not in threat:
+        told.append("It did not combine rounds: each update was attacked by itself.")
+    if with_test_images and told:
+        told.append(
+            "The test images that the blind guess is made of are for the measures of this report: "
+            "the attack does not use them."
+        )
+    return " ".join(told)

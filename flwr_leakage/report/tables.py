@@ -7,6 +7,7 @@ import numpy as np
 
 from flwr_leakage.records import RunEvent
 from flwr_leakage.report.attempts import Attempt, does, fates, risk, tally
+from flwr_leakage.report.budget import ended
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import (
     MAX_ROWS,
@@ -27,7 +28,7 @@ from flwr_leakage.report.index import (
     who,
 )
 from flwr_leakage.report.replays import replay_of_client, replays
-from flwr_leakage.report.words import RANKED, several
+from flwr_leakage.report.words import RANKED, several, without_weights
 
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
@@ -123,6 +124,7 @@ def _utility(name: str, numbers: list[float]) -> str:
 def missing(index: Index, kind: str) -> tuple[str, ...]:
     """Say which quantities of a kind have missing values, how many, and why."""
     names_by_fate: dict[tuple[str, str], list[str]] = {}
+    lpips: list[str] = []
     for name in index.names(kind):
         series = index.series(kind, name)
         absent = [r for r in series.values() if r.value is None and not SPARED.match(r.note)]
@@ -131,19 +133,25 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
         whole = len(absent) + len(values(series))
         amount = "all" if len(absent) == whole else f"{len(absent)} of {whole}"
         reasons = sorted({record.note for record in absent if record.note})
+        if name.startswith("lpips") and (told := without_weights(reasons, len(absent), whole)):
+            lpips.append(told)
+            continue
         said = "; ".join(reasons[:3]) or "no reason was recorded"
         more = f"; {count(len(reasons) - 3, 'further reason')}" if len(reasons) > 3 else ""
         names_by_fate.setdefault((amount, said + more), []).append(label(name))
-    return tuple(
-        f"{', '.join(names)}: {amount} missing ({reasons})."
-        for (amount, reasons), names in names_by_fate.items()
+    return (
+        *lpips,
+        *tuple(
+            f"{', '.join(names)}: {amount} missing ({reasons})."
+            for (amount, reasons), names in names_by_fate.items()
+        ),
     )
 
 
-def attacks_table(index: Index) -> Table:
+def attacks_table(index: Index, found: Sequence[Attempt]) -> Table:
     """Return one row a round with what the attacker itself can see of its success."""
     names = [name for name in index.names("attack") if name != "stopped_by_budget"]
-    stopped_in = Counter(key[0] for key in index.series("attack", "stopped_by_budget"))
+    stopped_in = Counter(server_round for server_round, _ in ended(index, found))
     values_in = {name: by_round(index.series("attack", name)) for name in names}
     clients = {key[:2] for name in names for key in index.series("attack", name)}
     clients_in = Counter(server_round for server_round, _ in clients)

@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 from flwr_leakage.records import RunEvent
 from flwr_leakage.report.attempts import (
+    LEAKED,
     Attempt,
     Fates,
     attempts,
     does,
     fates,
     risk,
+    seen_of,
     tally,
     worst_by_image,
 )
@@ -65,7 +67,9 @@ def judge(
     whom = _whom(found)
     if each:
         worst = ", each by its worst round" * repeated
-        summary = f"{count(len(each), 'image')} of {whom}{worst}: {_grades(each)}."
+        can = f"{seen_of(each)} can be seen (exact or recognisable). "
+        shown = f"{can[0].upper()}{can[1:]}" * any(a.grade in LEAKED for a in each)
+        summary = f"{shown}{count(len(each), 'image')} of {whom}{worst}: {_grades(each)}."
     else:
         summary = f"{_attempts(found)}, on {whom}: {_grades(found)}."
     risky, identified = _most_at_risk(index, found), _identified(found, grades)
@@ -76,8 +80,7 @@ def judge(
     if grades["partly"]:
         return Verdict(f"Parts of private images leak. {summary}", "partly", details)
     caution = "That this attack failed does not show that every attack would."
-    sentence = f"This attack found nothing. {summary}"
-    return Verdict(sentence, "quiet", (caution, *details))
+    return Verdict(f"This attack found nothing. {summary}", "quiet", (caution, *details))
 
 
 def _whom(found: Sequence[Attempt]) -> str:
@@ -144,7 +147,7 @@ def _most_at_risk(index: Index, found: Sequence[Attempt]) -> str:
 def _reached(worst: Attempt) -> str:
     """The worst case in words, where decibels are first met."""
     if worst.grade == "exact":
-        return "an exact copy (off by less than one of 255 grey levels)"
+        return "an exact copy (on average off by less than one of 255 grey levels)"
     guess = f"; a blind guess had {decibel(worst.blind)}" if worst.blind is not None else ""
     how = f", decided {worst.decided}" if worst.decided else ""
     return (
@@ -155,18 +158,20 @@ def _reached(worst: Attempt) -> str:
 
 def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
     ranked = [attempt for attempt in found if attempt.rank is not None]
-    if not ranked:
-        return ""
     first = sum(attempt.rank == 1 for attempt in ranked)
     size = int(median([candidates(attempt) for attempt in ranked]) or 0)
     if size < 2:
         return ""
     point = "points" if first == 1 else "point"
+    hidden = sum(attempt.rank == 1 and attempt.grade == "nothing" for attempt in ranked)
+    is_ = "is" if hidden == 1 else "are"
+    unseen = f" {hidden:,} of the {first:,} {is_} graded “nothing”." if hidden else ""
     text = (
         f"Identification: {first:,} of {count(len(ranked), 'attempt')} {point} to the original "
         f"among it and {size - 1} others, drawn from the images of all clients; blind guessing "
-        f"does so once in {size}. The measure: correlation of pixels, once what all images have in "
-        f"common (the blind guess) is subtracted."
+        f"does so once in {size}, so {len(ranked) / size:.2g} times in {len(ranked):,}.{unseen} "
+        f"The measure: correlation of pixels, once what all images have in common (the blind "
+        f"guess) is subtracted. How many it misses is not known."
     )
     leaks = grades["exact"] + grades["recognisable"] + grades["partly"]
     if not leaks and beyond_chance(found):

@@ -44,3 +44,20 @@ def graded(tally: Counter[Grade], skip_none: bool = True) -> str:
     """
     shown = [name for name in GRADES if tally[name] or not skip_none]
     return ", ".join(f"{tally[name]:,} {name}" for name in shown)
+
+
+def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
+    """Why LPIPS is missing, in plain words; empty where it is not for want of its weights.
+
+    The message of the metric names a folder and an error of the system, which say nothing here.
+
+    Example:
+        >>> without_weights(["no trained backbone is at hand (download is off)"], 3, 3)
+        'LPIPS was not measured: its weights are not at hand.'
+    """
+    if not reasons or not all("no trained backbone is at hand" in why for why in reasons):
+        return ""
+    fetched = any("could not be fetched" in why for why in reasons)
+    why = "could not be fetched (no network)" if fetched else "are not at hand"
+    some = f" on {absent} of {whole} images" if absent < whole else ""
+    return f"LPIPS was not measured{some}: its weights {why}."

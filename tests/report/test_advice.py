@@ -69,7 +69,13 @@ def test_a_leak_names_who_when_what_helps_and_its_price():
     assert "Clip hides it in part only" in helps and "one made for it may reach more" in helps
     assert "ended at 93.0 % test accuracy without a defense" in steps["What it costs"]
     assert "was not measured here" in steps["What it costs"]
-    assert steps["Not tested"].startswith("Client 4; a server that breaks the protocol")
+    assert steps["Seen, by round"] == (
+        "Round 1: images of client 0 and parts of images of client 1; round 2: nothing (see Round "
+        "by round)."
+    )
+    assert steps["Not tested"].startswith(
+        "Client 4; longer time limits and stronger attacks; a server"
+    )
 
 
 def test_engineers_are_told_what_was_measured_and_when_to_go_on():
@@ -98,6 +104,21 @@ def test_engineers_are_told_what_was_measured_and_when_to_go_on():
         "of clients with 30 images nothing was seen, measured in this run"
         in (steps["Ask the engineers for"])
     )
+
+
+def test_the_answer_counts_images_and_names_everybody_of_whom_something_is_seen():
+    numbers = [record("client", "image", 1.0, where) for where in ((1, 0, 0), (2, 0, 0), (1, 1, 0))]
+    answer, steps = advice(
+        *image(60.0), *image(20.0, (2, 0, 0)), *image(14.0, (1, 1, 0)), *numbers,
+        *under("noise", 20.0), *under("noise", 14.0, (1, 1, 0)),
+    )  # fmt: skip
+    assert answer == (
+        "Not as it is. What clients 0 and 1 send lets the server see 1 of the 2 attacked images "
+        "(exact or recognisable) and 1 more in part, without breaking the protocol."
+    )
+    told = "client 0 still leaks, and parts of images of client 1 still show (of 2 attempts"
+    assert told in steps["What helps"]
+    assert "identifies no more originals than chance may give (more" in steps["Go on only if"]
 
 
 def test_a_leak_under_a_defense_and_without_another_one():

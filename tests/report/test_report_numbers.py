@@ -16,7 +16,15 @@ from flwr_leakage.report.charts import rounds_chart, scatter_chart
 from flwr_leakage.report.costs import costs_table
 from flwr_leakage.report.drawing import thin_out
 from flwr_leakage.report.grades import EXACT_DB, decided_by, grade
-from flwr_leakage.report.header import describe, facts, flatten, given_to_attacker, planned_rounds
+from flwr_leakage.report.header import (
+    describe,
+    facts,
+    flatten,
+    given_to_attacker,
+    planned_rounds,
+    withheld_from_attacker,
+)
+from flwr_leakage.report.identification import beyond_chance, by_chance, chance_told
 from flwr_leakage.report.index import Index, count, label, number
 from flwr_leakage.report.remedies import remedies, remedies_table
 from flwr_leakage.report.score_tables import (
@@ -113,8 +121,8 @@ def test_verdict_counts_grades_and_names_who_is_most_at_risk():
     )
     assert verdict.level == "leak"
     assert verdict.details[0].startswith(
-        "Most at risk: client 1: 2 attempts, 2 exact; its worst case was an exact copy (off by "
-        "less than one of 255 grey levels) in round 2."
+        "Most at risk: client 1: 2 attempts, 2 exact; its worst case was an exact copy (on average "
+        "off by less than one of 255 grey levels) in round 2."
     )
     assert verdict.details[1].startswith("Replay check not done: ")
     assert verdict.details[2] == (
@@ -137,10 +145,10 @@ def test_verdict_says_where_labels_were_wrong():
         index = with_blind(metric(1, 0, 0, 11.0), *records)
         return judge(index, [], {"threat": threat}).details
 
-    told = "Labels: the attack told the label rightly in 1 of 2 attempts. With a wrong label"
+    told = "Labels: the attack got the label right in 1 of 2 attempts. With a wrong label"
     assert any(text.startswith(told) for text in details(1.0, 0.0))
     assert not any("Labels" in text for text in details(1.0, 1.0, threat="labels known"))
-    told = "Labels leak too: the attack told the label rightly in 2 of 2 attempts, from the update"
+    told = "Labels leak too: the attack got the label right in 2 of 2 attempts, from the update"
     assert any(text.startswith(told) for text in details(1.0, 1.0, threat="labels inferred"))
 
 
@@ -154,14 +162,15 @@ def test_verdict_counts_images_where_the_truth_tells_them_apart():
     numbers = [image(1, 0, 0, 1.0), image(2, 0, 3, 1.0), image(1, 1, 0, 1.0)]
     verdict = judge(with_blind(*records, *numbers), [])
     assert verdict.sentence == (
-        "Private images leak. 2 images of 2 clients, each by its worst round: 1 exact, 1 nothing."
+        "Private images leak. 1 of the 2 attacked images can be seen (exact or recognisable). "
+        "2 images of 2 clients, each by its worst round: 1 exact, 1 nothing."
     )
     assert verdict.details[0] == (
         "Over all 3 attempts (an image in a round) in 2 rounds: 1 exact, 1 recognisable, 1 nothing."
     )
     assert verdict.details[1] == (
-        "Most at risk: client 0: 1 image, 1 exact; its worst case was an exact copy (off by less "
-        "than one of 255 grey levels) in round 1, image 1. It leaks in rounds 1 and 2."
+        "Most at risk: client 0: 1 image, 1 exact; its worst case was an exact copy (on average "
+        "off by less than one of 255 grey levels) in round 1, image 1. It leaks in rounds 1 and 2."
     )
 
 
@@ -369,7 +378,7 @@ def test_what_the_plan_of_scoring_left_out_is_one_sentence():
 
 def test_attacks_table_counts_those_without_result():
     table = attacks_table(
-        Index([objective(1, 0, 0.5), objective(1, 1, None), objective(2, 0, 1.5)])
+        Index([objective(1, 0, 0.5), objective(1, 1, None), objective(2, 0, 1.5)]), []
     )
     assert column(table, "updates attacked") == ["2", "1"]
     assert column(table, "without result") == ["1", "0"]
@@ -662,20 +671,47 @@ def test_the_verdict_names_the_time_budget_and_whom_it_stopped():
     assert judge(Index(records), []).details[1].startswith("The time limit ended the attack on 8")
 
 
-def test_more_time_cannot_find_more_than_an_exact_image():
+def test_more_time_cannot_find_more_than_an_exact_or_solved_update():
     stopped = LeakageRecord("r", 1, 0, -1, "attack", "stopped_by_budget", 1.0)
     other = LeakageRecord("r", 1, 1, -1, "attack", "stopped_by_budget", 1.0)
 
     def told(*records):
         index = with_blind(*records, metric(1, 0, 0, 60.0), metric(1, 1, 0, 11.0))
-        (found,) = ended_by_time(index, fates(index), attempts(index), None)
-        return found
+        return ended_by_time(index, fates(index), attempts(index), None)
 
-    assert "may find more" not in told(stopped)
-    assert "(client 0 in round 1), where every image is exact all the same." in told(stopped)
-    assert "Not so of client 0 in round 1: there every image is exact already." in told(
-        stopped, other
+    assert told(stopped) == ()
+    (found,) = told(stopped, other, objective(1, 0, 0.1), objective(1, 1, 0.1))
+    assert "on 1 of 2 updates (client 1 in round 1): more time may find more" in found
+    note = (
+        "labels known; a + finish chosen: a stopped 0.2 (x); a + finish {} 0.1 in 0.5 s; b refused"
     )
+    assert told(other, objective(1, 1, 0.1, note.format("solved"))) == ()
+    assert told(other, objective(1, 1, 0.1, note.format("stopped")))
+
+
+def test_missing_weights_are_told_without_paths_or_errors_of_the_system():
+    why = "no trained backbone is at hand (it could not be fetched: <urlopen error>); put x into /r"
+    lacking = LeakageRecord("r", 1, 0, 0, "metric", "lpips_squeeze", None, note=why)
+    assert missing(Index([lacking]), "metric") == (
+        "LPIPS was not measured: its weights could not be fetched (no network).",
+    )
+    other = replace(lacking, note="the image is too small")
+    assert "too small" in missing(Index([other]), "metric")[0]
+
+
+@pytest.mark.parametrize(("first", "beyond"), [(0, False), (1, False), (2, True)])
+def test_more_originals_than_chance_are_those_that_it_reaches_in_one_run_of_twenty(first, beyond):
+    # Of 15 attempts among 101 a guess finds one or more with 14 %, two or more with 1 %.
+    records = [metric(1, 0, i, 11.0) for i in range(15)]
+    for i in range(15):
+        rank, note = 1.0 if i < first else 7.0, "of 101 candidates"
+        where = ("r", 1, 0, i, "metric", "identification_rank")
+        records.append(LeakageRecord(*where, rank, note=note))
+    found = attempts(with_blind(*records))
+    assert by_chance(found) == 1 and beyond_chance(found) is beyond
+    assert "with 15 attempts as here at most 1; more" in chance_told(found)
+    told = " ".join(judge(with_blind(*records), []).details)
+    assert "once in 101, so 0.15 times in 15." in told
 
 
 def test_scores_are_told_apart_by_whether_they_rank_the_leaks():
@@ -706,7 +742,11 @@ def test_facts_of_odd_metadata(metadata):
 
 def test_what_the_attacker_is_given_is_told_in_words():
     given = given_to_attacker({"threat": "labels known, batch norm none, something new"})
-    assert given == ["the true labels", "no statistics of batch normalisation", "something new"]
+    assert given == ["the true labels", "something new"]
+    withheld = withheld_from_attacker({"threat": "labels inferred, batch norm none"})
+    assert withheld[0].startswith("the labels (") and withheld[1:] == [
+        "statistics of batch normalisation"
+    ]
 
 
 def test_planned_rounds_are_found_at_the_top_or_in_a_group():

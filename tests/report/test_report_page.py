@@ -114,7 +114,7 @@ def test_the_whole_page(run_folder):
         "no reply",
         "On top: how good the trained model is. Below: how near the attack comes",
         "By client, most at risk first",
-        "the share of labels that the attack told rightly.",
+        "the share of labels that the attack got right.",
         "LeNet",
         "model.width= 1",
         "10 of 10 shown",
