@@ -8,7 +8,7 @@ from torch import Tensor
 from flwr_leakage.attacks.base import ProgressCallback
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.job import AttackJob
-from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.records import Batch, InputSpec, Reconstruction
 
 
@@ -35,20 +35,20 @@ class Finish:
         """
         if len(job.observations) != 1:
             raise ValueError(f"job must have one observation, got {len(job.observations)}.")
-        candidate = in_granted_order(candidate, job)
+        problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
+        candidate = in_granted_order(candidate, problem.known_targets)
         start, labels = _Start(candidate.inputs), _Labels(candidate.targets)
         (result,) = replace(self.attack, initialisation=start, labels=labels)(job, progress)
         return result
 
 
-def in_granted_order(candidate: Batch, job: AttackJob) -> Batch:
+def in_granted_order(candidate: Batch, granted: Tensor | None) -> Batch:
     """The candidate's samples in the order of the granted labels, where these are classes.
 
     Exact attacks sort their samples by label; the next attack pairs the granted labels with them.
     """
-    granted = job.observations[0].disclosed.targets
     classes = candidate.targets
-    if job.threat.labels != "known" or granted is None or granted.shape != classes.shape:
+    if granted is None or granted.shape != classes.shape:
         return candidate
     if granted.ndim != 1 or granted.is_floating_point() or classes.is_floating_point():
         return candidate

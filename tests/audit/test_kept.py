@@ -65,7 +65,7 @@ def test_the_oldest_rounds_are_dropped_with_a_word(tmp_path):
     assert store.rounds() == [3, 4]
 
 
-def test_a_round_that_was_never_finished_is_not_there(tmp_path):
+def test_a_round_that_was_never_finished_is_not_there(tmp_path, unchecked):
     store = KeptObservations(tmp_path)
     with pytest.raises(AttributeError):  # killed at the second client
         store.keep(1, [kept(), None])
