@@ -127,6 +127,8 @@ class _Target:
     energy: float = math.inf
     seconds: float = 0.0
     is_solved: bool = False
+    is_explained: bool = False
+    fits_noise: bool = False
     stopped: bool = False
     parts: list[Part] = field(default_factory=list)
 
@@ -158,7 +160,7 @@ class _Target:
             result: its answer.
             seconds: that it took.
             fits_noise: whether it has no prior, so that it may explain the update by fitting its
-                noise: attacks with one are then tried still.
+                noise: attacks with one are then tried still, and preferred if they explain it too.
         """
         assert self.evidence is not None
         self.seconds += seconds
@@ -177,7 +179,10 @@ class _Target:
         reason = "proven" if proven else str(result.stats.get("stage", ""))
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
         is_best = self.best.batch is None or judged.energy < self.energy
+        if judged.is_explained and self.is_explained and fits_noise != self.fits_noise:
+            is_best = self.fits_noise  # two that noise explains: the one that had a prior
         if is_best:
+            self.is_explained, self.fits_noise = judged.is_explained, fits_noise
             self.energy = judged.energy
             self.best = _judged(result, name, judged)
         self.is_solved |= solved

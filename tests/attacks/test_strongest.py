@@ -27,8 +27,10 @@ from flwr_leakage.attacks import (
     Strongest,
     pose,
 )
+from flwr_leakage.attacks.evidence import Judgement
 from flwr_leakage.attacks.finish import in_granted_order
 from flwr_leakage.attacks.parallel import Parallel
+from flwr_leakage.attacks.strongest import _Target
 from flwr_leakage.defenses import GaussianNoise
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import Reproducible
@@ -278,3 +280,14 @@ def test_a_finish_pairs_granted_labels_with_their_samples(granted, order):
     found = in_granted_order(candidate, granted)
     assert found.inputs.flatten().tolist() == list(order)
     assert found.targets.tolist() == candidate.targets[list(order)].tolist()
+
+
+def test_of_two_that_noise_explains_the_one_with_a_prior_is_kept(job, monkeypatch):
+    target = _Target.of(job, job.observations[0], 1e-7)
+    candidate = Reconstruction(Batch(torch.zeros(1, *job.spec.shape), torch.tensor([0])), 0.0)
+    answers = iter([Judgement(1.0, 0.1, 1.0, False, True), Judgement(2.0, 0.1, 1.0, False, True)])
+    monkeypatch.setattr(Evidence, "judge", lambda self, batch: next(answers))
+    assert target.take("first + finish", candidate, 0.0, fits_noise=True)
+    assert not target.is_solved
+    assert target.take("second", candidate, 0.0)
+    assert target.is_solved and target.winner == "second"
