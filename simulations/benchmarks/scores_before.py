@@ -1,7 +1,7 @@
 """The default scores of this checkout beside those of another commit, call by call in turns.
 
-    git worktree add /tmp/before 11d539b
-    python -m simulations.benchmarks.scores_before --before /tmp/before --cifar cifar10_test.npz
+    git worktree add CHECKOUT 11d539b
+    python -m simulations.benchmarks.scores_before --before CHECKOUT --cifar cifar10_test.npz
 
 Eight samples of one LeNet client. Each code runs in a process of its own. A machine's load changes
 within seconds, so that only ratios of neighbouring calls mean something.
