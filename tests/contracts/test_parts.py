@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from flwr_leakage.defenses.base import Defense
@@ -175,6 +176,14 @@ OPTIONS = {
     if path.stem not in ("all", "default")
 }
 """The classes in each option of a group, but for those that gather others."""
+
+
+def test_all_scores_are_in_the_option_all(tmp_path):
+    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
+        gathered = compose("config", ["score=all", f"run_dir={tmp_path}"]).score
+    chosen = {class_of(target) for target in targets_in(OmegaConf.to_container(gathered))}
+    missing = {p.values[1] for p in PARTS if p.id.startswith("score ")} - chosen
+    assert not missing, "conf/score/all.yaml must name them in its defaults"
 
 
 @pytest.mark.parametrize(("group", "option"), [key for key in OPTIONS if key[1] != "none"])
