@@ -11,12 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flwr_leakage.papers.experiment import Experiment
 from flwr_leakage.papers.findings import Claim, Findings, Judgement, Row, overall
 from flwr_leakage.papers.parts import write_atomically
 
 PRIVATE = ("lab.",)
 """Overrides that name folders of a machine; their values are not written down."""
+
+_PLACES = ("lab.cache", "lab.results", "run_dir")
+"""Overrides that say where things are kept, which changes no number."""
 
 _OF_CLAIMS = [judgement for judgement in Judgement if judgement is not Judgement.HOLDS_IN_PART]
 
@@ -72,7 +77,7 @@ def write_page(
             about,
             f"Attacker: {findings.attacker}",
             f"    {command}",
-            f"Size `{size}`, {_duration(seconds)} of CPU time.",
+            f"Size `{size}`, {_duration(seconds)} of CPU time. Written with {_computed_with()}.",
             "## The paper's claims",
             f"Judgement: **{_overall(kept['claims'])}** ({_counted(kept['claims'])}).",
             claim_table(findings.claims),
@@ -157,9 +162,10 @@ def _write_text(content: str, path: Path) -> None:
 
 def _spelled(name: str, size: str, overrides: Sequence[str]) -> list[str]:
     """The overrides that name the experiment again, without folders."""
-    rest = [o for o in overrides if o.lstrip("+").split("=")[0] not in ("experiment", "size")]
+    told = ("experiment", "size", *_PLACES)
+    rest = [o for o in overrides if o.lstrip("+").split("=")[0] not in told]
     hidden = [f"{o.split('=')[0]}=…" if o.lstrip("+").startswith(PRIVATE) else o for o in rest]
-    return [f"+experiment={name}", f"size={size}", *[h for h in hidden if "run_dir" not in h]]
+    return [f"+experiment={name}", f"size={size}", *hidden]
 
 
 def claim_table(claims: Sequence[Claim]) -> str:
@@ -208,6 +214,11 @@ def _csv(rows: Sequence[Row]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def _computed_with() -> str:
+    """What rounding depends on: the version of torch, and which instructions its kernels use."""
+    return f"torch {torch.__version__} (CPU: {torch.backends.cpu.get_cpu_capability()})"
 
 
 def _duration(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """Run one experiment of a paper and write its page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ def perform(
     lpips: Lpips | None = None,
 ) -> Path:
     """Run an experiment; its page is ``RESULTS/NAME/NAME.md`` (other sizes than cpu: NAME-SIZE).
+
+    On a CPU it computes on one thread: with several, sums are taken in another order, and a
+    network that is trained on them is another network.
 
     Args:
         experiment: as built.
@@ -58,7 +62,8 @@ def perform(
         device=place,
         part=parts,
     )
-    findings = experiment.run(lab)
+    with _one_thread() if place.type == "cpu" else nullcontext():
+        findings = experiment.run(lab)
     spent = {key: entry.seconds for key, entry in parts.spent.items()}
     folder = Path(results) / (name if size == "cpu" else f"{name}-{size}")
     page = write_page(folder, name, size, experiment, settings, findings, spent, overrides)
@@ -66,6 +71,16 @@ def perform(
         write_index(Path(results))
     print(page)
     return page
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _device(name: str) -> torch.device:

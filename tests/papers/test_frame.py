@@ -182,10 +182,11 @@ def test_a_page_says_what_its_command_prints(tmp_path):
         "cache": str(tmp_path / "cache"),
     }
     overrides = ["experiment=doubling", "size=cpu", "lab.data_root=/secret", "+paper.factor=2"]
+    overrides += ["lab.cache=/elsewhere", "lab.results=/elsewhere", "run_dir=/elsewhere"]
     page = perform(Doubling(2), "doubling", "cpu", overrides=overrides, **given)
     text = page.read_text()
     assert text.startswith("# A title\n\nWords.\n")
-    assert "+experiment=doubling size=cpu lab.data_root=… +paper.factor=2" in text
+    assert "+experiment=doubling size=cpu lab.data_root=… +paper.factor=2\n" in text
     assert "secret" not in text and "| **holds** |" in text and "1.9 … 2.1" in text
     assert "(line.png)" in text and (page.parent / "line.png").stat().st_size > 1000
     table = list(csv.DictReader((page.parent / "table.csv").open()))
@@ -198,3 +199,22 @@ def test_a_page_says_what_its_command_prints(tmp_path):
     assert re.search(r"\(doubling/doubling.md\) \| A title \| cpu " + counts, index)
     perform(Doubling(2), "doubling", "smoke", overrides=overrides, **given)
     assert (tmp_path / "results/doubling-smoke/doubling.md").is_file()
+
+
+class CountingThreads:
+    """A title."""
+
+    def run(self, lab: Lab) -> Findings:
+        return Findings([{"threads": torch.get_num_threads()}], (), {}, "nothing.")
+
+
+def test_an_experiment_computes_on_one_thread_whatever_the_process_has(tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        folders = {"results": str(tmp_path), "cache": str(tmp_path)}
+        page = perform(CountingThreads(), "threads", "cpu", {}, [], "cpu", **folders)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert json.loads((page.parent / "findings.json").read_text())["rows"] == [{"threads": 1}]
