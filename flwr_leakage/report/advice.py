@@ -19,6 +19,7 @@ from flwr_leakage.report.attempts import (
 from flwr_leakage.report.engineers import what_to_ask
 from flwr_leakage.report.identification import beyond_chance
 from flwr_leakage.report.index import Index
+from flwr_leakage.report.price import what_it_costs
 from flwr_leakage.report.remedies import Remedy
 from flwr_leakage.report.replays import replays
 from flwr_leakage.report.steps import (
@@ -26,7 +27,6 @@ from flwr_leakage.report.steps import (
     named,
     verb,
     what_helps,
-    what_it_costs,
     what_to_mend,
     what_was_not_tested,
     who_is_at_risk,
@@ -83,8 +83,8 @@ def advise(index: Index, metadata: Mapping[str, Any], asked: Sequence[Remedy]) -
         *who_is_at_risk(found, at_risk, index),
         *what_to_mend(unsure),
         *what_helps(asked, at_risk, metadata),
-        *what_to_ask(index, found, fate, asked, metadata),
         *what_it_costs(index, asked, metadata, bool(at_risk)),
+        *what_to_ask(index, found, fate, asked, metadata),
         what_was_not_tested(fate, found),
     ]
     return Advice(answer, tuple(steps))

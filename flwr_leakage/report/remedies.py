@@ -25,7 +25,6 @@ from flwr_leakage.report.index import (
     median,
     share,
     values,
-    who,
 )
 from flwr_leakage.report.words import RANKED, graded
 
@@ -113,7 +112,7 @@ def remedies_table(asked: Sequence[Remedy]) -> Table:
     by_client = grouped_by_client(a for remedy in asked for a in remedy.before)
     rows = []
     for client in most_at_risk_first(by_client):
-        name = who(client) if client >= 0 else "aggregate"
+        name = str(client) if client >= 0 else "aggregate"
         for number, remedy in enumerate(asked):
             before = [a for a in remedy.before if a.key[1] == client]
             under = [a for a in remedy.under if a.key[1] == client]

@@ -38,11 +38,13 @@ class Verdict:
             ``quiet`` where attacks found nothing, ``unknown`` where nothing can be said.
         details: what the reader must know besides: who is most at risk, whether originals are
             identified, who was not attacked and why, what failed.
+        who: that of the details which names whom most is seen of, or empty.
     """
 
     sentence: str
     level: Literal["leak", "partly", "quiet", "unknown"]
     details: tuple[str, ...]
+    who: str = ""
 
 
 def judge(
@@ -76,9 +78,9 @@ def judge(
     told = (rest, risky, identified, labels_told(index, metadata or {}), *besides)
     details = tuple(text for text in told if text)
     if grades["exact"] + grades["recognisable"]:
-        return Verdict(f"Private images leak. {summary}", "leak", details)
+        return Verdict(f"Private images leak. {summary}", "leak", details, risky)
     if grades["partly"]:
-        return Verdict(f"Parts of private images leak. {summary}", "partly", details)
+        return Verdict(f"Parts of private images leak. {summary}", "partly", details, risky)
     caution = "That this attack failed does not show that every attack would."
     return Verdict(f"This attack found nothing. {summary}", "quiet", (caution, *details))
 

@@ -64,7 +64,7 @@ def test_facts_name_what_was_run():
     assert found == {
         "dataset": ("mnist", ""),
         "defense": ("pruning", "prune ratio 0.9"),
-        "attack": ("Inversion", "objective Cosine, tv yes"),
+        "attack": ("Inversion", "objective Cosine, tv"),
         "seed": ("3", ""),
     }
 
@@ -118,6 +118,11 @@ def test_flatten_names_every_leaf_as_an_override():
     assert flatten(config) == [
         ("a.b.0", "1"), ("a.b.1.c", "null"), ("a.d", "{}"), ("e", "true"), ("f", "1e-05"),
     ]  # fmt: skip
+
+
+def test_a_setting_that_is_off_is_told_in_words():
+    node = {"_target_": "x.Pruning", "ratio": 0.9, "per_layer": False}
+    assert describe(node) == ("Pruning", "ratio 0.9, not per layer")
 
 
 def test_describe_of_nothing():

@@ -130,6 +130,8 @@ def test_a_page_is_silent_asks_for_nothing_and_fits(page, pages, name):
     for width in (320, 390):
         page.resize(width)
         assert page.cut_off() == []
+        assert page.evaluate(wide) == width
+        assert page.evaluate(f"{scrolled}.map((e) => e.textContent.slice(0, 80))") == []
 
 
 def test_the_filters_filter(page, pages):

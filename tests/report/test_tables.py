@@ -37,8 +37,8 @@ def test_a_what_if_is_measured_on_the_same_attempts():
     )
     assert [attempt.key for attempt in remedy.before] == [(1, 0, 0)]
     assert remedies_table([remedy]).rows == (
-        ("client 0", "as it was sent", "1", "1 exact", "60.0", "60.0", "–"),
-        ("client 0", "under pruning", "1", "1 nothing", "11.0", "11.0", "–"),
+        ("0", "as it was sent", "1", "1 exact", "60.0", "60.0", "–"),
+        ("0", "under pruning", "1", "1 nothing", "11.0", "11.0", "–"),
     )
     assert remedies(Index(records[:2]), {}) == []
 
