@@ -85,9 +85,24 @@ def advise(index: Index, metadata: Mapping[str, Any], asked: Sequence[Remedy]) -
         *what_helps(asked, at_risk, metadata),
         *what_it_costs(index, asked, metadata, bool(at_risk)),
         *what_to_ask(index, found, fate, asked, metadata),
+        *_stronger(metadata, bool(at_risk)),
         what_was_not_tested(fate, found),
     ]
     return Advice(answer, tuple(steps))
+
+
+def _stronger(metadata: Mapping[str, Any], is_at_risk: bool) -> list[Step]:
+    """Where a single attack found nothing, the ones that were not tried."""
+    name = metadata.get("attack")
+    if is_at_risk or not isinstance(name, str) or name == "strongest":
+        return []
+    return [
+        Step(
+            "Do",
+            f"Only the attack “{name}” was tried. Run it again with attack=strongest: it tries "
+            f"every attack that applies, and keeps the best result.",
+        )
+    ]
 
 
 def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:

@@ -63,9 +63,10 @@ def grades_table(found: Iterable[Attempt]) -> Table:
     grades = tally(found)
     rows = []
     for grade, meaning in _MEANING.items():
-        # Exact results were counted among the recognisable ones.
-        by_eye = known["recognisable" if grade == "exact" else grade].by_eye
-        rows.append((grade, str(grades[grade]), meaning, f"{_of_hundred(by_eye)} of 100"))
+        rate = "counted with “recognisable”"
+        if grade in known:
+            rate = f"{_of_hundred(known[grade].by_eye)} of 100"
+        rows.append((grade, str(grades[grade]), meaning, rate))
     columns = ("grade", "attempts here", "when it is given", "found in the test")
     return Table(columns, tuple(rows), (READING,))
 

@@ -21,26 +21,25 @@ def what_it_costs(
 ) -> list[Step]:
     """The accuracy and the change of an update that are known, and how to measure the price."""
     accuracy = by_round(index.series("utility", "test_accuracy"))
-    last = median(accuracy[max(accuracy)]) if accuracy else None
-    reached = f"This run ended at {100 * last:.1f} % test accuracy" if last is not None else ""
     own = defense_of(metadata)
+    known = ""
+    if accuracy:
+        last = max(accuracy)
+        reached = f"{100 * (median(accuracy[last]) or 0.0):.1f} % after round {last}"
+        known = f"Test accuracy was {reached} {f'under {own}' if own else 'without a defense'}. "
     words = _words(metadata.get("command"))
     if any(word.startswith("defense=") and "," in word for word in words):
-        under = f" under {own}" if own else " without a defense"
-        text = f"{reached}{under}. " if reached else ""
-        text += (
-            "It is one of a sweep over defenses: comparison.html, in the folder of the sweep, sets "
-            "their accuracy and leakage side by side."
+        text = (
+            f"{known}This run is one of a sweep over defenses: comparison.html, in the folder of "
+            f"the sweep, sets their accuracy and leakage side by side."
         )
         return [Step("At what price", text)]
-    if own:
-        known = f"{reached} under {own}. " if reached else ""
-        text = f"{known}What {own} costs takes the same training without it."
-    elif is_at_risk:
-        known = f"{reached} without a defense. " if reached else ""
-        text = f"{known}{_unknown(index, asked)}"
-    else:
+    if not own and not is_at_risk:
         return []
+    text = known
+    text += (
+        f"What {own} costs takes the same training without it." if own else _unknown(index, asked)
+    )
     commands = _commands(words, metadata, asked, bool(own))
     if commands:
         text += f" These commands measure it, as mean and spread over the seeds {SEEDS}:"

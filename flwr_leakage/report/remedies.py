@@ -26,7 +26,7 @@ from flwr_leakage.report.index import (
     share,
     values,
 )
-from flwr_leakage.report.words import RANKED, graded
+from flwr_leakage.report.words import graded
 
 BLAND = (
     "A defense can raise the PSNR of images that are not recovered at all: about the blind guess "
@@ -122,7 +122,7 @@ def remedies_table(asked: Sequence[Remedy]) -> Table:
                 rows.append((name, f"under {remedy.name}", *_cells(under)))
     columns = ("client", "its updates", "attempts", "grades of attempts", "median PSNR, dB",
                "highest PSNR, dB", "attempts that identify")  # fmt: skip
-    return Table(columns, tuple(rows), (RANKED, BLAND), MAX_ROWS)
+    return Table(columns, tuple(rows), (BLAND,), MAX_ROWS)
 
 
 def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:

@@ -43,9 +43,9 @@ def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
     return {attempt.key[1] for attempt in found if attempt.grade in grades}
 
 
-def named(clients: set[int]) -> str:
-    """Clients by their numbers, or the aggregate."""
-    return several(sorted(clients)) if min(clients) >= 0 else "the aggregate"
+def named(clients: set[int], limit: int = 8) -> str:
+    """Clients by their numbers, or how many; or the aggregate."""
+    return several(sorted(clients), limit=limit) if min(clients) >= 0 else "the aggregate"
 
 
 def verb(clients: set[int], one: str, many: str) -> str:
@@ -81,8 +81,8 @@ def by_round_told(found: Sequence[Attempt]) -> list[Step]:
         here = [a for a in found if a.key[0] == server_round]
         leaking = with_grade(here, LEAKED)
         parts = with_grade(here, ("partly",)) - leaking
-        told = [f"images of {named(leaking)}"] if leaking else []
-        told += [f"parts of images of {named(parts)}"] if parts else []
+        told = [f"images of {named(leaking, MAX_CLIENTS)}"] if leaking else []
+        told += [f"parts of images of {named(parts, MAX_CLIENTS)}"] if parts else []
         rounds_of.setdefault(" and ".join(told) or "nothing", []).append(server_round)
     if len(rounds) < 2:
         return []

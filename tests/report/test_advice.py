@@ -70,7 +70,7 @@ def test_a_leak_names_who_when_what_helps_and_its_price():
     assert "Noise does not hide it: client 0 still leaks. Of 1 attempt, 1 can be seen" in helps
     assert "Clip hides it in part only" in helps and "one made for it may reach more" in helps
     price = steps["At what price"]
-    assert "ended at 93.0 % test accuracy without a defense" in price
+    assert "Test accuracy was 93.0 % after round 2 without a defense." in price
     assert "What it reaches under pruning and noise and clip is not known" in price
     assert "flwr-leakage compare RUN RUN sets their accuracy and leakage" in price
     assert steps["Seen, by round"] == (
@@ -162,6 +162,15 @@ def test_every_other_situation_has_its_words(records, words):
     assert steps
 
 
+def test_a_single_attack_that_found_nothing_is_not_the_last_word():
+    _, steps = advice(*image(11.0), attack="dlg")
+    assert steps["Do"].startswith(
+        "Only the attack “dlg” was tried. Run it again with attack=strong"
+    )
+    assert "Do" not in advice(*image(11.0), attack="strongest")[1]
+    assert "Do" not in advice(*image(20.0), attack="dlg")[1]
+
+
 def test_what_was_found_stands_though_the_replay_failed():
     failed = record("check", "replay_residual", 0.5, (1, 0, -1), "does not explain")
     answer, steps = advice(*image(60.0), failed)
@@ -180,7 +189,9 @@ def test_the_grades_stand_beside_the_error_rates_of_the_docs():
         told = " | ".join(f"{100 * share:.0f} %" for share in shares)
         assert f"| {each.grade} | {each.count} | {told} |" in text
     assert f"({TOTAL} results" in text
-    assert [row[3] for row in table.rows] == ["88 of 100", "88 of 100", "20 of 100", "4 of 100"]
+    assert [row[3] for row in table.rows] == [
+        "counted with “recognisable”", "88 of 100", "20 of 100", "4 of 100",
+    ]  # fmt: skip
     told = (
         "found 88 of 100 graded “recognisable” or better, 20 of 100 graded “partly”, and 4 of 100"
     )

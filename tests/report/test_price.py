@@ -37,7 +37,7 @@ def test_a_defense_that_was_tried_has_its_change_and_commands_for_its_price(tmp_
         "choices": {"defense": "none", "defense@what_if.half": "pruning"},
     }
     [step] = price(ACCURACY, CHANGE, PSNR, config=config, command=command)
-    assert step.text.startswith("This run ended at 90.0 % test accuracy without a defense. What it")
+    assert step.text.startswith("Test accuracy was 90.0 % after round 2 without a defense. What it")
     assert "Half would have changed an update by 50 % of its size (median)" in step.text
     bare, half, both = step.commands
     assert both == "flwr-leakage compare price -o price.html"
@@ -52,7 +52,7 @@ def test_a_defense_that_was_tried_has_its_change_and_commands_for_its_price(tmp_
 def test_a_defended_run_asks_for_one_without(tmp_path):
     config = {"defense": PRUNING, "choices": {"defense": "pruning"}}
     [step] = price(ACCURACY, is_at_risk=False, defense="pruning", config=config)
-    assert "90.0 % test accuracy under pruning. What pruning costs takes the same" in step.text
+    assert "90.0 % after round 2 under pruning. What pruning costs takes the same" in step.text
     assert composed(step.commands[1], tmp_path)["defense"]["prune_ratio"] == 0.5
 
 
