@@ -52,10 +52,10 @@ def frontier(comparison: Comparison, leakage: str = "psnr_best", narrow: bool = 
         axes.set_ylabel("test accuracy after the last round, %")
         axes.set_ylim(0, 100)
         axes.grid(alpha=0.3)
-        place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
         if narrow:
-            place = {"loc": "upper left", "bbox_to_anchor": (-0.1, -0.15)}
-        axes.legend(fontsize="small", **place)
+            axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(-0.1, -0.15))
+        else:
+            axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
 
 

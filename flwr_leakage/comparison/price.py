@@ -1,6 +1,7 @@
 """What each defense changed and what it cost, in sentences."""
 
 from flwr_leakage.comparison.compare import Comparison, Group, format_spread
+from flwr_leakage.report.index import count
 
 KEY = "defense"
 
@@ -34,12 +35,19 @@ def _price(group: Group, bare: Group) -> list[str]:
     price = f"a price of {points:.1f} points"
     if points < 0.05:
         price = "no price" if points > -0.05 else f"{-points:.1f} points more"
+    leaked, accurate = (
+        tuple(_spread(each, measure, style) for each in (group, bare))
+        for measure, style in (("leaked", ".0%"), ("test_accuracy", ".1%"))
+    )
     return [
-        f"With {group.name} {_spread(group, 'leaked', '.0%')} of the attempts are recognised, "
-        f"without a defense {_spread(bare, 'leaked', '.0%')}. Test accuracy is "
-        f"{_spread(group, 'test_accuracy', '.1%')} instead of "
-        f"{_spread(bare, 'test_accuracy', '.1%')}: {price}."
+        f"With {group.name} ({_runs(group)}) {leaked[0]} of the attempts are recognised, without "
+        f"a defense ({_runs(bare)}) {leaked[1]}. Test accuracy is {accurate[0]} instead of "
+        f"{accurate[1]}: {price}."
     ]
+
+
+def _runs(group: Group) -> str:
+    return count(len(group.runs), "run")
 
 
 def _spread(group: Group, measure: str, style: str) -> str:

@@ -134,8 +134,8 @@ def test_the_price_of_a_defense_is_told_beside_the_same_runs_without_one(tmp_pat
             number += 1
     found = compare([tmp_path])
     assert prices(found) == [
-        "With defense=pruning, model=lenet 0% of the attempts are recognised, without a defense "
-        "50%. Test accuracy is 70.0% instead of 90.0%: a price of 20.0 points."
+        "With defense=pruning, model=lenet (1 run) 0% of the attempts are recognised, without a "
+        "defense (1 run) 50%. Test accuracy is 70.0% instead of 90.0%: a price of 20.0 points."
     ]
     assert prices(found)[0] in write_comparison(found, tmp_path / "page.html").read_text()
 
