@@ -7,7 +7,7 @@ from flwr_leakage.comparison.compare import Comparison, Group
 from flwr_leakage.comparison.outcome import MEASURES
 
 
-def frontier(comparison: Comparison, leakage: str = "psnr_best") -> Figure:
+def frontier(comparison: Comparison, leakage: str = "psnr_best", narrow: bool = False) -> Figure:
     """Test accuracy over leakage, a point a group with its deviation over seeds.
 
     Groups that no other group beats in both are joined: the frontier.
@@ -15,6 +15,7 @@ def frontier(comparison: Comparison, leakage: str = "psnr_best") -> Figure:
     Args:
         comparison: of at least one group with both numbers.
         leakage: a measure of ``MEASURES`` of which more leaks more.
+        narrow: for a phone: half as wide, with the legend below.
 
     Raises:
         ValueError: ``leakage`` is no such measure, or no group has both numbers.
@@ -31,7 +32,8 @@ def frontier(comparison: Comparison, leakage: str = "psnr_best") -> Figure:
     if not points:
         raise ValueError(f"no group has both {leakage} and test_accuracy; nothing can be drawn.")
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "frontier"}):
-        figure = Figure(figsize=(8.0, 4.2), layout="constrained")
+        size = (4.0, 4.2 + 0.25 * len(points)) if narrow else (8.0, 4.2)
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
         best = sorted(_undominated(points), key=lambda point: point[:2])
         axes.plot([p[0] for p in best], [100 * p[1] for p in best], color="0.6", zorder=1)
@@ -50,7 +52,10 @@ def frontier(comparison: Comparison, leakage: str = "psnr_best") -> Figure:
         axes.set_ylabel("test accuracy after the last round, %")
         axes.set_ylim(0, 100)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))
+        if narrow:
+            axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(-0.1, -0.15))
+        else:
+            axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
 
 

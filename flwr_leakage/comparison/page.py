@@ -11,6 +11,9 @@ from matplotlib.figure import Figure
 from flwr_leakage.comparison.compare import Comparison
 from flwr_leakage.comparison.frontier import frontier
 from flwr_leakage.comparison.outcome import MEASURES
+from flwr_leakage.comparison.price import prices
+from flwr_leakage.report.home import homeless
+from flwr_leakage.report.index import Table
 from flwr_leakage.tracking.jsonl import write_private
 
 
@@ -36,21 +39,24 @@ def write_comparison(comparison: Comparison, path: str | Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["homeless"] = homeless
     headings, rows = comparison.cells()
     shown = [measure for measure in MEASURES if measure.name in comparison.measures]
     try:
-        picture, missing = _png(frontier(comparison)), ""
+        picture, narrow = (_png(frontier(comparison, narrow=n)) for n in (False, True))
+        missing = ""
     except ValueError as error:
-        picture, missing = "", str(error)
+        picture, narrow, missing = "", "", str(error)
     html = environment.get_template("comparison.html").render(
         num_runs=len(comparison.runs),
         groups=comparison.groups,
         settings=comparison.settings,
-        headings=headings,
-        rows=rows,
+        table=Table(tuple(headings), tuple(tuple(map(homeless, row)) for row in rows)),
         measures=shown,
+        prices=prices(comparison),
         problems=comparison.problems,
         picture=picture,
+        narrow=narrow,
         missing=missing,
         link=lambda run: _link(run.folder, path),
     )

@@ -19,6 +19,7 @@ from flwr_leakage.report.attempts import (
 from flwr_leakage.report.engineers import what_to_ask
 from flwr_leakage.report.identification import beyond_chance
 from flwr_leakage.report.index import Index
+from flwr_leakage.report.price import what_it_costs
 from flwr_leakage.report.remedies import Remedy
 from flwr_leakage.report.replays import replays
 from flwr_leakage.report.steps import (
@@ -26,7 +27,6 @@ from flwr_leakage.report.steps import (
     named,
     verb,
     what_helps,
-    what_it_costs,
     what_to_mend,
     what_was_not_tested,
     who_is_at_risk,
@@ -83,11 +83,26 @@ def advise(index: Index, metadata: Mapping[str, Any], asked: Sequence[Remedy]) -
         *who_is_at_risk(found, at_risk, index),
         *what_to_mend(unsure),
         *what_helps(asked, at_risk, metadata),
-        *what_to_ask(index, found, fate, asked, metadata),
         *what_it_costs(index, asked, metadata, bool(at_risk)),
+        *what_to_ask(index, found, fate, asked, metadata),
+        *_stronger(metadata, bool(at_risk)),
         what_was_not_tested(fate, found),
     ]
     return Advice(answer, tuple(steps))
+
+
+def _stronger(metadata: Mapping[str, Any], is_at_risk: bool) -> list[Step]:
+    """Where a single attack found nothing, the ones that were not tried."""
+    name = metadata.get("attack")
+    if is_at_risk or not isinstance(name, str) or name == "strongest":
+        return []
+    return [
+        Step(
+            "Do",
+            f"Only the attack “{name}” was tried. Run it again with attack=strongest: it tries "
+            f"every attack that applies, and keeps the best result.",
+        )
+    ]
 
 
 def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:

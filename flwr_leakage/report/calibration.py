@@ -54,67 +54,62 @@ _MEANING: dict[Grade, str] = {
     "partly": "1.5 dB nearer, or SSIM 0.15 above",
     "nothing": "the rest, and all that is 3 dB farther: nothing seen, not nothing there",
 }
+_RECOGNISABLE, _PARTLY, _NOTHING = CALIBRATION
 
 
-def grades_table(found: Iterable[Attempt], with_lpips: bool = True) -> Table:
-    """Each grade with its rule, its number of attempts, and how sure it is.
-
-    Args:
-        found: every attempt.
-        with_lpips: whether this run measured LPIPS, as the test of the grades did.
-    """
+def grades_table(found: Iterable[Attempt]) -> Table:
+    """Each grade with its rule, its number of attempts, and how often an original was found."""
     known = {each.grade: each for each in CALIBRATION}
     grades = tally(found)
-    told = [_said(known[grade]) for grade in _MEANING if grade in known and grades[grade]]
     rows = []
     for grade, meaning in _MEANING.items():
-        row = [grade, str(grades[grade]), meaning]
+        rate = "counted with “recognisable”"
         if grade in known:
-            each = known[grade]
-            row += [_share(each.by_eye), _share(each.by_error), _share(each.by_structure)]
-            row += [f"{each.count}" + ", exact ones included" * (grade == "recognisable")]
-        else:
-            row += ["–", "–", "–", "counted under “recognisable”"]
-        rows.append(tuple(row))
-    columns = (
-        "grade", "attempts here", "when it is given",
-        "original found: likeness to the eye (LPIPS"
-        + "; not measured in this run" * (not with_lpips) + ")",
-        "by pixels (squared error)",
-        "by structure (SSIM)", "results tested",
-    )  # fmt: skip
-    return Table(columns, tuple(rows), (*told, READING))
+            rate = f"{_of_hundred(known[grade].by_eye)} of 100"
+        rows.append((grade, str(grades[grade]), meaning, rate))
+    columns = ("grade", "attempts here", "when it is given", "found in the test")
+    return Table(columns, tuple(rows), (READING,))
 
 
-def _said(each: Calibrated) -> str:
-    """The row of one grade as a sentence."""
-    better = " or better" * (each.grade == "recognisable")
-    return (
-        f"Of {each.count} results graded “{each.grade}”{better} in that test, the original was "
-        f"found by likeness to the eye in {_share(each.by_eye)}, by pixels in "
-        f"{_share(each.by_error)}, by structure in {_share(each.by_structure)}, and by none of the "
-        f"three in {_share(each.by_none)}."
+def measures_table() -> Table:
+    """How often each measure by itself found the original in the test."""
+    rows = tuple(
+        (
+            each.grade + " or exact" * (each.grade == "recognisable"),
+            str(each.count),
+            *map(_share, (each.by_eye, each.by_error, each.by_structure, each.by_none)),
+        )
+        for each in CALIBRATION
     )
+    columns = ("grade", "results tested", "found by likeness to the eye (LPIPS)",
+               "by pixels (squared error)", "by structure (SSIM)", "by none of them")  # fmt: skip
+    return Table(columns, rows, (MEASURES,))
+
+
+def _of_hundred(value: float) -> str:
+    return f"{100 * value:.0f}"
 
 
 def _share(value: float) -> str:
-    return f"{100 * value:.0f} %"
+    return f"{_of_hundred(value)} %"
 
 
-_NOTHING = CALIBRATION[-1]
-
-WARNING = (
-    f"“Nothing” means nothing seen, not nothing there: in a test, a comparison of structure found "
-    f"the original of {_share(_NOTHING.by_structure)} of {_NOTHING.count} results so graded among "
-    f"{CANDIDATES} images."
+SURENESS = (
+    f"How sure are the grades? A test looked for the original of each result among {CANDIDATES} "
+    f"images, by likeness to the eye. It found {_of_hundred(_RECOGNISABLE.by_eye)} of 100 graded "
+    f"“recognisable” or better, {_of_hundred(_PARTLY.by_eye)} of 100 graded “partly”, and "
+    f"{_of_hundred(_NOTHING.by_eye)} of 100 graded “nothing”. A machine that compares structure "
+    f"found {_of_hundred(_NOTHING.by_structure)} of 100 graded “nothing”: that grade means nothing "
+    f"seen, not nothing there."
 )
-"""What the lowest grade does not mean."""
+"""How often each grade is borne out, in words, for the head of the page."""
 
 READING = (
-    f"How sure is a grade? In a test apart from this run, {TOTAL} spoilt images of CIFAR-10 and "
-    f"MNIST and results of short attacks were graded by these rules. Then three measures each "
-    f"looked for the original among it and {CANDIDATES - 1} other images; guessing finds it in "
-    f"1 %. Several of them may find the same original, so the shares of a row do not add up. "
-    f"On other kinds of images the shares may differ. Source: "
-    f"simulations.benchmarks.grade_thresholds, images 100 to 109 of each set."
+    f"The test was apart from this run: {TOTAL} spoilt images of CIFAR-10 and MNIST, and results "
+    f"of short attacks, were graded by these rules. Then the measure that comes nearest to what "
+    f"people see (LPIPS) looked for the original among it and {CANDIDATES - 1} other images; "
+    f"guessing finds it once in {CANDIDATES}. On other kinds of images the rates may differ. "
+    f"Source: simulations.benchmarks.grade_thresholds, images 100 to 109 of each set."
 )
+
+MEASURES = "Several measures may find the same original, so the shares of a row do not add up."

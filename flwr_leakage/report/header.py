@@ -91,7 +91,7 @@ def describe(node: Any) -> tuple[str, str]:
         return "", ""
     name = str(node.get("name") or _target(node))
     settings = [
-        f"{str(key).replace('_', ' ').strip()} {_plain(value)}"
+        _setting(str(key).replace("_", " ").strip(), value)
         for key, value in node.items()
         if key not in ("_target_", "name")
         and not str(key).startswith("_")
@@ -100,10 +100,10 @@ def describe(node: Any) -> tuple[str, str]:
     return name, ", ".join(settings[:8])
 
 
-def _plain(value: Any) -> str:
+def _setting(words: str, value: Any) -> str:
     if isinstance(value, bool):
-        return "yes" if value else "no"
-    return _target(value) or str(value)
+        return words if value else f"not {words}"
+    return f"{words} {_target(value) or value}"
 
 
 def _target(node: Any) -> str:

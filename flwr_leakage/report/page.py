@@ -13,12 +13,13 @@ from flwr_leakage.report import score_tables, tables
 from flwr_leakage.report.advice import advise
 from flwr_leakage.report.agreement import agreement_told, agreements
 from flwr_leakage.report.attempts import attempts, fates
-from flwr_leakage.report.calibration import WARNING, grades_table
+from flwr_leakage.report.calibration import SURENESS, grades_table, measures_table
 from flwr_leakage.report.corridor import corridors
 from flwr_leakage.report.costs import costs_table
 from flwr_leakage.report.figures import round_figures, score_figure, story_figure
 from flwr_leakage.report.gallery import Gallery, make_gallery
 from flwr_leakage.report.header import facts, flatten, planned_rounds
+from flwr_leakage.report.home import without_home
 from flwr_leakage.report.index import Index, Table, count, is_constant, median, values
 from flwr_leakage.report.remedies import remedies, remedies_table
 from flwr_leakage.report.story import blind_guess, sentences
@@ -65,6 +66,7 @@ def write_report(
 
 def render_report(run: RunData, max_gallery: int = 1000) -> str:
     """Return the page's HTML; the same run gives the same text."""
+    run = without_home(run)
     index = Index(run.records)
     environment = Environment(
         loader=PackageLoader("flwr_leakage.report"),
@@ -78,11 +80,6 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
     script = (resources.files("flwr_leakage.report") / "templates" / "filter.js").read_text("utf-8")
     found, fate = attempts(index), fates(index)
-    with_lpips = any(
-        values(index.series("metric", name))
-        for name in index.names("metric")
-        if name.startswith("lpips")
-    )
     asked = remedies(index, run.metadata)
     done = max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
     clients = tables.clients_table(index, run.events, found, MAX_CLIENTS)
@@ -101,8 +98,9 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         advice=advise(index, run.metadata, asked),
         remedies=asked,
         remedied=remedies_table(asked),
-        grades=grades_table(found, with_lpips),
-        nothing_warning=WARNING,
+        grades=grades_table(found),
+        measures=measures_table(),
+        sureness=SURENESS,
         ranked=RANKED,
         blind_guess=blind_guess(index),
         not_covered=(*NOT_COVERED, *_absent(index, clients, costs, gallery)),
@@ -120,7 +118,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         ),
         rounds=tables.rounds_table(index, found),
         attacks=tables.attacks_table(index, found),
-        sureness=score_tables.scores_table(index),
+        error_bars=score_tables.scores_table(index),
         gallery=gallery,
         agreements=[score_figure(i, entry, blind) for i, entry in enumerate(agreed)],
         agreement=agreement_told(agreed),

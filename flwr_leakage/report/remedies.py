@@ -25,9 +25,8 @@ from flwr_leakage.report.index import (
     median,
     share,
     values,
-    who,
 )
-from flwr_leakage.report.words import RANKED, graded
+from flwr_leakage.report.words import graded
 
 BLAND = (
     "A defense can raise the PSNR of images that are not recovered at all: about the blind guess "
@@ -113,7 +112,7 @@ def remedies_table(asked: Sequence[Remedy]) -> Table:
     by_client = grouped_by_client(a for remedy in asked for a in remedy.before)
     rows = []
     for client in most_at_risk_first(by_client):
-        name = who(client) if client >= 0 else "aggregate"
+        name = str(client) if client >= 0 else "aggregate"
         for number, remedy in enumerate(asked):
             before = [a for a in remedy.before if a.key[1] == client]
             under = [a for a in remedy.under if a.key[1] == client]
@@ -123,7 +122,7 @@ def remedies_table(asked: Sequence[Remedy]) -> Table:
                 rows.append((name, f"under {remedy.name}", *_cells(under)))
     columns = ("client", "its updates", "attempts", "grades of attempts", "median PSNR, dB",
                "highest PSNR, dB", "attempts that identify")  # fmt: skip
-    return Table(columns, tuple(rows), (RANKED, BLAND), MAX_ROWS)
+    return Table(columns, tuple(rows), (BLAND,), MAX_ROWS)
 
 
 def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:

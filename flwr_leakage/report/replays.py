@@ -14,6 +14,9 @@ _SKIPPED = "not_replayed"
 _REFUTED = "not explain"
 _EMPTY_WORDS = ("; results are no evidence of safety", "the training was not replayed: ")
 
+FAILED = "Replay check failed"
+"""How the sentence on updates begins that are not those that were trained."""
+
 Place = tuple[int, int]  # round, client
 
 
@@ -82,7 +85,7 @@ def _off(residual: float) -> str:
 
 
 def replay_told(found: Replays, attacked: Collection[Place]) -> tuple[str, ...]:
-    """Sentences for the head of the page: was each attacked update the one that was trained?
+    """Sentences for the verdict: was each attacked update the one that was trained?
 
     Args:
         found: the replays.
@@ -102,7 +105,7 @@ def replay_told(found: Replays, attacked: Collection[Place]) -> tuple[str, ...]:
     told = []
     if other:
         told.append(
-            f"Replay check failed for {_named(other)}: training again from the client’s own "
+            f"{FAILED} for {_named(other)}: training again from the client’s own "
             f"images gives another update than the one that was attacked. Results of it are no "
             f"evidence of safety (see Clients)."
         )

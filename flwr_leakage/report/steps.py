@@ -1,4 +1,4 @@
-"""What to know and to do, one step at a time: who is at risk, what helped, what it costs."""
+"""What to know and to do, one step at a time: who is at risk, what helped, what was not tested."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from flwr_leakage.report.attempts import (
     worst_by_image,
 )
 from flwr_leakage.report.header import describe
-from flwr_leakage.report.index import Index, by_round, count, median
+from flwr_leakage.report.index import Index, count
 from flwr_leakage.report.remedies import Remedy, told_of_time
 from flwr_leakage.report.words import graded, several
 
@@ -30,10 +30,12 @@ class Step:
     Attributes:
         term: what it is about, in a word or two.
         text: in plain sentences.
+        commands: to be typed, one a line, below the text.
     """
 
     term: str
     text: str
+    commands: tuple[str, ...] = ()
 
 
 def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
@@ -41,9 +43,9 @@ def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
     return {attempt.key[1] for attempt in found if attempt.grade in grades}
 
 
-def named(clients: set[int]) -> str:
-    """Clients by their numbers, or the aggregate."""
-    return several(sorted(clients)) if min(clients) >= 0 else "the aggregate"
+def named(clients: set[int], limit: int = 8) -> str:
+    """Clients by their numbers, or how many; or the aggregate."""
+    return several(sorted(clients), limit=limit) if min(clients) >= 0 else "the aggregate"
 
 
 def verb(clients: set[int], one: str, many: str) -> str:
@@ -79,8 +81,8 @@ def by_round_told(found: Sequence[Attempt]) -> list[Step]:
         here = [a for a in found if a.key[0] == server_round]
         leaking = with_grade(here, LEAKED)
         parts = with_grade(here, ("partly",)) - leaking
-        told = [f"images of {named(leaking)}"] if leaking else []
-        told += [f"parts of images of {named(parts)}"] if parts else []
+        told = [f"images of {named(leaking, MAX_CLIENTS)}"] if leaking else []
+        told += [f"parts of images of {named(parts, MAX_CLIENTS)}"] if parts else []
         rounds_of.setdefault(" and ".join(told) or "nothing", []).append(server_round)
     if len(rounds) < 2:
         return []
@@ -121,7 +123,7 @@ def what_helps(
     """Which defense that was measured here hides what leaks."""
     if not at_risk:
         return []
-    own = _defense(metadata)
+    own = defense_of(metadata)
     despite = f"It leaks although the run trained under {own}. " if own else ""
     if not asked:
         text = "No other defense was measured on these updates (what_if), so this run names none."
@@ -136,13 +138,6 @@ def _effect(remedy: Remedy, at_risk: set[int], metadata: Mapping[str, Any]) -> s
     if not under:
         return f"{remedy.name.capitalize()} was not measured on them."
     before = [a for a in remedy.before if a.key[1] in at_risk]
-    changed = (
-        f"of {count(len(under), 'attempt')}, from {graded(tally(before))} to "
-        f"{graded(tally(under)) or 'no result'}"
-    )
-    if each := worst_by_image(under):
-        changed += f"; of {count(len(each), 'image')}, each by its worst round, "
-        changed += graded(tally(each)) or "no result"
     grades = tally(under)
     still = with_grade(under, LEAKED)
     if still:
@@ -166,7 +161,21 @@ def _effect(remedy: Remedy, at_risk: set[int], metadata: Mapping[str, Any]) -> s
         )
     ended = {place: over for place, over in remedy.ended.items() if place[1] in at_risk}
     name = f"{remedy.name[0].upper()}{remedy.name[1:]}{setting(remedy, metadata)}"
-    return f"{name} {text} ({changed}).{identified}{told_of_time(ended)}"
+    seen = _with_and_without(before, under)
+    return f"{name} {text}.{seen}{identified}{told_of_time(ended)}"
+
+
+def _with_and_without(before: Sequence[Attempt], under: Sequence[Attempt]) -> str:
+    """How much is seen without a defense and with it: of images, where they can be told apart."""
+    images = worst_by_image(before), worst_by_image(under)
+    each = images if all(images) else (before, under)
+    whole = count(len(each[1]), "image" if all(images) else "attempt")
+    told = []
+    for grades, verb in ((LEAKED, "can be seen"), (("partly",), "in part")):
+        without, with_it = (sum(a.grade in grades for a in found) for found in each)
+        if without or with_it:
+            told.append(f"{without or 'none'} {verb} without it, {with_it or 'none'} with it")
+    return f" Of {whole}, {'; '.join(told)}." if told else ""
 
 
 def setting(remedy: Remedy, metadata: Mapping[str, Any]) -> str:
@@ -177,28 +186,7 @@ def setting(remedy: Remedy, metadata: Mapping[str, Any]) -> str:
     return f" ({settings})" if settings else ""
 
 
-def what_it_costs(
-    index: Index, asked: Sequence[Remedy], metadata: Mapping[str, Any], is_at_risk: bool
-) -> list[Step]:
-    """What a defense costs in accuracy, as far as this run knows."""
-    accuracy = by_round(index.series("utility", "test_accuracy"))
-    last = median(accuracy[max(accuracy)]) if accuracy else None
-    own = _defense(metadata)
-    reached = f"This run ended at {100 * last:.1f} % test accuracy" if last is not None else ""
-    if own and reached:
-        text = f"{reached} under {own}. What that costs takes a run without it."
-    elif asked and is_at_risk:
-        without = f"{reached} without a defense. " if reached else ""
-        text = (
-            f"{without}What a defense costs in accuracy was not measured here: it takes a run that "
-            f"trains under it (defense=…). Then flwr-leakage compare shows both side by side."
-        )
-    else:
-        return []
-    return [Step("What it costs", text)]
-
-
-def _defense(metadata: Mapping[str, Any]) -> str:
+def defense_of(metadata: Mapping[str, Any]) -> str:
     """The defense that the run trained under, or empty."""
     config = metadata.get("config")
     name, _ = describe(config.get("defense") if isinstance(config, Mapping) else None)

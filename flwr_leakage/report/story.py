@@ -1,4 +1,4 @@
-"""The head of the page in sentences: who trained what, what the attacker was given."""
+"""What was tested, in sentences: who trained what, what the attacker was given."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -95,7 +95,7 @@ def classes_table(found: Sequence[Attempt]) -> Table:
         for name in sorted(sorted(by_class), key=lambda name: worst[name].leak, reverse=True)
     )
     columns = ("class", "attempts", *GRADES, "worst case, dB", "where")
-    return Table(columns, rows, (RANKED,), MAX_ROWS)
+    return Table(columns, rows, (), MAX_ROWS)
 
 
 def _is_share(name: str) -> bool:

@@ -24,7 +24,7 @@ from flwr_leakage.report.grades import Grade
 from flwr_leakage.report.identification import beyond_chance, candidates
 from flwr_leakage.report.index import Index, count, decibel, median, who
 from flwr_leakage.report.labels import labels_told
-from flwr_leakage.report.replays import replay_told, replays
+from flwr_leakage.report.replays import FAILED, replay_told, replays
 from flwr_leakage.report.words import graded, several
 
 
@@ -38,11 +38,14 @@ class Verdict:
             ``quiet`` where attacks found nothing, ``unknown`` where nothing can be said.
         details: what the reader must know besides: who is most at risk, whether originals are
             identified, who was not attacked and why, what failed.
+        head: those of the details that nobody may miss: who is most at risk, a failed replay
+            check, and what the numbers of this run do not say.
     """
 
     sentence: str
     level: Literal["leak", "partly", "quiet", "unknown"]
     details: tuple[str, ...]
+    head: tuple[str, ...] = ()
 
 
 def judge(
@@ -50,17 +53,20 @@ def judge(
 ) -> Verdict:
     """Derive the verdict from the records; of the metadata it takes the attack's time budget."""
     found, fate = attempts(index), fates(index)
+    replayed = replay_told(replays(index), {*fate.answered, *fate.unanswered})
+    caveats = _caveats(events)
     besides = (
-        *replay_told(replays(index), {*fate.answered, *fate.unanswered}),
+        *replayed,
         *_unattacked(fate),
         *_failures(fate),
         *ended_by_time(index, fate, found, time_limit(metadata or {})),
         *_troubles(fate, events),
-        *_caveats(events),
+        *caveats,
     )
+    head = (*(told for told in replayed if told.startswith(FAILED)), *caveats)
     grades = tally(found)
     if not grades:
-        return Verdict(_without_outcome(index, found, fate), "unknown", besides)
+        return Verdict(_without_outcome(index, found, fate), "unknown", besides, head)
     each = worst_by_image(found)
     repeated = 0 < len(each) < len(found)
     rest = f"Over all {_attempts(found)}: {_grades(found)}." if repeated else ""
@@ -75,12 +81,13 @@ def judge(
     risky, identified = _most_at_risk(index, found), _identified(found, grades)
     told = (rest, risky, identified, labels_told(index, metadata or {}), *besides)
     details = tuple(text for text in told if text)
+    head = (risky, *head) if risky else head
     if grades["exact"] + grades["recognisable"]:
-        return Verdict(f"Private images leak. {summary}", "leak", details)
+        return Verdict(f"Private images leak. {summary}", "leak", details, head)
     if grades["partly"]:
-        return Verdict(f"Parts of private images leak. {summary}", "partly", details)
+        return Verdict(f"Parts of private images leak. {summary}", "partly", details, head)
     caution = "That this attack failed does not show that every attack would."
-    return Verdict(f"This attack found nothing. {summary}", "quiet", (caution, *details))
+    return Verdict(f"This attack found nothing. {summary}", "quiet", (caution, *details), head)
 
 
 def _whom(found: Sequence[Attempt]) -> str:

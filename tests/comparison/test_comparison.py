@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from flwr_leakage.comparison import compare, export, frontier, outcome, write_comparison
 from flwr_leakage.comparison.compare import format_spread, run_folders
 from flwr_leakage.comparison.export import export_records
+from flwr_leakage.comparison.price import prices
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.tracking import JsonlTracker, read_run, write_metadata
 
@@ -121,6 +122,48 @@ def test_folders_come_in_the_order_of_their_numbers(tmp_path):
     for name in ("10", "9", "b", "a"):
         write_run(tmp_path / name, [1.0])
     assert [path.name for path in run_folders(tmp_path)] == ["a", "b", "9", "10"]
+
+
+def test_the_price_of_a_defense_is_told_beside_the_same_runs_without_one(tmp_path):
+    number = 0
+    for model in ("lenet", "mlp"):
+        for defense, psnr, accuracy in (("none", 40.0, 0.9), ("pruning", 12.0, 0.7)):
+            if (model, defense) != ("mlp", "none"):
+                choices = {"defense": defense, "model": model}
+                write_run(tmp_path / str(number), [psnr, 8.0], accuracy, choices=choices)
+            number += 1
+    found = compare([tmp_path])
+    assert prices(found) == [
+        "With defense=pruning, model=lenet (1 run) 0% of the attempts are recognised, without a "
+        "defense (1 run) 50%. Test accuracy is 70.0% instead of 90.0%: a price of 20.0 points."
+    ]
+    assert prices(found)[0] in write_comparison(found, tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "words"), [(0.9, "90.0% instead of 90.0%: no price."), (0.95, "5.0 points more.")]
+)
+def test_a_defense_may_cost_nothing(tmp_path, accuracy, words):
+    for defense, value in (("none", 0.9), ("noise", accuracy)):
+        write_run(tmp_path / defense, [40.0], value, choices={"defense": defense})
+    (told,) = prices(compare([tmp_path]))
+    assert told.endswith(words)
+
+
+def test_a_price_takes_both_numbers_of_both_runs(tmp_path, sweep):
+    for defense in ("none", "noise"):
+        write_run(tmp_path / "failed" / defense, [], choices={"defense": defense})
+    assert prices(compare([tmp_path / "failed"])) == []
+    assert prices(compare([sweep / "2"])) == []
+
+
+def test_the_page_tells_no_home_folder(tmp_path):
+    for seed in (0, 1):
+        folder = write_run(
+            tmp_path / str(seed), [1.0], close=False, dataset={"root": f"/home/jo/{seed}"}
+        )
+    page = write_comparison(compare([tmp_path]), tmp_path / "page.html").read_text()
+    assert folder.is_dir() and "dataset.root=~/1" in page and "/home/jo" not in page
 
 
 def test_the_frontier_joins_what_nothing_beats(sweep):

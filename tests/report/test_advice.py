@@ -8,7 +8,7 @@ import pytest
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.advice import advise
 from flwr_leakage.report.attempts import attempts
-from flwr_leakage.report.calibration import CALIBRATION, TOTAL, grades_table
+from flwr_leakage.report.calibration import CALIBRATION, SURENESS, TOTAL, grades_table
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.remedies import remedies
 from flwr_leakage.report.story import blind_guess
@@ -63,12 +63,16 @@ def test_a_leak_names_who_when_what_helps_and_its_price():
         ". Client 1: of 1 attempt 1 partly; seen in round 1."
     )
     helps = steps["What helps"]
-    assert "Pruning hides it from this attack (of 1 attempt, from 1 exact to 1 nothing)" in helps
+    assert (
+        "Pruning hides it from this attack. Of 1 attempt, 1 can be seen without it, none with it."
+    ) in helps
     assert "Yet 1 of 1 attempt still tells its original" in helps
-    assert "Noise does not hide it: client 0 still leaks (of 1 attempt, from 1 exact to" in helps
+    assert "Noise does not hide it: client 0 still leaks. Of 1 attempt, 1 can be seen" in helps
     assert "Clip hides it in part only" in helps and "one made for it may reach more" in helps
-    assert "ended at 93.0 % test accuracy without a defense" in steps["What it costs"]
-    assert "was not measured here" in steps["What it costs"]
+    price = steps["At what price"]
+    assert "Test accuracy was 93.0 % after round 2 without a defense." in price
+    assert "What it reaches under pruning and noise and clip is not known" in price
+    assert "flwr-leakage compare RUN RUN sets their accuracy and leakage" in price
     assert steps["Seen, by round"] == (
         "Round 1: images of client 0 and parts of images of client 1; round 2: nothing (see Round "
         "by round)."
@@ -116,7 +120,10 @@ def test_the_answer_counts_images_and_names_everybody_of_whom_something_is_seen(
         "Not as it is. What clients 0 and 1 send lets the server see 1 of the 2 attacked images "
         "(exact or recognisable) and 1 more in part, without breaking the protocol."
     )
-    told = "client 0 still leaks, and parts of images of client 1 still show (of 2 attempts"
+    told = (
+        "client 0 still leaks, and parts of images of client 1 still show. Of 2 images, 1 can be "
+        "seen without it, 1 with it; 1 in part without it, 1 with it."
+    )
     assert told in steps["What helps"]
     assert "identifies no more originals than chance may give (more" in steps["Go on only if"]
 
@@ -155,6 +162,15 @@ def test_every_other_situation_has_its_words(records, words):
     assert steps
 
 
+def test_a_single_attack_that_found_nothing_is_not_the_last_word():
+    _, steps = advice(*image(11.0), attack="dlg")
+    assert steps["Do"].startswith(
+        "Only the attack “dlg” was tried. Run it again with attack=strong"
+    )
+    assert "Do" not in advice(*image(11.0), attack="strongest")[1]
+    assert "Do" not in advice(*image(20.0), attack="dlg")[1]
+
+
 def test_what_was_found_stands_though_the_replay_failed():
     failed = record("check", "replay_residual", 0.5, (1, 0, -1), "does not explain")
     answer, steps = advice(*image(60.0), failed)
@@ -173,6 +189,14 @@ def test_the_grades_stand_beside_the_error_rates_of_the_docs():
         told = " | ".join(f"{100 * share:.0f} %" for share in shares)
         assert f"| {each.grade} | {each.count} | {told} |" in text
     assert f"({TOTAL} results" in text
+    assert [row[3] for row in table.rows] == [
+        "counted with “recognisable”", "88 of 100", "20 of 100", "4 of 100",
+    ]  # fmt: skip
+    told = (
+        "found 88 of 100 graded “recognisable” or better, 20 of 100 graded “partly”, and 4 of 100"
+    )
+    assert told in SURENESS
+    assert "structure found 50 of 100 graded “nothing”" in SURENESS
 
 
 def test_the_blind_guess_is_called_what_it_is():

@@ -130,6 +130,16 @@ def test_a_page_is_silent_asks_for_nothing_and_fits(page, pages, name):
     for width in (320, 390):
         page.resize(width)
         assert page.cut_off() == []
+        assert page.evaluate(wide) == width
+        assert page.evaluate(f"{scrolled}.map((e) => e.textContent.slice(0, 80))") == []
+
+
+def test_a_phone_is_given_the_narrow_frontier(page, pages):
+    drawn = "document.querySelector('.frontier img').naturalWidth"
+    page.show(pages["comparison"], 1280)
+    assert page.evaluate(drawn) == 8 * 144
+    page.show(pages["comparison"], 390)
+    assert page.evaluate(drawn) == 4 * 144
 
 
 def test_the_filters_filter(page, pages):

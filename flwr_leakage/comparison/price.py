@@ -1,0 +1,54 @@
+"""What each defense changed and what it cost, in sentences."""
+
+from flwr_leakage.comparison.compare import Comparison, Group, format_spread
+from flwr_leakage.report.index import count
+
+KEY = "defense"
+
+
+def prices(comparison: Comparison) -> list[str]:
+    """A sentence for each defense that stands beside the same training without one."""
+    without = {
+        _others(group): group for group in comparison.groups if group.settings.get(KEY) == "none"
+    }
+    told = []
+    for group in comparison.groups:
+        bare = without.get(_others(group))
+        if KEY in group.settings and bare is not None and bare is not group:
+            told += _price(group, bare)
+    return told
+
+
+def _others(group: Group) -> tuple[tuple[str, str], ...]:
+    """The settings that are not of the defense."""
+    return tuple((k, v) for k, v in group.settings.items() if k.partition(".")[0] != KEY)
+
+
+def _price(group: Group, bare: Group) -> list[str]:
+    """What is recognised and the accuracy, with and without; nothing where a number is missing."""
+    accuracy, accuracy_without = group.mean("test_accuracy"), bare.mean("test_accuracy")
+    if group.mean("leaked") is None or bare.mean("leaked") is None:
+        return []
+    if accuracy is None or accuracy_without is None:
+        return []
+    points = 100 * (accuracy_without - accuracy)
+    price = f"a price of {points:.1f} points"
+    if points < 0.05:
+        price = "no price" if points > -0.05 else f"{-points:.1f} points more"
+    leaked, accurate = (
+        tuple(_spread(each, measure, style) for each in (group, bare))
+        for measure, style in (("leaked", ".0%"), ("test_accuracy", ".1%"))
+    )
+    return [
+        f"With {group.name} ({_runs(group)}) {leaked[0]} of the attempts are recognised, without "
+        f"a defense ({_runs(bare)}) {leaked[1]}. Test accuracy is {accurate[0]} instead of "
+        f"{accurate[1]}: {price}."
+    ]
+
+
+def _runs(group: Group) -> str:
+    return count(len(group.runs), "run")
+
+
+def _spread(group: Group, measure: str, style: str) -> str:
+    return format_spread(group.mean(measure), group.deviation(measure), style)

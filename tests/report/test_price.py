@@ -1,0 +1,81 @@
+"""What a defense costs: what a run knows, and commands that measure the rest and can be run."""
+
+import shlex
+
+import pytest
+
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.report.index import Index
+from flwr_leakage.report.price import what_it_costs
+from flwr_leakage.report.remedies import remedies
+from flwr_leakage.simulation.config import compose
+
+CHANGE = LeakageRecord("r", 1, 0, -1, "what_if", "half/relative_change", 0.5)
+PSNR = LeakageRecord("r", 1, 0, 0, "what_if", "half/psnr", 11.0)
+ACCURACY = LeakageRecord("r", 2, -1, -1, "utility", "test_accuracy", 0.9)
+PRUNING = {"_target_": "flwr_leakage.defenses.GradientPruning", "prune_ratio": 0.5}
+
+
+def price(*records, is_at_risk=True, **metadata):
+    index = Index(records)
+    return what_it_costs(index, remedies(index, metadata), metadata, is_at_risk)
+
+
+def composed(command, tmp_path):
+    """The configs of what a sweep's command would run first, as Hydra reads it."""
+    words = [word for word in shlex.split(command) if "=" in word and "hydra" not in word]
+    return compose([word.replace("seed=0,1,2", "seed=0") for word in words], str(tmp_path))
+
+
+def test_a_defense_that_was_tried_has_its_change_and_commands_for_its_price(tmp_path):
+    command = (
+        "python simulations/run.py num_rounds=2 hydra.run.dir=/x seed=7 'partition.sizes=[1,2]' "
+        "what_if.half.prune_ratio=0.5"
+    )
+    config = {
+        "what_if": {"half": PRUNING},
+        "choices": {"defense": "none", "defense@what_if.half": "pruning"},
+    }
+    [step] = price(ACCURACY, CHANGE, PSNR, config=config, command=command)
+    assert step.text.startswith("Test accuracy was 90.0 % after round 2 without a defense. What it")
+    assert "Half would have changed an update by 50 % of its size (median)" in step.text
+    bare, half, both = step.commands
+    assert both == "flwr-leakage compare price -o price.html"
+    assert bare.startswith("flwr-leakage run -m defense=none seed=0,1,2 what_if=null num_rounds=2 ")
+    assert bare.endswith("hydra.sweep.dir=price/none")
+    found = composed(half, tmp_path)
+    assert found["defense"]["prune_ratio"] == 0.5 and found["what_if"] is None
+    assert found["partition"]["sizes"] == [1, 2] and found["num_rounds"] == 2
+    assert composed(bare, tmp_path)["defense"]["_target_"].endswith("NoDefense")
+
+
+def test_a_defended_run_asks_for_one_without(tmp_path):
+    config = {"defense": PRUNING, "choices": {"defense": "pruning"}}
+    [step] = price(ACCURACY, is_at_risk=False, defense="pruning", config=config)
+    assert "90.0 % after round 2 under pruning. What pruning costs takes the same" in step.text
+    assert composed(step.commands[1], tmp_path)["defense"]["prune_ratio"] == 0.5
+
+
+def test_without_a_defense_that_was_tried_two_are_named():
+    [step] = price(config={"choices": {}}, command="flwr-leakage run model=lenet,mlp ~tracker")
+    assert step.text.startswith("No defense was tried here")
+    (sweep,) = step.commands
+    assert sweep.startswith("flwr-leakage run -m defense=none,pruning,gaussian seed=0,1,2")
+    assert price(is_at_risk=False) == []
+
+
+def test_a_setting_of_a_sweep_is_that_of_the_run():
+    config = {"choices": {"model": "mlp"}, "num_rounds": 4}
+    [step] = price(config=config, command="flwr-leakage run -m model=lenet,mlp num_rounds=2,4")
+    assert " model=mlp num_rounds=4" in step.commands[0]
+
+
+def test_a_sweep_over_defenses_has_the_price_already():
+    [step] = price(ACCURACY, config={}, command="flwr-leakage run -m defense=none,pruning")
+    assert "comparison.html, in the folder of the sweep" in step.text and not step.commands
+
+
+@pytest.mark.parametrize("config", [None, {}, {"choices": 3}])
+def test_without_a_known_config_no_command_is_made_up(config):
+    [step] = price(CHANGE, PSNR, config=config, command="python train.py 'unclosed")
+    assert "flwr-leakage compare RUN RUN" in step.text and step.commands == ()

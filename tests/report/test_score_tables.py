@@ -1,0 +1,155 @@
+"""Scores: whether they rank the leaks, how sure they are, what was left out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+from told import metric, objective, score, spared
+
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.report.agreement import agreement_told, agreements
+from flwr_leakage.report.index import Index
+from flwr_leakage.report.score_tables import (
+    client_scores_table,
+    constants,
+    left_out_by_plan,
+    scores_table,
+)
+from flwr_leakage.report.tables import missing
+
+
+def test_what_the_plan_of_scoring_left_out_is_one_sentence():
+    notes = ("29 of 30 samples not scored: budget", "1,119 of 1,120 samples not scored: budget")
+    records = [score(1, i, 0, 1.0) for i in range(2)]
+    records += [
+        LeakageRecord("r", 1, i, -1, "score", "s", None, "1", "", note)
+        for i, note in enumerate(notes)
+    ]
+    index = Index(records)
+    [told] = left_out_by_plan(index)
+    assert told.startswith("s: 1,148 of 1,150 samples (images of a client in a round) were left")
+    assert "2 were scored" in told
+    assert missing(index, "score") == ()
+
+
+def paired(scores, outcomes, **named):
+    records = [score(1, i, 0, value, **named) for i, value in enumerate(scores)]
+    return Index(records + [metric(1, i, 0, value) for i, value in enumerate(outcomes)])
+
+
+@pytest.mark.parametrize(
+    ("direction", "sign", "words"),
+    [
+        ("larger leaks more", 1, "It is: the score ranks"),
+        ("larger leaks more", -1, "backwards"),
+        ("larger is safer", -1, "It is: the score ranks"),
+        ("larger is safer", 1, "backwards"),
+        ("", 1, "claims no direction"),
+    ],
+)
+def test_the_reading_follows_the_direction(direction, sign, words):
+    values = np.arange(20.0)
+    noisy = values + np.random.default_rng(0).normal(0, 3, 20)
+    [entry] = agreements(paired(list(values), list(sign * noisy), direction=direction))
+    expected = stats.spearmanr(values, sign * noisy)
+    assert entry.rho == pytest.approx(expected.statistic)
+    assert entry.p_value == pytest.approx(expected.pvalue)
+    assert entry.interval[0] < entry.rho < entry.interval[1]
+    assert words in entry.reading
+
+
+def test_a_score_of_pure_chance_tells_nothing():
+    rng = np.random.default_rng(1)
+    [entry] = agreements(paired(list(rng.normal(size=30)), list(rng.normal(size=30))))
+    assert "this run does not tell" in entry.reading
+
+
+def test_a_drift_over_the_rounds_is_no_ranking_within_one():
+    rng = np.random.default_rng(0)
+    records = []
+    for server_round in range(1, 11):
+        for client in range(40):
+            records.append(score(server_round, client, 0, 10.0 * server_round + rng.normal()))
+            records.append(metric(server_round, client, 0, 10.0 * server_round + rng.normal()))
+    [entry] = agreements(Index(records))
+    assert entry.rho > 0.9 and abs(entry.within_rounds) < 0.3
+    assert "Within single rounds most of that is gone" in entry.reading
+
+
+def test_rmse_turns_the_expected_sign_round():
+    records = [score(1, i, 0, float(i), "larger is safer") for i in range(9)]
+    records += [metric(1, i, 0, i + 0.1 * (-1) ** i, "rmse") for i in range(9)]
+    records += [metric(1, 3, 0, None)]  # a PSNR that is never there
+    [entry] = agreements(Index(records))
+    assert entry.outcome == "rmse" and "should be positive" in entry.reading
+
+
+def test_a_score_of_a_whole_client_meets_its_median_outcome():
+    records = [score(1, c, -1, float(c)) for c in range(4)]
+    records += [metric(1, c, s, 10.0 * c + s) for c in range(4) for s in range(3)]
+    [entry] = agreements(Index(records))
+    assert entry.pairs == ((0.0, 1.0), (1.0, 11.0), (2.0, 21.0), (3.0, 31.0))
+
+
+@pytest.mark.parametrize(
+    ("scores", "outcomes"),
+    [([], []), ([1.0, 2.0, 3.0], [2.0, 4.0, 3.0]), ([1.0] * 9, [float(i) for i in range(9)])],
+)
+def test_no_rank_correlation_of_too_little(scores, outcomes):
+    index = paired([*scores, None], [*outcomes, 1.0])
+    [entry] = agreements(index)
+    assert entry.rho is None and entry.interval is None and entry.p_value is None
+    assert entry.reading.startswith("Too few pairs")
+
+
+def test_a_score_of_what_defenses_hide_says_why_it_is_zero_and_has_no_column():
+    records = [
+        replace(score(1, i, 0, 0.0, name="hidden"), note="δ = 0: nothing was hidden")
+        for i in range(3)
+    ]
+    index = Index([*records, *(score(1, i, 0, float(i), name="moves") for i in range(3))])
+    (told,) = constants(index)
+    assert told.startswith("hidden: 0 for every sample, hence with neither chart nor column.")
+    assert "The reason: δ = 0: nothing was hidden. δ is what a defense changed" in told
+    assert client_scores_table(index, 9).columns == ("client", "moves")
+
+
+def test_scores_are_told_apart_by_whether_they_rank_the_leaks():
+    noise = np.random.default_rng(0).normal(0, 3, 20)
+    records = [metric(1, i, 0, i + noise[i]) for i in range(20)]
+    records += [score(1, i, 0, float(i), "larger leaks more", "good") for i in range(20)]
+    records += [score(1, i, 0, -float(i), "larger leaks more", "bad") for i in range(20)]
+    told = agreement_told(agreements(Index(records)))
+    assert told == ("Yes, as they claim: good. No, backwards: bad. Rely on no other here.")
+    assert agreement_told(agreements(Index(records[:20] + records[40:]))).endswith(
+        "Rely on none of them here."
+    )
+
+
+def test_a_client_that_was_not_attacked_is_not_called_safe_by_its_score():
+    records = [score(1, 0, 0, 1.0), score(1, 7, 0, 90.0), objective(1, 0, 0.1)]
+    index = Index([*records, spared(1, 7, 90, "too many")])
+    (told,) = client_scores_table(index, 9).notes
+    assert told.startswith("Client 7 was not attacked: where a score makes them look safe")
+
+
+def test_scores_stand_with_their_error_bars_and_states():
+    def bar(sample, value, error, state):
+        return LeakageRecord(
+            "r", 1, 0, sample, "score", "lambda_max", value, "1", "", "", error, state
+        )
+
+    records = [
+        bar(0, 2.0, 0.1, "within tolerance"),
+        bar(1, 1.0, 0.3, "within tolerance"),
+        bar(2, 4.0, None, "lower bound"),
+        bar(3, None, None, "unresolved"),
+        score(1, 0, 0, 3.0),
+    ]
+    table = scores_table(Index(records))
+    assert table.rows == (
+        ("λmax", "2.00 ± 0.10", "30 %", "2 within tolerance, 1 lower bound, 1 unresolved"),
+    )
+    only_bounds = scores_table(Index([bar(0, None, None, "upper bound")]))
+    assert only_bounds.rows == (("λmax", "–", "–", "1 upper bound"),)

@@ -1,0 +1,220 @@
+"""What a run showed, in words that cannot mislead."""
+
+import pytest
+from told import blind, column, metric, objective, score, spared, with_blind
+
+from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.report.attempts import attempts, fates
+from flwr_leakage.report.budget import ended_by_time
+from flwr_leakage.report.identification import beyond_chance, by_chance, chance_told
+from flwr_leakage.report.index import Index
+from flwr_leakage.report.tables import clients_table
+from flwr_leakage.report.verdict import judge
+
+
+def test_verdict_counts_grades_and_names_who_is_most_at_risk():
+    records = [metric(1, 0, 0, 20.0), metric(1, 0, 1, 11.0), metric(1, 1, 0, 60.0)]
+    records += [metric(2, 1, 0, 61.0), metric(1, 2, 0, None), objective(1, 2, None, "it diverged.")]
+    verdict = judge(with_blind(*records, objective(1, 1, 0.1)), [])
+    assert verdict.sentence == (
+        "Private images leak. 5 attempts (an image in a round) in 2 rounds, on 3 clients: "
+        "2 exact, 1 recognisable, 1 nothing, 1 without result."
+    )
+    assert verdict.level == "leak"
+    assert verdict.details[0].startswith(
+        "Most at risk: client 1: 2 attempts, 2 exact; its worst case was an exact copy (on average "
+        "off by less than one of 255 grey levels) in round 2."
+    )
+    assert verdict.details[1].startswith("Replay check not done: ")
+    assert verdict.details[2] == (
+        "Attack could not be applied, or gave no result, on 1 of 2 attacked updates (client 2): "
+        "it diverged."
+    )
+
+
+def test_verdict_says_what_the_client_at_risk_does_in_each_round():
+    does = LeakageRecord("r", 1, 0, -1, "client", "images", 1.0, "image", "", "1 image, 1 step")
+    details = judge(with_blind(metric(1, 0, 0, 20.0)), []).details
+    assert details[0].startswith("Most at risk: client 0: ")
+    details = judge(Index([metric(1, 0, 0, 20.0), blind(1, 0, 0), does]), []).details
+    assert details[0].startswith("Most at risk: client 0 (each round: 1 image, 1 step): ")
+
+
+def test_verdict_says_where_labels_were_wrong():
+    def details(*right, threat=""):
+        records = [metric(1, 0, i, value, "label_accuracy") for i, value in enumerate(right)]
+        index = with_blind(metric(1, 0, 0, 11.0), *records)
+        return judge(index, [], {"threat": threat}).details
+
+    told = "Labels: the attack got the label right in 1 of 2 attempts. With a wrong label"
+    assert any(text.startswith(told) for text in details(1.0, 0.0))
+    assert not any("Labels" in text for text in details(1.0, 1.0, threat="labels known"))
+    told = "Labels leak too: the attack got the label right in 2 of 2 attempts, from the update"
+    assert any(text.startswith(told) for text in details(1.0, 1.0, threat="labels inferred"))
+
+
+def image(server_round, client_id, sample, number):
+    return LeakageRecord("r", server_round, client_id, sample, "client", "image", number)
+
+
+def test_verdict_counts_images_where_the_truth_tells_them_apart():
+    # Client 0 has one image, at another place in round 2; client 1 has another one.
+    records = [metric(1, 0, 0, 60.0), metric(2, 0, 3, 20.0), metric(1, 1, 0, 11.0)]
+    numbers = [image(1, 0, 0, 1.0), image(2, 0, 3, 1.0), image(1, 1, 0, 1.0)]
+    verdict = judge(with_blind(*records, *numbers), [])
+    assert verdict.sentence == (
+        "Private images leak. 1 of the 2 attacked images can be seen (exact or recognisable). "
+        "2 images of 2 clients, each by its worst round: 1 exact, 1 nothing."
+    )
+    assert verdict.details[0] == (
+        "Over all 3 attempts (an image in a round) in 2 rounds: 1 exact, 1 recognisable, 1 nothing."
+    )
+    assert verdict.details[1] == (
+        "Most at risk: client 0: 1 image, 1 exact; its worst case was an exact copy (on average "
+        "off by less than one of 255 grey levels) in round 1, image 1. It leaks in rounds 1 and 2."
+    )
+
+
+def test_verdict_and_tables_name_the_same_client_first():
+    # The worst grades are equal: client 1 leaks more often, client 0 has more decibels once.
+    records = [metric(1, 0, 0, 90.0), metric(1, 0, 1, 8.0), metric(1, 1, 0, 60.0)]
+    index = with_blind(*records)
+    assert any("Most at risk: client 1:" in text for text in judge(index, []).details)
+    assert column(clients_table(index, [], attempts(index), 10), "client") == ["1", "0"]
+
+
+def test_verdict_below_the_blind_guess_is_nothing_and_warns_that_other_attacks_may_do_better():
+    verdict = judge(with_blind(metric(1, 0, 0, 9.0), metric(1, 0, 1, 8.0)), [])
+    assert verdict.sentence.startswith("This attack found nothing. 2 attempts")
+    assert verdict.level == "quiet"
+    assert "does not show that every attack would" in verdict.details[0]
+
+
+def test_verdict_of_recognisable_images_at_20_db_is_a_leak():
+    verdict = judge(with_blind(*(metric(1, 0, sample, 20.0) for sample in range(4))), [])
+    assert "4 recognisable" in verdict.sentence and verdict.level == "leak"
+
+
+def test_identification_is_compared_with_chance():
+    ranks = [metric(1, 0, i, 1.0, "identification_rank", "of 101 candidates") for i in range(4)]
+    verdict = judge(with_blind(*(metric(1, 0, i, 11.0) for i in range(4)), *ranks), [])
+    assert any(
+        "4 of 4 attempts point to the original among it and 100 others" in text
+        and "something leaks that no grade shows" in text
+        for text in verdict.details
+    )
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([], "No attack was run and no score was computed."),
+        ([score(1, 0, 0, 1.0)], "No attack was run; there are risk scores only."),
+        ([objective(1, 0, 0.5)], "1 update was attacked, but without the originals"),
+        ([metric(1, 0, 0, 0.5, "ssim")], "no PSNR is known"),
+        ([metric(1, 0, 0, 20.0)], "no blind guess to compare with was recorded"),
+        ([objective(1, 0, None, "no")], "The attack could not be applied: 1 update was attacked"),
+        ([spared(1, 0, 9, "no attack is configured")], "No update was attacked"),
+    ],
+)
+def test_verdict_without_outcome_says_what_is_missing(records, words):
+    verdict = judge(Index(records), [])
+    assert words in verdict.sentence
+    assert verdict.level == "unknown"
+
+
+def test_what_was_not_attacked_is_told_with_its_reason():
+    many = "images, more than the 8 that are attacked at most"
+    rests = "attacks run every 2 rounds from round 1 on"
+    records = [metric(1, 0, 0, 20.0), objective(1, 0, 0.1)]
+    records += [spared(1, 3, 30, f"30 {many}"), spared(1, 4, 1200, f"1,200 {many}")]
+    records += [spared(2, client, 30, rests) for client in (0, 3, 4)]
+    details = judge(with_blind(*records), []).details
+    expected = "Not attacked: clients 3 and 4 (30 to 1,200 images, more than the 8 that are"
+    assert any(text.startswith(expected) for text in details)
+    assert f"Not attacked: round 2 ({rests})." in details
+
+
+def test_a_failed_attack_is_not_counted_as_a_second_trouble():
+    events = [
+        RunEvent("r", 1, 2, "warning", "not recovered"),
+        RunEvent("r", 1, 3, "error", "no reply"),
+        RunEvent("r", 1, 3, "error", "again"),
+        RunEvent("r", 1, 5, "info", "hello"),
+        RunEvent("r", 1, -1, "warning", "server"),
+    ]
+    details = judge(Index([objective(1, 2, None)]), events).details
+    assert "on 1 of 1 attacked update (client 2)" in details[1]
+    assert details[2].startswith("In 1 case ") and len(details) == 3
+
+
+def test_warnings_before_the_rounds_stand_by_the_verdict():
+    events = [RunEvent("r", 0, -1, "warning", "read this"), RunEvent("r", 0, -1, "info", "hello")]
+    assert judge(with_blind(metric(1, 0, 0, 30.0)), events).details[-1] == "read this"
+
+
+def test_the_head_has_who_is_at_risk_a_failed_replay_check_and_what_the_numbers_do_not_say():
+    refuted = LeakageRecord("r", 1, 0, -1, "check", "replay_residual", 0.5, note="does not explain")
+    records = [metric(1, 0, 0, 30.0), objective(1, 0, 0.1)]
+    caveat = RunEvent("r", 0, -1, "warning", "read this")
+    verdict = judge(with_blind(*records, refuted), [caveat])
+    risky, failed, last = verdict.head
+    assert risky.startswith("Most at risk: client 0") and failed.startswith("Replay check failed")
+    assert last == "read this" and set(verdict.head) <= set(verdict.details)
+    assert judge(with_blind(*records), []).head == (risky,)
+    assert judge(Index([objective(1, 0, 0.1)]), [caveat]).head == ("read this",)
+
+
+def test_of_several_records_of_one_number_the_last_counts():
+    index = Index([metric(1, 0, 0, 10.0), metric(1, 0, 0, 30.0), blind(1, 0, 0)])
+    assert "1 recognisable" in judge(index, []).sentence
+
+
+def test_the_verdict_names_the_time_budget_and_whom_it_stopped():
+    def stopped(server_round, client):
+        where = ("r", server_round, client, -1)
+        return LeakageRecord(*where, "attack", "stopped_by_budget", 1.0)
+
+    hit = [(1, 1), (3, 1), (5, 1), (2, 0), (2, 2), *((r, r) for r in (3, 4, 6))]
+    records = [record for each in hit for record in (stopped(*each), objective(*each, 0.1))]
+    metadata = {"config": {"server": {"attack_max_seconds": 4.0}}}
+    assert judge(Index(records), [], metadata).details[1:] == (
+        "The time limit of 4 CPU seconds ended the attack on 8 of 8 updates (clients 0 and 2 in "
+        "round 2; client 1 in rounds 1, 3 and 5; client 3 in round 3; 2 further clients): more "
+        "time may find more, and what was found there depends on the speed of the machine. "
+        "That less is found in later rounds is no sign of safety where the limit ended the attack.",
+    )
+    assert judge(Index(records), []).details[1].startswith("The time limit ended the attack on 8")
+
+
+def test_more_time_cannot_find_more_than_an_exact_or_solved_update():
+    stopped = LeakageRecord("r", 1, 0, -1, "attack", "stopped_by_budget", 1.0)
+    other = LeakageRecord("r", 1, 1, -1, "attack", "stopped_by_budget", 1.0)
+
+    def told(*records):
+        index = with_blind(*records, metric(1, 0, 0, 60.0), metric(1, 1, 0, 11.0))
+        return ended_by_time(index, fates(index), attempts(index), None)
+
+    assert told(stopped) == ()
+    (found,) = told(stopped, other, objective(1, 0, 0.1), objective(1, 1, 0.1))
+    assert "on 1 of 2 updates (client 1 in round 1): more time may find more" in found
+    note = (
+        "labels known; a + finish chosen: a stopped 0.2 (x); a + finish {} 0.1 in 0.5 s; b refused"
+    )
+    assert told(other, objective(1, 1, 0.1, note.format("solved"))) == ()
+    assert told(other, objective(1, 1, 0.1, note.format("stopped")))
+
+
+@pytest.mark.parametrize(("first", "beyond"), [(0, False), (1, False), (2, True)])
+def test_more_originals_than_chance_are_those_that_it_reaches_in_one_run_of_twenty(first, beyond):
+    # Of 15 attempts among 101 a guess finds one or more with 14 %, two or more with 1 %.
+    records = [metric(1, 0, i, 11.0) for i in range(15)]
+    for i in range(15):
+        rank, note = 1.0 if i < first else 7.0, "of 101 candidates"
+        where = ("r", 1, 0, i, "metric", "identification_rank")
+        records.append(LeakageRecord(*where, rank, note=note))
+    found = attempts(with_blind(*records))
+    assert by_chance(found) == 1 and beyond_chance(found) is beyond
+    assert "with 15 attempts as here at most 1; more" in chance_told(found)
+    told = " ".join(judge(with_blind(*records), []).details)
+    assert "once in 101, so 0.15 times in 15." in told
