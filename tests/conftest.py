@@ -1,3 +1,4 @@
+import gc
 import os
 
 import jaxtyping
@@ -6,6 +7,14 @@ import pytest
 import torch
 
 os.environ["FLWR_LEAKAGE_OFFLINE"] = "1"  # no test fetches the backbone of LPIPS, in any process
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: half a million objects that no collection need look at.
+
+    Flower collects garbage after each array that it reads, a quarter of a second each time.
+    """
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

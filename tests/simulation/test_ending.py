@@ -33,7 +33,7 @@ def test_a_sigterm_leaves_a_closed_run_with_a_report_that_says_so(tiny_data):
         return honest(message, context)
 
     with pytest.raises(SystemExit) as ended:
-        run(config, app)
+        run(config, app, page=True)
     assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     data = read_run(config["run_dir"])
