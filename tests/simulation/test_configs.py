@@ -91,8 +91,11 @@ def test_every_option_composes(i, tmp_path):
             instantiate(composed, group)
 
 
-AUDITS = [name for name in _options("experiment")
-          if "\npaper:" not in (conf_dir() / "experiment" / f"{name}.yaml").read_text()]  # fmt: skip
+AUDITS = [
+    name
+    for name in _options("experiment")
+    if "\npaper:" not in (conf_dir() / "experiment" / f"{name}.yaml").read_text()
+]
 """Those of the papers are composed, and run, in ``tests/papers/test_smoke.py``."""
 
 
