@@ -1,5 +1,6 @@
 """Both commands as a person gives them: a sweep, and the same numbers on either engine."""
 
+import importlib
 import logging
 import math
 import os
@@ -14,7 +15,6 @@ import pytest
 from audits import numbers, tiny_config, values
 from audits import run as run_audit
 
-from flwr_leakage.simulation import command
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.sweep import objective_of
@@ -137,9 +137,10 @@ def test_what_is_wrong_ends_the_command_in_words(tiny_data, script, argument, sa
 
 def test_a_typo_is_told_before_anything_that_a_run_needs_is_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr_leakage.simulation.run", None)
+    monkeypatch.delitem(sys.modules, "flwr_leakage.simulation.command", raising=False)
     monkeypatch.setattr(sys, "argv", ["run.py", "num_round=3"])
     with pytest.raises(SystemExit, match="did you mean 'num_rounds'"):
-        command.main()
+        importlib.import_module("flwr_leakage.simulation.command").main()
 
 
 @pytest.mark.ray
