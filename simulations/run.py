@@ -1,6 +1,6 @@
 """Run a federated leakage audit: ``python simulations/run.py [group=option] [key=value] …``."""
 
-from flwr_leakage.simulation.run import main
+from flwr_leakage.simulation.command import main
 
 if __name__ == "__main__":
     main()

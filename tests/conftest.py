@@ -1,11 +1,24 @@
+import gc
 import os
 
+# Before NumPy and torch are imported, in every process of a test: cores are shared by workers,
+# and threads of one that wait for work keep another from its own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import jaxtyping
-import numpy as np
 import pytest
 import torch
+from audits import write_tiny_data
 
 os.environ["FLWR_LEAKAGE_OFFLINE"] = "1"  # no test fetches the backbone of LPIPS, in any process
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: half a million objects that no collection need look at.
+
+    Flower collects garbage after each array that it reads, a quarter of a second each time.
+    """
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -21,10 +34,5 @@ def unchecked(monkeypatch):
 
 @pytest.fixture
 def tiny_data(tmp_path):
-    """An npz data set of 60 training and 20 test images, 8×8, four classes."""
-    draws = np.random.default_rng(0)
-    for part, count in (("train", 60), ("test", 20)):
-        images = draws.integers(0, 256, (count, 8, 8), dtype=np.uint8)
-        labels = np.arange(count, dtype=np.int64) % 4
-        np.savez(tmp_path / f"tiny_{part}.npz", images=images, labels=labels)
-    return tmp_path
+    """The folder of the data set that tiny audits train on."""
+    return write_tiny_data(tmp_path)

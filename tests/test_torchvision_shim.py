@@ -1,38 +1,22 @@
 """The module that makes ``import torchvision`` work, each case in a fresh process."""
 
+import json
 import subprocess
 import sys
 import textwrap
 
+import pytest
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def test_torchvision_imports_after_it():
-    result = run(
-        """
+CASES = {
+    "torchvision imports after it": """
         import flwr_leakage._torchvision
-        import torch, torchvision, lpips
+        import torchvision, lpips
         from torchvision.ops import nms
         model = torchvision.models.resnet18(weights=None).eval()
         assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)
-        """
-    )
-    assert result.returncode == 0, result.stderr
-
-
-def test_missing_schemas_are_declared_once():
-    """As on a machine whose torchvision library does not load."""
-    result = run(
-        """
-        import torch
+        """,
+    # As on a machine whose torchvision library does not load.
+    "missing schemas are declared once": """
         def refuse(path):
             raise OSError(f"{path}: libcudart.so.13: cannot open shared object file")
         torch.ops.load_library = refuse
@@ -44,16 +28,9 @@ def test_missing_schemas_are_declared_once():
         assert schema == (
             "torchvision::nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
         ), schema
-        """
-    )
-    assert result.returncode == 0, result.stderr
-
-
-def test_nothing_is_declared_where_the_library_loads():
-    """Loading is simulated by declaring what the library would; a second one would raise."""
-    result = run(
-        """
-        import torch
+        """,
+    # Loading is simulated by declaring what the library would; a second one would raise.
+    "nothing is declared where the library loads": """
         libraries = []
         def load(path):
             library = torch.library.Library("torchvision", "DEF")
@@ -63,18 +40,43 @@ def test_nothing_is_declared_where_the_library_loads():
         import flwr_leakage._torchvision as shim
         assert shim._libraries == []
         assert len(libraries) == 1
-        """
-    )
-    assert result.returncode == 0, result.stderr
-
-
-def test_nothing_happens_without_torchvision():
-    result = run(
-        """
-        import importlib.util, torch
+        """,
+    "nothing happens without torchvision": """
+        import importlib.util
         importlib.util.find_spec = lambda name: None
         import flwr_leakage._torchvision as shim
         assert shim._libraries == []
-        """
+        """,
+}
+FORKS = """
+import json, os, sys, traceback
+import torch  # once; each case is a process of its own from here on
+found = {}
+for name, code in json.loads(sys.stdin.read()).items():
+    if not (child := os.fork()):
+        try:
+            exec(code, {"torch": torch})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    found[name] = os.waitpid(child, 0)[1]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found():
+    return subprocess.run(
+        [sys.executable, "-c", FORKS],
+        input=json.dumps({name: textwrap.dedent(code) for name, code in CASES.items()}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_shim_declares_what_torchvision_lacks(found, name):
+    assert json.loads(found.stdout)[name] == 0, found.stderr

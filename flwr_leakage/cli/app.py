@@ -325,7 +325,7 @@ def main() -> None:
 
 def _simulate(arguments: Iterable[str]) -> None:
     """Hydra reads the arguments of the process, and they are kept in ``run.json``."""
-    from flwr_leakage.simulation.run import main as simulate
+    from flwr_leakage.simulation.command import main as simulate
 
     sys.argv = [sys.argv[0], *arguments]
     simulate()

@@ -1,6 +1,6 @@
 """``python -m flwr_leakage.simulation``, wherever the package is installed."""
 
-from flwr_leakage.simulation.run import main
+from flwr_leakage.simulation.command import main
 
 if __name__ == "__main__":
     main()

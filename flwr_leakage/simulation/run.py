@@ -1,7 +1,6 @@
-"""The command: ``python -m flwr_leakage.simulation [group=option] [key=value] …``."""
+"""One audit or one experiment of a paper, as Hydra gives its config: see ``command``."""
 
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from flwr_leakage.simulation.apps import make_client_app, make_server_app
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError, to_config
 from flwr_leakage.simulation.nodes import instantiate
-from flwr_leakage.simulation.overrides import check_overrides, spell_experiment
 from flwr_leakage.simulation.paper import perform
 from flwr_leakage.simulation.sweep import fail, objective_of
 from flwr_leakage.simulation.watch import closed_afterwards
@@ -25,7 +23,7 @@ from flwr_leakage.tracking import read_run
 
 
 @hydra.main(version_base=None, config_path=str(conf_dir()), config_name="config")
-def _main(cfg: DictConfig) -> Any:
+def run_by_hydra(cfg: DictConfig) -> Any:
     """Run one audit; Hydra calls it once for each point of a sweep (``-m``).
 
     Returns:
@@ -69,13 +67,3 @@ def launch(config: Config) -> None:
     records = read_run(config["run_dir"]).records
     if not any(record.name == "train_cpu_seconds" for record in records):
         raise NoUpdateError("no client returned a usable update in any round; the report says why.")
-
-
-def main() -> None:
-    """The command: check the overrides, then run."""
-    sys.argv[1:] = spell_experiment(sys.argv[1:])
-    problem = check_overrides(sys.argv[1:])
-    if problem:
-        sys.exit(f"error: {problem}")
-    os.umask(0o077)  # Hydra makes the run folder and its log, which may tell of private data
-    _main()

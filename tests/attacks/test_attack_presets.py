@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attacked import observe, tiny_network
+from attacked import observe, preset, tiny_network
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
@@ -43,7 +43,7 @@ def test_hydra_and_the_loader_build_the_same(name):
         cfg = compose("config", [f"attack={name}"])
     built = instantiate(cfg.attack, _convert_="all")
     assert isinstance(built, Attack)
-    assert built == load_preset(name)
+    assert built == preset(name)
 
 
 def test_unknown_names_and_settings_fail():
@@ -191,7 +191,7 @@ def solves(attack, network, defense, spec):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_solves_a_small_case(name, spec):
-    attack = shortened(load_preset(name))
+    attack = shortened(preset(name))
     assert any(solves(attack, make(spec), defense, spec) for make, defense in CASES.values()), (
         f"{name} solves none of: {', '.join(CASES)}"
     )
@@ -200,4 +200,4 @@ def test_every_preset_solves_a_small_case(name, spec):
 @pytest.mark.parametrize(("name", "case"), [("pruning_aware", "pruned"), ("noise_aware", "noisy")])
 def test_a_preset_that_adapts_solves_what_it_adapts_to(name, case, spec):
     make, defense = CASES[case]
-    assert solves(shortened(load_preset(name)), make(spec), defense, spec)
+    assert solves(shortened(preset(name)), make(spec), defense, spec)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from attacked import observe
+from attacked import observe, preset
 
 import flwr_leakage.attacks
 from flwr_leakage.attacks import LBFGS, AttackJob, GradientInversion, Restarts
-from flwr_leakage.attacks.presets import load_preset, preset_names
+from flwr_leakage.attacks.presets import preset_names
 from flwr_leakage.records import Batch, Disclosure, LocalSchedule, ThreatModel
 
 SOURCES = sorted(Path(flwr_leakage.attacks.__file__).parent.rglob("*.py"))
@@ -50,7 +50,7 @@ def test_an_attack_reads_nothing_that_is_not_granted(threat, gradient_map, spec,
 def test_every_preset_infers_labels_without_reading_them(name, gradient_map, spec, images):
     batch = Batch(images[:1], torch.tensor([2]))
     seen = replace(observe(gradient_map, batch, LocalSchedule(0.1)), disclosed=Poisoned())
-    attack = load_preset(name)
+    attack = preset(name)
     if isinstance(attack, Restarts):
         attack = attack.attack
     for part in getattr(attack, "attacks", {name: attack}).values():
@@ -63,7 +63,7 @@ def test_every_preset_infers_labels_without_reading_them(name, gradient_map, spe
 
 @pytest.mark.parametrize("name", preset_names())
 def test_an_attack_takes_nothing_but_what_a_server_sees(name):
-    parameters = list(inspect.signature(type(load_preset(name)).__call__).parameters)
+    parameters = list(inspect.signature(type(preset(name)).__call__).parameters)
     assert parameters == ["self", "job", "progress"]
     assert [field.name for field in fields(AttackJob)] == [
         "gradient_map", "spec", "observations", "threat", "seed", "restarts", "max_seconds",

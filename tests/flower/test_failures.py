@@ -140,7 +140,7 @@ def _two_metric_records(message, context, honest):
 )
 def test_a_bad_reply_is_recorded_and_the_run_goes_on(tiny_data, fault, said):
     config = tiny_config(tiny_data)
-    data = run(config, _faulty_app(config, fault))
+    data = run(config, _faulty_app(config, fault), page=True)
     warnings = [event for event in data.events if event.level == "warning"]
     assert [event.server_round for event in warnings] == [1, 2]
     assert all(said in event.message for event in warnings)

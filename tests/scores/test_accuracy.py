@@ -50,8 +50,8 @@ def convnet():
 
 
 def resnet():
-    model = ResNet18((3, 8, 8), 10, width=4)
-    return initialize(model, "default", generator()), synthetic((1, 3, 8, 8))
+    model = ResNet18((3, 6, 6), 10, width=4)
+    return initialize(model, "default", generator()), synthetic((1, 3, 6, 6))
 
 
 def synthetic(shape):

@@ -2,11 +2,11 @@
 
 import copy
 import functools
-import operator
 
 import pytest
 from audits import tiny_config
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from flwr_leakage._conf import conf_dir
@@ -19,51 +19,89 @@ from flwr_leakage.simulation.nodes import instantiate, instantiate_each
 from flwr_leakage.simulation.overrides import check_overrides
 
 NEED_FILES = {
-    "npz": "root",
-    "image_folder": "root",
-    "imagenette": "root",
-    "mnist_npz": "root",
-    "fashion_mnist_npz": "root",
-    "cifar10_npz": "root",
+    "npz",
+    "image_folder",
+    "imagenette",
+    "mnist_npz",
+    "fashion_mnist_npz",
+    "cifar10_npz",
 }
 NEED_PUBLIC_DATA = {"instahide_inter"}
 BUILT = {"defense", "self_attack", "gate", "attack", "partition", "strategy", "metric", "engine"}
 
 
 @pytest.fixture(scope="module")
-def tiny_config_once(tmp_path_factory):
-    """A tiny config that is composed once; a test changes a copy of it."""
-    overrides = ["dataset=embedded_mnist", "score=gradient_norm"]
-    return tiny_config(tmp_path_factory.mktemp("config"), *overrides)
+def composed(tmp_path_factory):
+    """A tiny config, which is composed once."""
+    return tiny_config(tmp_path_factory.mktemp("config"), "score=gradient_norm")
+
+
+@pytest.fixture
+def tiny(composed, tiny_data):
+    """A copy of it, which a test changes."""
+    return changed(composed, f"dataset.root={tiny_data}")
+
+
+def changed(composed, *overrides):
+    """A copy with other values, of which Hydra's grammar says what they are."""
+    composed = copy.deepcopy(composed)
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        *path, last = override.key_or_group.split(".")
+        section = functools.reduce(lambda node, key: node.setdefault(key, {}), path, composed)
+        if override.is_delete():
+            del section[last]
+        else:
+            section[last] = override.value()
+    return composed
 
 
 def _options(group):
     return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
 
 
-ALL = [
-    (folder.name, option)
+GROUPS = {
+    folder.name: _options(folder.name)
     for folder in sorted(conf_dir().iterdir())
-    if folder.is_dir()
-    for option in _options(folder.name)
-]
+    if folder.is_dir() and folder.name != "experiment"
+}
 
 
-@pytest.mark.parametrize(("group", "option"), ALL)
-def test_every_option_composes(group, option, tmp_path):
+@pytest.mark.parametrize("i", range(max(map(len, GROUPS.values()))))
+def test_every_option_composes(i, tmp_path):
+    """The i-th options of all groups in one config; a group that has fewer begins anew."""
+    chosen = {group: options[i % len(options)] for group, options in GROUPS.items()}
+    overrides = [f"{group}={option}" for group, option in chosen.items()]
     with initialize_config_dir(str(conf_dir()), version_base=None):
-        cfg = compose("config", [f"{group}={option}", f"run_dir={tmp_path}"])
-    if OmegaConf.missing_keys(cfg):
-        assert f"{group}.{NEED_FILES[option]}" in OmegaConf.missing_keys(cfg)
-        return
-    config = to_config(cfg, {})
-    if option in NEED_PUBLIC_DATA:
-        with pytest.raises(ConfigError, match="public set"):
-            instantiate(config, group)
-    elif group == "score":
-        instantiate_each(config, group, Score)
-    elif group in BUILT and config[group]:
-        instantiate(config, group)
+        cfg = compose("config", [*overrides, f"run_dir={tmp_path}"])
+    missing = OmegaConf.missing_keys(cfg)
+    assert ("dataset.root" in missing) == (chosen["dataset"] in NEED_FILES)
+    for key in missing:
+        assert key.startswith("dataset.")
+        OmegaConf.update(cfg, key, "x")
+    composed = to_config(cfg, {})
+    for group, option in chosen.items():
+        if GROUPS[group].index(option) != i:
+            continue
+        if option in NEED_PUBLIC_DATA:
+            with pytest.raises(ConfigError, match="public set"):
+                instantiate(composed, group)
+        elif group == "score":
+            instantiate_each(composed, group, Score)
+        elif group in BUILT and composed[group]:
+            instantiate(composed, group)
+
+
+AUDITS = [
+    name
+    for name in _options("experiment")
+    if "\npaper:" not in (conf_dir() / "experiment" / f"{name}.yaml").read_text()
+]
+"""Those of the papers are composed, and run, in ``tests/papers/test_smoke.py``."""
+
+
+@pytest.mark.parametrize("name", AUDITS)
+def test_every_audit_composes(name, tmp_path):
+    assert config.compose([f"experiment={name}"], str(tmp_path))["choices"]["experiment"] == name
 
 
 @pytest.mark.parametrize("model", _options("model"))
@@ -96,7 +134,7 @@ def test_a_mistyped_override_names_what_exists(argument, said):
         ["experiment=single_digit", "engine=ray", "engine.num_cpus=2"],
         ["attack=none", "+attack.restarts=2", "hydra.run.dir=/x", "--cfg", "job"],
         ["selection.clients=[0,1]"],
-        *([f"dataset={option}", f"dataset.{key}=x"] for option, key in NEED_FILES.items()),
+        *([f"dataset={option}", "dataset.root=x"] for option in sorted(NEED_FILES)),
         ["dataset=npz", "dataset.root=x", "dataset.name=y"],
     ],
 )
@@ -144,9 +182,9 @@ def test_what_is_right_passes(arguments):
         ("+engine.name=ray", "there is no key 'name' in 'engine'"),
     ],
 )
-def test_a_wrong_value_is_an_error_that_names_its_key(tiny_data, override, said):
+def test_a_wrong_value_is_an_error_that_names_its_key(tiny, override, said):
     with pytest.raises(ConfigError, match="(?s)" + said):
-        build(tiny_config(tiny_data, override))
+        build(changed(tiny, override))
 
 
 @pytest.mark.parametrize(
@@ -182,14 +220,18 @@ def test_a_wrong_value_of_another_option_names_its_key(tiny_data, overrides, sai
         ),
         ("+node=5", "there is no key 'node' at the top level"),
         ("+node.remark=hi", "there is no key 'node' at the top level"),
-        ("+choices.foo=1", "there is no key 'choices' at the top level"),
         ("+score.foo=1", "score.foo must be Score, got 1"),
         ("+tracker.foo=1", "tracker must be a section with a _target_"),
     ],
 )  # fmt: skip
-def test_a_key_that_nobody_reads_is_an_error_that_names_it(tiny_data, override, said):
+def test_a_key_that_nobody_reads_is_an_error_that_names_it(tiny, override, said):
     with pytest.raises(ConfigError, match=said):
-        build(tiny_config(tiny_data, override))
+        build(changed(tiny, override))
+
+
+def test_the_names_of_the_chosen_options_are_no_section(tiny_data):
+    with pytest.raises(ConfigError, match="there is no key 'choices' at the top level"):
+        tiny_config(tiny_data, "+choices.foo=1")
 
 
 LBFGS = "flwr_leakage.attacks.LBFGS"
@@ -215,40 +257,35 @@ IID = "flwr_leakage.data.IidPartition"
         ("model.network", LBFGS, "Module, "),
     ],
 )
-def test_a_target_of_another_kind_is_told_by_its_key(tiny_config_once, key, target, expected):
-    config = copy.deepcopy(tiny_config_once)
-    *path, last = key.split(".")
-    section = functools.reduce(operator.getitem, path, config)
-    section[last] = {"_target_": target}
+def test_a_target_of_another_kind_is_told_by_its_key(tiny, key, target, expected):
+    config = changed(tiny, f"{key}={{_target_: {target}}}")
     got = target.rpartition(".")[2]
     with pytest.raises(ConfigError, match=f"^{key}._target_ must give {expected}got .*{got}"):
         build(config)
 
 
-def test_what_a_function_returns_is_of_the_kind_too(tiny_config_once):
-    config = {**tiny_config_once, "defense": {"_target_": "builtins.len", "_args_": [[1, 2]]}}
+def test_what_a_function_returns_is_of_the_kind_too(tiny):
+    config = {**tiny, "defense": {"_target_": "builtins.len", "_args_": [[1, 2]]}}
     with pytest.raises(
         ConfigError, match=r"^defense\._target_ must give Defense, got builtins\.int"
     ):
         build(config)
 
 
-def test_a_key_that_a_class_reads_may_be_added_to_its_section(tiny_data):
-    assert (
-        build(tiny_config(tiny_data, "+attack.relu_sharpness=3.0")).attack.attack.relu_sharpness
-        == 3
-    )
+def test_a_key_that_a_class_reads_may_be_added_to_its_section(tiny):
+    built = build(changed(tiny, "+attack.relu_sharpness=3.0"))
+    assert built.attack.attack.relu_sharpness == 3
 
 
-def test_a_model_needs_no_more_than_its_network(tiny_data):
-    experiment = build(tiny_config(tiny_data, "~model.initialization", "~model.batch_norm"))
+def test_a_model_needs_no_more_than_its_network(tiny):
+    experiment = build(changed(tiny, "~model.initialization", "~model.batch_norm"))
     assert experiment.gradient_map.batch_norm == "running"
 
 
-def test_what_a_class_declares_has_its_defaults_there(tiny_data):
-    assert build(tiny_config(tiny_data, "~threat.labels")).threat.labels == "inferred"
-    sent = build(tiny_config(tiny_data)).client_audit().score_plan.send
-    assert sent is build(tiny_config(tiny_data)).config["scoring"]["send"] is True
+def test_what_a_class_declares_has_its_defaults_there(tiny):
+    assert build(changed(tiny, "~threat.labels")).threat.labels == "inferred"
+    sent = build(tiny).client_audit().score_plan.send
+    assert sent is tiny["scoring"]["send"] is True
 
 
 def test_attacks_are_tried_in_the_order_of_their_file(tiny_data):
@@ -258,11 +295,10 @@ def test_attacks_are_tried_in_the_order_of_their_file(tiny_data):
     assert built.settings.server.attack_max_seconds == 9
 
 
-def test_the_same_config_is_built_once_and_any_other_anew(tiny_data):
-    config = tiny_config(tiny_data)
-    first = build(config)
-    assert build(dict(reversed(config.items()))) is first
-    assert build({**config, "run_dir": "elsewhere"}) is not first
+def test_the_same_config_is_built_once_and_any_other_anew(tiny):
+    first = build(tiny)
+    assert build(dict(reversed(tiny.items()))) is first
+    assert build({**tiny, "run_dir": "elsewhere"}) is not first
 
 
 def test_a_client_that_the_partition_gives_too_few_samples_is_named(tiny_data):

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from flwr_leakage.flower import run_inline
 from flwr_leakage.records import LeakageRecord
-from flwr_leakage.simulation import run as command
+from flwr_leakage.simulation import command
+from flwr_leakage.simulation import run as by_hydra
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.summary import close_broken_run
@@ -33,7 +34,7 @@ def test_a_sigterm_leaves_a_closed_run_with_a_report_that_says_so(tiny_data):
         return honest(message, context)
 
     with pytest.raises(SystemExit) as ended:
-        run(config, app)
+        run(config, app, page=True)
     assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     data = read_run(config["run_dir"])
@@ -112,7 +113,7 @@ def test_a_full_disk_stops_the_record_and_not_the_training(tiny_data, monkeypatc
 def test_what_the_command_makes_is_its_owners_only(tmp_path, monkeypatch):
     before = os.umask(0o022)
     try:
-        monkeypatch.setattr(command, "_main", lambda: (tmp_path / "run.log").touch())
+        monkeypatch.setattr(by_hydra, "run_by_hydra", lambda: (tmp_path / "run.log").touch())
         monkeypatch.setattr("sys.argv", ["run.py"])
         command.main()
     finally:

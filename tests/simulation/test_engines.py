@@ -1,5 +1,6 @@
 """Both commands as a person gives them: a sweep, and the same numbers on either engine."""
 
+import importlib
 import logging
 import math
 import os
@@ -132,6 +133,14 @@ def test_what_is_wrong_ends_the_command_in_words(tiny_data, script, argument, sa
         script(*arguments)
     assert str(error.value).startswith(said)
     assert not (folder / "records.jsonl").exists()
+
+
+def test_a_typo_is_told_before_anything_that_a_run_needs_is_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr_leakage.simulation.run", None)
+    monkeypatch.delitem(sys.modules, "flwr_leakage.simulation.command", raising=False)
+    monkeypatch.setattr(sys, "argv", ["run.py", "num_round=3"])
+    with pytest.raises(SystemExit, match="did you mean 'num_rounds'"):
+        importlib.import_module("flwr_leakage.simulation.command").main()
 
 
 @pytest.mark.ray

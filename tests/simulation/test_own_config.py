@@ -5,7 +5,7 @@ import logging
 import shutil
 
 import pytest
-from audits import TINY, values
+from audits import TINY, no_page, values
 from flwr.app import Context, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,8 @@ def _run(tiny_data, folder, run_overrides, node_config, num_clients=2, server_ov
     if server_overrides is not None:
         run_config = run_config | {"hydra-overrides": f"{base} {server_overrides}"}
     context = Context(1, SERVER_NODE_ID, {}, RecordDict(), run_config)
-    flower_app.server_app(grid, context)
+    with no_page():
+        flower_app.server_app(grid, context)
     return read_run(folder)
 
 

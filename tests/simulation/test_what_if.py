@@ -1,7 +1,7 @@
 """Clients of unequal size that train by epochs; what a defense would have changed."""
 
 import pytest
-from audits import numbers, run, tiny_config, values
+from audits import numbers, run, tiny_config, values, write_tiny_data
 
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import ConfigError, compose
@@ -18,9 +18,10 @@ UNEQUAL = [
 PRUNED = ["what_if={p: {_target_: flwr_leakage.defenses.GradientPruning, prune_ratio: 0.5}}"]
 
 
-@pytest.fixture
-def unequal(tiny_data):
-    return run(tiny_config(tiny_data, *UNEQUAL, *PRUNED, name="unequal"))
+@pytest.fixture(scope="module")
+def unequal(tmp_path_factory):
+    data = write_tiny_data(tmp_path_factory.mktemp("unequal"))
+    return run(tiny_config(data, *UNEQUAL, *PRUNED, name="unequal"))
 
 
 def test_each_client_trains_by_its_size(unequal):

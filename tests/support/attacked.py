@@ -1,8 +1,12 @@
 """Small networks, and what a server sees of a client that trains one."""
 
+from functools import cache
+
 import torch
 from torch import nn
 
+from flwr_leakage.attacks.base import Attack
+from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.records import Disclosure
 from simulations.benchmarks import lab
 
@@ -18,6 +22,12 @@ def tiny_network(seed=0, channels=1, activation=nn.Sigmoid, classes=4):
     for value in network.parameters():
         nn.init.uniform_(value, -0.5, 0.5)
     return network
+
+
+@cache
+def preset(name: str) -> Attack:
+    """A preset as its file describes it, which is frozen and composed once."""
+    return load_preset(name)
 
 
 def observe(gradient_map, batch, schedule, *, disclose=False, **named):

@@ -1,13 +1,17 @@
 """Small audits that tests run in process."""
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 from rich.console import Console
 
 from flwr_leakage.flower import run_inline
+from flwr_leakage.simulation import summary
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, compose
@@ -42,13 +46,35 @@ def tiny_config(root: Path, *overrides: str, name: str = "run") -> Config:
     return compose([*TINY, *data, *overrides], str(root / name))
 
 
-def run(config: Config, client_app: ClientApp | None = None) -> RunData:
-    """Run an audit in process and read its folder."""
-    run_inline(
-        make_server_app(lambda _: config, Console(quiet=True)),
-        client_app or make_client_app(lambda _: build(config)),
-        config["num_clients"],
-    )
+def write_tiny_data(folder: Path) -> Path:
+    """An npz data set of 60 training and 20 test images, 8×8, four classes."""
+    draws = np.random.default_rng(0)
+    for part, count in (("train", 60), ("test", 20)):
+        images = draws.integers(0, 256, (count, 8, 8), dtype=np.uint8)
+        labels = np.arange(count, dtype=np.int64) % 4
+        np.savez(folder / f"tiny_{part}.npz", images=images, labels=labels)
+    return folder
+
+
+def no_page() -> AbstractContextManager:
+    """Runs end without their report, which takes as long as all else of a tiny audit."""
+    return mock.patch.object(summary, "write_report", lambda folder: folder / "report.html")
+
+
+def run(config: Config, client_app: ClientApp | None = None, page: bool = False) -> RunData:
+    """Run an audit in process and read its folder.
+
+    Args:
+        config: of the run.
+        client_app: in place of the config's own.
+        page: whether its report is written.
+    """
+    with nullcontext() if page else no_page():
+        run_inline(
+            make_server_app(lambda _: config, Console(quiet=True)),
+            client_app or make_client_app(lambda _: build(config)),
+            config["num_clients"],
+        )
     return read_run(config["run_dir"])
 
 

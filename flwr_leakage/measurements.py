@@ -1,0 +1,139 @@
+"""What is measured and written down: numbers, how they may be read, and events. All are frozen."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Direction = Literal["larger is safer", "smaller is safer", "larger leaks more", ""]
+RecordKind = Literal["score", "attack", "metric", "utility", "cost", "check", "client", "what_if"]
+State = Literal["exact", "within tolerance", "lower bound", "upper bound", "unresolved"]
+"""How a value stands to the quantity that it is named after; see ``Measurement``."""
+NUMBERS: tuple[State, ...] = ("exact", "within tolerance")
+"""The states of a value that may be read as the quantity itself."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One quantity of every sample of a batch: a risk score, or a metric against the truth.
+
+    A state says how a value may be read:
+
+    - ``exact``: right but for rounding, which the error bar covers.
+    - ``within tolerance``: an estimate that is within its error bar.
+    - ``lower bound``, ``upper bound``: the quantity that an enemy or a theorem speaks of is proven
+      to lie above or below. With a value, the measurement is such a bound by its definition, and
+      the error bar is that of the bound. Without one, an estimate did not converge: what it proves
+      stands in the note, so that nobody averages a bound with numbers.
+    - ``unresolved``: no number and no bound; the note says why.
+
+    Attributes:
+        name: the field's name of the quantity, e.g. ``lambda_max`` or ``psnr``.
+        values: one entry a sample, finite, or ``None`` where there is no number.
+        unit: ``dB``, ``1``, ``model input``, ``pixel``, …
+        direction: what a larger value means.
+        notes: one entry a sample: why there is no number, or how to read it; mostly empty.
+        products: Jacobian products (``matvec`` or ``rmatvec`` of one sample) that it took.
+        errors: half the width of each value's error bar, in ``unit``, ``None`` where it is unknown
+            or where there is no value; empty where nothing is said. Bars of random estimates hold
+            with a probability of 99 %.
+        states: one entry a sample, or empty where nothing is said.
+    """
+
+    name: str
+    values: tuple[float | None, ...]
+    unit: str
+    direction: Direction
+    notes: tuple[str, ...] = ()
+    products: int = 0
+    errors: tuple[float | None, ...] = ()
+    states: tuple[State, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("notes", "errors", "states"):
+            given = len(getattr(self, name))
+            if given and given != len(self.values):
+                raise ValueError(
+                    f"{name} must have one entry for each of {len(self.values)} samples, "
+                    f"got {given}."
+                )
+        for value in self.values:
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"values of {self.name} must be finite or None, got {value}.")
+        for value, error in zip(self.values, self.errors, strict=False):
+            if error is not None and (value is None or not 0 <= error < math.inf):
+                raise ValueError(
+                    f"errors of {self.name} must be finite and ≥ 0, and None where there is no "
+                    f"value, got {error} for the value {value}."
+                )
+        for value, state in zip(self.values, self.states, strict=False):
+            if state not in get_args(State):
+                raise ValueError(
+                    f"states of {self.name} must be of {get_args(State)}, got {state!r}."
+                )
+            if state in (NUMBERS if value is None else ("unresolved",)):
+                raise ValueError(f"the state of {self.name} = {value} cannot be {state!r}.")
+
+    def tensor(self) -> Tensor:
+        """The values (B,) in float64, NaN where there is none.
+
+        Example:
+            >>> Measurement("psnr", (20.0, None), "dB", "larger leaks more").tensor()
+            tensor([20., nan], dtype=torch.float64)
+        """
+        numbers = [math.nan if value is None else value for value in self.values]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class LeakageRecord:
+    """One number of an audit.
+
+    Attributes:
+        run: the run's name.
+        server_round: counted from 1; 0 for the whole run.
+        client_id: the partition id; −1 for the server.
+        sample: index in the client's batch; −1 for the whole client or round.
+        kind: the family of the number.
+        name: the field's name of the quantity.
+        value: finite, or ``None`` where it could not be computed (see ``note``).
+        unit: ``dB``, ``1``, ``pixel``, …
+        direction: what a larger value means.
+        note: why a value is missing or to be read with care; what the attacker was given.
+        error: half the width of the value's error bar, or ``None`` where it is unknown.
+        state: how the value may be read, see ``Measurement``; empty where nothing is said.
+    """
+
+    run: str
+    server_round: int
+    client_id: int
+    sample: int
+    kind: RecordKind
+    name: str
+    value: float | None
+    unit: str = ""
+    direction: Direction = ""
+    note: str = ""
+    error: float | None = None
+    state: State | Literal[""] = ""
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """Something that happened in a run: a phase, a failure, a warning.
+
+    Attributes:
+        run: the run's name.
+        server_round: counted from 1; 0 for the whole run.
+        client_id: the partition id; −1 for the server.
+        level: severity.
+        message: what happened, in words.
+    """
+
+    run: str
+    server_round: int
+    client_id: int
+    level: Literal["info", "warning", "error"]
+    message: str
