@@ -44,7 +44,7 @@ def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dic
     before = [root.copy.state_dict(keep_vars=True) for root in roots]
     return {
         name: NamedTensor(index, own, live, before[index][own])
-        for name, (index, own, live) in name_live(received, roots).items()
+        for name, (index, own, live) in name_live(received, [root.live for root in roots]).items()
     }
 
 
@@ -58,12 +58,12 @@ class Shaped(Protocol):
 
 
 def name_live(
-    received: Mapping[str, Shaped], roots: tuple[Root, ...]
+    received: Mapping[str, Shaped], models: Sequence[nn.Module]
 ) -> dict[str, tuple[int, str, Tensor]]:
     """As ``name_tensors``, of modules that need not be copied: index, own name, live tensor."""
     found: dict[str, tuple[int, str, Tensor]] = {}
-    for index, root in enumerate(roots):
-        live = root.live.state_dict(keep_vars=True)
+    for index, model in enumerate(models):
+        live = model.state_dict(keep_vars=True)
         for own, name in _own_names(received, live, found).items():
             found[name] = (index, own, live[own])
     return {name: found[name] for name in received if name in found}
@@ -92,6 +92,8 @@ def _own_names(
                 and start + name not in taken
                 and tuple(received[start + name].shape) == tuple(live[own].shape)
             }
+            if len(matched) == len(live):
+                return matched
             if len(matched) > len(best):
                 best = matched
     return best
