@@ -289,11 +289,8 @@ class Recorder:
         """A step begins."""
         if self._rest is None:
             self._begin_step(optimizer, args, kwargs)
-            return
-        try:
+        else:
             self._rest.before_step(optimizer)
-        except Exception as error:
-            self.give_up(str(error) or type(error).__name__)
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A step has ended."""
