@@ -5,7 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils.hooks import RemovableHandle
 
 
@@ -27,7 +30,9 @@ class Calls:
         self._begins, self._ends = begins, ends
         self._looks = False
         self._waiting: RemovableHandle | None = None
-        self._own: RemovableHandle | None = None
+        self._own: list[RemovableHandle] = []
+        self._called: nn.Module | None = None
+        self._deeper = 0
 
     def look(self) -> None:
         """Look from now on."""
@@ -40,24 +45,41 @@ class Calls:
         self._remove()
 
     def _remove(self) -> None:
-        for handle in (self._waiting, self._own):
-            if handle is not None:
-                handle.remove()
-        self._waiting = self._own = None
+        if self._waiting is not None:
+            self._waiting.remove()
+        for handle in self._own:
+            handle.remove()
+        self._waiting, self._own = None, []
 
     def _begin(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:
             return
         self._remove()
         self._begins(module)
-        if self._looks:
-            self._own = module.register_forward_hook(self._end, with_kwargs=True, always_call=True)
-
-    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if threading.get_ident() != self._thread:
+        if not self._looks:
             return
-        if output is not None:  # after a failure torch walks through the very hooks
-            self._remove()
+        self._called, self._deeper = module, 0
+        how = {"with_kwargs": True, "always_call": True}
+        try:
+            self._own.append(module.register_forward_pre_hook(self._call_itself))
+            self._own.append(module.register_forward_hook(self._end, **how))
+        except Exception:  # a ScriptModule takes none
+            self._own.append(register_module_forward_hook(self._end, **how))
+
+    def _call_itself(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._deeper += 1
+
+    def _end(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        if threading.get_ident() != self._thread or module is not self._called:
+            return
+        if self._deeper:
+            self._deeper -= 1
+            return
+        self._called = None
+        kwargs, output = rest if len(rest) == 2 else ({}, None)  # as torch calls after a failure
+        for handle in self._own[:-1] if output is None else self._own:
+            handle.remove()  # not the last one after a failure: torch walks through such hooks
         if self._looks:
             self._waiting = register_module_forward_pre_hook(self._begin)
         self._ends(module, args, kwargs, output)

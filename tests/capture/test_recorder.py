@@ -11,7 +11,7 @@ from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from trained import Loop, network, pixels, sgd
 
-from flwr_leakage.capture import Glance, Limits, capture
+from flwr_leakage.capture import Glance, Limits, capture, check_replay
 
 
 def hooks():
@@ -294,3 +294,37 @@ def test_a_model_is_shown_before_its_first_call_and_once():
         Loop(model=model).run()
     (seen,) = shown
     assert all(map(torch.equal, seen, before))
+
+
+def test_a_module_that_takes_no_hook_is_seen_all_the_same():
+    model = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)))
+    before = hooks()
+    with capture(Limits(max_samples=1), copies=False) as recorder:
+        with pytest.raises(RuntimeError, match="shapes"):
+            model(torch.zeros(1, 2, 3, 3))
+        Loop(model=model).run()
+    assert recorder.training().num_steps == 3 and not recorder.training().problem
+    assert hooks() == before
+
+
+class Recursive(nn.Module):
+    """Calls itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(36, 36)
+        self.head = nn.Linear(36, 3)
+
+    def forward(self, images, deeper=2):
+        flat = self.inner(images.flatten(1))
+        return self(flat, deeper - 1) if deeper else self.head(flat)
+
+
+def test_only_the_outermost_call_of_a_model_that_calls_itself_counts():
+    model = Recursive()
+    received = {name: value.clone() for name, value in model.state_dict().items()}
+    with capture() as recorder:
+        Loop(model=model).run()
+    assert recorder.training().batch_sizes == (4, 4, 4)
+    assert check_replay(recorder.training(), received, model.state_dict()).residual == 0.0
