@@ -52,7 +52,7 @@ def audit(
         score_plan: when to score, which samples, at what cost, and what to keep and send.
         replay_every: rounds from one replay to the next; 1 replays each, ``None`` none. A replay
             costs as much CPU time as training on the samples that are kept. A look without one
-            costs about two milliseconds for small networks (three passes over the parameters),
+            costs one to three milliseconds for small networks (two passes over the parameters),
             and its record says that the training was not replayed.
         limits: how many samples and bytes are kept; the rest is counted.
         spec: shapes and normalisation of the inputs; by default read off the samples.
