@@ -44,7 +44,7 @@ def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dic
     before = [root.copy.state_dict(keep_vars=True) for root in roots]
     return {
         name: NamedTensor(index, own, live, before[index][own])
-        for name, (index, own, live) in name_live(received, roots).items()
+        for name, (index, own, live) in name_live(received, [root.live for root in roots]).items()
     }
 
 
@@ -58,12 +58,13 @@ class Shaped(Protocol):
 
 
 def name_live(
-    received: Mapping[str, Shaped], roots: tuple[Root, ...]
+    received: Mapping[str, Shaped], models: Sequence[nn.Module]
 ) -> dict[str, tuple[int, str, Tensor]]:
     """As ``name_tensors``, of modules that need not be copied: index, own name, live tensor."""
     found: dict[str, tuple[int, str, Tensor]] = {}
-    for index, root in enumerate(roots):
-        live = root.live.state_dict(keep_vars=True)
+    received = dict(received.items())  # Flower's records are slow to ask
+    for index, model in enumerate(models):
+        live = model.state_dict(keep_vars=True)
         for own, name in _own_names(received, live, found).items():
             found[name] = (index, own, live[own])
     return {name: found[name] for name in received if name in found}
@@ -78,6 +79,8 @@ def _own_names(
         shapes = [tuple(received[name].shape) for name in in_order]
         same = shapes == [tuple(value.shape) for value in live.values()] and not taken
         return dict(zip(live, in_order, strict=True)) if same else {}
+    if _all_fit(received, live) and not taken:
+        return {own: own for own in live}
     best: dict[str, str] = {}
     for wrapper in _WRAPPERS:
         inner = {own: own.removeprefix(wrapper) for own in live if own.startswith(wrapper)}
@@ -95,3 +98,10 @@ def _own_names(
             if len(matched) > len(best):
                 best = matched
     return best
+
+
+def _all_fit(received: Mapping[str, Shaped], live: Mapping[str, Tensor]) -> bool:
+    """Whether all tensors of a module are received under their own names."""
+    return received.keys() >= live.keys() and all(
+        tuple(received[own].shape) == value.shape for own, value in live.items()
+    )

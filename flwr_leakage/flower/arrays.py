@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,12 @@ from torch import Tensor
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
+
+_PLAIN = {
+    torch.float16, torch.float32, torch.float64,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+}  # fmt: skip
+"""Fractions and whole numbers that NumPy knows; bfloat16 it does not."""
 
 
 class MalformedArraysError(ValueError):
@@ -59,14 +66,91 @@ def read_reply(
     )
 
 
-def holds_the_same(array: Array, tensor: Tensor) -> bool:
-    """Whether an array has a tensor's values; bytes are compared first, as that is fast."""
+class Expected:
+    """The arrays that a reply has to hold, prepared once for the rounds of a run.
+
+    Args:
+        gradient_map: of the model.
+    """
+
+    def __init__(self, gradient_map: GradientMap) -> None:
+        self.params, self.buffers = gradient_map.params, gradient_map.buffers
+        self._plain: dict[torch.dtype, list[_Plain]] = {}
+        for name, like in {**self.params, **self.buffers}.items():
+            header = _header_of(like) if like.dtype in _PLAIN else b""
+            entry = _Plain(name, tuple(like.shape), header, len(header) + like.nbytes)
+            self._plain.setdefault(like.dtype, []).append(entry)
+
+    def read(self, arrays: Mapping[str, Array]) -> tuple[Params, Params, tuple[str, ...]]:
+        """As :func:`read_reply`."""
+        return read_reply(arrays, self.params, self.buffers)
+
+    def check(self, arrays: Mapping[str, Array]) -> tuple[str, ...]:
+        """As :func:`read_reply`, without a copy by array: the names of narrower arrays.
+
+        Raises:
+            MalformedArraysError: as there.
+        """
+        count = len(self.params) + len(self.buffers)
+        held = dict(arrays.items())
+        if len(held) == count and all(
+            self._is_finite(dtype, plain, held) for dtype, plain in self._plain.items()
+        ):
+            return ()
+        return self.read(arrays)[2]
+
+    @staticmethod
+    def _is_finite(
+        dtype: torch.dtype, plain: Sequence["_Plain"], arrays: Mapping[str, Array]
+    ) -> bool:
+        """Whether all arrays are of the model's own type and shape, and finite."""
+        if dtype not in _PLAIN:
+            return False
+        parts = []
+        for entry in plain:
+            array = arrays.get(entry.name)
+            if array is None or array.stype != "numpy.ndarray" or len(array.data) != entry.size:
+                return False
+            if tuple(array.shape) != entry.shape or not array.data.startswith(entry.header):
+                return False
+            parts.append(memoryview(array.data)[len(entry.header) :])
+        values = np.frombuffer(b"".join(parts), _numpy(dtype))
+        return not dtype.is_floating_point or bool(np.isfinite(values).all())
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """An array as ``np.save`` writes it."""
+
+    name: str
+    shape: tuple[int, ...]
+    header: bytes
+    size: int
+
+
+def differing(arrays: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of the tensors whose values no array of that name has.
+
+    Bytes are compared first, as that is fast.
+    """
+    held = dict(arrays.items())
+    return [
+        name
+        for name, tensor in tensors.items()
+        if name not in held
+        or not (_has_the_same_bytes(held[name], tensor) or _holds_the_same(held[name], tensor))
+    ]
+
+
+def _has_the_same_bytes(array: Array, tensor: Tensor) -> bool:
+    if tensor.dtype not in _PLAIN or tensor.layout is not torch.strided:
+        return False
+    own: bytes = tensor.numpy(force=True).tobytes()
+    return array.data == _header_of(tensor) + own
+
+
+def _holds_the_same(array: Array, tensor: Tensor) -> bool:
     own = tensor.detach().cpu()
-    if own.dtype != torch.bfloat16:  # NumPy has none
-        values = own.numpy()
-        header = _header(values.dtype.str, values.shape)
-        if array.data == header + values.tobytes():
-            return True
     other = torch.from_numpy(array.numpy())
     return own.shape == other.shape and torch.equal(own, other.to(own.dtype))
 
@@ -121,8 +205,7 @@ def _is_finite(value: Tensor) -> bool:
 
 def _values(array: Array, like: Tensor) -> NDArray[Any]:
     """As ``array.numpy()``, which parses a header anew that is nearly always the expected one."""
-    dtype = np.dtype(str(like.dtype).removeprefix("torch."))
-    header = _header(dtype.str, tuple(like.shape))
+    dtype, header = _numpy(like.dtype), _header_of(like)
     size = len(header) + like.numel() * dtype.itemsize
     plain = array.stype == "numpy.ndarray" and len(array.data) == size
     if plain and array.data.startswith(header):
@@ -130,11 +213,20 @@ def _values(array: Array, like: Tensor) -> NDArray[Any]:
     return array.numpy()
 
 
+@lru_cache(maxsize=64)
+def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
+    return np.dtype(str(dtype).removeprefix("torch."))
+
+
+def _header_of(like: Tensor) -> bytes:
+    return _header(like.dtype, like.shape)
+
+
 @lru_cache(maxsize=1024)
-def _header(descr: str, shape: tuple[int, ...]) -> bytes:
+def _header(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     """What ``np.save`` writes before the entries."""
     buffer = io.BytesIO()
-    fields = {"descr": descr, "fortran_order": False, "shape": shape}
+    fields = {"descr": _numpy(dtype).str, "fortran_order": False, "shape": tuple(shape)}
     np.lib.format.write_array_header_1_0(buffer, fields)
     return buffer.getvalue()
 

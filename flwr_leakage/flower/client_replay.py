@@ -7,6 +7,7 @@ A replay costs as much as the training. The first training of a client is replay
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from torch import Tensor
@@ -14,13 +15,13 @@ from torch import Tensor
 from flwr_leakage.audit.note import ReplayResult
 from flwr_leakage.capture import (
     CapturedTraining,
+    Glance,
     ReplayCheck,
     TrainingFacts,
     check_replay,
     facts_of,
-    glance,
 )
-from flwr_leakage.flower.arrays import holds_the_same
+from flwr_leakage.flower.arrays import differing
 
 REPLAY_KEY = "flwr-leakage-replay"
 """The record of the client's own state that says what the latest replay found."""
@@ -66,14 +67,19 @@ class Replayed:
         record = context.state.get(REPLAY_KEY)
         if not isinstance(record, ConfigRecord):
             return None
-        content = json.loads(str(record["replay"]))
-        facts = content.pop("facts")
-        return Replayed(
-            facts=TrainingFacts.from_dict(facts) if facts else None,
-            varying=tuple(content.pop("varying")),
-            again=tuple(content.pop("again")),
-            **content,
-        )
+        return _read(str(record["replay"]))
+
+
+@lru_cache(maxsize=256)
+def _read(text: str) -> Replayed:
+    content = json.loads(text)
+    facts = content.pop("facts")
+    return Replayed(
+        facts=TrainingFacts.from_dict(facts) if facts else None,
+        varying=tuple(content.pop("varying")),
+        again=tuple(content.pop("again")),
+        **content,
+    )
 
 
 def is_due(every: int | None, server_round: int, kept: Replayed | None) -> bool:
@@ -139,7 +145,11 @@ def replay_now(
 
 
 def look(
-    seen: SeenRound, facts: TrainingFacts | None, kept: Replayed | None, context: Context
+    looks: Glance,
+    seen: SeenRound,
+    facts: TrainingFacts | None,
+    kept: Replayed | None,
+    context: Context,
 ) -> ReplayResult:
     """What is said of a training that is not replayed; a change asks for a replay of the next."""
     if kept is None:  # no replay was asked for
@@ -149,7 +159,7 @@ def look(
         sentence = f"not replayed since round {kept.server_round}, where {kept.sentence}"
         return ReplayResult(None, False, sentence, replayed=False)
     try:
-        causes = _causes(seen)
+        causes = _causes(looks, seen)
     except Exception as error:
         causes = (str(error) or type(error).__name__,)
     changed = _changed(facts, kept)
@@ -187,15 +197,10 @@ def _unreplayed(facts: TrainingFacts | None, kept: Replayed, changed: tuple[str,
     )
 
 
-def _causes(seen: SeenRound) -> tuple[str, ...]:
+def _causes(looks: Glance, seen: SeenRound) -> tuple[str, ...]:
     if not seen.answer:
         return (MASKED,)
-    return glance(
-        seen.training,
-        seen.arrays,
-        lambda name, tensor: holds_the_same(seen.arrays[name], tensor),
-        lambda name, tensor: name in seen.answer and holds_the_same(seen.answer[name], tensor),
-    )
+    return looks.causes(seen.training, partial(differing, seen.answer))
 
 
 def _changed(facts: TrainingFacts | None, kept: Replayed) -> tuple[str, ...]:

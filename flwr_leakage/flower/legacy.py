@@ -24,6 +24,7 @@ from flwr_leakage.flower.arrays import read_arrays
 from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.shared_truth import TruthFolder
+from flwr_leakage.flower.undisturbed import random_states_kept
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.params import Params, subtract
@@ -245,5 +246,6 @@ def observe_legacy(
         guarded(audit, 0, audit.error, 0, message)
         raise
     finally:
-        guarded(audit, 0, audit.tracker.close)
-        guarded(audit, 0, write_report, folder)
+        with random_states_kept():  # whatever draws a page
+            guarded(audit, 0, audit.tracker.close)
+            guarded(audit, 0, write_report, folder)

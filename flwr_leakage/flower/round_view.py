@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from flwr_leakage.audit import ClientNote, ServerAudit
-from flwr_leakage.flower.arrays import read_arrays, read_reply
+from flwr_leakage.flower.arrays import Expected, read_arrays
+from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.replies import (
     Layout,
@@ -52,6 +52,7 @@ class RoundView:
         weighted_by_key: the metric that holds the number of samples.
         drop: whether bad replies will be left out, for the wording.
         usual: the layout of most replies: of earlier rounds, then of this one.
+        expected: the arrays that a reply has to hold.
     """
 
     audit: ServerAudit
@@ -61,12 +62,8 @@ class RoundView:
     weighted_by_key: str
     drop: bool
     usual: Layout | None
+    expected: Expected
     _states: dict[int, tuple[Params, Params]] = field(default_factory=dict)
-
-    @cached_property
-    def _model(self) -> tuple[Params, Params]:
-        """The parameters and buffers that a reply has to fit."""
-        return self.audit.gradient_map.params, self.audit.gradient_map.buffers
 
     def look(self, replies: Sequence[Message]) -> Seen:
         """Record errors, silence and faults of training, and observe what can be observed."""
@@ -120,8 +117,8 @@ class RoundView:
         """The readable notes by node; names are learnt from them."""
         notes: dict[int, ClientNote] = {}
         for reply in replies:
-            record = None if reply.has_error() else reply.content.config_records.get(RECORD_KEY)
-            if record is None:
+            record = None if reply.has_error() else reply.content.get(RECORD_KEY)
+            if not isinstance(record, ConfigRecord):
                 continue
             try:
                 notes.setdefault(reply.metadata.src_node_id, unpack_note(record))
@@ -138,16 +135,17 @@ class RoundView:
         return notes
 
     def _observe(self, reply: Message) -> tuple[Observation | None, tuple[str, ...]]:
-        records = list(reply.content.array_records.values())
+        records = list(records_of(reply.content, ArrayRecord).values())
         if len(records) != 1:
             raise ValueError(f"expected one ArrayRecord, got {len(records)}.")
         count = count_examples(reply, self.weighted_by_key)
-        local_params, local_buffers, narrow = read_reply(records[0], *self._model)
         client = self.names.of(reply.metadata.src_node_id)
         schedule = self.audit.schedule.for_client(count)
         if not self.audit.wants(self.server_round, client):
+            narrow = self.expected.check(records[0])
             self.audit.spare(self.server_round, client, count)
             return None, narrow
+        local_params, local_buffers, narrow = self.expected.read(records[0])
         params, buffers = self._state_sent_to(reply.metadata.src_node_id)
         update = Update(
             delta=subtract(local_params, params),
