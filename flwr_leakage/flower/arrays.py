@@ -71,6 +71,11 @@ def holds_the_same(array: Array, tensor: Tensor) -> bool:
     return own.shape == other.shape and torch.equal(own, other.to(own.dtype))
 
 
+def with_shapes(arrays: Mapping[str, Array]) -> dict[str, Array | NDArray[Any]]:
+    """The arrays; those without a declared shape, as ``flwr.server`` sends them, are read."""
+    return {name: array if array.dtype else array.numpy() for name, array in arrays.items()}
+
+
 def write_arrays(like: Mapping[str, Array], params: Params, buffers: Params) -> ArrayRecord:
     """Build an ``ArrayRecord`` with the names and the order of ``like``.
 
