@@ -25,6 +25,7 @@ from flwr_leakage.flower.arrays import read_arrays
 from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.heard import Heard
 from flwr_leakage.flower.names import ClientNames
+from flwr_leakage.flower.observed import gradient_map_of
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.told import UNTOLD_SCHEDULE, UNTOLD_SPEC, Given, ToldAudit
 from flwr_leakage.gradient_map import GradientMap
@@ -250,12 +251,13 @@ def observe_legacy(
         settings: of :class:`ServerAudit`.
 
     Raises:
+        TypeError: the model is none of torch.
         FileExistsError: the folder holds a run.
     """
+    gradient_map = gradient_map_of(model)
     if truth is not None:
         settings.setdefault("truth", TruthFolder(Path(truth)))
         settings.setdefault("evaluator", Evaluator())
-    gradient_map = model if isinstance(model, GradientMap) else GradientMap(model)
     mode = gradient_map.batch_norm if gradient_map is model else None
     audit = ToldAudit(
         gradient_map,

@@ -291,6 +291,13 @@ def test_clients_that_claim_one_partition_are_known_by_their_nodes(tmp_path, unc
     assert [each.observation.client_id for each in keep.read(1)[0]] == [1, 100, 101]
 
 
+def test_a_model_that_is_none_of_torch_is_refused_in_words(tmp_path, unchecked):
+    for strategy, line in ((MessageFedAvg(), observe), (FedAvg(), observe_legacy)):
+        with pytest.raises(TypeError, match="only models of torch"):
+            line(strategy, np.zeros(3), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_old_and_new_do_not_mix_and_it_is_said_in_words(tmp_path, unchecked):
     with pytest.raises(TypeError, match="observe_legacy"):
         observe(FedAvg(), task.network(), tmp_path / "run")
