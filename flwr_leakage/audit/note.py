@@ -5,8 +5,10 @@ A client is free to write anything into its note: what is read here is checked, 
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.records import Measurement
@@ -14,6 +16,9 @@ from flwr_leakage.tracking.text import plain_text
 
 _MAX_CHARACTERS = 4_000_000
 _MAX_VALUES = 20_000  # a record each: 1,024 samples of every score there is fit in
+_MAX_KEPT = 4000  # characters of a part of a note that are remembered
+_encode = json.JSONEncoder().encode
+Read = TypeVar("Read")
 _DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
 
 
@@ -80,8 +85,9 @@ class ClientNote:
             "reproducible": self.reproducible,
             "remark": self.remark,
             "own-config": self.own_config,
-            "training": None if self.training is None else self.training.to_dict(),
-            "replay": None if self.replay is None else vars(self.replay),
+            # Texts of their own: from round to round they seldom change, and are read once.
+            "training": None if self.training is None else _written(self.training),
+            "replay": None if self.replay is None else _written(self.replay),
             "explained": self.explained,
             "measurements": [
                 {
@@ -97,7 +103,7 @@ class ClientNote:
                 for m in self.measurements
             ],
         }
-        return json.dumps(content)
+        return _encode(content)
 
     @staticmethod
     def from_text(text: object) -> "ClientNote":
@@ -136,13 +142,31 @@ class ClientNote:
             raise ValueError(f"the client's note cannot be read: {reason}.") from error
 
 
-def _training(entry: dict[str, Any] | None) -> TrainingFacts | None:
-    return None if entry is None else TrainingFacts.from_dict(entry)
+@lru_cache(maxsize=1024)
+def _written(part: TrainingFacts | ReplayResult) -> str:
+    return _encode(vars(part))
 
 
-def _replay(entry: dict[str, Any] | None) -> ReplayResult | None:
-    if entry is None:
-        return None
+def _remembered(read: Callable[[str], Read]) -> Callable[[str | None], Read | None]:
+    """Reads a text once; what a client makes long is not kept."""
+    known = lru_cache(maxsize=1024)(read)
+
+    def remembering(text: str | None) -> Read | None:
+        if text is None:
+            return None
+        return known(text) if len(text) <= _MAX_KEPT else read(text)
+
+    return remembering
+
+
+@_remembered
+def _training(text: str) -> TrainingFacts:
+    return TrainingFacts.from_dict(json.loads(text))
+
+
+@_remembered
+def _replay(text: str) -> ReplayResult:
+    entry = json.loads(text)
     residual = entry["residual"]
     return ReplayResult(
         residual=None if residual is None else _number(residual),

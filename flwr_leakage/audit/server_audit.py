@@ -24,7 +24,7 @@ from flwr_leakage.metrics import Evaluator, Reference
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Reconstruction, ThreatModel
 from flwr_leakage.schedules import EpochSchedule, Schedule
-from flwr_leakage.tracking import GuardedTracker, Tracker
+from flwr_leakage.tracking import GuardedTracker, JsonlTracker, Tracker
 from flwr_leakage.tracking.text import plain_text
 
 
@@ -92,6 +92,16 @@ class ServerAudit:
         self._explained: dict[int, str] = {}
         self._round_start = time.monotonic()
         self._shown = 0  # the round of which the blind guess was recorded last
+
+    @property
+    def draws(self) -> bool:
+        """Whether a part may draw from a process-wide generator: an attack, or a foreign one.
+
+        A subclass that calls others says so.
+        """
+        parts = (self.tracker, self.progress, self.selection)
+        own = tuple(map(type, parts)) == (JsonlTracker, SilentProgress, Selection)
+        return self.attack is not None or self.keep is not None or not own
 
     def begin_round(self, server_round: int) -> None:
         """Note when a round starts."""

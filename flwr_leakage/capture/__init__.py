@@ -2,7 +2,7 @@
 
 from flwr_leakage.capture.check import TOLERANCE, ReplayCheck, check_replay
 from flwr_leakage.capture.facts import TrainingFacts, differences, facts_of
-from flwr_leakage.capture.glance import glance
+from flwr_leakage.capture.glance import Glance
 from flwr_leakage.capture.recorder import Limits, capture
 from flwr_leakage.capture.replay import replay
 from flwr_leakage.capture.training import CapturedTraining
@@ -10,6 +10,7 @@ from flwr_leakage.capture.training import CapturedTraining
 __all__ = [
     "TOLERANCE",
     "CapturedTraining",
+    "Glance",
     "Limits",
     "ReplayCheck",
     "TrainingFacts",
@@ -17,6 +18,5 @@ __all__ = [
     "check_replay",
     "differences",
     "facts_of",
-    "glance",
     "replay",
 ]

@@ -38,13 +38,14 @@ def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dic
     """Find the captured tensors of the received entries, by names and shapes.
 
     The names of a module that was called are those received, those behind a wrapper's name, or
-    those of a part of the model that is called on its own (``encoder.``). Arrays named 0, 1, …
-    are taken in the order of the module's ``state_dict``.
+    those of a part of the model that is called on its own (``encoder.``), or those within a part
+    where no more than that is sent. Arrays named 0, 1, … are taken in the order of the module's
+    ``state_dict``.
     """
     before = [root.copy.state_dict(keep_vars=True) for root in roots]
     return {
         name: NamedTensor(index, own, live, before[index][own])
-        for name, (index, own, live) in name_live(received, roots).items()
+        for name, (index, own, live) in name_live(received, [root.live for root in roots]).items()
     }
 
 
@@ -58,12 +59,12 @@ class Shaped(Protocol):
 
 
 def name_live(
-    received: Mapping[str, Shaped], roots: tuple[Root, ...]
+    received: Mapping[str, Shaped], models: Sequence[nn.Module]
 ) -> dict[str, tuple[int, str, Tensor]]:
     """As ``name_tensors``, of modules that need not be copied: index, own name, live tensor."""
     found: dict[str, tuple[int, str, Tensor]] = {}
-    for index, root in enumerate(roots):
-        live = root.live.state_dict(keep_vars=True)
+    for index, model in enumerate(models):
+        live = model.state_dict(keep_vars=True)
         for own, name in _own_names(received, live, found).items():
             found[name] = (index, own, live[own])
     return {name: found[name] for name in received if name in found}
@@ -92,6 +93,27 @@ def _own_names(
                 and start + name not in taken
                 and tuple(received[start + name].shape) == tuple(live[own].shape)
             }
+            if len(matched) == len(live):
+                return matched
             if len(matched) > len(best):
                 best = matched
-    return best
+    return best or _part_of(received, live, taken)
+
+
+def _part_of(
+    received: Mapping[str, Shaped], live: Mapping[str, Tensor], taken: Collection[str]
+) -> dict[str, str]:
+    """From names in the module to received names, where only a part of the module is sent."""
+    first = next((name for name in received if name not in taken), None)
+    if first is None:
+        return {}
+    parts = []
+    for start in (own.removesuffix(first) for own in live if own.endswith(f".{first}")):
+        matched = {
+            start + name: name
+            for name, array in received.items()
+            if start + name in live and tuple(live[start + name].shape) == tuple(array.shape)
+        }
+        if len(matched) == len(received):
+            parts.append(matched)
+    return parts[0] if len(parts) == 1 else {}  # of two like parts nothing tells which

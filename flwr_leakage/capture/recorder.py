@@ -1,8 +1,8 @@
 """Capture one training of unmodified code, by hooks that are removed whatever happens.
 
-The hooks only look. They see the calls of modules (``register_module_forward_hook``), the torch
-functions between a model's call and ``backward`` (a ``TorchFunctionMode`` that is active there
-only) and the optimizers' steps. Hooks of torch are global: those of other threads are passed by.
+The hooks only look. They see the outermost calls of modules (``Calls``), the torch functions
+between a model's call and ``backward`` (a ``TorchFunctionMode`` that is active there only) and the
+optimizers' steps. Hooks of torch are global: those of other threads are passed by.
 """
 
 import copy
@@ -16,10 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -28,7 +24,8 @@ from torch.optim.optimizer import (
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.hooks import RemovableHandle
 
-from flwr_leakage.capture.counting import Counting, Tally, batch_size, tensors_of
+from flwr_leakage.capture.calls import Calls
+from flwr_leakage.capture.counting import Counting, batch_size, has_closure, tensors_of, versions_of
 from flwr_leakage.capture.tape import Autocast, Backward, Tape
 from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root
 from flwr_leakage.function_mode import FunctionMode
@@ -53,17 +50,22 @@ class Limits:
 
 
 @contextmanager
-def capture(limits: Limits | None = None, *, copies: bool = True) -> Iterator["Recorder"]:
+def capture(
+    limits: Limits | None = None,
+    *,
+    copies: bool = True,
+    begins: Callable[[nn.Module], None] | None = None,
+) -> Iterator["Recorder"]:
     """Watch what this thread trains until the block ends; then ask ``training()``.
 
     Args:
         limits: what is kept.
         copies: whether the model and the optimizer are copied before the first step, as a replay
-            needs. Without, only the parameters are, and the capture takes a tenth of the time.
+            needs. Without, the steps that are not kept are counted at the least cost.
+        begins: is told of each model, with its parameters as they are before its first call.
     """
-    recorder = Recorder(limits or Limits(), copies)
-    recorder.look_at_steps()
-    recorder.look_at_calls()
+    recorder = Recorder(limits or Limits(), copies, begins)
+    recorder.look()
     try:
         yield recorder
     finally:
@@ -99,15 +101,18 @@ class _Window(FunctionMode):
 class Recorder:
     """Sees one training; see ``capture``."""
 
-    def __init__(self, limits: Limits, copies: bool) -> None:
+    def __init__(
+        self, limits: Limits, copies: bool, begins: Callable[[nn.Module], None] | None
+    ) -> None:
         self._limits = limits
         self._copies = copies
+        self._begins = begins
         self._thread = threading.get_ident()
         self._modes = len(_get_current_function_mode_stack())
         self._window: _Window | None = None
-        self._call_hooks: list[RemovableHandle] = []
+        self._calls = Calls(self.before_forward, self.after_forward)
         self._step_hooks: list[RemovableHandle] = []
-        self._depth = 0
+        self._inside = False
         self._in_backward = False
         self._tape = Tape()
         self._tape_is_used = False
@@ -117,10 +122,8 @@ class Recorder:
         self._trained: list[nn.Parameter] = []
         self._optimizer: Optimizer | None = None
         self._copied_optimizer: Optimizer | None = None
-        self._before: dict[int, Tensor] = {}
         self._norms: set[bool] = set()
-        self._counting: Counting | None = None
-        self._tally: Tally | None = None
+        self._rest: Counting | None = None
         self._begin_versions: list[int] = []
         self._pending: list[Backward] = []
         self._gradients: dict[int, tuple[Tensor, int]] = {}
@@ -147,66 +150,33 @@ class Recorder:
         """From here on nothing is kept."""
         self._keeps = False
         self._tape = Tape()
-        self._ignore_calls()
+        self._calls.rest()
 
     def _count_the_rest(self, optimizer: Optimizer) -> None:
-        """From here on calls and steps are counted, which a training hardly feels."""
+        """From here on steps are counted, and the samples of calls where a replay needs them."""
         self._keeps = False
         self._tape = Tape()
-        if not self._copies:
-            self._tally = Tally(optimizer, self._trained, self._begin_versions)
-            self._ignore_calls()
-            return
-        self._after_kept = {id(p): p.detach().clone() for p in self._trained}
-        self._counting = Counting(
-            optimizer, self._roots, self._trained, self._batch_sizes, once=self._calls_once()
-        )
-        roots = [root.live for root in self._roots.values()]
-        if len(roots) > 1 and any(
-            id(m) in self._roots for root in roots for m in root.modules() if m is not root
-        ):
-            return  # only the outermost call counts, and that takes both hooks
-        self._ignore_calls()
-        self._counting.wait()
-
-    def _calls_once(self) -> bool:
-        """Whether each kept step called the one module there is, once, by position."""
-        backwards = [step.backwards for step in self._steps]
-        if len(self._roots) != 1 or any(len(those) != 1 for those in backwards):
-            return False
-        calls = [
-            [e for e in those[0].entries if id(e.function) in self._roots] for those in backwards
-        ]
-        return all(len(those) == 1 and those[0].arguments[0] for those in calls)
+        self._rest = Counting(optimizer, self._trained, self._begin_versions, each=self._copies)
+        if self._copies:
+            self._after_kept = {id(p): p.detach().clone() for p in self._trained}
+        else:
+            self._calls.rest()
 
     # --- the model -----------------------------------------------------------------------------
 
-    def look_at_steps(self) -> None:
-        """Begin to look at steps of optimizers."""
+    def look(self) -> None:
+        """Begin to look at calls of modules, and at steps of optimizers."""
         self._step_hooks = [
             register_optimizer_step_pre_hook(self.before_step),
             register_optimizer_step_post_hook(self.after_step),
         ]
-
-    def look_at_calls(self) -> None:
-        """Begin to look at calls of modules."""
-        self._call_hooks = [
-            register_module_forward_pre_hook(self.before_forward),
-            register_module_forward_hook(self.after_forward, with_kwargs=True, always_call=True),
-        ]
-
-    def _ignore_calls(self) -> None:
-        for handle in self._call_hooks:
-            handle.remove()
-        self._call_hooks = []
-        if self._counting is not None:
-            self._counting.rest()
+        self._calls.look()
 
     @_looking
-    def before_forward(self, module: nn.Module, args: Any) -> None:
+    def before_forward(self, module: nn.Module) -> None:
         """The outermost call of a module begins."""
-        self._depth += 1
-        if self._depth > 1 or not torch.is_grad_enabled() or not self._keeps:
+        self._inside = True
+        if not torch.is_grad_enabled() or not self._keeps:
             return
         self._close_window()
         if self._tape_is_used:
@@ -215,12 +185,11 @@ class Recorder:
         self._rng_state = torch.get_rng_state()
 
     @_looking
-    def after_forward(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        """The outermost call of a module ends; with (kwargs, output), or (output,) if it failed."""
-        self._depth -= 1
-        if self._depth > 0 or not torch.is_grad_enabled() or len(rest) < 2:
+    def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """The outermost call of a module ends."""
+        self._inside = False
+        if not torch.is_grad_enabled():
             return
-        kwargs, output = rest
         leaves = tensors_of(output)
         if not any(leaf.requires_grad for leaf in leaves):
             return
@@ -245,9 +214,9 @@ class Recorder:
         copied = copy_root(module, self._memo) if self._copies else None
         self._roots[id(module)] = Root(module, copied)
         self._trained += own
-        self._begin_versions += [p._version for p in own]  # a closure calls it within the step
-        for p in own:
-            self._before[id(p)] = self._memo[id(p)] if self._copies else p.detach().clone()
+        self._begin_versions += versions_of(own)  # a closure calls it within the step
+        if self._begins is not None:
+            self._begins(module)
         self._norms |= {m.training for m in module.modules() if isinstance(m, _BatchNorm)}
 
     # --- the loss ------------------------------------------------------------------------------
@@ -267,7 +236,7 @@ class Recorder:
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a torch function, and record it where trained parameters enter its result."""
-        if self._depth or self._in_backward or not self._keeps or not torch.is_grad_enabled():
+        if self._inside or self._in_backward or not self._keeps or not torch.is_grad_enabled():
             return function(*args, **kwargs)
         if function is Tensor.backward:
             return self._backward(function, args, kwargs)
@@ -313,15 +282,28 @@ class Recorder:
 
     # --- the optimizer -------------------------------------------------------------------------
 
-    @_looking
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """A step begins; a closure that trains may run inside of it."""
-        following = self._counting or self._tally
-        if following is not None:
-            following.before_step(optimizer)
+        """A step begins."""
+        if self._rest is None:
+            self._begin_step(optimizer, args, kwargs)
             return
+        try:
+            self._rest.before_step(optimizer)
+        except Exception as error:
+            self.give_up(str(error) or type(error).__name__)
+
+    def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """A step has ended."""
+        if self._rest is None:
+            self._end_step(optimizer)
+        else:
+            self._rest.after_step(optimizer, args, kwargs)
+
+    @_looking
+    def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """A closure that trains may run inside of it."""
         self._close_window()
-        if not self._roots and not self._has_closure(args, kwargs):
+        if not self._roots and not has_closure(args, kwargs):
             return
         if self._problem:
             return
@@ -338,17 +320,10 @@ class Recorder:
             for group in optimizer.param_groups
         )
         self._changed_outside |= self._versions_differ()
-        self._begin_versions = [p._version for p in self._trained]
+        self._begin_versions = versions_of(self._trained)
 
     @_looking
-    def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """A step has ended."""
-        if self._tally is not None:
-            self._tally.after_step(optimizer, closure=self._has_closure(args, kwargs))
-            return
-        if self._counting is not None:
-            self._counting.after_step(optimizer)
-            return
+    def _end_step(self, optimizer: Optimizer) -> None:
         self._close_window()
         if optimizer is not self._optimizer:
             return
@@ -361,10 +336,6 @@ class Recorder:
         self._samples = sum(self._batch_sizes)
         if self._samples >= self._limits.max_samples or self._bytes >= self._limits.max_bytes:
             self._count_the_rest(optimizer)
-
-    @staticmethod
-    def _has_closure(args: Any, kwargs: Any) -> bool:
-        return kwargs.get("closure") is not None or any(callable(arg) for arg in args[1:])
 
     def _versions_differ(self) -> bool:
         return any(self._versions.get(id(p), p._version) != p._version for p in self._trained)
@@ -388,7 +359,7 @@ class Recorder:
         """Leave nothing behind in torch."""
         for handle in self._step_hooks:
             handle.remove()
-        self._ignore_calls()
+        self._calls.rest()
         self._close_window()
         if (
             self._window is not None
@@ -397,29 +368,22 @@ class Recorder:
 
     def training(self) -> CapturedTraining:
         """What was seen."""
-        rest, tally = self._counting, self._tally
-        following = rest or tally
-        if following is not None:
-            changed_at_end = following.versions_differ()
-        else:
-            changed_at_end = bool(self._num_steps) and self._versions_differ()
+        rest = self._rest
+        changed_at_end = bool(self._num_steps) and self._versions_differ()
         return CapturedTraining(
             roots=tuple(self._roots.values()),
             optimizer=self._copied_optimizer,
             optimizer_class=None if self._optimizer is None else type(self._optimizer),
-            before=self._before,
             batch_norm="batch" if True in self._norms else "running" if self._norms else "",
             steps=tuple(self._steps),
-            num_steps=self._num_steps + (following.num_steps if following else 0),
+            num_steps=self._num_steps + (rest.num_steps if rest else 0),
             batch_sizes=tuple(self._batch_sizes),
             after_kept=self._after_kept,
-            changed_outside=self._changed_outside
-            or (following is not None and following.changed_outside),
-            changed_at_end=changed_at_end,
-            settings_changed=(rest is not None and rest.settings_changed)
-            or (tally is not None and tally.settings_differ()),
-            unclear_within=tally is not None and tally.unclear_within,
-            problem=self._problem or self._missing(),
+            changed_outside=self._changed_outside or (rest is not None and rest.changed_outside),
+            changed_at_end=rest.changed_at_end if rest else changed_at_end,
+            settings_changed=rest is not None and rest.settings_changed,
+            unclear_within=rest is not None and rest.unclear_within,
+            problem=self._problem or (rest.problem if rest else "") or self._missing(),
         )
 
     def _missing(self) -> str:

@@ -59,7 +59,7 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
     calls = [
         (number, entry)
         for number, entry in enumerate(backward.entries)
-        if id(entry.function) in roots and any(p.requires_grad for p in _parameters(entry))
+        if id(entry.function) in roots and _is_trained(entry)
     ]
     if len(calls) != 1:
         raise ValueError(f"a loss needs {len(calls)} calls of modules, expected one of a model")
@@ -91,8 +91,9 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
     return LossCall(roots[id(call.function)], batch, num_outputs, loss)
 
 
-def _parameters(entry: Entry) -> list[nn.Parameter]:
-    return list(entry.function.parameters()) if isinstance(entry.function, nn.Module) else []
+def _is_trained(entry: Entry) -> bool:
+    model = entry.function
+    return isinstance(model, nn.Module) and any(p.requires_grad for p in model.parameters())
 
 
 def _plain(tail: tuple[Entry, ...]) -> Loss | None:

@@ -60,7 +60,6 @@ class CapturedTraining:
         optimizer: a copy from before the first step, whose parameters are those of the copies;
             ``None`` where nothing was copied.
         optimizer_class: its class; ``None`` where there was no step.
-        before: the parameters before the first step by the live parameter's id.
         batch_norm: ``batch`` where a BatchNorm layer trained in train mode, ``running`` where none
             of them did, empty where there is none.
         steps: those that were kept, from the first on.
@@ -81,7 +80,6 @@ class CapturedTraining:
     roots: tuple[Root, ...]
     optimizer: Optimizer | None
     optimizer_class: type[Optimizer] | None
-    before: Mapping[int, Tensor] = field(repr=False)
     batch_norm: Literal["batch", "running", ""]
     steps: tuple[Step, ...] = field(repr=False)
     num_steps: int

@@ -2,7 +2,8 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,9 +12,16 @@ import torch
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
+
+_PLAIN = {
+    torch.float16, torch.float32, torch.float64,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+}  # fmt: skip
+"""Fractions and whole numbers that NumPy knows; bfloat16 it does not."""
 
 
 class MalformedArraysError(ValueError):
@@ -59,14 +67,112 @@ def read_reply(
     )
 
 
-def holds_the_same(array: Array, tensor: Tensor) -> bool:
-    """Whether an array has a tensor's values; bytes are compared first, as that is fast."""
-    own = tensor.detach().cpu()
-    if own.dtype != torch.bfloat16:  # NumPy has none
-        values = own.numpy()
-        header = _header(values.dtype.str, values.shape)
-        if array.data == header + values.tobytes():
+class Expected:
+    """The arrays that a reply has to hold, prepared once for the rounds of a run.
+
+    Args:
+        gradient_map: of the model.
+    """
+
+    def __init__(self, gradient_map: GradientMap) -> None:
+        self.params, self.buffers = gradient_map.params, gradient_map.buffers
+        self._plain: dict[torch.dtype, list[_Plain]] = {}
+        for name, like in {**self.params, **self.buffers}.items():
+            header = _header_of(like) if like.dtype in _PLAIN else b""
+            entry = _Plain(name, tuple(like.shape), header, len(header) + like.nbytes)
+            self._plain.setdefault(like.dtype, []).append(entry)
+
+    def misfit(self, names: Sequence[str]) -> str:
+        """In words, why arrays of these names are not the model's; empty where they are."""
+        try:
+            _check_names(names, {**self.params, **self.buffers})
+        except MalformedArraysError as error:
+            return str(error)
+        return ""
+
+    def read(self, arrays: Mapping[str, Array]) -> tuple[Params, Params, tuple[str, ...]]:
+        """As :func:`read_reply`."""
+        return read_reply(arrays, self.params, self.buffers)
+
+    def check(self, arrays: Mapping[str, Array]) -> tuple[str, ...]:
+        """As :func:`read_reply`, without a copy by array: the names of narrower arrays.
+
+        Raises:
+            MalformedArraysError: as there.
+        """
+        count = len(self.params) + len(self.buffers)
+        if len(arrays) == count and all(
+            self._is_finite(dtype, plain, arrays) for dtype, plain in self._plain.items()
+        ):
+            return ()
+        return self.read(arrays)[2]
+
+    @staticmethod
+    def _is_finite(
+        dtype: torch.dtype, plain: Sequence["_Plain"], arrays: Mapping[str, Array]
+    ) -> bool:
+        """Whether all arrays are of the model's own type and shape, and finite."""
+        if dtype not in _PLAIN:
+            return False
+        parts = []
+        for entry in plain:
+            array = arrays.get(entry.name)
+            if array is None or array.stype != "numpy.ndarray" or len(array.data) != entry.size:
+                return False
+            if tuple(array.shape) != entry.shape or not array.data.startswith(entry.header):
+                return False
+            parts.append(memoryview(array.data)[len(entry.header) :])
+        joined = bytearray().join(parts)
+        if not joined or not dtype.is_floating_point:
             return True
+        return _is_finite(torch.frombuffer(joined, dtype=dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """An array as ``np.save`` writes it."""
+
+    name: str
+    shape: tuple[int, ...]
+    header: bytes
+    size: int
+
+
+def differing(arrays: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of the tensors whose values no array of that name has.
+
+    The bytes of all are compared first, as that is fast.
+    """
+    if _are_the_same_bytes(arrays, tensors):
+        return []
+    return [
+        name
+        for name, tensor in tensors.items()
+        if name not in arrays or not _holds_the_same(arrays[name], tensor)
+    ]
+
+
+def _are_the_same_bytes(arrays: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> bool:
+    kinds = {(tensor.dtype, tensor.device, tensor.layout) for tensor in tensors.values()}
+    if len(kinds) != 1:
+        return False
+    ((dtype, _, layout),) = kinds
+    if layout is not torch.strided or dtype not in _PLAIN:
+        return False
+    parts = []
+    for name, tensor in tensors.items():
+        array, header = arrays.get(name), _header_of(tensor)
+        if array is None or not array.data.startswith(header):
+            return False
+        parts.append(memoryview(array.data)[len(header) :])
+    with torch.no_grad():
+        flat = _flatten_dense_tensors(list(tensors.values()))
+    own: bytes = flat.detach().cpu().numpy().tobytes()
+    return b"".join(parts) == own
+
+
+def _holds_the_same(array: Array, tensor: Tensor) -> bool:
+    own = tensor.detach().cpu()
     other = torch.from_numpy(array.numpy())
     return own.shape == other.shape and torch.equal(own, other.to(own.dtype))
 
@@ -91,7 +197,7 @@ def write_arrays(like: Mapping[str, Array], params: Params, buffers: Params) -> 
     )
 
 
-def _check_names(arrays: Mapping[str, Array], expected: Params) -> None:
+def _check_names(arrays: Collection[str], expected: Params) -> None:
     missing = [name for name in expected if name not in arrays]
     unknown = [name for name in arrays if name not in expected]
     if missing or unknown:
@@ -126,8 +232,7 @@ def _is_finite(value: Tensor) -> bool:
 
 def _values(array: Array, like: Tensor) -> NDArray[Any]:
     """As ``array.numpy()``, which parses a header anew that is nearly always the expected one."""
-    dtype = np.dtype(str(like.dtype).removeprefix("torch."))
-    header = _header(dtype.str, tuple(like.shape))
+    dtype, header = _numpy(like.dtype), _header_of(like)
     size = len(header) + like.numel() * dtype.itemsize
     plain = array.stype == "numpy.ndarray" and len(array.data) == size
     if plain and array.data.startswith(header):
@@ -135,11 +240,20 @@ def _values(array: Array, like: Tensor) -> NDArray[Any]:
     return array.numpy()
 
 
+@lru_cache(maxsize=64)
+def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
+    return np.dtype(str(dtype).removeprefix("torch."))
+
+
+def _header_of(like: Tensor) -> bytes:
+    return _header(like.dtype, like.shape)
+
+
 @lru_cache(maxsize=1024)
-def _header(descr: str, shape: tuple[int, ...]) -> bytes:
+def _header(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     """What ``np.save`` writes before the entries."""
     buffer = io.BytesIO()
-    fields = {"descr": descr, "fortran_order": False, "shape": shape}
+    fields = {"descr": _numpy(dtype).str, "fortran_order": False, "shape": tuple(shape)}
     np.lib.format.write_array_header_1_0(buffer, fields)
     return buffer.getvalue()
 

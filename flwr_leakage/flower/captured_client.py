@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, Context, Message
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from flwr_leakage.audit import ClientNote, ReplayResult, Truth
 from flwr_leakage.audit.gate import Gate
-from flwr_leakage.capture import CapturedTraining, Limits, capture
+from flwr_leakage.capture import CapturedTraining, Glance, Limits, capture
 from flwr_leakage.capture.exposure import CapturedRound, read_round
 from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.defenses.base import Defense
-from flwr_leakage.flower.arrays import write_arrays
+from flwr_leakage.flower.arrays import differing, with_shapes, write_arrays
 from flwr_leakage.flower.client import client_id_of, refuse, server_round_of
 from flwr_leakage.flower.client_audit import (
     ClientAudit,
@@ -118,7 +118,9 @@ def train_and_report(
         return app(message, ctx)
     todo = _todo(plan, message, ctx)
     limits = plan.limits if todo.copies else _GLANCE
-    with capture(limits, copies=todo.copies) as recorder:
+    looks = None if todo.replays else Glance(with_shapes(given[0]), partial(differing, given[0]))
+    begins = looks.begin if looks else None
+    with capture(limits, copies=todo.copies, begins=begins) as recorder:
         start = time.process_time()
         reply = app(message, ctx)
         train_seconds = time.process_time() - start
@@ -135,12 +137,12 @@ def train_and_report(
         training = recorder.training()
         seen = _Round(training, given[0], answer, _count(reply, training))
         facts = seen.facts(todo.kept, replays=todo.replays)
-        if todo.replays:
+        if looks is None:
             check = replay_now(
                 seen, facts, todo.kept, server_round, ctx, lambda: (seen.received, seen.sent)
             )
         else:
-            check = look(seen, facts, todo.kept, ctx)
+            check = look(looks, seen, facts, todo.kept, ctx)
         work = _Work(server_round, client_id, ctx, train_seconds, check)
         done = _work(plan, seen, work)
     except Exception as error:  # the audit must not be what breaks a training

@@ -7,6 +7,7 @@ A replay costs as much as the training. The first training of a client is replay
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from torch import Tensor
@@ -14,14 +15,14 @@ from torch import Tensor
 from flwr_leakage.audit.note import ReplayResult
 from flwr_leakage.capture import (
     CapturedTraining,
+    Glance,
     ReplayCheck,
     TrainingFacts,
     check_replay,
     facts_of,
-    glance,
 )
 from flwr_leakage.capture.names import name_live
-from flwr_leakage.flower.arrays import holds_the_same, with_shapes
+from flwr_leakage.flower.arrays import differing
 
 REPLAY_KEY = "flwr-leakage-replay"
 """The record of the client's own state that says what the latest replay found."""
@@ -70,14 +71,19 @@ class Replayed:
         record = context.state.get(REPLAY_KEY)
         if not isinstance(record, ConfigRecord):
             return None
-        content = json.loads(str(record["replay"]))
-        facts = content.pop("facts")
-        return Replayed(
-            facts=TrainingFacts.from_dict(facts) if facts else None,
-            varying=tuple(content.pop("varying")),
-            again=tuple(content.pop("again")),
-            **content,
-        )
+        return _read(str(record["replay"]))
+
+
+@lru_cache(maxsize=256)
+def _read(text: str) -> Replayed:
+    content = json.loads(text)
+    facts = content.pop("facts")
+    return Replayed(
+        facts=TrainingFacts.from_dict(facts) if facts else None,
+        varying=tuple(content.pop("varying")),
+        again=tuple(content.pop("again")),
+        **content,
+    )
 
 
 def is_due(every: int | None, server_round: int, kept: Replayed | None) -> bool:
@@ -121,7 +127,7 @@ class SeenRound:
 
     def trained(self, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the training ended with, by the received names: it is compared under a mask."""
-        live = name_live(received, self.training.roots)
+        live = name_live(received, [root.live for root in self.training.roots])
         return {name: tensor.detach() for name, (_, _, tensor) in live.items()}
 
 
@@ -149,7 +155,11 @@ def replay_now(
 
 
 def look(
-    seen: SeenRound, facts: TrainingFacts | None, kept: Replayed | None, context: Context
+    looks: Glance,
+    seen: SeenRound,
+    facts: TrainingFacts | None,
+    kept: Replayed | None,
+    context: Context,
 ) -> ReplayResult:
     """What is said of a training that is not replayed; a change asks for a replay of the next."""
     if kept is None:  # no replay was asked for
@@ -159,7 +169,7 @@ def look(
         sentence = f"not replayed since round {kept.server_round}, where {kept.sentence}"
         return ReplayResult(None, False, sentence, replayed=False)
     try:
-        causes = _causes(seen)
+        causes = _causes(looks, seen)
     except Exception as error:
         causes = (str(error) or type(error).__name__,)
     changed = _changed(facts, kept)
@@ -202,18 +212,10 @@ def _unreplayed(
     )
 
 
-def _causes(seen: SeenRound) -> tuple[str, ...]:
-    def is_sent(name: str, tensor: Tensor) -> bool:
-        if not seen.answer:  # under a mask
-            return True
-        return name in seen.answer and holds_the_same(seen.answer[name], tensor)
-
-    return glance(
-        seen.training,
-        with_shapes(seen.arrays),
-        lambda name, tensor: holds_the_same(seen.arrays[name], tensor),
-        is_sent,
-    )
+def _causes(looks: Glance, seen: SeenRound) -> tuple[str, ...]:
+    if not seen.answer:  # under a mask
+        return looks.causes(seen.training, lambda _: [])
+    return looks.causes(seen.training, partial(differing, seen.answer))
 
 
 def _changed(facts: TrainingFacts | None, kept: Replayed) -> tuple[str, ...]:

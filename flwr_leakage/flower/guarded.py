@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from flwr_leakage.audit import ServerAudit
@@ -17,7 +18,7 @@ def guarded(audit: ServerAudit, server_round: int, action: Callable[..., Any], *
         What the action returns; ``None`` after an error.
     """
     try:
-        with random_states_kept():
+        with random_states_kept() if audit.draws else nullcontext():
             return action(*args)
     except Exception as error:
         _LOG.exception("flwr_leakage: the audit of round %d failed", server_round)

@@ -28,6 +28,7 @@ from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.observed import gradient_map_of
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.told import UNTOLD_SCHEDULE, UNTOLD_SPEC, Given, ToldAudit
+from flwr_leakage.flower.undisturbed import random_states_kept
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.params import Params, subtract
@@ -303,6 +304,7 @@ class ObservedLegacy(LegacyHonestButCurious):
 
 
 def _finish(audit: ServerAudit, heard: Heard, folder: Path) -> None:
-    guarded(audit, 0, heard.stop)
-    guarded(audit, 0, audit.tracker.close)
-    guarded(audit, 0, write_report, folder)
+    with random_states_kept():  # whatever draws a page
+        guarded(audit, 0, heard.stop)
+        guarded(audit, 0, audit.tracker.close)
+        guarded(audit, 0, write_report, folder)

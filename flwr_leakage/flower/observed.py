@@ -11,6 +11,7 @@ from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.strategy import BadReplies, HonestButCurious
 from flwr_leakage.flower.told import UNTOLD_SCHEDULE, UNTOLD_SPEC, Given, ToldAudit
+from flwr_leakage.flower.undisturbed import random_states_kept
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.records import InputSpec, LocalSchedule
@@ -117,5 +118,6 @@ class Observed(HonestButCurious):
             self._guarded(0, self._finish)
 
     def _finish(self) -> None:
-        self.audit.tracker.close()
-        write_report(self.folder)
+        with random_states_kept():  # whatever draws a page
+            self.audit.tracker.close()
+            write_report(self.folder)

@@ -7,7 +7,7 @@ from functools import cached_property
 from flwr.app import Message
 
 from flwr_leakage.audit import ClientNote, ServerAudit
-from flwr_leakage.flower.arrays import read_arrays, read_reply
+from flwr_leakage.flower.arrays import Expected, read_arrays
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.replies import (
     Layout,
@@ -52,6 +52,7 @@ class RoundView:
         weighted_by_key: the metric that holds the number of samples.
         drop: whether bad replies will be left out, for the wording.
         usual: the layout of most replies: of earlier rounds, then of this one.
+        expected: the arrays that a reply has to hold.
     """
 
     audit: ServerAudit
@@ -61,18 +62,15 @@ class RoundView:
     weighted_by_key: str
     drop: bool
     usual: Layout | None
+    expected: Expected
     _states: dict[int, tuple[Params, Params]] = field(default_factory=dict)
-
-    @cached_property
-    def _model(self) -> tuple[Params, Params]:
-        """The parameters and buffers that a reply has to fit."""
-        return self.audit.gradient_map.params, self.audit.gradient_map.buffers
 
     def look(self, replies: Sequence[Message]) -> Seen:
         """Record errors, silence and faults of training, and observe what can be observed."""
         self._record_errors_and_silence(replies, "")
         told = self._read_notes(replies)
         faults = self.sent.unasked(replies)
+        self._tell_of_another_model()
         observations, layouts = [], {}
         for place, reply in enumerate(replies):
             if reply.has_error() or place in faults:  # no strategy aggregates errors
@@ -142,12 +140,17 @@ class RoundView:
         if len(records) != 1:
             raise ValueError(f"expected one ArrayRecord, got {len(records)}.")
         count = count_examples(reply, self.weighted_by_key)
-        local_params, local_buffers, narrow = read_reply(records[0], *self._model)
+        if self._misfit:
+            if set(records[0]) != set(self.sent.names()):
+                raise ValueError("its arrays have other names than those that were sent.")
+            return None, ()
         client = self.names.of(reply.metadata.src_node_id)
         schedule = self.audit.schedule.for_client(count)
         if not self.audit.wants(self.server_round, client):
+            narrow = self.expected.check(records[0])
             self.audit.spare(self.server_round, client, count)
             return None, narrow
+        local_params, local_buffers, narrow = self.expected.read(records[0])
         params, buffers = self._state_sent_to(reply.metadata.src_node_id)
         update = Update(
             delta=subtract(local_params, params),
@@ -156,6 +159,21 @@ class RoundView:
             num_examples=count,
         )
         return Observation(self.server_round, client, params, buffers, update), narrow
+
+    @cached_property
+    def _misfit(self) -> str:
+        """Why the server itself sends something else than the model, for which no client can."""
+        names = self.sent.names()
+        return self.expected.misfit(names) if names else ""
+
+    def _tell_of_another_model(self) -> None:
+        if self._misfit:
+            self.audit.warn_once(
+                self.server_round, -1,
+                f"nothing is observed: what the strategy sends is not the model that observe was "
+                f"given ({self._misfit}) Give it the model whose state_dict is sent, such as the "
+                f"part that is trained.",
+            )  # fmt: skip
 
     def _state_sent_to(self, node: int) -> tuple[Params, Params]:
         """What the node was sent. Most strategies send one record to all: it is read once."""

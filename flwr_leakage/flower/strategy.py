@@ -14,11 +14,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from flwr_leakage.audit import ServerAudit
+from flwr_leakage.flower.arrays import Expected
 from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.replies import Layout, Sent
 from flwr_leakage.flower.round_view import RoundView
 from flwr_leakage.flower.undisturbed import seeded_sampling, sigterm_unwinds
+from flwr_leakage.gradient_map import GradientMap
 
 P = ParamSpec("P")
 BadReplies = Literal["pass", "drop"]
@@ -68,6 +70,7 @@ class HonestButCurious(Strategy):
         self.reproducible = reproducible
         self._names = ClientNames()
         self._own: dict[str, Callable[..., Any]] = {}
+        self._expected: tuple[GradientMap, Expected] | None = None
         self._training = self._evaluation = self._view(0, [], None)
         self._observed_rounds = 0
 
@@ -153,10 +156,13 @@ class HonestButCurious(Strategy):
         self.strategy.summary()
 
     def _view(self, server_round: int, messages: list[Message], usual: Layout | None) -> RoundView:
-        drop = self.bad_replies == "drop"
+        drop, gradient_map = self.bad_replies == "drop", self.audit.gradient_map
+        if self._expected is None or self._expected[0] is not gradient_map:
+            self._expected = gradient_map, Expected(gradient_map)
         return RoundView(
-            self.audit, self._names, server_round, Sent(messages), self.weighted_by_key, drop, usual
-        )
+            self.audit, self._names, server_round, Sent(messages), self.weighted_by_key, drop,
+            usual, self._expected[1],
+        )  # fmt: skip
 
     def _handed_on(self, received: list[Message], faults: dict[int, str]) -> list[Message]:
         """The replies that the strategy gets, in the order of arrival unless told otherwise."""

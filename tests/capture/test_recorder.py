@@ -11,7 +11,7 @@ from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from trained import Loop, network, pixels, sgd
 
-from flwr_leakage.capture import Limits, capture, glance
+from flwr_leakage.capture import Glance, Limits, capture
 
 
 def hooks():
@@ -218,8 +218,8 @@ def test_a_look_accuses_nobody_of_what_a_closure_may_have_done(closure, words):
             with torch.no_grad():
                 model[0].bias.add_(1)
 
-    calls, received = [], network().state_dict()
-    with capture(Limits(max_samples=1), copies=False) as recorder:
+    calls, looks = [], Glance(network().state_dict(), lambda _: [])
+    with capture(Limits(max_samples=1), copies=False, begins=looks.begin) as recorder:
         Loop(on_gradients=shift, closure=closure).run()
-    (found,) = glance(recorder.training(), received, lambda *_: True, lambda *_: True)
+    (found,) = looks.causes(recorder.training(), lambda _: [])
     assert words in found

@@ -154,15 +154,17 @@ def test_reopening_appends(tmp_path):
         tracker.log(record())
 
 
-def test_it_synchronises_when_the_round_changes(tmp_path, monkeypatch):
-    synchronised = []
+def test_it_synchronises_when_a_round_has_changed_and_five_seconds_are_over(tmp_path, monkeypatch):
+    synchronised, now = [], [0.0]
     tracker = JsonlTracker(tmp_path)
-    monkeypatch.setattr(os, "fsync", synchronised.append)
-    for server_round in (1, 1, 2, 2, 3):
+    monkeypatch.setattr(os, "fsync", lambda _: synchronised.append(now[0]))
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    for server_round, at in ((1, 0.0), (1, 50.0), (2, 60.0), (3, 64.9), (4, 65.0), (4, 90.0)):
+        now[0] = at
         tracker.log(record(server_round=server_round))
-    assert len(synchronised) == 2
+    assert synchronised == [60.0, 65.0]
     tracker.close()
-    assert len(synchronised) == 3
+    assert synchronised == [60.0, 65.0, 90.0]
 
 
 def test_only_the_owner_may_read(tmp_path):
