@@ -24,9 +24,11 @@ from flwr_leakage.flower import InlineGrid, audit, observe, observe_legacy, run_
 from flwr_leakage.flower.heard import Heard
 from flwr_leakage.flower.legacy import LegacyHonestButCurious
 from flwr_leakage.flower.names import ClientNames
-from flwr_leakage.records import LocalSchedule, ThreatModel
+from flwr_leakage.records import InputSpec, LocalSchedule, ThreatModel
 from flwr_leakage.tracking import read_run
 from simulations.examples.secagg import client_app, server_app, task
+
+SPEC = InputSpec((1, 28, 28), 10, (0.1307,), (0.3081,))
 
 
 class Shown(FedAvg):
@@ -45,7 +47,7 @@ def run(folder, app, fit_workflow, **settings):
     strategy = Shown(fraction_evaluate=0.0, initial_parameters=first, min_available_clients=3)
     grid = InlineGrid(app, 3)
     schedule = LocalSchedule(task.LEARNING_RATE)
-    with observe_legacy(strategy, model, folder, server_app.SPEC, schedule, **settings) as seen:
+    with observe_legacy(strategy, model, folder, SPEC, schedule, **settings) as seen:
         legacy = LegacyContext(context(), ServerConfig(num_rounds=1), seen)
         DefaultWorkflow(fit_workflow=fit_workflow)(grid, legacy)
     return read_run(folder), strategy
@@ -103,6 +105,7 @@ def psnr(data):
 def test_the_example_recovers_every_digit_from_the_unmasked_sum(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     server_app.app(InlineGrid(client_app.app, 3), context())
+    gc.collect()
     data = read_run("leakage-secagg")
     assert not data.events
     assert {r.client_id for r in data.records if r.kind in ("attack", "metric")} == {-1}
