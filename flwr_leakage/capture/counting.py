@@ -56,7 +56,7 @@ class Counting:
             self.problem = "two optimizers take steps"
         if list(map(_version, self._parameters)) != self._versions:
             self.changed_outside = True
-        if self._each and optimizer.param_groups != self._settings:
+        if self._each:
             self._settings_changed = self.settings_changed
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -79,9 +79,15 @@ class Counting:
 
     @property
     def settings_changed(self) -> bool:
-        """Whether the settings are others than those of the steps that were kept."""
+        """Whether the settings are others than those of the steps that were kept.
+
+        Those that cannot be compared, as tensors of several entries cannot, count as changed.
+        """
         now, then = self._optimizer.param_groups, self._settings
-        return self._settings_changed or _settled(now) != _settled(then)
+        try:
+            return self._settings_changed or _settled(now) != _settled(then)
+        except Exception:
+            return True
 
 
 def has_closure(args: Any, kwargs: Any) -> bool:

@@ -63,6 +63,7 @@ def name_live(
 ) -> dict[str, tuple[int, str, Tensor]]:
     """As ``name_tensors``, of modules that need not be copied: index, own name, live tensor."""
     found: dict[str, tuple[int, str, Tensor]] = {}
+    received = dict(received.items())  # Flower's records are slow to ask
     for index, model in enumerate(models):
         live = model.state_dict(keep_vars=True)
         for own, name in _own_names(received, live, found).items():
@@ -79,6 +80,8 @@ def _own_names(
         shapes = [tuple(received[name].shape) for name in in_order]
         same = shapes == [tuple(value.shape) for value in live.values()] and not taken
         return dict(zip(live, in_order, strict=True)) if same else {}
+    if _all_fit(received, live) and not taken:
+        return {own: own for own in live}
     best: dict[str, str] = {}
     for wrapper in _WRAPPERS:
         inner = {own: own.removeprefix(wrapper) for own in live if own.startswith(wrapper)}
@@ -93,8 +96,6 @@ def _own_names(
                 and start + name not in taken
                 and tuple(received[start + name].shape) == tuple(live[own].shape)
             }
-            if len(matched) == len(live):
-                return matched
             if len(matched) > len(best):
                 best = matched
     return best or _part_of(received, live, taken)
@@ -117,3 +118,10 @@ def _part_of(
         if len(matched) == len(received):
             parts.append(matched)
     return parts[0] if len(parts) == 1 else {}  # of two like parts nothing tells which
+
+
+def _all_fit(received: Mapping[str, Shaped], live: Mapping[str, Tensor]) -> bool:
+    """Whether all tensors of a module are received under their own names."""
+    return received.keys() >= live.keys() and all(
+        tuple(received[own].shape) == value.shape for own, value in live.items()
+    )

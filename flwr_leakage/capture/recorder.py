@@ -206,7 +206,10 @@ class Recorder:
     def _copy_root(self, module: nn.Module) -> None:
         if id(module) in self._roots:
             return
-        own = list(module.parameters())
+        modules = list(module.modules())  # one walk, as each takes longer than a layer
+        own = list(
+            {id(p): p for m in modules for p in m._parameters.values() if p is not None}.values()
+        )
         if not own and next(module.buffers(), None) is None:
             return
         if self._num_steps and any(p.requires_grad for p in own):
@@ -217,7 +220,7 @@ class Recorder:
         self._begin_versions += versions_of(own)  # a closure calls it within the step
         if self._begins is not None:
             self._begins(module)
-        self._norms |= {m.training for m in module.modules() if isinstance(m, _BatchNorm)}
+        self._norms |= {m.training for m in modules if isinstance(m, _BatchNorm)}
 
     # --- the loss ------------------------------------------------------------------------------
 
@@ -286,11 +289,8 @@ class Recorder:
         """A step begins."""
         if self._rest is None:
             self._begin_step(optimizer, args, kwargs)
-            return
-        try:
+        else:
             self._rest.before_step(optimizer)
-        except Exception as error:
-            self.give_up(str(error) or type(error).__name__)
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A step has ended."""
@@ -338,7 +338,8 @@ class Recorder:
             self._count_the_rest(optimizer)
 
     def _versions_differ(self) -> bool:
-        return any(self._versions.get(id(p), p._version) != p._version for p in self._trained)
+        then = self._versions
+        return bool(then) and any(then.get(id(p), p._version) != p._version for p in self._trained)
 
     def _rescaled_to(self) -> float | None:
         """The gradient's norm where it is not what ``backward`` left."""

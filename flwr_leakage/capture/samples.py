@@ -96,13 +96,22 @@ def _is_trained(entry: Entry) -> bool:
     return isinstance(model, nn.Module) and any(p.requires_grad for p in model.parameters())
 
 
+_MEAN_CROSS_ENTROPY = {
+    "weight": None, "size_average": None, "ignore_index": -100, "reduce": None,
+    "reduction": "mean", "label_smoothing": 0.0,
+}  # fmt: skip
+"""What ``F.cross_entropy`` hands on beside its two tensors where nothing else is asked for."""
+
+
 def _plain(tail: tuple[Entry, ...]) -> Loss | None:
     """The mean cross-entropy under its own name, where it is that."""
     if len(tail) != 1:
         return None
     function, (args, kwargs) = tail[0].function, tail[0].arguments
-    if function is F.cross_entropy and len(args) + len(kwargs) == 2:
-        return F.cross_entropy
+    if function is F.cross_entropy:
+        settings = {name: kwargs[name] for name in kwargs if name not in ("input", "target")}
+        if len(args) <= 2 and settings.items() <= _MEAN_CROSS_ENTROPY.items():
+            return F.cross_entropy
     if type(function) is nn.CrossEntropyLoss:
         usual = (function.weight, function.reduction, function.label_smoothing)
         if usual == (None, "mean", 0.0) and function.ignore_index == -100:

@@ -12,7 +12,6 @@ import torch
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
@@ -101,8 +100,9 @@ class Expected:
             MalformedArraysError: as there.
         """
         count = len(self.params) + len(self.buffers)
-        if len(arrays) == count and all(
-            self._is_finite(dtype, plain, arrays) for dtype, plain in self._plain.items()
+        held = dict(arrays.items())
+        if len(held) == count and all(
+            self._is_finite(dtype, plain, held) for dtype, plain in self._plain.items()
         ):
             return ()
         return self.read(arrays)[2]
@@ -122,10 +122,8 @@ class Expected:
             if tuple(array.shape) != entry.shape or not array.data.startswith(entry.header):
                 return False
             parts.append(memoryview(array.data)[len(entry.header) :])
-        joined = bytearray().join(parts)
-        if not joined or not dtype.is_floating_point:
-            return True
-        return _is_finite(torch.frombuffer(joined, dtype=dtype))
+        values = np.frombuffer(b"".join(parts), _numpy(dtype))
+        return not dtype.is_floating_point or bool(np.isfinite(values).all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,34 +139,22 @@ class _Plain:
 def differing(arrays: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> list[str]:
     """The names of the tensors whose values no array of that name has.
 
-    The bytes of all are compared first, as that is fast.
+    Bytes are compared first, as that is fast.
     """
-    if _are_the_same_bytes(arrays, tensors):
-        return []
+    held = dict(arrays.items())
     return [
         name
         for name, tensor in tensors.items()
-        if name not in arrays or not _holds_the_same(arrays[name], tensor)
+        if name not in held
+        or not (_has_the_same_bytes(held[name], tensor) or _holds_the_same(held[name], tensor))
     ]
 
 
-def _are_the_same_bytes(arrays: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> bool:
-    kinds = {(tensor.dtype, tensor.device, tensor.layout) for tensor in tensors.values()}
-    if len(kinds) != 1:
+def _has_the_same_bytes(array: Array, tensor: Tensor) -> bool:
+    if tensor.dtype not in _PLAIN or tensor.layout is not torch.strided:
         return False
-    ((dtype, _, layout),) = kinds
-    if layout is not torch.strided or dtype not in _PLAIN:
-        return False
-    parts = []
-    for name, tensor in tensors.items():
-        array, header = arrays.get(name), _header_of(tensor)
-        if array is None or not array.data.startswith(header):
-            return False
-        parts.append(memoryview(array.data)[len(header) :])
-    with torch.no_grad():
-        flat = _flatten_dense_tensors(list(tensors.values()))
-    own: bytes = flat.detach().cpu().numpy().tobytes()
-    return b"".join(parts) == own
+    own: bytes = tensor.numpy(force=True).tobytes()
+    return array.data == _header_of(tensor) + own
 
 
 def _holds_the_same(array: Array, tensor: Tensor) -> bool:

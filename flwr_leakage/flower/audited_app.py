@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from flwr_leakage.audit.gate import Gate
@@ -13,6 +13,7 @@ from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.captured_client import CapturePlan, train_and_report
 from flwr_leakage.flower.client import refuse
 from flwr_leakage.flower.client_audit import SelfAttacker
+from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.records import InputSpec
 from flwr_leakage.scores.base import Score
@@ -103,9 +104,10 @@ class AuditedApp(ClientApp):
 
     def _is_for_another_strategy(self, message: Message) -> bool:
         """Whether a ``NumPyClient`` got arrays of a strategy of ``flwr.serverapp``."""
-        names = list(message.content.array_records)
-        legacy = getattr(self._app, "_call", None) is not None
-        return legacy and len(names) == 1 and names != ["fitins.parameters"]
+        if getattr(self._app, "_call", None) is None:
+            return False
+        names = list(records_of(message.content, ArrayRecord))
+        return len(names) == 1 and names != ["fitins.parameters"]
 
     def train(self, action: str = "default", **settings: Any) -> Any:
         """Register a function with the app."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, Context, Message, MetricRecord
 from torch import Tensor
 
 from flwr_leakage.audit import ClientNote, ReplayResult, Truth
@@ -28,6 +28,7 @@ from flwr_leakage.flower.client_owner import REFUSED, keep_own, remember, sent_n
 from flwr_leakage.flower.client_release import Explained, Release, Trained, release
 from flwr_leakage.flower.client_replay import Replayed, SeenRound, is_due, look, replay_now
 from flwr_leakage.flower.client_session import Session
+from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note
 from flwr_leakage.params import Params, subtract
@@ -37,6 +38,10 @@ from flwr_leakage.scores.plan import ScorePlan
 
 _GLANCE = Limits(max_samples=1)
 """The first step alone, where nothing is done with the others."""
+
+
+_NOTHING = Release(Update({}, {}, LocalSchedule(1.0), 0))
+"""In the place of what would be released, where nothing is measured."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ def train_and_report(
     A message without an ``ArrayRecord`` (a stage of secure aggregation) and an error are handed on
     as they are; so is what holds several, unless a defense or a gate must not let it pass.
     """
-    given = list(message.content.array_records.values())
+    given = list(records_of(message.content, ArrayRecord).values())
     if len(given) > 1 and plan.withholds:
         return refuse(message, f"expected one ArrayRecord from the server, got {len(given)}")
     if len(given) != 1:
@@ -126,7 +131,7 @@ def train_and_report(
         train_seconds = time.process_time() - start
     if reply.has_error():
         return reply
-    answers = list(reply.content.array_records.items())
+    answers = list(records_of(reply.content, ArrayRecord).items())
     if len(answers) != 1:
         reason = f"expected one ArrayRecord in the reply, got {len(answers)}"
         return refuse(message, reason) if plan.withholds else reply
@@ -251,10 +256,9 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
     Raises:
         ValueError: the update should be defended or judged, and cannot.
     """
-    nothing = Release(Update({}, {}, LocalSchedule(1.0), 0))
     measures = plan.withholds or bool(plan.scores) or plan.attack is not None
     if not (measures or plan.truth):
-        return _Done(None, None, nothing)
+        return _Done(None, None, _NOTHING)
     if plan.withholds and not seen.answer:
         raise ValueError("an update under a mask can neither be defended nor judged here")
     left_truth = False
@@ -266,13 +270,13 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
             plan.truth.write(work.server_round, work.client_id, Truth(samples, samples))
             left_truth = True
             if not measures:
-                return _Done(None, None, nothing, left_truth=True)
+                return _Done(None, None, _NOTHING, left_truth=True)
         read = read_round(seen.training, seen.received, seen.num_examples, plan.spec)
     except ValueError as error:
         if plan.withholds:
             raise
         remark = f"Neither scores nor samples were read off the training: {error}."
-        return _Done(None, None, nothing, remark, left_truth)
+        return _Done(None, None, _NOTHING, remark, left_truth)
     session = _session(plan, read, work.server_round, work.client_id)
     sent = {name: seen.sent[name].to(value.dtype) for name, value in read.params.items()}
     answer = replace(read.raw, delta=subtract(sent, read.params))
@@ -311,7 +315,7 @@ def _rewrite(answer: ArrayRecord, received: Mapping[str, Tensor], released: Upda
 
 def _count(reply: Message, training: CapturedTraining) -> int:
     """The number of samples that the client says it used, or else those that it was seen to."""
-    for metrics in reply.content.metric_records.values():
+    for metrics in records_of(reply.content, MetricRecord).values():
         if isinstance(count := metrics.get("num-examples"), int | float):
             return int(count)
     return max(1, sum(training.batch_sizes))

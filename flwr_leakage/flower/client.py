@@ -18,7 +18,7 @@ from functools import partial
 from typing import cast
 
 import torch
-from flwr.app import ArrayRecord, Context, Error, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord
 from flwr.common.constant import ErrorCode
 
 from flwr_leakage.audit.note import ClientNote
@@ -27,6 +27,7 @@ from flwr_leakage.flower.client_audit import ClientAudit, check_limits
 from flwr_leakage.flower.client_owner import REFUSED, keep_own, remember, sent_note
 from flwr_leakage.flower.client_release import Trained, explain_by_replay, release
 from flwr_leakage.flower.client_session import SESSION, Session, encode
+from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note
 from flwr_leakage.params import subtract
 from flwr_leakage.records import Update
@@ -180,7 +181,7 @@ def refuse(message: Message, reason: str) -> Message:
 
 def server_round_of(message: Message) -> int:
     """The round that the server names; 0 where it names none."""
-    for config in message.content.config_records.values():
+    for config in records_of(message.content, ConfigRecord).values():
         if "server-round" in config:
             value = config["server-round"]
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -194,7 +195,7 @@ def client_id_of(context: Context) -> int:
 
 
 def _num_examples(reply: Message, session: Session) -> int:
-    for metrics in reply.content.metric_records.values():
+    for metrics in records_of(reply.content, MetricRecord).values():
         if "num-examples" in metrics:
             return int(cast(int, metrics["num-examples"]))
     if session.private:

@@ -7,7 +7,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, MetricRecord
+
+from flwr_leakage.flower.contents import records_of
 
 MAX_EXAMPLES = 2**53
 """More samples than any client has; up to here, a float counts them one by one."""
@@ -26,7 +28,7 @@ def count_examples(reply: Message, weighted_by_key: str) -> int:
         ValueError: there is none, or it is no number in [1, 2⁵³]; a sum of larger ones may
             overflow, and the average of the models with it.
     """
-    for metrics in reply.content.metric_records.values():
+    for metrics in records_of(reply.content, MetricRecord).values():
         count = metrics.get(weighted_by_key)
         if count is None:
             continue
@@ -44,7 +46,7 @@ def check_metrics(reply: Message) -> None:
     Raises:
         ValueError: naming the first one.
     """
-    for metrics in reply.content.metric_records.values():
+    for metrics in records_of(reply.content, MetricRecord).values():
         for name, value in metrics.items():
             for number in value if isinstance(value, list) else [value]:
                 if not math.isfinite(number) or abs(number) > 1e100:
@@ -61,9 +63,9 @@ def layout(reply: Message, narrow: tuple[str, ...] = ()) -> Layout:
     """
     metrics = [
         (key, tuple(sorted((name, _length(value)) for name, value in record.items())))
-        for key, record in reply.content.metric_records.items()
+        for key, record in records_of(reply.content, MetricRecord).items()
     ]
-    return tuple(reply.content.array_records), tuple(sorted(metrics)), narrow
+    return tuple(records_of(reply.content, ArrayRecord)), tuple(sorted(metrics)), narrow
 
 
 def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
@@ -113,7 +115,7 @@ class Sent:
     def __init__(self, messages: Sequence[Message]) -> None:
         self._arrays: dict[int, list[list[ArrayRecord]]] = {}
         for message in messages:
-            records = list(message.content.array_records.values())
+            records = list(records_of(message.content, ArrayRecord).values())
             self._arrays.setdefault(message.metadata.dst_node_id, []).append(records)
 
     def arrays(self, node: int) -> ArrayRecord:

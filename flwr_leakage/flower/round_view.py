@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from flwr_leakage.audit import ClientNote, ServerAudit
 from flwr_leakage.flower.arrays import Expected, read_arrays
+from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.replies import (
     Layout,
@@ -118,8 +119,8 @@ class RoundView:
         """The readable notes by node; names are learnt from them."""
         notes: dict[int, ClientNote] = {}
         for reply in replies:
-            record = None if reply.has_error() else reply.content.config_records.get(RECORD_KEY)
-            if record is None:
+            record = None if reply.has_error() else reply.content.get(RECORD_KEY)
+            if not isinstance(record, ConfigRecord):
                 continue
             try:
                 notes.setdefault(reply.metadata.src_node_id, unpack_note(record))
@@ -136,7 +137,7 @@ class RoundView:
         return notes
 
     def _observe(self, reply: Message) -> tuple[Observation | None, tuple[str, ...]]:
-        records = list(reply.content.array_records.values())
+        records = list(records_of(reply.content, ArrayRecord).values())
         if len(records) != 1:
             raise ValueError(f"expected one ArrayRecord, got {len(records)}.")
         count = count_examples(reply, self.weighted_by_key)

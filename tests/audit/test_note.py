@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_leakage.audit import ClientNote
+from flwr_leakage.audit import ClientNote, ReplayResult
+from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.records import Measurement
 from flwr_leakage.tracking.text import plain_text
 
@@ -156,3 +157,22 @@ def test_what_a_terminal_would_obey_is_spelled_out():
 def test_too_many_values_are_named_with_their_number():
     with pytest.raises(ValueError, match="at most 20,000 values, got 100,001"):
         ClientNote.from_text(_text(values=[1.0] * 100_000, notes=[]))
+
+
+def test_what_repeats_is_read_once_and_what_is_long_is_not_kept():
+    def note(sentence):
+        facts = TrainingFacts("SGD", 0.1, loss="cross_entropy")
+        return ClientNote(3, training=facts, replay=ReplayResult(None, True, sentence)).to_text()
+
+    first, second = (ClientNote.from_text(note("as ever")) for _ in range(2))
+    assert first == second and first.replay == ReplayResult(None, True, "as ever")
+    assert first.training is second.training and first.replay is second.replay
+    first, second = (ClientNote.from_text(note("as ever" * 1000)) for _ in range(2))
+    assert first == second and first.replay is not second.replay
+
+
+@pytest.mark.parametrize("part", ["[]", "{}", "3", "null", 3, {}, [], "[" * 100_000, "x"])
+@pytest.mark.parametrize("name", ["training", "replay"])
+def test_a_part_of_another_form_is_refused(name, part):
+    with pytest.raises(ValueError, match="the client's note cannot be read"):
+        ClientNote.from_text(_text({name: part}))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from trained import Loop, network, pixels, sgd
 
@@ -158,3 +159,23 @@ def test_the_step_is_told_from_which_gradients_were_changed():
         Loop(optimizer=adam).run()
     assert facts_of(recorder.training(), count).rewritten == 0
     assert facts_of(recorder.training(), count, facts).rewritten == 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (F.cross_entropy, "cross_entropy"),
+        (lambda x, y: F.cross_entropy(input=x, target=y), "cross_entropy"),
+        (nn.CrossEntropyLoss(), "cross_entropy"),
+        (lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), "a loss of the app's own"),
+        (lambda x, y: F.cross_entropy(x, y, torch.ones(3)), "a loss of the app's own"),
+        (lambda x, y: F.cross_entropy(x, y, reduction="sum"), "a loss of the app's own"),
+    ],
+)
+def test_the_mean_cross_entropy_is_told_however_it_is_spelled(loss, name):
+    model = network()
+    with capture() as recorder:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loss(model(pixels()), torch.arange(12) % 3).backward()
+        optimizer.step()
+    assert facts_of(recorder.training(), 12).loss == name

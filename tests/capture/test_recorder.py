@@ -223,3 +223,74 @@ def test_a_look_accuses_nobody_of_what_a_closure_may_have_done(closure, words):
         Loop(on_gradients=shift, closure=closure).run()
     (found,) = looks.causes(recorder.training(), lambda _: [])
     assert words in found
+
+
+class Feeling(nn.Module):
+    """Says which hooks the modules that it calls would feel."""
+
+    def __init__(self, fails=False):
+        super().__init__()
+        self.inner, self.fails, self.felt = nn.Linear(36, 3), fails, None
+
+    def forward(self, images):
+        self.felt = hooks()[:2]
+        if self.fails:
+            raise ZeroDivisionError
+        return self.inner(images.flatten(1))
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_what_a_model_calls_feels_no_hook(copies):
+    model, before = Feeling(), hooks()
+    with capture(Limits(max_samples=1), copies=copies) as recorder:
+        Loop(model=model).run()
+    assert model.felt == before[:2]
+    assert not model._forward_hooks and hooks() == before
+    assert recorder.training().num_steps == 3 and not recorder.training().problem
+
+
+def test_a_call_that_fails_raises_its_own_error_and_keeps_no_hook():
+    model, before = Feeling(fails=True), hooks()
+    with capture() as recorder:
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                model(pixels())
+        model.fails = False
+        Loop(model=model).run()
+    assert recorder.training().num_steps == 3 and not recorder.training().problem
+    assert not model._forward_hooks and hooks() == before
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_an_optimizer_that_comes_after_the_first_step_is_refused_in_words(copies):
+    with capture(Limits(max_samples=1), copies=copies) as recorder:
+        model = network()
+        Loop(model=model).run()
+        Loop(model=model).run()
+    assert recorder.training().problem == "two optimizers take steps"
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_settings_that_cannot_be_compared_count_as_changed(copies):
+    made = []
+
+    def make(parameters):
+        made.append(sgd(parameters))
+        made[0].param_groups[0]["weights"] = torch.zeros(2)
+        return made[0]
+
+    def change(model):
+        made[0].param_groups[0]["weights"] = torch.zeros(2)
+
+    with capture(Limits(max_samples=1), copies=copies) as recorder:
+        Loop(optimizer=make, on_gradients=change).run()
+    assert recorder.training().settings_changed and not recorder.training().problem
+
+
+def test_a_model_is_shown_before_its_first_call_and_once():
+    shown, model = [], network()
+    before = [p.detach().clone() for p in model.parameters()]
+    with capture(begins=lambda m: shown.append([p.detach().clone() for p in m.parameters()])):
+        Loop(model=model).run()
+    (seen,) = shown
+    assert all(map(torch.equal, seen, before))

@@ -9,7 +9,14 @@ from flwr.app import Array, ArrayRecord
 from torch import nn
 
 from flwr_leakage.flower import arrays
-from flwr_leakage.flower.arrays import MalformedArraysError, read_arrays, write_arrays
+from flwr_leakage.flower.arrays import (
+    Expected,
+    MalformedArraysError,
+    _read,
+    differing,
+    read_arrays,
+    write_arrays,
+)
 from flwr_leakage.gradient_map import GradientMap
 
 
@@ -131,6 +138,35 @@ def test_other_dtypes_of_real_numbers_are_cast(dtype):
 def test_an_array_that_does_not_fit_is_refused_by_name(array, said):
     with pytest.raises(MalformedArraysError, match=f"(?s)'0.bias'.*{said}"):
         read_arrays(_record(**{"0_bias": array}), MAP)
+    with pytest.raises(MalformedArraysError, match=f"(?s)'0.bias'.*{said}"):
+        Expected(MAP).check(_record(**{"0_bias": array}))
+
+
+@pytest.mark.parametrize(
+    ("bias", "narrow"),
+    [(STATE["0.bias"].numpy(), ()), (np.ones(3), ()), (np.ones(3, np.float16), ("0.bias",))],
+)
+def test_a_reply_that_nobody_attacks_is_checked_as_one_that_is_read(bias, narrow, monkeypatch):
+    record, read = _record(**{"0_bias": Array(bias)}), []
+    monkeypatch.setattr(arrays, "_read", lambda *given: read.append(given) or _read(*given))
+    assert Expected(MAP).check(record) == narrow
+    assert bool(read) == (bias.dtype != np.float32)  # one array by one where not all are plain
+
+
+def test_a_model_with_a_switch_is_read_array_by_array():
+    model = nn.Linear(2, 2)
+    model.register_buffer("switch", torch.tensor(True))
+    with pytest.raises(MalformedArraysError, match=r"real numbers, got torch\.bool"):
+        Expected(GradientMap(model)).check(ArrayRecord(model.state_dict()))
+
+
+def test_tensors_are_compared_with_the_arrays_of_their_names():
+    state = {**STATE, "half": torch.ones(2, dtype=torch.bfloat16)}
+    transposed = _raw(_saved(np.asfortranarray(STATE["0.weight"].numpy())), (3, 2))
+    held = {**ArrayRecord(STATE), "0.weight": transposed, "half": Array(np.ones(2, np.float32))}
+    assert differing(held, state) == []
+    changed = {**state, "0.bias": state["0.bias"] + 1e-6, "more": torch.zeros(1)}
+    assert differing(held, changed) == ["0.bias", "more"]
 
 
 def test_missing_and_unknown_entries_are_named():
