@@ -142,7 +142,7 @@ class RoundView:
             raise ValueError(f"expected one ArrayRecord, got {len(records)}.")
         count = count_examples(reply, self.weighted_by_key)
         if self._misfit:
-            if set(records[0]) != set(self.sent.names()):
+            if set(records[0]) != set(self.sent.arrays(reply.metadata.src_node_id)):
                 raise ValueError("its arrays have other names than those that were sent.")
             return None, ()
         client = self.names.of(reply.metadata.src_node_id)
