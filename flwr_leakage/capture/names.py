@@ -38,8 +38,9 @@ def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dic
     """Find the captured tensors of the received entries, by names and shapes.
 
     The names of a module that was called are those received, those behind a wrapper's name, or
-    those of a part of the model that is called on its own (``encoder.``). Arrays named 0, 1, …
-    are taken in the order of the module's ``state_dict``.
+    those of a part of the model that is called on its own (``encoder.``), or those within a part
+    where no more than that is sent. Arrays named 0, 1, … are taken in the order of the module's
+    ``state_dict``.
     """
     before = [root.copy.state_dict(keep_vars=True) for root in roots]
     return {
@@ -97,7 +98,26 @@ def _own_names(
             }
             if len(matched) > len(best):
                 best = matched
-    return best
+    return best or _part_of(received, live, taken)
+
+
+def _part_of(
+    received: Mapping[str, Shaped], live: Mapping[str, Tensor], taken: Collection[str]
+) -> dict[str, str]:
+    """From names in the module to received names, where only a part of the module is sent."""
+    first = next((name for name in received if name not in taken), None)
+    if first is None:
+        return {}
+    parts = []
+    for start in (own.removesuffix(first) for own in live if own.endswith(f".{first}")):
+        matched = {
+            start + name: name
+            for name, array in received.items()
+            if start + name in live and tuple(live[start + name].shape) == tuple(array.shape)
+        }
+        if len(matched) == len(received):
+            parts.append(matched)
+    return parts[0] if len(parts) == 1 else {}  # of two like parts nothing tells which
 
 
 def _all_fit(received: Mapping[str, Shaped], live: Mapping[str, Tensor]) -> bool:

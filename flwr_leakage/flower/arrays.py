@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -81,6 +81,14 @@ class Expected:
             entry = _Plain(name, tuple(like.shape), header, len(header) + like.nbytes)
             self._plain.setdefault(like.dtype, []).append(entry)
 
+    def misfit(self, names: Sequence[str]) -> str:
+        """In words, why arrays of these names are not the model's; empty where they are."""
+        try:
+            _check_names(names, {**self.params, **self.buffers})
+        except MalformedArraysError as error:
+            return str(error)
+        return ""
+
     def read(self, arrays: Mapping[str, Array]) -> tuple[Params, Params, tuple[str, ...]]:
         """As :func:`read_reply`."""
         return read_reply(arrays, self.params, self.buffers)
@@ -155,6 +163,11 @@ def _holds_the_same(array: Array, tensor: Tensor) -> bool:
     return own.shape == other.shape and torch.equal(own, other.to(own.dtype))
 
 
+def with_shapes(arrays: Mapping[str, Array]) -> dict[str, Array | NDArray[Any]]:
+    """The arrays; those without a declared shape, as ``flwr.server`` sends them, are read."""
+    return {name: array if array.dtype else array.numpy() for name, array in arrays.items()}
+
+
 def write_arrays(like: Mapping[str, Array], params: Params, buffers: Params) -> ArrayRecord:
     """Build an ``ArrayRecord`` with the names and the order of ``like``.
 
@@ -170,7 +183,7 @@ def write_arrays(like: Mapping[str, Array], params: Params, buffers: Params) -> 
     )
 
 
-def _check_names(arrays: Mapping[str, Array], expected: Params) -> None:
+def _check_names(arrays: Collection[str], expected: Params) -> None:
     missing = [name for name in expected if name not in arrays]
     unknown = [name for name in arrays if name not in expected]
     if missing or unknown:

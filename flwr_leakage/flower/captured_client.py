@@ -15,7 +15,7 @@ from flwr_leakage.capture import CapturedTraining, Glance, Limits, capture
 from flwr_leakage.capture.exposure import CapturedRound, read_round
 from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.defenses.base import Defense
-from flwr_leakage.flower.arrays import differing, write_arrays
+from flwr_leakage.flower.arrays import differing, with_shapes, write_arrays
 from flwr_leakage.flower.client import client_id_of, refuse, server_round_of
 from flwr_leakage.flower.client_audit import (
     ClientAudit,
@@ -123,7 +123,7 @@ def train_and_report(
         return app(message, ctx)
     todo = _todo(plan, message, ctx)
     limits = plan.limits if todo.copies else _GLANCE
-    looks = None if todo.replays else Glance(given[0], partial(differing, given[0]))
+    looks = None if todo.replays else Glance(with_shapes(given[0]), partial(differing, given[0]))
     begins = looks.begin if looks else None
     with capture(limits, copies=todo.copies, begins=begins) as recorder:
         start = time.process_time()

@@ -21,12 +21,16 @@ from flwr_leakage.capture import (
     check_replay,
     facts_of,
 )
+from flwr_leakage.capture.names import name_live
 from flwr_leakage.flower.arrays import differing
 
 REPLAY_KEY = "flwr-leakage-replay"
 """The record of the client's own state that says what the latest replay found."""
 
-MASKED = "the update is sent under a mask, as secure aggregation does"
+MASKED = (
+    "what was sent is masked (secure aggregation) and was not compared: clipping or noise between "
+    "the training and the mask would not be seen"
+)
 _NUMBERS = ("learning_rate", "momentum", "weight_decay", "num_steps", "batch_size")
 """Settings that may vary by round as a matter of course: their first change is replayed."""
 _KINDS = (
@@ -121,6 +125,11 @@ class SeenRound:
         except Exception:  # nothing was captured: the replay's sentence says why
             return None
 
+    def trained(self, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the training ended with, by the received names: it is compared under a mask."""
+        live = name_live(received, [root.live for root in self.training.roots])
+        return {name: tensor.detach() for name, (_, _, tensor) in live.items()}
+
 
 def replay_now(
     seen: SeenRound,
@@ -131,17 +140,18 @@ def replay_now(
     state: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
 ) -> ReplayResult:
     """Replay a training, and keep what came of it; ``state`` reads what was received and sent."""
-    if not seen.answer:
-        check = ReplayCheck(None, problem=MASKED)
-    else:
-        try:
-            check = check_replay(seen.training, *state())
-        except Exception as error:
-            check = ReplayCheck(None, problem=str(error) or type(error).__name__)
+    try:
+        received, sent = state()
+        check = check_replay(seen.training, received, sent or seen.trained(received))
+    except Exception as error:
+        check = ReplayCheck(None, problem=str(error) or type(error).__name__)
+    sentence = check.sentence()
+    if not seen.answer and check.residual is not None:
+        sentence += f"; {MASKED}"
     varying = {*kept.varying, *kept.again, *_changed(facts, kept)} if kept else set()
     named = tuple(name for name in _NUMBERS if name in varying)
-    Replayed(server_round, check.explains, check.sentence(), facts, named).keep(context)
-    return ReplayResult(check.residual, check.explains, check.sentence())
+    Replayed(server_round, check.explains, sentence, facts, named).keep(context)
+    return ReplayResult(check.residual, check.explains, sentence)
 
 
 def look(
@@ -170,19 +180,24 @@ def look(
         sentence = f"not replayed in this round, and {'; '.join(causes)}"
         sentence += "; results are no evidence of safety"
         return ReplayResult(None, False, sentence, replayed=False)
-    return ReplayResult(None, True, _unreplayed(facts, kept, changed), replayed=False)
+    sentence = _unreplayed(facts, kept, changed, masked=not seen.answer)
+    return ReplayResult(None, True, sentence, replayed=False)
 
 
-def _unreplayed(facts: TrainingFacts | None, kept: Replayed, changed: tuple[str, ...]) -> str:
+def _unreplayed(
+    facts: TrainingFacts | None, kept: Replayed, changed: tuple[str, ...], *, masked: bool
+) -> str:
     """What was seen of a round that nothing speaks against, and no more."""
     if not kept.server_round:
+        ended = f"; {MASKED}" if masked else " and ended with those that it sent"
         return (
-            "not replayed in this round (replay_every=None); it began with the server's parameters "
-            "and ended with those that it sent"
+            "not replayed in this round (replay_every=None); it began with the server's parameters"
+            f"{ended}"
         )
-    looked = "start, first step, settings told, end"
+    end = "not the end, which was masked" if masked else "end"
+    looked = f"start, first step, settings told, {end}"
     if facts is None or kept.facts is None:
-        looked = "start, end"
+        looked = f"start, {end}"
     elif facts.repeated:
         looked += "; not the normalisation"
     then = f"round {kept.server_round}, where {kept.sentence}"
@@ -198,8 +213,8 @@ def _unreplayed(facts: TrainingFacts | None, kept: Replayed, changed: tuple[str,
 
 
 def _causes(looks: Glance, seen: SeenRound) -> tuple[str, ...]:
-    if not seen.answer:
-        return (MASKED,)
+    if not seen.answer:  # under a mask
+        return looks.causes(seen.training, lambda _: [])
     return looks.causes(seen.training, partial(differing, seen.answer))
 
 

@@ -6,6 +6,7 @@ Flower 1.41; this is the only file that touches it.
 """
 
 import itertools
+import threading
 from collections.abc import Iterable
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -44,6 +45,7 @@ class InlineGrid(Grid):
         self._run = Run.create_empty(run_id=1)
         self._replies: dict[str, Message] = {}
         self._numbers = itertools.count()
+        self._one_at_a_time = threading.Lock()
         self._contexts = {
             FIRST_NODE_ID + partition: Context(
                 run_id=1,
@@ -87,7 +89,9 @@ class InlineGrid(Grid):
         ids = []
         for message in messages:
             identifier = f"{message.metadata.dst_node_id}-{next(self._numbers)}"
-            self._replies[identifier] = self._serve(message)
+            # Servers of ``flwr.server`` ask each client in a thread of its own.
+            with self._one_at_a_time:
+                self._replies[identifier] = self._serve(message)
             ids.append(identifier)
         return ids
 

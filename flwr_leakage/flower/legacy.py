@@ -4,10 +4,11 @@ SecAgg+ exists in Flower 1.41 for these strategies only. Its workflow unmasks th
 shows the strategy that sum in the place of each client's model.
 """
 
-from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager
+import weakref
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from flwr.app import Array, ArrayRecord
@@ -19,11 +20,14 @@ from torch import nn
 
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.presets import load_preset
-from flwr_leakage.audit import ServerAudit
+from flwr_leakage.audit import ClientNote, ServerAudit
 from flwr_leakage.flower.arrays import read_arrays
 from flwr_leakage.flower.guarded import guarded
+from flwr_leakage.flower.heard import Heard
 from flwr_leakage.flower.names import ClientNames
+from flwr_leakage.flower.observed import gradient_map_of
 from flwr_leakage.flower.shared_truth import TruthFolder
+from flwr_leakage.flower.told import UNTOLD_SCHEDULE, UNTOLD_SPEC, Given, ToldAudit
 from flwr_leakage.flower.undisturbed import random_states_kept
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator
@@ -58,6 +62,7 @@ class LegacyHonestButCurious(Strategy):
         self.audit = audit
         self.client_id_key = client_id_key
         self._names = ClientNames()
+        self.heard = Heard(audit, self._names)
         self._sent: dict[str, Parameters] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -76,17 +81,20 @@ class LegacyHonestButCurious(Strategy):
         )
         # A strategy may send something else than it is given, and to each client another thing.
         self._sent = {proxy.cid: instruction.parameters for proxy, instruction in chosen}
+        proxies = [proxy for proxy, _ in chosen]
+        guarded(self.audit, server_round, self.heard.listen, server_round, proxies)
         return chosen
 
     def aggregate_fit(self, server_round: int, results: Results, failures: Failures) -> Any:
         """Look at what the strategy is shown, delegate, then let the audit attack it."""
         looked = guarded(self.audit, server_round, self._look, server_round, results, failures)
-        seen, unknown = looked or ([], frozenset())
         aggregated = self.strategy.aggregate_fit(server_round, results, failures)
-        guarded(
-            self.audit, server_round, self.audit.inspect, server_round, seen, [],
-            unknown, len(results),
-        )  # fmt: skip
+        if looked is not None:
+            seen, notes, unknown = looked
+            guarded(
+                self.audit, server_round, self.audit.inspect, server_round, seen, notes,
+                unknown, len(results),
+            )  # fmt: skip
         return aggregated
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
@@ -109,12 +117,16 @@ class LegacyHonestButCurious(Strategy):
 
     def _look(
         self, server_round: int, results: Results, failures: Failures
-    ) -> tuple[list[Observation], Set[int]]:
-        """What can be attacked, and which clients' samples nobody can know."""
-        for failure in failures:
-            what = failure if isinstance(failure, BaseException) else failure[1].status.message
-            self.audit.warn(server_round, -1, f"a client failed: {what}")
-        unknown = self._learn_names(server_round, results)
+    ) -> tuple[list[Observation], list[ClientNote], Set[int]]:
+        """What can be attacked, what clients told, and whose samples nobody can know."""
+        told = self.heard.notes()
+        unknown = self._learn_names(server_round, results, told)
+        self.heard.end_round({int(proxy.node_id) for proxy, _ in results}, failures)
+        notes = [replace(note, client_id=self._names.of(node)) for node, note in told.items()]
+        return self._observe(server_round, results), notes, unknown
+
+    def _observe(self, server_round: int, results: Results) -> list[Observation]:
+        """What can be attacked: of a sum all of its clients, or nothing."""
         is_sum = len(results) > 1 and len({id(fit.parameters) for _, fit in results}) == 1
         if is_sum and self.audit.threat.view != "aggregate":
             self.audit.warn_once(
@@ -123,7 +135,7 @@ class LegacyHonestButCurious(Strategy):
                 f"(secure aggregation), so that threat.view must be 'aggregate', got "
                 f"{self.audit.threat.view!r}.",
             )  # fmt: skip
-            return [], unknown
+            return []
         models = _distinct(self._sent[proxy.cid] for proxy, _ in results if proxy.cid in self._sent)
         if len(models) > 1 and self.audit.threat.view == "aggregate":
             self.audit.warn(
@@ -131,7 +143,7 @@ class LegacyHonestButCurious(Strategy):
                 f"nothing was attacked: a mean update is of one model, and the clients were sent "
                 f"{len(models)} different ones.",
             )  # fmt: skip
-            return [], unknown
+            return []
         sent = [(model, self._read(model)) for model in models]
         shared = self._read(results[0][1].parameters) if is_sum else None
         observations = []
@@ -152,11 +164,21 @@ class LegacyHonestButCurious(Strategy):
                 continue
             update = Update(subtract(local_params, params), local_buffers, schedule, count)
             observations.append(Observation(server_round, client, params, buffers, update))
-        return observations, unknown
+        if is_sum and 0 < len(observations) < len(results):
+            self.audit.warn(
+                server_round, -1,
+                f"nothing was attacked: the sum is of {len(results)} clients, and only "
+                f"{len(observations)} of them are to be attacked.",
+            )  # fmt: skip
+            return []
+        return observations
 
-    def _learn_names(self, server_round: int, results: Results) -> Set[int]:
+    def _learn_names(
+        self, server_round: int, results: Results, told: dict[int, ClientNote]
+    ) -> Set[int]:
         """Take the round's claims; the clients whose claim is not believed."""
-        claims = {
+        claims = {node: note.client_id for node, note in told.items()}
+        claims |= {
             int(proxy.node_id): claim
             for proxy, fit in results
             if (claim := self._claim(fit)) is not None
@@ -194,58 +216,95 @@ def _distinct(several: Iterable[Parameters]) -> list[Parameters]:
     return found
 
 
-@contextmanager
 def observe_legacy(
     strategy: Strategy,
     model: nn.Module | GradientMap,
     folder: str | Path,
-    spec: InputSpec,
-    schedule: LocalSchedule,
+    spec: InputSpec | None = None,
+    schedule: LocalSchedule | None = None,
     *,
     attack: Attack | str | None = "idlg",
     threat: ThreatModel | None = None,
+    max_samples: int | None = 64,
     truth: str | Path | None = None,
     client_id_key: str = "partition-id",
     **settings: Any,
-) -> Iterator[LegacyHonestButCurious]:
-    """Let a strategy of ``flwr.server`` be honest but curious until the block ends.
+) -> "ObservedLegacy":
+    """Let a strategy of ``flwr.server`` be honest but curious.
 
-    Then the records are closed and ``report.html`` is written. What a client's ``audit`` tells
-    beside its update does not reach such strategies: the spec and the schedule are given.
+    When the strategy is given up, at the end of the server's function, the records are closed and
+    ``report.html`` is written; ``with observe_legacy(…) as strategy:`` does so where the block
+    ends, and ``close`` at once.
 
     Args:
         strategy: of any class.
         model: the model that is trained, with the mean cross-entropy; or its gradient map.
         folder: of the run, with the records and the report.
-        spec: of the inputs.
-        schedule: of the clients' local training.
+        spec: of the inputs; by default what the clients' captures tell.
+        schedule: of local training; by default what each client's capture tells.
         attack: an attack, the name of a preset, or ``None``.
         threat: what the attacker knows; by default the clients' mean update only, which is what
             secure aggregation shows.
+        max_samples: most samples that a client's steps use, all steps together, for it to be
+            attacked; the others are recorded. ``None`` attacks all, which may take hours.
         truth: in a simulation, the folder that the clients' ``audit`` was given.
         client_id_key: see :class:`LegacyHonestButCurious`.
         settings: of :class:`ServerAudit`.
+
+    Raises:
+        TypeError: the model is none of torch.
+        FileExistsError: the folder holds a run.
     """
+    gradient_map = gradient_map_of(model)
     if truth is not None:
         settings.setdefault("truth", TruthFolder(Path(truth)))
         settings.setdefault("evaluator", Evaluator())
-    audit = ServerAudit(
-        model if isinstance(model, GradientMap) else GradientMap(model),
-        spec,
-        schedule,
+    mode = gradient_map.batch_norm if gradient_map is model else None
+    audit = ToldAudit(
+        gradient_map,
+        spec or UNTOLD_SPEC,
+        schedule or UNTOLD_SCHEDULE,
         JsonlTracker(folder),
         attack=load_preset(attack) if isinstance(attack, str) else attack,
         threat=threat or replace(ThreatModel(), view="aggregate"),
+        given=Given(spec, schedule, mode, max_samples),
         **settings,
     )
-    observed = LegacyHonestButCurious(strategy, audit, client_id_key)
-    try:
-        yield observed
-    except BaseException as error:
-        message = f"the run ended early: {type(error).__name__}: {error}"
-        guarded(audit, 0, audit.error, 0, message)
-        raise
-    finally:
-        with random_states_kept():  # whatever draws a page
-            guarded(audit, 0, audit.tracker.close)
-            guarded(audit, 0, write_report, folder)
+    observed = ObservedLegacy(strategy, audit, client_id_key)
+    observed.finish = weakref.finalize(observed, _finish, audit, observed.heard, Path(folder))
+    return observed
+
+
+class ObservedLegacy(LegacyHonestButCurious):
+    """Ends the record of a run, and writes its report, where nobody holds the strategy any more.
+
+    The older interface has no ``start`` that could be watched: a workflow, or Flower itself, calls
+    the strategy's phases.
+    """
+
+    finish: "weakref.finalize[..., Any]"
+
+    def close(self) -> None:
+        """End the record now; a second call does nothing."""
+        self.finish()
+
+    def __enter__(self) -> "ObservedLegacy":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self.finish.alive:
+            message = f"the run ended early: {type(error).__name__}: {error}"
+            guarded(self.audit, 0, self.audit.error, 0, message)
+        self.close()
+
+
+def _finish(audit: ServerAudit, heard: Heard, folder: Path) -> None:
+    with random_states_kept():  # whatever draws a page
+        guarded(audit, 0, heard.stop)
+        guarded(audit, 0, audit.tracker.close)
+        guarded(audit, 0, write_report, folder)

@@ -54,7 +54,7 @@ def observe(
         settings: of :class:`ServerAudit`: ``threat``, ``selection``, ``evaluator``, …
 
     Raises:
-        TypeError: the strategy is one of ``flwr.server``.
+        TypeError: the strategy is one of ``flwr.server``, or the model none of torch.
         FileExistsError: the folder holds a run.
     """
     if not hasattr(strategy, "configure_train"):
@@ -63,7 +63,7 @@ def observe(
             f"{type(strategy).__module__}.{type(strategy).__name__}; for those of flwr.server "
             f"there is observe_legacy."
         )
-    gradient_map = model if isinstance(model, GradientMap) else GradientMap(model)
+    gradient_map = gradient_map_of(model)
     if truth is not None:
         settings.setdefault("truth", TruthFolder(Path(truth)))
         settings.setdefault("evaluator", Evaluator())
@@ -87,6 +87,22 @@ def observe(
     )
     observed.folder = Path(folder)
     return observed
+
+
+def gradient_map_of(model: nn.Module | GradientMap) -> GradientMap:
+    """The model with the mean cross-entropy, where it is no gradient map yet.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(model, GradientMap):
+        return model
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a torch.nn.Module or a GradientMap, got {type(model).__module__}."
+            f"{type(model).__name__}: only models of torch are observed."
+        )
+    return GradientMap(model)
 
 
 class Observed(HonestButCurious):

@@ -129,6 +129,12 @@ class Sent:
             raise ValueError(f"expected that one ArrayRecord was sent, got {len(records)}.")
         return records[0]
 
+    def names(self) -> list[str]:
+        """The names of the arrays that the first node was sent; none where that sent no model."""
+        for records in self._arrays.values():
+            return [name for record in records[0] for name in record]
+        return []
+
     def silent(self, replies: Sequence[Message]) -> list[int]:
         """The nodes that did not answer, in order."""
         answered = {reply.metadata.src_node_id for reply in replies}

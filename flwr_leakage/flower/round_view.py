@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
@@ -70,6 +71,7 @@ class RoundView:
         self._record_errors_and_silence(replies, "")
         told = self._read_notes(replies)
         faults = self.sent.unasked(replies)
+        self._tell_of_another_model()
         observations, layouts = [], {}
         for place, reply in enumerate(replies):
             if reply.has_error() or place in faults:  # no strategy aggregates errors
@@ -139,6 +141,10 @@ class RoundView:
         if len(records) != 1:
             raise ValueError(f"expected one ArrayRecord, got {len(records)}.")
         count = count_examples(reply, self.weighted_by_key)
+        if self._misfit:
+            if set(records[0]) != set(self.sent.arrays(reply.metadata.src_node_id)):
+                raise ValueError("its arrays have other names than those that were sent.")
+            return None, ()
         client = self.names.of(reply.metadata.src_node_id)
         schedule = self.audit.schedule.for_client(count)
         if not self.audit.wants(self.server_round, client):
@@ -154,6 +160,21 @@ class RoundView:
             num_examples=count,
         )
         return Observation(self.server_round, client, params, buffers, update), narrow
+
+    @cached_property
+    def _misfit(self) -> str:
+        """Why the server itself sends something else than the model, for which no client can."""
+        names = self.sent.names()
+        return self.expected.misfit(names) if names else ""
+
+    def _tell_of_another_model(self) -> None:
+        if self._misfit:
+            self.audit.warn_once(
+                self.server_round, -1,
+                f"nothing is observed: what the strategy sends is not the model that observe was "
+                f"given ({self._misfit}) Give it the model whose state_dict is sent, such as the "
+                f"part that is trained.",
+            )  # fmt: skip
 
     def _state_sent_to(self, node: int) -> tuple[Params, Params]:
         """What the node was sent. Most strategies send one record to all: it is read once."""

@@ -90,6 +90,8 @@ class ToldAudit(ServerAudit):
         for client_id, one in assumed.items():
             if (one.spec, one.batch_norm) != usual:
                 refused[client_id] = "most have other inputs"
+        if self.threat.view == "aggregate" and (reason := self._against_mean(assumed, refused)):
+            refused = dict.fromkeys(assumed, reason) | refused
         attacked = []
         for seen in observations:
             client_id, update = seen.client_id, seen.update
@@ -146,13 +148,27 @@ class ToldAudit(ServerAudit):
         Raises:
             ValueError: the steps use more than ``max_samples``.
         """
-        limit = self.given.max_samples
-        used = schedule.num_steps * schedule.batch_size
-        if self.attack is not None and limit is not None and used > limit:
+        if self._is_too_large(used := _samples_of(schedule)):
             raise ValueError(
-                f"its {schedule.num_steps} steps of {schedule.batch_size} samples use more than "
-                f"max_samples={limit}"
+                f"its {schedule.num_steps} steps of {schedule.batch_size} samples use {used:,}, "
+                f"more than max_samples={self.given.max_samples}"
             )
+
+    def _against_mean(self, assumed: Mapping[int, _Assumed], refused: Mapping[int, str]) -> str:
+        """Why a mean update cannot be attacked: it is of all clients, or of none."""
+        if refused:
+            return f"the mean update holds that of client {min(refused)}, which cannot be"
+        used = sum(_samples_of(one.schedule) for one in assumed.values())
+        if self._is_too_large(used):
+            return (
+                f"the steps of the {len(assumed)} clients in the mean update use {used:,} samples, "
+                f"more than max_samples={self.given.max_samples}"
+            )
+        return ""
+
+    def _is_too_large(self, used: int) -> bool:
+        limit = self.given.max_samples
+        return self.attack is not None and limit is not None and used > limit
 
     def _assumed_of(
         self, note: ClientNote
@@ -162,6 +178,10 @@ class ToldAudit(ServerAudit):
         except ValueError:  # recorded by ``inspect``
             return None
         return one.schedule, one.spec, one.batch_norm
+
+
+def _samples_of(schedule: LocalSchedule) -> int:
+    return schedule.num_steps * schedule.batch_size
 
 
 def _of(told: TrainingFacts | None) -> TrainingFacts:

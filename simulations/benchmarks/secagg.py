@@ -27,10 +27,8 @@ from torch.nn import functional as F
 
 from flwr_leakage.data import embedded_mnist
 from flwr_leakage.flower import audit, observe_legacy, run_inline
-from flwr_leakage.records import LocalSchedule
 from flwr_leakage.tracking import read_run
 from simulations.benchmarks import lab
-from simulations.examples.secagg.server_app import SPEC
 from simulations.examples.secagg.task import LEARNING_RATE, network
 
 SHARES, THRESHOLD = 3, 2
@@ -87,9 +85,8 @@ def run(seed: int, num_clients: int, folder: Path) -> tuple[float, float]:
             min_fit_clients=num_clients, min_available_clients=num_clients,
         )  # fmt: skip
         secure = SecAggPlusWorkflow(SHARES, THRESHOLD, max_weight=1.0)
-        schedule = LocalSchedule(LEARNING_RATE)
         with observe_legacy(
-            strategy, model, folder / "run", SPEC, schedule, attack="exact_batch", truth=truth
+            strategy, model, folder / "run", attack="exact_batch", truth=truth
         ) as observed:
             legacy = LegacyContext(context, ServerConfig(num_rounds=1), observed)
             DefaultWorkflow(fit_workflow=secure)(grid, legacy)

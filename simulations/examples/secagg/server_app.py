@@ -9,11 +9,8 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_leakage.flower import observe_legacy
-from flwr_leakage.records import InputSpec, LocalSchedule
 from simulations.examples.secagg.client_app import TRUTH
-from simulations.examples.secagg.task import LEARNING_RATE, network
-
-SPEC = InputSpec((1, 28, 28), 10, (0.1307,), (0.3081,))
+from simulations.examples.secagg.task import network
 
 app = ServerApp()
 
@@ -27,9 +24,6 @@ def main(grid: Grid, context: Context) -> None:
     strategy = FedAvg(fraction_evaluate=0.0, initial_parameters=first, min_available_clients=3)
     # Weights are told as a share of max_weight, and quantized: a client here has one sample.
     secure = SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2, max_weight=1.0)
-    schedule = LocalSchedule(LEARNING_RATE)
-    with observe_legacy(
-        strategy, model, "leakage-secagg", SPEC, schedule, attack="exact_batch", truth=TRUTH
-    ) as observed:
-        legacy = LegacyContext(context, ServerConfig(num_rounds=1), observed)
-        DefaultWorkflow(fit_workflow=secure)(grid, legacy)
+    strategy = observe_legacy(strategy, model, "leakage-secagg", attack="exact_batch", truth=TRUTH)
+    legacy = LegacyContext(context, ServerConfig(num_rounds=1), strategy)
+    DefaultWorkflow(fit_workflow=secure)(grid, legacy)

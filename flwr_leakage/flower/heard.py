@@ -1,0 +1,129 @@
+"""What clients' messages hold beside what a strategy of ``flwr.server`` is shown of them."""
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import Any
+
+from flwr.app import ConfigRecord, Error, Message
+from flwr.common import FitRes
+from flwr.serverapp import Grid
+
+from flwr_leakage.audit import ClientNote, ServerAudit
+from flwr_leakage.flower.names import ClientNames
+from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
+
+
+class Heard:
+    """Listens to one round's training messages: the clients' notes, and who failed.
+
+    A strategy of ``flwr.server`` gets models, numbers and metrics. Its client proxies know the
+    grid, through which the messages pass: they are looked at there, and handed on as they are.
+
+    Args:
+        audit: is told what goes wrong.
+        names: who is who.
+    """
+
+    def __init__(self, audit: ServerAudit, names: ClientNames) -> None:
+        self.audit = audit
+        self.names = names
+        self._round = 0
+        self._asked: Set[int] = frozenset()
+        self._notes: dict[int, ConfigRecord] = {}
+        self._errors: dict[int, Error] = {}
+        self._grids: list[tuple[Grid, object]] = []
+
+    def listen(self, server_round: int, proxies: Sequence[Any]) -> None:
+        """Forget the round before, and listen to the clients that are asked in this one."""
+        self.tell_of_lost_round()
+        self._round, self._asked = server_round, {int(proxy.node_id) for proxy in proxies}
+        self._notes, self._errors = {}, {}
+        for proxy in proxies:
+            grid = getattr(proxy, "grid", None)
+            if grid is not None and all(grid is not known for known, _ in self._grids):
+                self._grids.append((grid, vars(grid).get("send_and_receive")))
+                grid.send_and_receive = self._through(grid.send_and_receive)
+
+    def stop(self) -> None:
+        """Leave the grids as they were; a round that was begun will not be ended."""
+        self.tell_of_lost_round()
+        for grid, before in self._grids:
+            vars(grid).pop("send_and_receive")
+            if before is not None:
+                vars(grid)["send_and_receive"] = before
+        self._grids = []
+
+    def notes(self) -> dict[int, ClientNote]:
+        """The readable notes that clients put beside their updates, by node."""
+        notes = {}
+        for node, record in self._notes.items():
+            try:
+                notes[node] = unpack_note(record)
+            except Exception as error:
+                self._warn(node, f"the note of {{}} is not used: {error}")
+        return notes
+
+    def end_round(
+        self, answered: Set[int], failures: Sequence[tuple[object, FitRes] | BaseException]
+    ) -> None:
+        """Record once each client that failed or was silent.
+
+        Args:
+            answered: the nodes whose models the strategy is shown.
+            failures: that it is shown; the workflow of SecAgg+ tells of some clients twice.
+        """
+        self._tell_of_errors()
+        for failure in failures:
+            if isinstance(failure, BaseException) and self._is_told(failure):
+                continue
+            what = failure if isinstance(failure, BaseException) else failure[1].status.message
+            self.audit.warn(self._round, -1, f"a client failed: {what}")
+        if self._grids:
+            for node in sorted(self._asked - answered - self._errors.keys()):
+                self._warn(node, "{} never replied")
+        self._asked = frozenset()
+
+    def tell_of_lost_round(self) -> None:
+        """Record a round that began, and of which the strategy was shown nothing."""
+        if not self._asked:
+            return
+        self._tell_of_errors()
+        self._asked = frozenset()
+        message = (
+            "the strategy was shown nothing of this round: it ended early, as secure aggregation "
+            "does where too few clients are left"
+        )
+        self.audit.warn(self._round, -1, message)
+
+    def _tell_of_errors(self) -> None:
+        for node, error in self._errors.items():
+            self._warn(node, f"{{}} answered with an error: {error.reason}")
+
+    def _is_told(self, failure: BaseException) -> bool:
+        """Whether a failure is the error of a node, which was told under its name."""
+        return any(
+            any(argument is error for argument in failure.args)
+            or (error.reason and error.reason in str(failure))
+            for error in self._errors.values()
+        )
+
+    def _warn(self, node: int, message: str) -> None:
+        known = self.names.of(node)
+        name = f"node {node}" if known == node else f"node {node} (client {known})"
+        self.audit.warn(self._round, known, message.replace("{}", name, 1))
+
+    def _through(self, send: Callable[..., Iterable[Message]]) -> Callable[..., list[Message]]:
+        def send_and_receive(*args: Any, **kwargs: Any) -> list[Message]:
+            replies = list(send(*args, **kwargs))
+            for reply in replies:
+                if reply.metadata.message_type.split(".")[0] == "train":
+                    self._hear(reply)
+            return replies
+
+        return send_and_receive
+
+    def _hear(self, reply: Message) -> None:
+        node = reply.metadata.src_node_id
+        if reply.has_error():
+            self._errors[node] = reply.error
+        elif isinstance(note := reply.content.get(RECORD_KEY), ConfigRecord):
+            self._notes[node] = note
