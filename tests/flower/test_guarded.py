@@ -5,6 +5,7 @@ import random
 import pytest
 from observed import Memory
 
+from flwr_leakage.attacks import Analytic
 from flwr_leakage.audit import Selection, ServerAudit
 from flwr_leakage.audit.progress import SilentProgress
 from flwr_leakage.flower.guarded import guarded
@@ -31,7 +32,7 @@ def audit(folder, **settings):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"attack": Memory()}, {"tracker": Memory()}, {"selection": Own()}, {"progress": Shown()}],
+    [{"attack": Analytic()}, {"tracker": Memory()}, {"selection": Own()}, {"progress": Shown()}],
     ids=lambda settings: next(iter(settings)),
 )
 def test_what_is_foreign_may_draw(tmp_path, settings):
