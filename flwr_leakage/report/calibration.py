@@ -100,10 +100,10 @@ def _share(value: float) -> str:
 
 
 SURENESS = (
-    f"How sure are the grades? In a test apart from this run, the best of three measures found the "
-    f"original among {CANDIDATES} images for {_of_hundred(_RECOGNISABLE.most)} of 100 results "
-    f"graded “recognisable” or better, {_of_hundred(_PARTLY.most)} of 100 “partly” and "
-    f"{_of_hundred(_NOTHING.most)} of 100 “nothing”: nothing seen, not nothing there."
+    f"How sure are the grades? In a test apart from this run, the best of three measures told the "
+    f"original from {CANDIDATES - 1} other images for {_of_hundred(_RECOGNISABLE.most)} of 100 "
+    f"results graded “recognisable” or better, {_of_hundred(_PARTLY.most)} of 100 “partly” and "
+    f"{_of_hundred(_NOTHING.most)} of 100 “nothing”: that means nothing seen, not nothing there."
 )
 """How often each grade is borne out, in words, for the head of the page."""
 

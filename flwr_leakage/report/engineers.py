@@ -39,8 +39,8 @@ def what_to_ask(
         Step("Ask the engineers for", " ".join(options)),
         Step(
             "Go on only if",
-            "a run with that change meets each of these conditions. Even then somebody who answers "
-            "for the data has to accept what no run tests (see What is not covered).",
+            "a run with that change meets all of these. Even then somebody who answers for the "
+            "data has to accept what no run tests (see What is not covered).",
             items=(
                 "It attacks its smallest clients too, in early and late rounds.",
                 f"Its time limit{_seconds(metadata)} ends no attack.",

@@ -37,9 +37,7 @@ def what_it_costs(
     if not own and not is_at_risk:
         return []
     text = known
-    text += (
-        f"What {own} costs takes the same training without it." if own else _unknown(asked)
-    )
+    text += f"What {own} costs takes the same training without it." if own else _unknown(asked)
     commands = _commands(words, metadata, asked, bool(own))
     if not commands:
         text += (

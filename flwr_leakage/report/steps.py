@@ -203,7 +203,7 @@ def _seen_table(
         changed = f"{100 * change:.0f} %" if change is not None else "–"
         rows.append((remedy.name, *cells, changed))
     noun = "images" if is_by_image else "attempts"
-    columns = ("defense", f"{noun} seen without it", "seen with it", "seen in part without it",
+    columns = ("defense", f"{noun} seen without it", "seen with it", "in part without it",
                "in part with it", "change of the update")  # fmt: skip
     notes = (
         "Seen: graded exact or recognisable. Change: of the update’s size (Euclidean norm, median); "

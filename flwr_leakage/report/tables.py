@@ -234,7 +234,9 @@ def unattacked_table(
     spared = {client: reason for (_, client), reason in ordered}
     doing, replayed, troubles_of = does(index), replays(index), _troubles(events)
     clients = spared.keys() | {client for client in troubles_of if client >= 0}
-    clients = sorted((clients | {k[1] for k in index.series("check", "replay_residual")}) - attacked)
+    clients = sorted(
+        (clients | {k[1] for k in index.series("check", "replay_residual")}) - attacked
+    )
     rows = [
         (
             str(client),
