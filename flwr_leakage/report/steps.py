@@ -206,8 +206,8 @@ def _seen_table(
     columns = ("defense", f"{noun} seen without it", "seen with it", "in part without it",
                "in part with it", "change of the update")  # fmt: skip
     notes = (
-        "Seen: graded exact or recognisable. Change: of the update’s size (Euclidean norm, median); "
-        "it says little of accuracy.",
+        "Seen: graded exact or recognisable. Change: of the update’s size (Euclidean norm, "
+        "median); it says little of accuracy.",
     )
     title = "What the attack shows without each defense and with it"
     return (title, Table(columns, tuple(rows), notes)) if rows else None

@@ -50,7 +50,8 @@ def psnr_told(index: Index) -> str:
     ceiling = f" The ceiling is {CEILING_DB:g} dB." if max(known) >= CEILING_DB else ""
     return (
         f"PSNR tells in decibels (dB) how near a reconstruction is to its original: 10 dB more is "
-        f"a tenth of the squared error, and from {EXACT_DB:.1f} dB on it is graded “exact”.{ceiling}"
+        f"a tenth of the squared error, and from {EXACT_DB:.1f} dB on it is graded “exact”."
+        f"{ceiling}"
     )
 
 

@@ -210,7 +210,7 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
         for grade, (colour, marker, size) in _DOTS.items() if grade in grades
     ]  # fmt: skip
     if any(dot.ended and dot.grade for dot in dots):
-        found.append(line("hollow: cut off by time", mec=LEAK, mfc="none", marker="o", ms=5, lw=0))  # fmt: skip
+        found.append(line("hollow: cut off by time", mec=LEAK, mfc="none", marker="o", ms=5, lw=0))
     found.append(line("median", color=LEAK, lw=1.4))
     names = list(dict.fromkeys(name for panel in panels for name in panel.under))
     for style, marker, name in zip(_DASHES, "svP", names, strict=False):

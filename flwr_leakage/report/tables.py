@@ -233,10 +233,9 @@ def unattacked_table(
     ordered = sorted(fate.spared.items(), key=lambda item: (item[0][0] in hit_rounds, item[0]))
     spared = {client: reason for (_, client), reason in ordered}
     doing, replayed, troubles_of = does(index), replays(index), _troubles(events)
-    clients = spared.keys() | {client for client in troubles_of if client >= 0}
-    clients = sorted(
-        (clients | {k[1] for k in index.series("check", "replay_residual")}) - attacked
-    )
+    known = spared.keys() | {client for client in troubles_of if client >= 0}
+    known |= {key[1] for key in index.series("check", "replay_residual")}
+    clients = sorted(known - attacked)
     rows = [
         (
             str(client),

@@ -333,7 +333,7 @@ def test_a_tile_says_what_the_other_rounds_gave_of_the_same_image(tmp_path):
             tracker.log(LeakageRecord("r", server_round, 0, 0, kind, name, value))
         tracker.image(server_round, 0, 0, "reconstruction", torch.zeros(3, 4, 4))
     tracker.close()
-    html, page = report(tmp_path)
+    _, page = report(tmp_path)
     assert (
         "120.0 dB (blind 11.7), the ceiling round 1, client 0, image 0; in rounds 3 and 5: no"
         in (page.text)
@@ -351,8 +351,10 @@ def test_a_page_with_a_defense_folds_its_commands_and_keeps_a_short_caption(tmp_
     for client, psnr in ((0, 60.0), (1, 20.0)):
         where = ("r", 1, client, 0)
         for kind, name, value in (
-            ("metric", "psnr", psnr), ("metric", "blind_psnr", 12.0), ("what_if", "pruning/psnr", 11.0),
-        ):  # fmt: skip
+            ("metric", "psnr", psnr),
+            ("metric", "blind_psnr", 12.0),
+            ("what_if", "pruning/psnr", 11.0),
+        ):
             tracker.log(LeakageRecord(*where, kind, name, value, "dB"))
         for kind, name in (("attack", "objective"), ("attack", "stopped_by_budget")):
             tracker.log(LeakageRecord(*where[:3], -1, kind, name, 1.0))

@@ -147,8 +147,8 @@ def test_the_ceiling_is_told_below_each_table_that_holds_it(decibels):
     under = LeakageRecord("r", 1, 0, 0, "what_if", "pruning/psnr", 11.0)
     index = with_blind(metric(1, 0, 0, decibels), label, under)
     found = attempts(index)
-    for table in (rounds_table(index, found), classes_table(found),
-                  clients_table(index, [], found, 10), remedies_table(remedies(index, {}))):  # fmt: skip
+    clients, under = clients_table(index, [], found, 10), remedies_table(remedies(index, {}))
+    for table in (rounds_table(index, found), classes_table(found), clients, under):
         told = [note for note in table.notes if note.startswith("120 dB is the ceiling")]
         assert len(told) == (decibels == 120.0)
 
