@@ -169,7 +169,10 @@ def _effect(remedy: Remedy, at_risk: set[int], metadata: Mapping[str, Any]) -> s
 
 def _besides(remedy: Remedy, at_risk: set[int]) -> str:
     """Whether originals are still told apart under a defense, and how often time ran out."""
-    ranked = [a for a in remedy.under if a.key[1] in at_risk and a.rank is not None]
+    under = [a for a in remedy.under if a.key[1] in at_risk]
+    if not under:
+        return ""
+    ranked = [a for a in under if a.rank is not None]
     first = sum(a.rank == 1 for a in ranked)
     identified = ""
     if first:
@@ -184,25 +187,25 @@ def _seen_table(
     index: Index, asked: Sequence[Remedy], at_risk: set[int]
 ) -> tuple[str, Table] | None:
     """How much is seen without each defense and with it: of images, where told apart."""
-    rows = []
-    is_by_image = True
+    measured = []
     for remedy in asked:
-        under = [a for a in remedy.under if a.key[1] in at_risk]
-        before = [a for a in remedy.before if a.key[1] in at_risk]
-        if not under:
-            continue
-        images = worst_by_image(before), worst_by_image(under)
-        each = images if all(images) else (before, under)
-        is_by_image = is_by_image and all(images)
+        if under := [a for a in remedy.under if a.key[1] in at_risk]:
+            before = [a for a in remedy.before if a.key[1] in at_risk]
+            measured.append((remedy, (before, under)))
+    if not measured:
+        return None
+    by_image = all(worst_by_image(found) for _, both in measured for found in both)
+    rows = []
+    for remedy, both in measured:
+        each = [worst_by_image(found) if by_image else found for found in both]
         cells = [
             f"{sum(a.grade in grades for a in found)} of {len(found)}"
             for grades in (LEAKED, ("partly",))
             for found in each
         ]
         change = median(values(index.series("what_if", f"{remedy.name}/relative_change")))
-        changed = f"{100 * change:.0f} %" if change is not None else "–"
-        rows.append((remedy.name, *cells, changed))
-    noun = "images" if is_by_image else "attempts"
+        rows.append((remedy.name, *cells, f"{100 * change:.0f} %" if change is not None else "–"))
+    noun = "images" if by_image else "attempts"
     columns = ("defense", f"{noun} seen without it", "seen with it", "in part without it",
                "in part with it", "change of the update")  # fmt: skip
     notes = (
@@ -210,7 +213,7 @@ def _seen_table(
         "median); it says little of accuracy.",
     )
     title = "What the attack shows without each defense and with it"
-    return (title, Table(columns, tuple(rows), notes)) if rows else None
+    return title, Table(columns, tuple(rows), notes)
 
 
 def setting(remedy: Remedy, metadata: Mapping[str, Any]) -> str:

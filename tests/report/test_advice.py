@@ -165,6 +165,14 @@ def test_what_helps_says_what_a_defense_does_and_how_much_it_changes_an_update()
     )
 
 
+def test_a_defense_that_was_not_tried_on_those_at_risk_has_no_numbers():
+    _, steps = advice(*image(60.0), *image(9.0, (1, 1, 0)), *under("noise", 9.0, (1, 1, 0)))
+    assert steps["What helps"] == (
+        "Noise was not measured on them. The attack was the same as without the defense; one made "
+        "for it may reach more."
+    )
+
+
 def test_every_defense_of_the_package_has_its_words():
     folder = Path(__file__).parents[2] / "conf" / "defense"
     nodes = {file.stem: yaml.safe_load(file.read_text()) for file in folder.glob("*.yaml")}
