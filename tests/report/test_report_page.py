@@ -131,7 +131,7 @@ def test_the_head_is_the_answer_who_and_how_sure(run_folder):
     head = Page(re.search(r"<header>.*</header>", html, flags=re.DOTALL)[0])
     text = head.text
     assert "May training go on? Not as it is. What clients 1 and 2 send" in text
-    assert "A client sends the server no images, only how its training changed the model" in text
+    assert "A client sends the server no images, only how training changed the model" in text
     assert "Most at risk: client 1" in text and "How sure are the grades? In a test" in text
     assert "The model reached 50.0 % on test data after round 2. Attacked: all of 3 clients" in text
     for below in ("Replay check", "it was given", "Attack could not be applied"):
