@@ -82,7 +82,7 @@ def advise(index: Index, metadata: Mapping[str, Any], asked: Sequence[Remedy]) -
     steps = [
         *who_is_at_risk(found, at_risk, index),
         *what_to_mend(unsure),
-        *what_helps(asked, at_risk, metadata),
+        *what_helps(index, asked, at_risk, metadata),
         *what_it_costs(index, asked, metadata, bool(at_risk)),
         *what_to_ask(index, found, fate, asked, metadata),
         *_stronger(metadata, bool(at_risk)),

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr_leakage.report.attempts import LEAKED, Attempt, Fates
-from flwr_leakage.report.identification import chance_told
+from flwr_leakage.report.budget import time_limit
+from flwr_leakage.report.identification import chance_told, condition_told
 from flwr_leakage.report.index import Index, count
 from flwr_leakage.report.remedies import Remedy
 from flwr_leakage.report.steps import Step, setting, with_grade
@@ -38,12 +39,22 @@ def what_to_ask(
         Step("Ask the engineers for", " ".join(options)),
         Step(
             "Go on only if",
-            "a run with that change attacks its smallest clients too, in early and late rounds, "
-            "its time limit ends no attack, it shows no grade above “nothing”, and "
-            f"{chance_told(found)}. Even then somebody who answers for the data has to accept what "
-            "no run tests (see What is not covered).",
+            "a run with that change meets all of these. Even then somebody who answers for the "
+            "data has to accept what no run tests (see What is not covered).",
+            items=(
+                "It attacks its smallest clients too, in early and late rounds.",
+                f"Its time limit{_seconds(metadata)} ends no attack.",
+                "No image has a grade above “nothing”.",
+                condition_told(found),
+            ),
+            note=chance_told(found),
         ),
     ]
+
+
+def _seconds(metadata: Mapping[str, Any]) -> str:
+    limit = time_limit(metadata)
+    return f" (here {limit:g} CPU seconds for an update)" if limit is not None else ""
 
 
 def _defense(asked: Sequence[Remedy], metadata: Mapping[str, Any]) -> str:

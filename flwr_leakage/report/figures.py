@@ -9,7 +9,7 @@ from flwr_leakage.report import charts, drawing
 from flwr_leakage.report.agreement import Agreement
 from flwr_leakage.report.attempts import Attempt, grouped_by_client, most_at_risk_first
 from flwr_leakage.report.budget import ended
-from flwr_leakage.report.grades import EXACT_DB
+from flwr_leakage.report.grades import EXACT_DB, PARTLY_DB, RECOGNISABLE_DB
 from flwr_leakage.report.index import (
     Index,
     by_round,
@@ -33,11 +33,13 @@ class Chart:
         title: the quantity with its unit.
         caption: how to read it.
         svg: the drawing, as inline SVG.
+        more: what else to know for reading it; folded.
     """
 
     title: str
     caption: str
     svg: Markup
+    more: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,9 @@ def story_figure(index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]
     )
     svg = story_chart(accuracy, panels, "story", description)
     title = "Accuracy and leakage" if accuracy else "Leakage"
-    caption = _story_caption(panels, told, len(asked), bool(accuracy))
-    return Chart(f"{title}, round by round", caption, svg)
+    caption = _story_caption(panels, told, bool(accuracy))
+    more = _story_details(panels, told, len(asked))
+    return Chart(f"{title}, round by round", caption, svg, more)
 
 
 def _panel(
@@ -120,16 +123,25 @@ def _psnr_by_round(panel: Panel) -> dict[int, list[float]]:
     return {r: [dot.psnr for dot in dots] for r, dots in panel.dots.items()}
 
 
-def _story_caption(
-    panels: Sequence[Panel], told: Sequence[Remedy], asked: int, with_accuracy: bool
-) -> str:
-    whose = ", client by client, most at risk first" if len(panels) > 1 else ""
-    text = (
-        f"how near the attack comes to the private images{whose}; each dot is one image in one "
-        f"round, higher is nearer, hence a worse leak."
-    )
-    text = f"On top: how good the trained model is. Below: {text}" if with_accuracy else text
-    text = f"{text[0].upper()}{text[1:]}"
+def _story_caption(panels: Sequence[Panel], told: Sequence[Remedy], with_accuracy: bool) -> str:
+    """What must be known to read the chart; at most four lines."""
+    text = "Each dot is one image in one round; the higher, the nearer the attack came to it."
+    if with_accuracy:
+        text = f"On top: how good the trained model is. Below: {text[0].lower()}{text[1:]}"
+    if any(dot.ended for panel in panels for dots in panel.dots.values() for dot in dots):
+        text += " Hollow: the time limit cut the attack off, so that a fall is no sign of safety."
+    if any(panel.blind for panel in panels):
+        text += " Dotted: a guess without any update."
+    if told:
+        text += f" Dashed: the same updates under {' and '.join(remedy.name for remedy in told)}."
+    return text
+
+
+def _story_details(panels: Sequence[Panel], told: Sequence[Remedy], asked: int) -> str:
+    """What else is to be known of the chart; folded."""
+    text = "Height is PSNR in decibels."
+    if len(panels) > 1:
+        text += " Each client, most at risk first, has a scale of its own."
     if any(value >= EXACT_DB for panel in panels for value in panel.values):
         text += (
             " Decibels are drawn up to 48.1: whatever is above is on average off by less than one "
@@ -137,26 +149,17 @@ def _story_caption(
         )
     if any(panel.blind for panel in panels):
         text += (
-            " At the dotted line PSNR is that of a guess without any update. The bands are PSNR "
-            "alone: so many dB above it or more; the mark of a dot is its own grade. Likeness of "
-            "structure (SSIM) can raise that grade, so that a dot of a low band may show something."
+            f" The bands are the grades that PSNR alone gives: {PARTLY_DB:g} dB and "
+            f"{RECOGNISABLE_DB:g} dB above the dotted line. The mark of a dot is its own grade: "
+            f"likeness of structure (SSIM) can raise it, so that a dot of a low band may show "
+            f"something."
         )
-    if any(dot.ended for panel in panels for dots in panel.dots.values() for dot in dots):
-        text += (
-            " Hollow marks: the time limit ended the attack before it was done. That such marks "
-            "fall over the rounds is no sign of safety."
-        )
-    if len(panels) > 1:
-        text += " Each client has a scale of its own."
     if told:
-        left = f" ({asked - len(told)} more below)" if asked > len(told) else ""
-        names = " and ".join(remedy.name for remedy in told)
+        text += f" Not drawn: {asked - len(told)} more defenses." if asked > len(told) else ""
         stopped = sum(sum(remedy.ended.values()) for remedy in told)
         whole = sum(len(remedy.ended) for remedy in told)
-        cut = (
-            f"; the time limit ended the attack on {stopped} of {whole} of them" if stopped else ""
-        )
-        text += f" Dashed: the same updates under {names}{left}{cut}."
+        if stopped:
+            text += f" The time limit cut off {stopped} of {whole} attacks under a defense."
     most = max(len(dots) for panel in panels for dots in panel.dots.values())
     if most > drawing.MAX_DOTS_A_ROUND:
         text += _dots(_psnr_by_round(max(panels, key=lambda p: max(map(len, p.dots.values())))))

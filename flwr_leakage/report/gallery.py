@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from flwr_leakage.report.attempts import Attempt
 from flwr_leakage.report.grades import GRADES
-from flwr_leakage.report.index import Key, decibel, who
+from flwr_leakage.report.index import CEILING_DB, Key, decibel, who
 from flwr_leakage.report.words import several
 from flwr_leakage.tracking import ImageRecord
 
@@ -41,7 +41,8 @@ class Exhibit:
         server_round: counted from 1.
         client: in words.
         image: which image of the client it is, in words.
-        rounds: the rounds in which the same image was attacked; empty where that is not known.
+        others: the grades of the same image in the other rounds in which it was attacked; empty
+            where images cannot be told apart.
         label: its class in words, or empty.
         grade: in words.
         psnr: the PSNR of the reconstruction and of the blind guess in dB, or that it is unknown;
@@ -55,7 +56,7 @@ class Exhibit:
     server_round: int
     client: str
     image: str
-    rounds: tuple[int, ...]
+    others: tuple[tuple[int, str], ...]
     label: str
     grade: str
     psnr: str
@@ -75,9 +76,16 @@ class Exhibit:
     def place(self) -> str:
         """Round, client, image and class in words."""
         label = f", class {self.label}" if self.label else ""
-        others = [each for each in self.rounds if each != self.server_round]
-        again = f" (also in {several(others, 'round')})" if others else ""
-        return f"round {self.server_round}, {self.followed}{label}{again}"
+        return f"round {self.server_round}, {self.followed}{label}"
+
+    @property
+    def elsewhere(self) -> str:
+        """What the other rounds gave of the same image; empty where nothing is known."""
+        rounds_of: dict[str, list[int]] = {}
+        for server_round, graded in self.others:
+            rounds_of.setdefault(graded, []).append(server_round)
+        told = [f"in {several(rounds, 'round')}: {graded}" for graded, rounds in rounds_of.items()]
+        return "; ".join(told)
 
     @property
     def followed(self) -> str:
@@ -110,7 +118,7 @@ class Gallery:
     def choices(self, name: str) -> list[str]:
         """The distinct values of a field of all exhibits, for the filter."""
         values = {getattr(exhibit, name) for exhibit in self.exhibits} - {""}
-        if name == "followed" and not any(len(exhibit.rounds) > 1 for exhibit in self.exhibits):
+        if name == "followed" and not any(exhibit.others for exhibit in self.exhibits):
             return []  # nothing to follow
         if name == "grade":
             return [each for each in (*GRADES, "no grade") if each in values]
@@ -129,15 +137,16 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
         key = (image.server_round, image.client_id, image.sample)
         by_key.setdefault(key, {})[image.role] = image
     attempt_of = {attempt.key: attempt for attempt in found}
-    rounds_of: dict[tuple[int, int], set[int]] = {}
+    same_image: dict[tuple[int, int | None], list[Attempt]] = {}
     for attempt in found:
         if attempt.image is not None:
-            rounds_of.setdefault((attempt.key[1], attempt.image), set()).add(attempt.key[0])
+            same_image.setdefault((attempt.key[1], attempt.image), []).append(attempt)
 
     def show(key: Key, title: str = "") -> Exhibit:
         attempt = attempt_of.get(key)
-        same = rounds_of.get((key[1], attempt.image), set()) if attempt and attempt.image else set()
-        exhibit = _exhibit(key, by_key[key], attempt, tuple(sorted(same)), title)
+        same = same_image.get((key[1], attempt.image), []) if attempt else []
+        others = tuple((a.key[0], a.grade or "no grade") for a in same if a.key[0] != key[0])
+        exhibit = _exhibit(key, by_key[key], attempt, others, title)
         earlier = [guess for guess in guesses if guess.server_round <= key[0]]
         if title and earlier:
             blind = _picture("blind guess", earlier[-1], exhibit.place)
@@ -171,7 +180,7 @@ def _exhibit(
     key: Key,
     roles: Mapping[str, ImageRecord],
     attempt: Attempt | None,
-    rounds: tuple[int, ...],
+    others: tuple[tuple[int, str], ...],
     title: str,
 ) -> Exhibit:
     server_round, client_id, sample = key
@@ -180,7 +189,7 @@ def _exhibit(
     graded = attempt.grade if attempt and attempt.grade else "no grade"
     psnr = _written(attempt)
     image = attempt.place if attempt else f"place {sample} of the batch"
-    exhibit = Exhibit(title, server_round, client, image, rounds, label, graded, psnr, ())
+    exhibit = Exhibit(title, server_round, client, image, others, label, graded, psnr, ())
     place = exhibit.place
     pictures = [_picture("original", roles.get("original"), place)]
     if "defended" in roles:
@@ -198,6 +207,8 @@ def _written(attempt: Attempt | None) -> str:
     if attempt is None or attempt.psnr is None:
         return "PSNR unknown"
     blind = f" (blind {decibel(attempt.blind)})" if attempt.blind is not None else ""
+    if attempt.psnr >= CEILING_DB:
+        blind += ", the ceiling"
     decided = f", {attempt.decided}" if attempt.decided else ""
     # What nobody would call seen may still tell whose image it is.
     identified = ""

@@ -23,21 +23,37 @@ def by_chance(found: Sequence[Attempt]) -> int | None:
     ``None`` where no original was looked for.
     """
     ranked = [attempt for attempt in found if attempt.rank is not None]
-    pools = [candidates(attempt) for attempt in ranked]
-    size = median([pool for pool in pools if pool > 1])
+    size = _candidates_of(ranked)
     return None if size is None else int(binom.isf(SURE, len(ranked), 1 / size))
 
 
-def chance_told(found: Sequence[Attempt]) -> str:
-    """Up to how many identified originals may be chance, for the condition to train on."""
+def _candidates_of(found: Sequence[Attempt]) -> float | None:
+    """Among how many images originals were looked for (median); ``None`` where none was."""
+    pools = [candidates(attempt) for attempt in found if attempt.rank is not None]
+    return median([pool for pool in pools if pool > 1])
+
+
+def condition_told(found: Sequence[Attempt]) -> str:
+    """Which identifications a run may have, as a condition to train on."""
+    others = int(_candidates_of(found) or 0) - 1
+    among = f"{others} other images" if others > 0 else "other images"
     most = by_chance(found)
-    here = ""
-    if most is not None:
-        tried = count(sum(attempt.rank is not None for attempt in found), "attempt")
-        here = f"with {tried} as here at most {most}; "
+    tried = count(sum(attempt.rank is not None for attempt in found), "attempt")
+    often = f": with {tried} as here at most {most}" if most is not None else ""
     return (
-        f"identifies no more originals than chance may give ({here}more would come by chance with "
-        f"a probability of 5 % or less; how many the identification misses is not known)"
+        f"It identifies no more originals than chance does{often}. A reconstruction identifies its "
+        f"original if it is more like it than like any of {among}."
+    )
+
+
+def chance_told(found: Sequence[Attempt]) -> str:
+    """What that condition rests on, in small print."""
+    more = "More"
+    if (most := by_chance(found)) is not None:
+        more = f"More than {most}"
+    return (
+        f"{more} would come by chance with a probability of {100 * SURE:g} % or less. How many "
+        f"originals the identification misses is not known."
     )
 
 

@@ -27,6 +27,9 @@ _LABELS = {
 SPARED = re.compile(r"([\d,]+) of ([\d,]+) samples not scored:")
 """How a record begins that stands for all samples that the plan of scoring left out."""
 
+CEILING_DB = 120.0
+"""What the evaluator writes at most, as an error of nothing has no decibels."""
+
 MAX_ROWS = 12
 """Longer tables are folded: the first rows stand, all are one click away."""
 
@@ -40,12 +43,14 @@ class Table:
         rows: text, one entry a column.
         notes: sentences below the table.
         stands: rows that stand before the rest is folded; 0 for all.
+        texts: the columns that hold words, to be set flush left.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     stands: int = 0
+    texts: tuple[str, ...] = ()
 
     @property
     def is_long(self) -> bool:
@@ -166,6 +171,13 @@ def number(value: float | None, digits: int = 3) -> str:
 def decibel(value: float | None) -> str:
     """Write a number with one decimal."""
     return "–" if value is None else f"{value:.1f}".replace("-", "−")
+
+
+def ceiling_told(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """What the highest possible PSNR means, for a table that holds it; else nothing."""
+    if any(decibel(CEILING_DB) in row for row in rows):
+        return (f"{CEILING_DB:g} dB is the ceiling: next to no error is left to be measured.",)
+    return ()
 
 
 def share(part: int, whole: int) -> str:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -21,8 +22,9 @@ from flwr_leakage.report.gallery import Gallery, make_gallery
 from flwr_leakage.report.header import facts, flatten, planned_rounds
 from flwr_leakage.report.home import without_home
 from flwr_leakage.report.index import Index, Table, count, is_constant, median, values
+from flwr_leakage.report.limits import limits_told
 from flwr_leakage.report.remedies import remedies, remedies_table
-from flwr_leakage.report.story import blind_guess, sentences
+from flwr_leakage.report.story import blind_guess, psnr_told, sentences
 from flwr_leakage.report.verdict import NOT_COVERED, judge
 from flwr_leakage.report.words import RANKED
 from flwr_leakage.tracking import RunData, read_run
@@ -83,6 +85,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     asked = remedies(index, run.metadata)
     done = max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
     clients = tables.clients_table(index, run.events, found, MAX_CLIENTS)
+    others = tables.unattacked_table(index, run.events, found, MAX_CLIENTS)
     costs, gallery = costs_table(index), make_gallery(run.images, found, max_gallery)
     blind = median(values(index.series("metric", "blind_psnr")))
     agreed = [a for a in agreements(index) if not is_constant(index.series("score", a.score))]
@@ -101,9 +104,11 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         grades=grades_table(found),
         measures=measures_table(),
         sureness=SURENESS,
+        limits=limits_told(index, fate, found, run.metadata),
+        psnr_told=psnr_told(index),
         ranked=RANKED,
         blind_guess=blind_guess(index),
-        not_covered=(*NOT_COVERED, *_absent(index, clients, costs, gallery)),
+        not_covered=(*NOT_COVERED, *_absent(index, [*clients.rows, *others.rows], costs, gallery)),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         rounds_done=done,
@@ -123,6 +128,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         agreements=[score_figure(i, entry, blind) for i, entry in enumerate(agreed)],
         agreement=agreement_told(agreed),
         clients=clients,
+        unattacked=others,
         client_scores=score_tables.client_scores_table(index, MAX_CLIENTS),
         classes=tables.classes_table(found),
         troubles=tables.events_table([e for e in run.events if e.level != "info"], MAX_EVENTS),
@@ -141,12 +147,14 @@ def _moment(written: object) -> str:
         return str(written)
 
 
-def _absent(index: Index, clients: Table, costs: Table, gallery: Gallery) -> tuple[str, ...]:
+def _absent(
+    index: Index, clients: Sequence[object], costs: Table, gallery: Gallery
+) -> tuple[str, ...]:
     """Sentences in place of the sections that would be empty."""
     absent = {
         "No attack was measured and no utility was recorded.": index.rounds("metric", "utility"),
         "No reconstruction was recorded.": gallery.exhibits or gallery.without_reconstruction,
-        "Nothing was recorded of any client.": clients.rows,
+        "Nothing was recorded of any client.": clients,
         "No score was computed.": index.names("score"),
         "No cost was recorded.": costs.rows[1:],
     }

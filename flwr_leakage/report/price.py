@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr_leakage.report.header import flatten
-from flwr_leakage.report.index import Index, by_round, median, values
+from flwr_leakage.report.index import Index, by_round, median
 from flwr_leakage.report.remedies import Remedy
 from flwr_leakage.report.steps import Step, defense_of
 
@@ -37,36 +37,25 @@ def what_it_costs(
     if not own and not is_at_risk:
         return []
     text = known
-    text += (
-        f"What {own} costs takes the same training without it." if own else _unknown(index, asked)
-    )
+    text += f"What {own} costs takes the same training without it." if own else _unknown(asked)
     commands = _commands(words, metadata, asked, bool(own))
-    if commands:
-        text += f" These commands measure it, as mean and spread over the seeds {SEEDS}:"
-    else:
+    if not commands:
         text += (
             " Train once with a defense and once without, each with its own run folder; then "
             "flwr-leakage compare RUN RUN sets their accuracy and leakage side by side."
         )
-    return [Step("At what price", text, commands)]
+    fold = f"The commands that measure it, as mean and spread over the seeds {SEEDS}"
+    return [Step("At what price", text, commands=commands, fold=fold)]
 
 
-def _unknown(index: Index, asked: Sequence[Remedy]) -> str:
+def _unknown(asked: Sequence[Remedy]) -> str:
     names = " and ".join(remedy.name for remedy in asked)
     if not names:
         return "No defense was tried here, so that neither its effect nor its price is known."
-    told = (
+    return (
         f"What it reaches under {names} is not known: here {names} only met copies of the updates, "
         f"and had no part in training."
     )
-    for remedy in asked:
-        change = median(values(index.series("what_if", f"{remedy.name}/relative_change")))
-        if change is not None:
-            told += (
-                f" {remedy.name[0].upper()}{remedy.name[1:]} would have changed an update by "
-                f"{100 * change:.0f} % of its size (median), which says little of accuracy."
-            )
-    return told
 
 
 def _commands(

@@ -20,6 +20,7 @@ from flwr_leakage.report.index import (
     MAX_ROWS,
     Index,
     Table,
+    ceiling_told,
     count,
     decibel,
     median,
@@ -122,7 +123,8 @@ def remedies_table(asked: Sequence[Remedy]) -> Table:
                 rows.append((name, f"under {remedy.name}", *_cells(under)))
     columns = ("client", "its updates", "attempts", "grades of attempts", "median PSNR, dB",
                "highest PSNR, dB", "attempts that identify")  # fmt: skip
-    return Table(columns, tuple(rows), (BLAND,), MAX_ROWS)
+    texts = ("its updates", "grades of attempts")
+    return Table(columns, tuple(rows), (*ceiling_told(rows), BLAND), MAX_ROWS, texts)
 
 
 def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from flwr_leakage.report.attempts import (
     worst_by_image,
 )
 from flwr_leakage.report.header import describe
-from flwr_leakage.report.index import Index, count
+from flwr_leakage.report.index import Index, Table, count, median, values
+from flwr_leakage.report.mechanisms import mechanism
 from flwr_leakage.report.remedies import Remedy, told_of_time
 from flwr_leakage.report.words import graded, several
 
@@ -30,12 +31,20 @@ class Step:
     Attributes:
         term: what it is about, in a word or two.
         text: in plain sentences.
-        commands: to be typed, one a line, below the text.
+        items: the entries of a list below the text.
+        table: numbers below it, with the title that they have; or ``None``.
+        note: in small print below all.
+        commands: to be typed, one a line; folded, below the sentence ``fold``.
+        fold: what the commands are for.
     """
 
     term: str
     text: str
+    items: tuple[str, ...] = ()
+    table: tuple[str, Table] | None = None
+    note: str = ""
     commands: tuple[str, ...] = ()
+    fold: str = ""
 
 
 def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
@@ -118,7 +127,7 @@ def what_to_mend(unsure: set[int]) -> list[Step]:
 
 
 def what_helps(
-    asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]
+    index: Index, asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]
 ) -> list[Step]:
     """Which defense that was measured here hides what leaks."""
     if not at_risk:
@@ -128,62 +137,96 @@ def what_helps(
     if not asked:
         text = "No other defense was measured on these updates (what_if), so this run names none."
         return [Step("What helps", despite + text)]
-    told = [_effect(remedy, at_risk, metadata) for remedy in asked]
+    text = " ".join(_effect(remedy, at_risk, metadata) for remedy in asked)
+    notes = [_besides(remedy, at_risk) for remedy in asked]
     caveat = "The attack was the same as without the defense; one made for it may reach more."
-    return [Step("What helps", f"{despite}{' '.join(told)} {caveat}")]
+    table = _seen_table(index, asked, at_risk)
+    note = " ".join(filter(None, (*notes, caveat)))
+    return [Step("What helps", despite + text, table=table, note=note)]
 
 
 def _effect(remedy: Remedy, at_risk: set[int], metadata: Mapping[str, Any]) -> str:
+    """What a defense does, and whether it hides what leaks."""
+    name = f"{remedy.name[0].upper()}{remedy.name[1:]}"
     under = [a for a in remedy.under if a.key[1] in at_risk]
     if not under:
-        return f"{remedy.name.capitalize()} was not measured on them."
-    before = [a for a in remedy.before if a.key[1] in at_risk]
-    grades = tally(under)
+        return f"{name} was not measured on them."
     still = with_grade(under, LEAKED)
     if still:
         text = f"does not hide it: {named(still)} still {verb(still, 'leaks', 'leak')}"
         if parts := with_grade(under, ("partly",)) - still:
             text += f", and parts of images of {named(parts)} still show"
-    elif grades["partly"]:
+    elif with_grade(under, ("partly",)):
         text = "hides it in part only: no image is exact or recognisable, but parts show"
-    elif not grades:
+    elif not tally(under):
         text = "was tried without a result that can be graded"
     else:
         text = "hides it from this attack"
-    identified = ""
+    does_so = mechanism(_node(remedy, metadata))
+    means = f", by which {does_so}," if does_so else ""
+    return f"{name}{setting(remedy, metadata)}{means} {text}."
+
+
+def _besides(remedy: Remedy, at_risk: set[int]) -> str:
+    """Whether originals are still told apart under a defense, and how often time ran out."""
+    under = [a for a in remedy.under if a.key[1] in at_risk]
+    if not under:
+        return ""
     ranked = [a for a in under if a.rank is not None]
     first = sum(a.rank == 1 for a in ranked)
+    identified = ""
     if first:
         tells = "tells its" if first == 1 else "tell their"
         whole = count(len(ranked), "attempt")
-        identified = (
-            f" {'' if still else 'Yet '}{first} of {whole} still {tells} original from others."
-        )
+        identified = f" {first} of {whole} still {tells} original from others."
     ended = {place: over for place, over in remedy.ended.items() if place[1] in at_risk}
-    name = f"{remedy.name[0].upper()}{remedy.name[1:]}{setting(remedy, metadata)}"
-    seen = _with_and_without(before, under)
-    return f"{name} {text}.{seen}{identified}{told_of_time(ended)}"
+    return f"Under {remedy.name}:{identified}{told_of_time(ended)}"
 
 
-def _with_and_without(before: Sequence[Attempt], under: Sequence[Attempt]) -> str:
-    """How much is seen without a defense and with it: of images, where they can be told apart."""
-    images = worst_by_image(before), worst_by_image(under)
-    each = images if all(images) else (before, under)
-    whole = count(len(each[1]), "image" if all(images) else "attempt")
-    told = []
-    for grades, verb in ((LEAKED, "can be seen"), (("partly",), "in part")):
-        without, with_it = (sum(a.grade in grades for a in found) for found in each)
-        if without or with_it:
-            told.append(f"{without or 'none'} {verb} without it, {with_it or 'none'} with it")
-    return f" Of {whole}, {'; '.join(told)}." if told else ""
+def _seen_table(
+    index: Index, asked: Sequence[Remedy], at_risk: set[int]
+) -> tuple[str, Table] | None:
+    """How much is seen without each defense and with it: of images, where told apart."""
+    measured = []
+    for remedy in asked:
+        if under := [a for a in remedy.under if a.key[1] in at_risk]:
+            before = [a for a in remedy.before if a.key[1] in at_risk]
+            measured.append((remedy, (before, under)))
+    if not measured:
+        return None
+    by_image = all(worst_by_image(found) for _, both in measured for found in both)
+    rows = []
+    for remedy, both in measured:
+        each = [worst_by_image(found) if by_image else found for found in both]
+        cells = [
+            f"{sum(a.grade in grades for a in found)} of {len(found)}"
+            for grades in (LEAKED, ("partly",))
+            for found in each
+        ]
+        change = median(values(index.series("what_if", f"{remedy.name}/relative_change")))
+        rows.append((remedy.name, *cells, f"{100 * change:.0f} %" if change is not None else "–"))
+    noun = "images" if by_image else "attempts"
+    columns = ("defense", f"{noun} seen without it", "seen with it", "in part without it",
+               "in part with it", "change of the update")  # fmt: skip
+    notes = (
+        "Seen: graded exact or recognisable. Change: of the update’s size (Euclidean norm, "
+        "median); it says little of accuracy.",
+    )
+    title = "What the attack shows without each defense and with it"
+    return title, Table(columns, tuple(rows), notes)
 
 
 def setting(remedy: Remedy, metadata: Mapping[str, Any]) -> str:
     """The settings that a what-if was tried with, in brackets; empty where not known."""
+    _, settings = describe(_node(remedy, metadata))
+    return f" ({settings})" if settings else ""
+
+
+def _node(remedy: Remedy, metadata: Mapping[str, Any]) -> Any:
+    """The configuration of a what-if; ``None`` where it is not known."""
     config = metadata.get("config")
     nodes = config.get("what_if") if isinstance(config, Mapping) else None
-    _, settings = describe(nodes.get(remedy.name)) if isinstance(nodes, Mapping) else ("", "")
-    return f" ({settings})" if settings else ""
+    return nodes.get(remedy.name) if isinstance(nodes, Mapping) else None
 
 
 def defense_of(metadata: Mapping[str, Any]) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from flwr_leakage.report.attempts import Fates, does
+from flwr_leakage.report.grades import EXACT_DB
 from flwr_leakage.report.header import describe, given_to_attacker, withheld_from_attacker
-from flwr_leakage.report.index import Index, by_round, count, decibel, median, values
+from flwr_leakage.report.index import CEILING_DB, Index, by_round, count, decibel, median, values
 from flwr_leakage.report.words import several
 
 MAX_CLIENTS = 8
@@ -38,6 +39,19 @@ def blind_guess(index: Index) -> str:
         f"The blind guess is what the server could guess of an image without any update{here}. It "
         f"reaches {decibel(reached)} dB (median). Judged by PSNR alone, what is no nearer to its "
         f"original than that shows nothing of it."
+    )
+
+
+def psnr_told(index: Index) -> str:
+    """What decibels are, for the first place that has some; empty where there are none."""
+    known = values(index.series("metric", "psnr"))
+    if not known:
+        return ""
+    ceiling = f" The ceiling is {CEILING_DB:g} dB." if max(known) >= CEILING_DB else ""
+    return (
+        f"PSNR tells in decibels (dB) how near a reconstruction is to its original: 10 dB more is "
+        f"a tenth of the squared error, and from {EXACT_DB:.1f} dB on it is graded “exact”."
+        f"{ceiling}"
     )
 
 

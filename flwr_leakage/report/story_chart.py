@@ -100,9 +100,9 @@ def story_chart(
         name: makes the ids of this chart unique on the page.
         description: what the chart shows, for a reader who does not see it.
     """
-    with matplotlib.rc_context({**STYLE, "font.size": 9.5, "svg.hashsalt": name}):
+    with matplotlib.rc_context({**STYLE, "font.size": 9, "svg.hashsalt": name}):
         heights = [1.3] * bool(accuracy) + [2.0 if len(panels) < 3 else 1.5] * len(panels)
-        figure = Figure(figsize=(5.4, sum(heights) + 0.8), layout="constrained")
+        figure = Figure(figsize=(4.4, sum(heights) + 0.8), layout="constrained")
         figure.patch.set_alpha(0)
         grid = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
         axes = [row[0] for row in grid]
@@ -179,15 +179,16 @@ def _draw(panel: Panel, axes: Axes) -> None:
 
 
 def _bands(panel: Panel, axes: Axes, low: float, top: float) -> None:
-    """Bands of PSNR, counted from the median blind guess; only ``exact`` is a grade by PSNR."""
+    """The grades that PSNR alone gives, counted from the median blind guess."""
     edges = [("exact", EXACT_DB, top, 0.22)] if top > EXACT_DB else []
     if panel.blind:
         blind = _blind(panel)
         partly, recognisable = blind + PARTLY_DB, blind + RECOGNISABLE_DB
         below = min(top, EXACT_DB)
         edges += [
-            (f"blind +{RECOGNISABLE_DB:g} dB", recognisable, below, 0.12),
-            (f"blind +{PARTLY_DB:g} dB", partly, recognisable, 0.05),
+            ("recognisable", recognisable, below, 0.12),
+            ("partly", partly, recognisable, 0.05),
+            ("nothing", low, min(partly, below), 0.0),
         ]
     for name, lower, upper, alpha in edges:
         if upper <= lower:
@@ -204,13 +205,12 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
     dots = [dot for panel in panels for each in panel.dots.values() for dot in each]
     grades = {dot.grade for dot in dots}
     found = [
-        line(f"image graded {grade}" if grade else "image without a grade", color=colour,
+        line(f"graded {grade}" if grade else "without a grade", color=colour,
              marker=marker, ms=size**0.5, lw=0)
         for grade, (colour, marker, size) in _DOTS.items() if grade in grades
     ]  # fmt: skip
     if any(dot.ended and dot.grade for dot in dots):
-        found.append(line("hollow: ended by its time limit", mec=LEAK, mfc="none", marker="o", ms=5,
-                          lw=0))  # fmt: skip
+        found.append(line("hollow: cut off by time", mec=LEAK, mfc="none", marker="o", ms=5, lw=0))
     found.append(line("median", color=LEAK, lw=1.4))
     names = list(dict.fromkeys(name for panel in panels for name in panel.under))
     for style, marker, name in zip(_DASHES, "svP", names, strict=False):

@@ -1,12 +1,12 @@
 """The tables of the page: rounds, attacks, clients, classes, costs, events."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from flwr_leakage.records import RunEvent
-from flwr_leakage.report.attempts import Attempt, does, fates, risk, tally
+from flwr_leakage.report.attempts import Attempt, Fates, does, fates, grouped_by_client, risk, tally
 from flwr_leakage.report.budget import ended
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import (
@@ -16,6 +16,7 @@ from flwr_leakage.report.index import (
     Series,
     Table,
     by_round,
+    ceiling_told,
     count,
     decibel,
     heading,
@@ -66,7 +67,8 @@ def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
                     decibel(median(blind_in.get(server_round, [])))]  # fmt: skip
         row += [_metric(name, metrics_in[name].get(server_round, [])) for name in metrics]
         rows.append(tuple(row))
-    return Table(tuple(columns), tuple(rows), missing(index, "metric"), MAX_ROWS)
+    notes = (*ceiling_told(rows), *missing(index, "metric"))
+    return Table(tuple(columns), tuple(rows), notes, MAX_ROWS)
 
 
 def _grades(found: Sequence[Attempt]) -> list[str]:
@@ -95,7 +97,7 @@ def classes_table(found: Sequence[Attempt]) -> Table:
         for name in sorted(sorted(by_class), key=lambda name: worst[name].leak, reverse=True)
     )
     columns = ("class", "attempts", *GRADES, "worst case, dB", "where")
-    return Table(columns, rows, (), MAX_ROWS)
+    return Table(columns, rows, ceiling_told(rows), MAX_ROWS, ("where",))
 
 
 def _is_share(name: str) -> bool:
@@ -172,63 +174,96 @@ def attacks_table(index: Index, found: Sequence[Attempt]) -> Table:
     return Table(columns, rows, missing(index, "attack"), MAX_ROWS)
 
 
+DOES, TRAINED = "what it does a round", "update is the one trained"
+BECAUSE = "not attacked, because"
+
+
 def clients_table(
     index: Index, events: Sequence[RunEvent], found: Sequence[Attempt], limit: int
 ) -> Table:
-    """Return one row a client, who is most at risk first; those that were not attacked say why."""
-    by_client: dict[int, list[Attempt]] = {}
-    for attempt in found:
-        by_client.setdefault(attempt.key[1], []).append(attempt)
-    doing = does(index)
+    """Return one row an attacked client, who is most at risk first."""
+    by_client = grouped_by_client(found)
     fate = fates(index)
+    attacked = _attacked(fate, found)
+    rested: dict[int, dict[str, list[int]]] = {}
+    for (server_round, client), reason in sorted(fate.spared.items()):
+        if client in attacked:
+            rested.setdefault(client, {}).setdefault(reason, []).append(server_round)
+    doing, replayed, troubles_of = does(index), replays(index), _troubles(events)
+    columns = [
+        "client",
+        *([DOES] * bool(doing)),
+        *("attempts", *GRADES, "worst case, dB", "identified"),
+        *([BECAUSE] * bool(rested)),
+        *([TRAINED] * replayed.any),
+        "errors, warnings",
+    ]
+    rows = []
+    # A stable sort: clients of equal risk keep the order of their numbers.
+    by_risk = sorted(sorted(attacked), key=lambda c: risk(by_client.get(c, [])), reverse=True)
+    for client in by_risk[:limit]:
+        here = by_client.get(client, [])
+        best = max((a.psnr for a in here if a.psnr is not None), default=None)
+        ranked = [attempt for attempt in here if attempt.rank is not None]
+        first = sum(attempt.rank == 1 for attempt in ranked)
+        reasons = [f"{several(r, 'round')}: {why}" for why, r in rested.get(client, {}).items()]
+        rows.append(
+            (
+                str(client) if client >= 0 else "aggregate",
+                *([doing.get(client, "–")] * bool(doing)),
+                *(str(len(here)) if here else "–", *_grades(here), decibel(best)),
+                share(first, len(ranked)),
+                *(["; ".join(reasons) or "–"] * bool(rested)),
+                *([replay_of_client(replayed, client)] * replayed.any),
+                str(troubles_of[client]) if client >= 0 else "–",
+            )
+        )
+    notes = (*_left_out(attacked, rows), *ceiling_told(rows), *([RANKED] * bool(found)))
+    return Table(tuple(columns), tuple(rows), notes, MAX_ROWS, (DOES, BECAUSE, TRAINED))
+
+
+def unattacked_table(
+    index: Index, events: Sequence[RunEvent], found: Sequence[Attempt], limit: int
+) -> Table:
+    """Return one row a client that was never attacked, with the reason."""
+    fate = fates(index)
+    attacked = _attacked(fate, found)
     hit_rounds = {server_round for server_round, _ in (*fate.answered, *fate.unanswered)}
     # Of several reasons that of a round in which others were attacked tells most.
     ordered = sorted(fate.spared.items(), key=lambda item: (item[0][0] in hit_rounds, item[0]))
     spared = {client: reason for (_, client), reason in ordered}
-    rested: dict[int, dict[str, list[int]]] = {}
-    for (server_round, client), reason in sorted(fate.spared.items()):
-        rested.setdefault(client, {}).setdefault(reason, []).append(server_round)
-    attacked = {client for _, client in (*fate.answered, *fate.unanswered)} | by_client.keys()
-    troubles_of = Counter(event.client_id for event in events if event.level != "info")
-    clients = attacked | spared.keys() | {client for client in troubles_of if client >= 0}
-    clients |= {key[1] for key in index.series("check", "replay_residual")}
+    doing, replayed, troubles_of = does(index), replays(index), _troubles(events)
+    known = spared.keys() | {client for client in troubles_of if client >= 0}
+    known |= {key[1] for key in index.series("check", "replay_residual")}
+    clients = sorted(known - attacked)
+    rows = [
+        (
+            str(client),
+            *([doing.get(client, "–")] * bool(doing)),
+            *([spared.get(client, "–")] * bool(spared)),
+            *([replay_of_client(replayed, client)] * replayed.any),
+            str(troubles_of[client]),
+        )
+        for client in clients[:limit]
+    ]
+    columns = ["client", *([DOES] * bool(doing)), *([BECAUSE] * bool(spared)),
+               *([TRAINED] * replayed.any), "errors, warnings"]  # fmt: skip
+    notes = _left_out(clients, rows)
+    return Table(tuple(columns), tuple(rows), notes, MAX_ROWS, (DOES, BECAUSE, TRAINED))
 
-    columns = ["client"]
-    columns += ["what it does a round"] * bool(doing)
-    if found or attacked:
-        columns += ["attempts", *GRADES, "worst case, dB", "identified"]
-    columns += ["not attacked, because"] * bool(spared)
-    replayed = replays(index)
-    columns += [*(["update is the one trained"] if replayed.any else []), "errors, warnings"]
-    rows = []
-    # A stable sort: clients of equal risk keep the order of their numbers.
-    by_risk = sorted(sorted(clients), key=lambda c: risk(by_client.get(c, [])), reverse=True)
-    for client_id in by_risk[:limit]:
-        here = by_client.get(client_id, [])
-        row = [str(client_id) if client_id >= 0 else "aggregate"]
-        row += [doing.get(client_id, "–")] * bool(doing)
-        if found or attacked:
-            best = max((a.psnr for a in here if a.psnr is not None), default=None)
-            ranked = [attempt for attempt in here if attempt.rank is not None]
-            first = sum(attempt.rank == 1 for attempt in ranked)
-            row += [str(len(here)) if here else "–", *_grades(here), decibel(best),
-                    share(first, len(ranked))]  # fmt: skip
-        if spared:
-            said = spared.get(client_id, "")
-            if client_id in attacked:
-                said = "; ".join(
-                    f"{several(rounds, 'round')}: {reason}"
-                    for reason, rounds in rested.get(client_id, {}).items()
-                )
-            row.append(said if client_id in spared else "–")
-        row += [replay_of_client(replayed, client_id)] if replayed.any else []
-        rows.append((*row, str(troubles_of[client_id]) if client_id >= 0 else "–"))
+
+def _attacked(fate: Fates, found: Sequence[Attempt]) -> set[int]:
+    hit = (*fate.answered, *fate.unanswered, *(attempt.key[:2] for attempt in found))
+    return {client for _, client in hit}
+
+
+def _troubles(events: Sequence[RunEvent]) -> Counter[int]:
+    return Counter(event.client_id for event in events if event.level != "info")
+
+
+def _left_out(clients: Collection[int], rows: Sequence[object]) -> tuple[str, ...]:
     left_out = len(clients) - len(rows)
-    notes: tuple[str, ...] = ()
-    if left_out:
-        notes += (f"{count(left_out, 'further client')} left out.",)
-    notes += (RANKED,) if found else ()
-    return Table(tuple(columns), tuple(rows), notes, MAX_ROWS)
+    return (f"{count(left_out, 'further client')} left out.",) if left_out else ()
 
 
 def events_table(events: Sequence[RunEvent], limit: int) -> Table:

@@ -12,7 +12,6 @@ from flwr_leakage.report.attempts import (
     Attempt,
     Fates,
     attempts,
-    does,
     fates,
     risk,
     seen_of,
@@ -78,7 +77,7 @@ def judge(
         summary = f"{shown}{count(len(each), 'image')} of {whom}{worst}: {_grades(each)}."
     else:
         summary = f"{_attempts(found)}, on {whom}: {_grades(found)}."
-    risky, identified = _most_at_risk(index, found), _identified(found, grades)
+    risky, identified = _most_at_risk(found), _identified(found, grades)
     told = (rest, risky, identified, labels_told(index, metadata or {}), *besides)
     details = tuple(text for text in told if text)
     head = (risky, *head) if risky else head
@@ -127,7 +126,7 @@ def _without_outcome(index: Index, found: Sequence[Attempt], fate: Fates) -> str
     return "No attack was run and no score was computed."
 
 
-def _most_at_risk(index: Index, found: Sequence[Attempt]) -> str:
+def _most_at_risk(found: Sequence[Attempt]) -> str:
     by_client: dict[int, list[Attempt]] = defaultdict(list)
     for attempt in found:
         by_client[attempt.key[1]].append(attempt)
@@ -139,16 +138,12 @@ def _most_at_risk(index: Index, found: Sequence[Attempt]) -> str:
     of_what = count(len(each), "image") if each else count(len(by_client[client]), "attempt")
     rounds = sorted({a.key[0] for a in by_client[client] if a.grade in ("exact", "recognisable")})
     worst = max(by_client[client], key=lambda attempt: attempt.leak)
-    doing = does(index).get(client, "")
     image = f", image {worst.image}" if worst.image is not None else ""
     where = f"round {worst.key[0]}{image}" + f", class “{worst.label}”" * bool(worst.label)
     name = who(client) if client >= 0 else "the aggregate"
     leaks = f" It leaks in {several(rounds, 'round')}." if rounds else ""
     worst_case = f"its worst case was {_reached(worst)} in {where}"
-    return (
-        f"Most at risk: {name}" + f" (each round: {doing})" * bool(doing)
-        + f": {of_what}, {graded(grades)}; {worst_case}.{leaks}"
-    )  # fmt: skip
+    return f"Most at risk: {name}: {of_what}, {graded(grades)}; {worst_case}.{leaks}"
 
 
 def _reached(worst: Attempt) -> str:

@@ -4,12 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.advice import advise
 from flwr_leakage.report.attempts import attempts
 from flwr_leakage.report.calibration import CALIBRATION, SURENESS, TOTAL, grades_table
 from flwr_leakage.report.index import Index
+from flwr_leakage.report.mechanisms import mechanism
 from flwr_leakage.report.remedies import remedies
 from flwr_leakage.report.story import blind_guess
 
@@ -41,13 +43,19 @@ def under(name, psnr, where=(1, 0, 0), rank=None):
     return made
 
 
+def said(step):
+    """All that a step says: text, list, the rows of its table, small print."""
+    rows = [" | ".join(row) for row in step.table[1].rows] if step.table else []
+    return " ".join([step.text, *step.items, *rows, step.note]).strip()
+
+
 def advice(*records, defense="none", **metadata):
     index, metadata = Index(records), {"defense": defense, **metadata}
     found = advise(index, metadata, remedies(index, metadata))
-    everything = " ".join([found.answer, *(step.text for step in found.steps)])
+    everything = " ".join([found.answer, *map(said, found.steps)])
     for promise in ("is safe", "are safe", "no risk", "may go on.", "guarantee"):
         assert promise not in everything.lower()
-    return found.answer, {step.term: step.text for step in found.steps}
+    return found.answer, {step.term: said(step) for step in found.steps}
 
 
 def test_a_leak_names_who_when_what_helps_and_its_price():
@@ -63,11 +71,13 @@ def test_a_leak_names_who_when_what_helps_and_its_price():
         ". Client 1: of 1 attempt 1 partly; seen in round 1."
     )
     helps = steps["What helps"]
-    assert (
-        "Pruning hides it from this attack. Of 1 attempt, 1 can be seen without it, none with it."
-    ) in helps
-    assert "Yet 1 of 1 attempt still tells its original" in helps
-    assert "Noise does not hide it: client 0 still leaks. Of 1 attempt, 1 can be seen" in helps
+    assert helps.startswith("Pruning hides it from this attack. Noise does not hide it: client 0 ")
+    rows = [f"{name} | 1 of 1 | {told} | –" for name, told in (
+        ("pruning", "0 of 1 | 0 of 1 | 0 of 1"), ("noise", "1 of 1 | 0 of 1 | 0 of 1"),
+        ("clip", "0 of 1 | 0 of 1 | 1 of 1"),
+    )]  # fmt: skip
+    assert " ".join(rows) in helps
+    assert "Under pruning: 1 of 1 attempt still tells its original from others." in helps
     assert "Clip hides it in part only" in helps and "one made for it may reach more" in helps
     price = steps["At what price"]
     assert "Test accuracy was 93.0 % after round 2 without a defense." in price
@@ -102,7 +112,10 @@ def test_engineers_are_told_what_was_measured_and_when_to_go_on():
         "4 had more, but no attack." in asked
     )
     assert asked.endswith("no single one: not measured in this run.")
-    assert "its time limit ends no attack" in steps["Go on only if"]
+    assert "Its time limit ends no attack." in steps["Go on only if"]
+    limited = {"server": {"attack_max_seconds": 4.0}}
+    _, steps = advice(*leaks, config=limited)
+    assert "Its time limit (here 4 CPU seconds for an update) ends" in steps["Go on only if"]
     _, steps = advice(*leaks, *image(11.0, (1, 4, 0)))
     assert (
         "of clients with 30 images nothing was seen, measured in this run"
@@ -120,12 +133,56 @@ def test_the_answer_counts_images_and_names_everybody_of_whom_something_is_seen(
         "Not as it is. What clients 0 and 1 send lets the server see 1 of the 2 attacked images "
         "(exact or recognisable) and 1 more in part, without breaking the protocol."
     )
-    told = (
-        "client 0 still leaks, and parts of images of client 1 still show. Of 2 images, 1 can be "
-        "seen without it, 1 with it; 1 in part without it, 1 with it."
-    )
+    told = "client 0 still leaks, and parts of images of client 1 still show."
     assert told in steps["What helps"]
-    assert "identifies no more originals than chance may give (more" in steps["Go on only if"]
+    assert "noise | 1 of 2 | 1 of 2 | 1 of 2 | 1 of 2 | –" in steps["What helps"]
+    told = "It identifies no more originals than chance does. A reconstruction identifies its"
+    assert told in steps["Go on only if"]
+
+
+def test_the_conditions_to_go_on_are_a_short_list_with_the_statistics_in_small_print():
+    ranked = [*image(20.0, rank=1.0), *image(11.0, (1, 0, 1), rank=5.0)]
+    index = Index(ranked)
+    [step] = [s for s in advise(index, {}, []).steps if s.term == "Go on only if"]
+    assert len(step.items) == 4 and all(len(item.split()) < 36 for item in step.items)
+    assert len(step.text.split()) < 30
+    assert step.items[3] == (
+        "It identifies no more originals than chance does: with 2 attempts as here at most 0. A "
+        "reconstruction identifies its original if it is more like it than like any of 100 other "
+        "images."
+    )
+    assert step.note.startswith("More than 0 would come by chance with a probability of 5 % or")
+
+
+def test_what_helps_says_what_a_defense_does_and_how_much_it_changes_an_update():
+    node = {"_target_": "flwr_leakage.defenses.GradientPruning", "prune_ratio": 0.99}
+    change = record("what_if", "pruning/relative_change", 0.86, (1, 0, -1))
+    leak = [*image(60.0), *under("pruning", 9.0), change]
+    _, steps = advice(*leak, config={"what_if": {"pruning": node}})
+    assert steps["What helps"].startswith(
+        "Pruning (prune ratio 0.99), by which only the largest 1 % of the update’s numbers are "
+        "sent, hides it from this attack. pruning | 1 of 1 | 0 of 1 | 0 of 1 | 0 of 1 | 86 % "
+    )
+
+
+def test_a_defense_that_was_not_tried_on_those_at_risk_has_no_numbers():
+    _, steps = advice(*image(60.0), *image(9.0, (1, 1, 0)), *under("noise", 9.0, (1, 1, 0)))
+    assert steps["What helps"] == (
+        "Noise was not measured on them. The attack was the same as without the defense; one made "
+        "for it may reach more."
+    )
+
+
+def test_every_defense_of_the_package_has_its_words():
+    folder = Path(__file__).parents[2] / "conf" / "defense"
+    nodes = {file.stem: yaml.safe_load(file.read_text()) for file in folder.glob("*.yaml")}
+    told = {name: mechanism(node) for name, node in nodes.items()}
+    assert len(told) > 10 and {name for name in told if not told[name]} == {"none"}
+    assert told["pruning_gaussian"] == (
+        "only the largest 10 % of the update’s numbers are sent; then random noise is added to "
+        "every number of the update"
+    )
+    assert mechanism({"_target_": "my.GradientPruning"}) == mechanism(None) == ""
 
 
 def test_a_leak_under_a_defense_and_without_another_one():
@@ -190,13 +247,12 @@ def test_the_grades_stand_beside_the_error_rates_of_the_docs():
         assert f"| {each.grade} | {each.count} | {told} |" in text
     assert f"({TOTAL} results" in text
     assert [row[3] for row in table.rows] == [
-        "counted with “recognisable”", "88 of 100", "20 of 100", "4 of 100",
+        "counted with “recognisable”", "98 of 100", "86 of 100", "50 of 100",
     ]  # fmt: skip
-    told = (
-        "found 88 of 100 graded “recognisable” or better, 20 of 100 graded “partly”, and 4 of 100"
-    )
-    assert told in SURENESS
-    assert "structure found 50 of 100 graded “nothing”" in SURENESS
+    told = "98 of 100 results graded “recognisable” or better, 86 of 100 “partly” and 50 of 100"
+    assert told in SURENESS and "In a test apart from this run" in SURENESS
+    shares = [each.most for each in CALIBRATION]
+    assert shares == sorted(shares, reverse=True)  # a lower grade never seems to leak more
 
 
 def test_the_blind_guess_is_called_what_it_is():

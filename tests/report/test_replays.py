@@ -4,7 +4,7 @@ from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.attempts import fates
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.replays import replay_of_client, replay_told, replays
-from flwr_leakage.report.tables import clients_table
+from flwr_leakage.report.tables import clients_table, unattacked_table
 from flwr_leakage.report.verdict import judge
 
 
@@ -44,7 +44,7 @@ def test_a_client_is_told_by_rounds():
         "not checked",
     ]
     assert replay_of_client(found, 5).startswith("no, round 1: not replayed since round 1")
-    table = clients_table(index, [], [], 10)
+    table = unattacked_table(index, [], [], 10)
     assert "update is the one trained" in table.columns
     assert len(table.rows) == 5
 

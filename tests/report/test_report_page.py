@@ -102,7 +102,7 @@ def test_the_whole_page(run_folder):
         "Private images leak. 12 attempts (an image in a round) in 2 rounds, on 3 clients: "
         "6 recognisable, 4 nothing, 2 without result.",
         "recognisable 6 5 dB nearer to the original than the blind guess, or SSIM 0.5 "
-        "above it 88 of 100",
+        "above it 98 of 100",
         "recognisable or exact 243 88 % 96 % 98 % 0 %",
         "May training go on? Not as it is. What clients 1 and 2 send lets the server see",
         "Replay check not done: nothing shows that what was attacked",
@@ -113,8 +113,9 @@ def test_the_whole_page(run_folder):
         "PSNR: 2 of 12 missing (no reason was recorded).",
         "Spearman ρ =",
         "no reply",
-        "On top: how good the trained model is. Below: how near the attack comes",
-        "By client, most at risk first",
+        "On top: how good the trained model is. Below: each dot is one image in one round",
+        "By attacked client, most at risk first",
+        "PSNR tells in decibels (dB) how near a reconstruction is to its original",
         "the share of labels that the attack got right.",
         "LeNet",
         "model.width= 1",
@@ -130,10 +131,12 @@ def test_the_head_is_the_answer_who_and_how_sure(run_folder):
     head = Page(re.search(r"<header>.*</header>", html, flags=re.DOTALL)[0])
     text = head.text
     assert "May training go on? Not as it is. What clients 1 and 2 send" in text
-    assert "Most at risk: client 1" in text and "How sure are the grades? A test" in text
+    assert "A client sends the server no images, only how training changed the model" in text
+    assert "Most at risk: client 1" in text and "How sure are the grades? In a test" in text
+    assert "The model reached 50.0 % on test data after round 2. Attacked: all of 3 clients" in text
     for below in ("Replay check", "it was given", "Attack could not be applied"):
         assert below not in text and below in Page(html).text
-    assert len(text.partition("What to do now")[0].split()) < 150
+    assert len(text.partition("What to do now")[0].split()) < 190
 
 
 def test_no_page_tells_whose_home_a_run_was_made_in(run_folder, monkeypatch, tmp_path):
@@ -259,8 +262,8 @@ def test_a_run_without_scores(tmp_path):
     tracker.close()
     _, page = report(tmp_path)
     assert "No score was computed." in page.text
-    assert "Leakage, round by round" in page.text and "How near the attack comes" in page.text
-    assert "On top: " not in page.text and "dotted line" not in page.text  # of what is not drawn
+    assert "Leakage, round by round" in page.text and "Each dot is one image" in page.text
+    assert "On top: " not in page.text and "Dotted: " not in page.text  # of what is not drawn
 
 
 def test_a_run_without_any_number(tmp_path):
@@ -319,6 +322,56 @@ def test_a_tile_says_where_structure_and_not_psnr_decided(tmp_path):
     tracker.image(1, 0, 0, "reconstruction", torch.zeros(3, 4, 4))
     tracker.close()
     assert "partly · 12.0 dB (blind 11.7), by SSIM 0.52 (blind 0.10)" in report(tmp_path)[1].text
+
+
+def test_a_tile_says_what_the_other_rounds_gave_of_the_same_image(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    for server_round, psnr in ((1, 120.0), (3, 11.0), (5, 11.5)):
+        for kind, name, value in (
+            ("metric", "psnr", psnr), ("metric", "blind_psnr", 11.7), ("client", "image", 0.0),
+        ):  # fmt: skip
+            tracker.log(LeakageRecord("r", server_round, 0, 0, kind, name, value))
+        tracker.image(server_round, 0, 0, "reconstruction", torch.zeros(3, 4, 4))
+    tracker.close()
+    _, page = report(tmp_path)
+    assert (
+        "120.0 dB (blind 11.7), the ceiling round 1, client 0, image 0; in rounds 3 and 5: no"
+        in (page.text)
+    )
+    assert "round 5, client 0, image 0; in round 1: exact; in round 3: nothing" in page.text
+    alts = [image["alt"] for image in page.all("img") if image["alt"].startswith("Reconstruction")]
+    assert alts and not any("in rounds" in alt for alt in alts)  # they are of one round only
+
+
+def test_a_page_with_a_defense_folds_its_commands_and_keeps_a_short_caption(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    node = {"_target_": "flwr_leakage.defenses.GradientPruning", "prune_ratio": 0.99}
+    choices = {"defense": "none", "defense@what_if.pruning": "pruning"}
+    write_metadata(tmp_path, {"what_if": {"pruning": node}, "choices": choices}, 0, {})
+    for client, psnr in ((0, 60.0), (1, 20.0)):
+        where = ("r", 1, client, 0)
+        for kind, name, value in (
+            ("metric", "psnr", psnr),
+            ("metric", "blind_psnr", 12.0),
+            ("what_if", "pruning/psnr", 11.0),
+        ):
+            tracker.log(LeakageRecord(*where, kind, name, value, "dB"))
+        for kind, name in (("attack", "objective"), ("attack", "stopped_by_budget")):
+            tracker.log(LeakageRecord(*where[:3], -1, kind, name, 1.0))
+    tracker.log(LeakageRecord("r", 1, 2, -1, "client", "not_attacked", 30.0, note="too many"))
+    tracker.log(LeakageRecord("r", 1, -1, -1, "utility", "test_accuracy", 0.5))
+    tracker.close()
+    html, page = report(tmp_path)
+    folded = r"<details class=\"more\"><summary>The commands that measure it[^<]*</summary>\s*<code"
+    assert re.search(folded, html)
+    [caption] = re.findall(r"</svg>\s*<figcaption>(On top.*?)</figcaption>", html)
+    assert "Hollow: " in caption and "Dashed: " in caption
+    assert len(caption) < 320  # four lines of the width of the chart
+    assert "Decibels are drawn up to 48.1" in page.text.partition("How to read it")[2]
+    told = page.text.index("PSNR tells in decibels")
+    assert told < page.text.index("median PSNR, dB")
+    apart = page.text.partition("Not attacked: nothing is known of them")[2]
+    assert apart.split("errors, warnings")[1].split()[:3] == ["2", "too", "many"]
 
 
 def test_the_filter_offers_what_there_is_and_marks_every_figure(run_folder):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from told import blind, column, metric, objective, score, spared, with_blind
 
 from flwr_leakage.records import LeakageRecord, RunEvent
@@ -16,6 +17,7 @@ from flwr_leakage.report.tables import (
     events_table,
     missing,
     rounds_table,
+    unattacked_table,
 )
 from flwr_leakage.report.words import RANKED
 
@@ -106,7 +108,7 @@ def test_attacks_table_counts_those_without_result():
     assert column(table, "objective median") == ["0.500", "1.50"]
 
 
-def test_clients_are_ordered_by_their_worst_leak_and_capped():
+def test_attacked_clients_are_ordered_by_their_worst_leak_and_others_stand_apart():
     records = [metric(1, 0, 0, 10.0), metric(1, 1, 0, 30.0), metric(2, 1, 0, 20.0)]
     records += [metric(1, -1, 0, 15.0), score(1, 3, 0, 2.0), spared(1, 3, 9, "too many")]
     records += [metric(1, 1, 0, 1.0, "identification_rank", "of 101 candidates")]
@@ -114,15 +116,41 @@ def test_clients_are_ordered_by_their_worst_leak_and_capped():
     index = with_blind(*records)
     found = attempts(index)
     table = clients_table(index, events, found, limit=10)
-    assert column(table, "client") == ["1", "aggregate", "0", "3", "4"]
-    assert column(table, "attempts") == ["2", "1", "1", "–", "–"]
-    assert column(table, "recognisable")[:3] == ["2", "0", "0"]
+    assert column(table, "client") == ["1", "aggregate", "0"]
+    assert column(table, "attempts") == ["2", "1", "1"]
+    assert column(table, "recognisable") == ["2", "0", "0"]
     assert column(table, "identified")[0] == "1 of 1 (100 %)"
-    assert column(table, "not attacked, because")[3] == "too many"
-    assert column(table, "errors, warnings") == ["0", "–", "0", "0", "1"]
+    assert column(table, "errors, warnings") == ["0", "–", "0"]
+    assert "not attacked, because" not in table.columns
+    others = unattacked_table(index, events, found, limit=10)
+    assert others.columns == ("client", "not attacked, because", "errors, warnings")
+    assert others.rows == (("3", "too many", "0"), ("4", "–", "1"))
+    assert "not attacked, because" in others.texts
     capped = clients_table(index, events, found, limit=2)
     assert column(capped, "client") == ["1", "aggregate"]
-    assert capped.notes == ("3 further clients left out.", RANKED)
+    assert capped.notes == ("1 further client left out.", RANKED)
+    capped = unattacked_table(index, events, found, limit=1)
+    assert capped.notes == ("1 further client left out.",)
+
+
+def test_an_attacked_client_says_in_which_rounds_it_rested():
+    records = [metric(1, 0, 0, 30.0), spared(2, 0, 1, "every 2 rounds"), spared(2, 1, 9, "many")]
+    index = with_blind(*records)
+    table = clients_table(index, [], attempts(index), 10)
+    assert column(table, "not attacked, because") == ["round 2: every 2 rounds"]
+    assert column(unattacked_table(index, [], attempts(index), 10), "client") == ["1"]
+
+
+@pytest.mark.parametrize("decibels", [119.0, 120.0])
+def test_the_ceiling_is_told_below_each_table_that_holds_it(decibels):
+    label = LeakageRecord("r", 1, 0, 0, "client", "class", 0.0, "", "", "cat")
+    under = LeakageRecord("r", 1, 0, 0, "what_if", "pruning/psnr", 11.0)
+    index = with_blind(metric(1, 0, 0, decibels), label, under)
+    found = attempts(index)
+    clients, under = clients_table(index, [], found, 10), remedies_table(remedies(index, {}))
+    for table in (rounds_table(index, found), classes_table(found), clients, under):
+        told = [note for note in table.notes if note.startswith("120 dB is the ceiling")]
+        assert len(told) == (decibels == 120.0)
 
 
 def test_events_come_by_severity_and_say_what_is_left_out():

@@ -6,7 +6,12 @@ from told import blind, column, metric, objective, score, spared, with_blind
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report.attempts import attempts, fates
 from flwr_leakage.report.budget import ended_by_time
-from flwr_leakage.report.identification import beyond_chance, by_chance, chance_told
+from flwr_leakage.report.identification import (
+    beyond_chance,
+    by_chance,
+    chance_told,
+    condition_told,
+)
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.tables import clients_table
 from flwr_leakage.report.verdict import judge
@@ -30,14 +35,6 @@ def test_verdict_counts_grades_and_names_who_is_most_at_risk():
         "Attack could not be applied, or gave no result, on 1 of 2 attacked updates (client 2): "
         "it diverged."
     )
-
-
-def test_verdict_says_what_the_client_at_risk_does_in_each_round():
-    does = LeakageRecord("r", 1, 0, -1, "client", "images", 1.0, "image", "", "1 image, 1 step")
-    details = judge(with_blind(metric(1, 0, 0, 20.0)), []).details
-    assert details[0].startswith("Most at risk: client 0: ")
-    details = judge(Index([metric(1, 0, 0, 20.0), blind(1, 0, 0), does]), []).details
-    assert details[0].startswith("Most at risk: client 0 (each round: 1 image, 1 step): ")
 
 
 def test_verdict_says_where_labels_were_wrong():
@@ -215,6 +212,7 @@ def test_more_originals_than_chance_are_those_that_it_reaches_in_one_run_of_twen
         records.append(LeakageRecord(*where, rank, note=note))
     found = attempts(with_blind(*records))
     assert by_chance(found) == 1 and beyond_chance(found) is beyond
-    assert "with 15 attempts as here at most 1; more" in chance_told(found)
+    assert "with 15 attempts as here at most 1." in condition_told(found)
+    assert chance_told(found).startswith("More than 1 would come by chance")
     told = " ".join(judge(with_blind(*records), []).details)
     assert "once in 101, so 0.15 times in 15." in told
