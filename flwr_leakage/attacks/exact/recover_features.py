@@ -12,15 +12,17 @@ with given statistics and skip connections are left to automatic differentiation
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.feature_equations import solve_features
+from flwr_leakage.attacks.exact.feature_equations import Solved, solve_features
 from flwr_leakage.attacks.exact.geometry import Pair
 from flwr_leakage.attacks.exact.last_mask import LAST_GEOMETRY, averaged_mask, maxima_mask
-from flwr_leakage.attacks.exact.relu_walk import ReluWalk
+from flwr_leakage.attacks.exact.mask_repair import Channel
+from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
+from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.problem import Problem
@@ -34,10 +36,15 @@ class Features:
         outputs: the output (1, C, H, W) of a ReLU by its number. Where max pooling follows right
             after the ReLU, it is the pooled output.
         windows: (height, width) of the windows of such pooling, by the ReLU's number.
+        equations: equations about the output of a ReLU further in front, by its number, which
+            leave some directions of it open.
+        repaired: how many entries of masks were set right.
     """
 
     outputs: Mapping[int, Tensor]
     windows: Mapping[int, Pair]
+    equations: Mapping[int, Whitened] = field(default_factory=dict)
+    repaired: int = 0
 
     @property
     def shallowest(self) -> int:
@@ -51,11 +58,16 @@ class Features:
 
     def first(self, count: int) -> "Features":
         """The ``count`` shallowest of these features."""
-        return Features(dict(sorted(self.outputs.items())[:count]), self.windows)
+        return replace(self, outputs=dict(sorted(self.outputs.items())[:count]), equations={})
 
     def single(self) -> "Features":
         """The same features in single precision."""
-        return Features({k: v.float() for k, v in self.outputs.items()}, self.windows)
+        equations = {
+            k: Whitened(e.rows.float(), e.values.float(), e.singular.float())
+            for k, e in self.equations.items()
+        }
+        outputs = {k: v.float() for k, v in self.outputs.items()}
+        return replace(self, outputs=outputs, equations=equations)
 
 
 @dataclass(frozen=True)
@@ -83,11 +95,27 @@ class Backward:
         outputs = [use.outputs for use in passed.uses]
         return passed, list(torch.autograd.grad((logits * self.logit_error).sum(), outputs))
 
+    def gradient(self, use: Use) -> Tensor | None:
+        """The observed gradient of a convolution's weight; ``None`` if the client froze it."""
+        return self.problem.gradient[use.name] if use.name in self.problem.gradient_map.trained else None
+
+    def follower(self, index: int, number: int) -> int | None:
+        """The first ReLU behind ReLU ``number`` that depends on a convolution's outputs."""
+        passed = ReluWalk(self.names)
+        passed.run(self.problem, self.inputs)
+        outputs = passed.uses[index].outputs
+        for later in range(number + 1, len(passed.preactivations)):
+            total = passed.preactivations[later].sum()
+            (found,) = torch.autograd.grad(total, outputs, retain_graph=True, allow_unused=True)
+            if found is not None:
+                return later
+        return None
+
 
 def recover_features(
     problem: Problem,
     rank_tolerance: float,
-    zero: float,
+    margin: float = 3.0,
     trims: int = 3,
     contradiction: float = 5.0,
 ) -> Features:
@@ -96,8 +124,8 @@ def recover_features(
     Args:
         problem: a problem of one sample and one plain gradient.
         rank_tolerance: see :func:`solve_features`.
-        zero: features below this fraction of their layer's largest count as zero.
-        trims: see :func:`solve_features`.
+        margin: see :func:`zero_below`.
+        trims: see :func:`solve_features`; and how often masks that it contradicts are repaired.
         contradiction: see :func:`solve_features`.
 
     Raises:
@@ -122,47 +150,124 @@ def recover_features(
         raise ValueError("features are read from convolutions, the network has none.")
     masks = {number: torch.ones_like(z) for number, z in enumerate(probe.preactivations)}
     pooled = mean_feature(problem.gradient[layer.weight], logit_error)
-    masks[count - 1] = last_mask(backward, masks, windows.get(count - 1), pooled, zero)
+    active = pooled > margin * (-pooled).max().clamp_min(0)
+    masks[count - 1] = last_mask(backward, masks, windows.get(count - 1), active)
     features: dict[int, Tensor] = {}
+    equations: dict[int, Whitened] = {}
+    repaired = 0
     for number in reversed(range(count - 1)):
-        passed, errors = backward(masks)
-        own = [i for i, use in enumerate(passed.uses) if use.source == number]
-        if any(passed.uses[i].name not in problem.gradient_map.trained for i in own):
-            break  # a frozen layer's gradient is not in the update
-        try:
-            values = solve_features(
-                [passed.uses[i] for i in own],
-                [errors[i] for i in own],
-                [problem.gradient[passed.uses[i].name] for i in own],
-                rank_tolerance,
-                trims,
-                contradiction,
-            )
-        except (ValueError, IndexError):
+        for trial in range(trims):
+            passed, errors = backward(masks)
+            own = [i for i, use in enumerate(passed.uses) if use.source == number]
+            gradients = [backward.gradient(passed.uses[i]) for i in own]
+            if not own or any(gradient is None for gradient in gradients):
+                solved = None
+                break
+            try:
+                solved = solve_features(
+                    [passed.uses[i] for i in own],
+                    [errors[i] for i in own],
+                    gradients,
+                    rank_tolerance,
+                    trims,
+                    contradiction,
+                )
+            except ValueError:
+                solved = None
+                break
+            threshold = zero_below(solved, margin)
+            found = torch.where(solved.values > threshold, solved.values, 0.0)
+            if not solved.equations.is_determined or not solved.contradicted:
+                break
+            turned = _repair(backward, masks, number, own, found, solved)
+            repaired += turned
+            if not turned:
+                break
+        if solved is None:
             break
-        features[number] = torch.where(values > zero * values.max(), values, 0.0)
-        # Near zero, later features computed from those found are more exact than the solved ones.
-        forward = ReluWalk(names, outputs=features, pooled=windows)
-        forward.run(problem, inputs)
-        for later in range(number + 1, count):
-            if not forward.preactivations[later].requires_grad:
-                masks[later] = forward.mask(later)
-                if later in features:
-                    features[later] = forward.compared(later).clamp_min(0)
+        if not solved.equations.is_determined:
+            if solved.is_checked:
+                equations[number] = solved.equations
+            break
+        features[number] = found
         if number in windows:
             break
-        masks[number] = (features[number] > 0).to(values.dtype)
+        masks[number] = (found > 0).to(found.dtype)
     if not features:
         raise ValueError("the gradients determine no features.")
-    return Features(features, windows)
+    return Features(features, windows, equations, repaired)
+
+
+def zero_below(solved: Solved, margin: float) -> Tensor:
+    """Below which value (1, 1, H, W) a recovered feature counts as zero.
+
+    Outputs of a ReLU are not negative, so that negative values are noise alone. The most negative
+    one, in units of each position's standard deviation, tells how far noise goes among that many
+    values. A value is taken for positive above ``margin`` times as far.
+    """
+    noise = solved.noise if solved.is_checked else torch.ones_like(solved.noise)
+    noise = noise.clamp_min(1e-300)
+    return margin * (-solved.values / noise).max().clamp_min(0) * noise
+
+
+def _repair(
+    backward: Backward,
+    masks: dict[int, Tensor],
+    number: int,
+    own: list[int],
+    features: Tensor,
+    solved: Solved,
+) -> int:
+    """Set masks right where they contradict the gradients; the number of entries turned.
+
+    Args:
+        backward: computes the network's errors.
+        masks: of all ReLUs by number; entries are replaced.
+        number: of the ReLU whose outputs are solved.
+        own: the positions of the convolutions that take these in, in the order of a forward pass.
+        features: these outputs (1, C, H, W).
+        solved: names the channels that contradict them.
+    """
+    turned = 0
+    for position, index in enumerate(own):
+        limits = {
+            channel: limit
+            for (use, channel), limit in zip(solved.contradicted, solved.limits, strict=True)
+            if use == position
+        }
+        follower = backward.follower(index, number) if limits else None
+        if follower is None:
+            continue
+        mask = masks[follower]
+        _, closed = backward({**masks, follower: torch.zeros_like(mask)})
+        passed, opened = backward({**masks, follower: torch.ones_like(mask)})
+        if opened[index].shape != mask.shape:
+            continue
+        use = passed.uses[index]
+        gradient = backward.gradient(use)
+        patches = use.geometry.patches(features)[0]
+        for channel, limit in limits.items():
+            found = Channel(
+                gradient[channel],
+                patches,
+                closed[index][0, channel].flatten(),
+                opened[index][0, channel].flatten(),
+                limit,
+            ).repair(mask[0, channel].flatten())
+            if found is not None:
+                right = found.reshape(mask.shape[2:])
+                turned += int((right != mask[0, channel]).sum())
+                mask = mask.clone()
+                mask[0, channel] = right
+        masks[follower] = mask
+    return turned
 
 
 def last_mask(
     backward: Backward,
     masks: Mapping[int, Tensor],
     window: Pair | None,
-    pooled: Tensor,
-    zero: float,
+    active: Tensor,
 ) -> Tensor:
     """The mask of the last ReLU, from the gradient of the last 3×3 convolution.
 
@@ -171,8 +276,7 @@ def last_mask(
         masks: a mask of ones for each ReLU, by number.
         window: window of the max pooling behind the last ReLU; ``None`` where features are
             averaged.
-        pooled: the input of the last layer (F,).
-        zero: entries of it below this fraction of the largest count as zero.
+        active: where the input of the last layer is positive (F,).
 
     Raises:
         ValueError: the network has no such end, or the mask is not found.
@@ -186,5 +290,4 @@ def last_mask(
     observed = backward.problem.gradient[passed.uses[last[-1]].name]
     if window is None:
         return averaged_mask(errors[last[-1]], observed)
-    active = pooled > zero * pooled.max()
     return maxima_mask(errors[last[-1]], observed, active, window)
