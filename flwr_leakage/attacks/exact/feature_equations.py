@@ -1,17 +1,23 @@
 """The features that one or more convolutions take in, solved from the convolutions' gradients.
 
 Their weight gradients state ``M(δ) a = T`` about the features a
-(:mod:`flwr_leakage.attacks.exact.weight_equations`). M has the eigenvectors V and eigenvalues λ of
-``MᵀM``, and the least-squares solution is ``a = V λ⁻¹ Vᵀ Mᵀ T``. What it leaves of the equations
-measures their noise, whatever its source: float32 arithmetic, the rounding of parameters on the
-wire, or noise that the client added. With residuals ``r = T − M a`` in n equations for each of C
-input channels, and rank k,
+(:mod:`flwr_leakage.attacks.exact.weight_equations`). Let V be the eigenvectors and λ the
+eigenvalues of ``MᵀM``. The least-squares solution is ``a = V λ⁻¹ Vᵀ Mᵀ T``. What it leaves of the
+equations measures their noise, whatever its source: float32 arithmetic, the rounding of parameters
+on the wire, or noise that the client added. With residuals ``r = T − M a`` of n equations for each
+of C input channels, and rank k,
 
     σ² = ‖r‖² / (C (n − k)),    Var a[p] = σ² (V λ⁻¹ Vᵀ)[p, p].
 
-The equations of one output channel o keep ``f_o = Σ (1 − h)`` of their degrees of freedom, with the
-leverages h, the diagonal of ``M V λ⁻¹ Vᵀ Mᵀ``. A system with hardly more equations than unknowns
-bends to them, so that residuals are compared by ``‖r_o‖ / √(C f_o)``.
+Are the equations of one output channel o at odds with the others? A system with hardly more
+equations than unknowns bends to any of them. So not r is compared, but by how much ``‖r‖²`` falls
+if o is left out (Cook and Weisberg 1982, section 2.2), for each of the f equations of o that the
+others check. With the block H_oo of ``H = M V λ⁻¹ Vᵀ Mᵀ``,
+
+    s_o² = r_oᵀ (1 − H_oo)⁻¹ r_o / (C f),
+
+whose mean is σ² if there is noise alone. For a channel that was left out already, 1 + H_oo stands
+in place of 1 − H_oo: the others' noise adds to its own.
 """
 
 from collections.abc import Sequence
@@ -23,10 +29,10 @@ from torch import Tensor
 from flwr_leakage.attacks.exact.relu_walk import Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened, weight_equations
 
-CHECKED = 1e-3
-"""The least share of its degrees of freedom that a checked channel keeps.
+CHECKED = 1e-4
+"""The least ``1 − h`` of an equation that others check.
 
-Rounding leaves about 1e-6 of them where other equations say nothing: far less.
+Where they say nothing of it, float64 leaves ``λ`` times its own rounding: 1e-6 and less.
 """
 
 
@@ -40,7 +46,7 @@ class Solved:
             others.
         equations: the directions of the features that are determined.
         contradicted: (convolution, output channel) of those left out, as they contradict the rest.
-        limits: the greatest norm of each one's residual at which it would not.
+        limits: the norm that the residual of each of these has at most if it does not.
     """
 
     values: Tensor
@@ -76,68 +82,86 @@ def solve_features(
         rank_tolerance: directions whose singular value is below this share of the largest are not
             determined.
         trims: how often they are solved; after each solution, contradicting channels are left out.
-        contradiction: a channel contradicts a solution if its residual is above this multiple of
-            the median residual, and so is its share of the channel's gradient. Rounding is in
-            proportion to the gradient in part: channels of great gradients have great residuals,
-            and those of small ones great shares.
+        contradiction: a channel contradicts a solution if s_o is above this multiple of the median,
+            and so is its share of the channel's gradient. Rounding grows with the gradient, but
+            less: great gradients have great residuals, and small ones great shares.
 
     Raises:
         ValueError: all errors are zero.
     """
     channels, height, width = uses[0].input_shape
-    matrices: list[Tensor] = []
-    targets: list[Tensor] = []
-    names: list[tuple[int, int]] = []
-    for i, (use, error, gradient) in enumerate(zip(uses, errors, gradients, strict=True)):
-        matrix, right = weight_equations(error, gradient, use.input_shape, use.geometry)
-        matrices += list(matrix)
-        targets += list(right)
-        names += [(i, channel) for channel in range(len(matrix))]
-    sizes = torch.tensor([len(m) for m in matrices])
-    owner = torch.arange(len(matrices)).repeat_interleave(sizes)
-    matrix, target = torch.cat(matrices), torch.cat(targets)
-    scale = _by_owner(target.square().sum(1), owner).sqrt()
+    pairs = [
+        weight_equations(error, gradient, use.input_shape, use.geometry)
+        for use, error, gradient in zip(uses, errors, gradients, strict=True)
+    ]
+    matrix = torch.cat([m.flatten(0, 1) for m, _ in pairs])
+    target = torch.cat([t.flatten(0, 1) for _, t in pairs])
+    scale = torch.cat([t.flatten(1).norm(dim=1) for _, t in pairs])
+    sizes = torch.cat([torch.full((len(m),), m.shape[1]) for m, _ in pairs])
+    names = [(i, channel) for i, (m, _) in enumerate(pairs) for channel in range(len(m))]
+    counts = [len(m) for m, _ in pairs]
     kept = torch.ones(len(sizes), dtype=torch.bool)
-    for last in range(trims):
-        rows = kept[owner]
+    for last in reversed(range(trims)):
+        rows = kept.repeat_interleave(sizes)
         equations = _whiten(matrix[rows], target[rows], rank_tolerance)
-        solution = equations.rows.T @ equations.values
-        residuals = _by_owner((matrix @ solution - target).square().sum(1), owner)
-        whitened = matrix @ (equations.rows.T / equations.singular)
-        leverage = _by_owner(whitened.square().sum(1), owner)
-        # A channel that was left out is predicted: the prediction's error adds to its own.
-        free = torch.where(kept, sizes - leverage, sizes + leverage).clamp_min(0)
-        is_checked = free > CHECKED * sizes
-        units = (channels * free).clamp_min(1e-300).sqrt()
-        norms = residuals.sqrt()
-        compared = is_checked & kept & (norms > 0)
+        residual = (matrix @ (equations.rows.T @ equations.values) - target)[rows]
+        lost, remaining = residual.square().sum(), len(residual) - equations.num_equations
+        checks = [
+            _check(m, t, equations, k)
+            for (m, t), k in zip(pairs, kept.split(counts), strict=True)
+        ]
+        free, falls = (torch.cat(list(values)) for values in zip(*checks, strict=True))
+        size = (falls / (channels * free.clamp_min(1))).sqrt()
+        compared = kept & (size > 0)
         if not bool(compared.any()):
-            limit = torch.full_like(norms, torch.inf)
+            limit = torch.full_like(size, torch.inf)
             break
-        typical = (norms / units)[compared].median()
-        share = (norms / units / scale.clamp_min(1e-300))[compared].median()
-        limit = contradiction * units * torch.maximum(typical, share * scale)
-        agrees = ~is_checked | (norms <= limit)
-        if last == trims - 1 or bool((agrees == kept).all()):
+        share = (size / scale.clamp_min(1e-300))[compared].median()
+        limit = contradiction * torch.maximum(size[compared].median(), share * scale)
+        if len(residual) < 2 * height * width:
+            worst = int(torch.where(kept, size, 0.0).argmax())
+            rest = (lost - falls[worst]) / (channels * max(remaining - int(free[worst]), 1))
+            agrees = kept.clone()
+            agrees[worst] = bool(size[worst].square() <= contradiction**2 * rest)
+        else:
+            agrees = size <= limit
+        if not last or bool((agrees == kept).all()):
             break
         kept = agrees
-    remaining = float(free[kept & is_checked].sum())
-    lost = float(residuals[kept & is_checked].sum())
-    sigma = (lost / (channels * remaining)) ** 0.5 if remaining else torch.nan
+    sigma = (float(lost) / (channels * remaining)) ** 0.5 if remaining else torch.nan
     spread = (equations.rows / equations.singular[:, None]).square().sum(0).sqrt()
     left_out = (~kept).nonzero()[:, 0].tolist()
     return Solved(
-        solution.T.reshape(1, channels, height, width),
+        (equations.rows.T @ equations.values).T.reshape(1, channels, height, width),
         (sigma * spread).reshape(1, 1, height, width),
         equations,
         tuple(names[i] for i in left_out),
-        tuple(float(limit[i]) for i in left_out),
+        tuple(float(limit[i] * (channels * 2 * sizes[i]) ** 0.5) for i in left_out),
     )
 
 
-def _by_owner(values: Tensor, owner: Tensor) -> Tensor:
-    """Sums of the values of each owner."""
-    return values.new_zeros(int(owner[-1]) + 1).index_add(0, owner, values)
+def _check(
+    matrix: Tensor, target: Tensor, equations: Whitened, kept: Tensor
+) -> tuple[Tensor, Tensor]:
+    """How the equations M (O, K, P), T (O, K, C) of one convolution meet those of all.
+
+    Args:
+        matrix: M.
+        target: T.
+        equations: of all channels that are kept.
+        kept: (O,), which of these channels are.
+
+    Returns:
+        (O,) how many equations of each channel others check, and by how much ‖r‖² falls without it.
+    """
+    residual = target - matrix @ (equations.rows.T @ equations.values)
+    whitened = matrix @ (equations.rows.T / equations.singular)
+    sign = torch.where(kept, -1.0, 1.0).to(matrix.dtype)[:, None, None]
+    unit = torch.eye(matrix.shape[1], dtype=matrix.dtype)
+    squares, vectors = torch.linalg.eigh(unit + sign * (whitened @ whitened.mT))
+    is_checked = squares > CHECKED
+    parts = (vectors.mT @ residual).square().sum(2) / squares.clamp_min(CHECKED)
+    return is_checked.sum(1), torch.where(is_checked, parts, 0.0).sum(1)
 
 
 def _whiten(matrix: Tensor, target: Tensor, rank_tolerance: float) -> Whitened:

@@ -38,7 +38,9 @@ def fit_features(
     optimizer: LBFGS,
     budget: Budget = UNLIMITED,
 ) -> Fit:
-    """Fit the input to known features, by the sum of their :func:`feature_distance`.
+    """Fit the input to known features, by the weighted sum of their :func:`feature_distance`.
+
+    To equations about features it is fitted by their :func:`equation_distance`.
 
     Args:
         problem: holds the network.
@@ -55,7 +57,7 @@ def fit_features(
         walk = ReluWalk({}, last=deepest, pooled=features.windows)
         walk.run(problem, inputs)
         distances = [
-            feature_distance(walk.compared(number), known)
+            features.weight(number) * feature_distance(walk.compared(number), known)
             for number, known in features.outputs.items()
         ]
         distances += [

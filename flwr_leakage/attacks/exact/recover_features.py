@@ -11,6 +11,7 @@ Of the architecture, the recursion only needs to know which ReLU feeds which con
 with given statistics and skip connections are left to automatic differentiation.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -36,15 +37,31 @@ class Features:
         outputs: the output (1, C, H, W) of a ReLU by its number. Where max pooling follows right
             after the ReLU, it is the pooled output.
         windows: (height, width) of the windows of such pooling, by the ReLU's number.
+        noise: of each output, the standard deviation of its error over its own root mean square;
+            NaN where no equation checks the others.
         equations: equations about the output of a ReLU further in front, by its number, which
             leave some directions of it open.
         repaired: how many entries of masks were set right.
+        contradicted: how many output channels contradict the others even so.
     """
 
     outputs: Mapping[int, Tensor]
     windows: Mapping[int, Pair]
+    noise: Mapping[int, float] = field(default_factory=dict)
     equations: Mapping[int, Whitened] = field(default_factory=dict)
     repaired: int = 0
+    contradicted: int = 0
+
+    def __str__(self) -> str:
+        """What was read, in words."""
+        words = f"outputs of {len(self.outputs)} ReLUs"
+        if self.equations:
+            words += f" and equations of {len(self.equations)}"
+        if self.repaired:
+            words += f", {self.repaired} entries of masks repaired"
+        if self.contradicted:
+            words += f", {self.contradicted} channels left out as contradicting the others"
+        return words
 
     @property
     def shallowest(self) -> int:
@@ -57,8 +74,33 @@ class Features:
         return self.shallowest in self.windows
 
     def first(self, count: int) -> "Features":
-        """The ``count`` shallowest of these features."""
+        """The ``count`` shallowest of these outputs, without equations."""
         return replace(self, outputs=dict(sorted(self.outputs.items())[:count]), equations={})
+
+    def beginnings(self, count: int) -> list["Features"]:
+        """Parts of these to fit an input to from afar, the most promising first.
+
+        These are the shallowest layer alone, the ``count`` shallowest, and these without the
+        shallowest, whose features are noisy where its equations barely determine them.
+        """
+        nearest = self.first(count)
+        found = [replace(self, outputs={})] if self.equations else []
+        found += [self.first(1), nearest]
+        if count > 1 and len(self.outputs) > 1:
+            others = {k: v for k, v in nearest.outputs.items() if k != self.shallowest}
+            found.append(replace(nearest, outputs=others))
+        return found
+
+    def weight(self, number: int) -> float:
+        """What the squared relative distance from an output counts: one over its noise squared.
+
+        In units of the least noise. An output of unknown noise counts as the noisiest one.
+        """
+        known = [n for k, n in self.noise.items() if k in self.outputs and n > 0]
+        if not known:
+            return 1.0
+        own = self.noise.get(number, math.nan)
+        return (min(known) / (max(known) if math.isnan(own) else max(own, min(known)))) ** 2
 
     def single(self) -> "Features":
         """The same features in single precision."""
@@ -154,7 +196,8 @@ def recover_features(
     masks[count - 1] = last_mask(backward, masks, windows.get(count - 1), active)
     features: dict[int, Tensor] = {}
     equations: dict[int, Whitened] = {}
-    repaired = 0
+    noise: dict[int, float] = {}
+    repaired = contradicted = 0
     for number in reversed(range(count - 1)):
         for trial in range(trims):
             passed, errors = backward(masks)
@@ -190,12 +233,14 @@ def recover_features(
                 equations[number] = solved.equations
             break
         features[number] = found
+        noise[number] = float(solved.noise.mean() / found.square().mean().sqrt())
+        contradicted += len(solved.contradicted)
         if number in windows:
             break
         masks[number] = (found > 0).to(found.dtype)
     if not features:
         raise ValueError("the gradients determine no features.")
-    return Features(features, windows, equations, repaired)
+    return Features(features, windows, noise, equations, repaired, contradicted)
 
 
 def zero_below(solved: Solved, margin: float) -> Tensor:
