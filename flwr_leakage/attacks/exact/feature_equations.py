@@ -118,13 +118,15 @@ def solve_features(
             break
         share = (size / scale.clamp_min(1e-300))[compared].median()
         limit = contradiction * torch.maximum(size[compared].median(), share * scale)
-        if len(residual) < 2 * height * width:
-            worst = int(torch.where(kept, size, 0.0).argmax())
-            rest = (lost - falls[worst]) / (channels * max(remaining - int(free[worst]), 1))
-            agrees = kept.clone()
-            agrees[worst] = bool(size[worst].square() <= contradiction**2 * rest)
-        else:
-            agrees = size <= limit
+        # One wrong channel bends the solution of hardly more equations than unknowns to itself, and
+        # the others seem to contradict it. By the fall of ‖r‖² it stands out even then.
+        is_redundant = len(residual) >= 2 * height * width
+        agrees = size <= limit if is_redundant else kept.clone()
+        if bool((agrees == kept).all()):
+            rest = (lost - falls).clamp_min(0) / (channels * (remaining - free).clamp_min(1))
+            ratio = size.square() / rest.clamp_min(1e-300)
+            worst = int(torch.where(kept, ratio, 0.0).argmax())
+            agrees[worst] = bool(ratio[worst] <= contradiction**2)
         if not last or bool((agrees == kept).all()):
             break
         kept = agrees
