@@ -107,8 +107,7 @@ def solve_features(
         residual = (matrix @ (equations.rows.T @ equations.values) - target)[rows]
         lost, remaining = residual.square().sum(), len(residual) - equations.num_equations
         checks = [
-            _check(m, t, equations, k)
-            for (m, t), k in zip(pairs, kept.split(counts), strict=True)
+            _check(m, t, equations, k) for (m, t), k in zip(pairs, kept.split(counts), strict=True)
         ]
         free, falls = (torch.cat(list(values)) for values in zip(*checks, strict=True))
         size = (falls / (channels * free.clamp_min(1))).sqrt()

@@ -15,7 +15,6 @@ false set of a few entries gets there.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 

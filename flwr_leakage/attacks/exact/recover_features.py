@@ -12,7 +12,7 @@ with given statistics and skip connections are left to automatic differentiation
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -137,9 +137,11 @@ class Backward:
         outputs = [use.outputs for use in passed.uses]
         return passed, list(torch.autograd.grad((logits * self.logit_error).sum(), outputs))
 
-    def gradient(self, use: Use) -> Tensor | None:
-        """The observed gradient of a convolution's weight; ``None`` if the client froze it."""
-        return self.problem.gradient[use.name] if use.name in self.problem.gradient_map.trained else None
+    def gradients(self, uses: Sequence[Use]) -> list[Tensor]:
+        """The observed gradients of convolutions' weights; none if the client froze one of them."""
+        if any(use.name not in self.problem.gradient_map.trained for use in uses):
+            return []
+        return [self.problem.gradient[use.name] for use in uses]
 
     def follower(self, index: int, number: int) -> int | None:
         """The first ReLU behind ReLU ``number`` that depends on a convolution's outputs."""
@@ -166,7 +168,7 @@ def recover_features(
     Args:
         problem: a problem of one sample and one plain gradient.
         rank_tolerance: see :func:`solve_features`.
-        margin: see :func:`zero_below`.
+        margin: see :func:`above_zero`.
         trims: see :func:`solve_features`; and how often masks that it contradicts are repaired.
         contradiction: see :func:`solve_features`.
 
@@ -199,41 +201,19 @@ def recover_features(
     noise: dict[int, float] = {}
     repaired = contradicted = 0
     for number in reversed(range(count - 1)):
-        for trial in range(trims):
-            passed, errors = backward(masks)
-            own = [i for i, use in enumerate(passed.uses) if use.source == number]
-            gradients = [backward.gradient(passed.uses[i]) for i in own]
-            if not own or any(gradient is None for gradient in gradients):
-                solved = None
-                break
-            try:
-                solved = solve_features(
-                    [passed.uses[i] for i in own],
-                    [errors[i] for i in own],
-                    gradients,
-                    rank_tolerance,
-                    trims,
-                    contradiction,
-                )
-            except ValueError:
-                solved = None
-                break
-            threshold = zero_below(solved, margin)
-            found = torch.where(solved.values > threshold, solved.values, 0.0)
-            if not solved.equations.is_determined or not solved.contradicted:
-                break
-            turned = _repair(backward, masks, number, own, found, solved)
-            repaired += turned
-            if not turned:
-                break
+        solved, turned = _solve(
+            backward, masks, number, rank_tolerance, margin, trims, contradiction
+        )
+        repaired += turned
         if solved is None:
             break
-        if not solved.equations.is_determined:
+        found = above_zero(solved, margin)
+        noise[number] = float(solved.noise.mean() / found.square().mean().sqrt())
+        if not solved.equations.is_determined or noise[number] >= 1:
             if solved.is_checked:
                 equations[number] = solved.equations
             break
         features[number] = found
-        noise[number] = float(solved.noise.mean() / found.square().mean().sqrt())
         contradicted += len(solved.contradicted)
         if number in windows:
             break
@@ -243,8 +223,8 @@ def recover_features(
     return Features(features, windows, noise, equations, repaired, contradicted)
 
 
-def zero_below(solved: Solved, margin: float) -> Tensor:
-    """Below which value (1, 1, H, W) a recovered feature counts as zero.
+def above_zero(solved: Solved, margin: float) -> Tensor:
+    """The features (1, C, H, W) that were solved, with zeros where noise may be all that they are.
 
     Outputs of a ReLU are not negative, so that negative values are noise alone. The most negative
     one, in units of each position's standard deviation, tells how far noise goes among that many
@@ -252,14 +232,53 @@ def zero_below(solved: Solved, margin: float) -> Tensor:
     """
     noise = solved.noise if solved.is_checked else torch.ones_like(solved.noise)
     noise = noise.clamp_min(1e-300)
-    return margin * (-solved.values / noise).max().clamp_min(0) * noise
+    reach = (-solved.values / noise).max().clamp_min(0)
+    return torch.where(solved.values > margin * reach * noise, solved.values, 0.0)
+
+
+def _solve(
+    backward: Backward,
+    masks: dict[int, Tensor],
+    number: int,
+    rank_tolerance: float,
+    margin: float,
+    trims: int,
+    contradiction: float,
+) -> tuple[Solved | None, int]:
+    """Solve the outputs of one ReLU, and repair the masks behind it that these contradict.
+
+    Returns:
+        what was solved, ``None`` if no convolution tells of these outputs; and how many entries of
+        ``masks`` were turned.
+    """
+    turned = 0
+    for _ in range(trims):
+        passed, errors = backward(masks)
+        own = [i for i, use in enumerate(passed.uses) if use.source == number]
+        uses = [passed.uses[i] for i in own]
+        gradients = backward.gradients(uses)
+        if not gradients:
+            return None, turned
+        try:
+            solved = solve_features(
+                uses, [errors[i] for i in own], gradients, rank_tolerance, trims, contradiction
+            )
+        except ValueError:
+            return None, turned
+        if not solved.equations.is_determined or not solved.contradicted:
+            break
+        more = _repair(backward, masks, number, own, above_zero(solved, margin), solved)
+        turned += more
+        if not more:
+            break
+    return solved, turned
 
 
 def _repair(
     backward: Backward,
     masks: dict[int, Tensor],
     number: int,
-    own: list[int],
+    own: Sequence[int],
     features: Tensor,
     solved: Solved,
 ) -> int:
@@ -269,7 +288,7 @@ def _repair(
         backward: computes the network's errors.
         masks: of all ReLUs by number; entries are replaced.
         number: of the ReLU whose outputs are solved.
-        own: the positions of the convolutions that take these in, in the order of a forward pass.
+        own: which convolutions, in the order of a forward pass, take these outputs in.
         features: these outputs (1, C, H, W).
         solved: names the channels that contradict them.
     """
@@ -289,7 +308,7 @@ def _repair(
         if opened[index].shape != mask.shape:
             continue
         use = passed.uses[index]
-        gradient = backward.gradient(use)
+        (gradient,) = backward.gradients([use])
         patches = use.geometry.patches(features)[0]
         for channel, limit in limits.items():
             found = Channel(

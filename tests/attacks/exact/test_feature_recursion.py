@@ -14,7 +14,7 @@ from flwr_leakage.attacks.exact.feature_fit import feature_distance
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.exact.geometry import Geometry
 from flwr_leakage.attacks.exact.mask_repair import Channel
-from flwr_leakage.attacks.exact.recover_features import recover_features, zero_below
+from flwr_leakage.attacks.exact.recover_features import above_zero, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.synthetic_start import noise_images, read_input
 from flwr_leakage.attacks.problem import pose
@@ -124,7 +124,9 @@ def test_a_wrong_channel_is_told_among_hardly_more_equations_than_features(seed)
     found = solve_features(uses, [wrong, errors[1]], gradients, 1e-6)
     assert found.contradicted == ((0, 4),)
     truth = features[0].flatten(1).T
-    torch.testing.assert_close(found.equations.rows @ truth, found.equations.values, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        found.equations.rows @ truth, found.equations.values, atol=1e-6, rtol=0
+    )
 
 
 @pytest.mark.parametrize("noise", [1e-9, 1e-3])
@@ -144,7 +146,7 @@ def test_a_small_feature_is_told_from_a_zero_by_the_noise_that_was_measured():
     for noise, size in ((1e-10, 3e-8), (1e-4, 3e-2)):
         features[0, 1, 2, 3] = size
         found = solve_features(*layer(generator, features, 32, noise), 1e-6)
-        assert torch.equal(found.values > zero_below(found, 3.0), features > 0)
+        assert torch.equal(above_zero(found, 3.0) > 0, features > 0)
 
 
 def masked_channel(generator):
