@@ -17,7 +17,9 @@ others check. With the block H_oo of ``H = M V λ⁻¹ Vᵀ Mᵀ``,
     s_o² = r_oᵀ (1 − H_oo)⁻¹ r_o / (C f),
 
 whose mean is σ² if there is noise alone. For a channel that was left out already, 1 + H_oo stands
-in place of 1 − H_oo: the others' noise adds to its own.
+in place of 1 − H_oo: the others' noise adds to its own. Where s_o does not stand out of its median,
+as the others bent too, the channel with the greatest ratio of s_o² to the σ² that is left without
+it is looked at.
 """
 
 from collections.abc import Sequence
@@ -84,7 +86,9 @@ def solve_features(
         trims: how often they are solved; after each solution, contradicting channels are left out.
         contradiction: a channel contradicts a solution if s_o is above this multiple of the median,
             and so is its share of the channel's gradient. Rounding grows with the gradient, but
-            less: great gradients have great residuals, and small ones great shares.
+            less: great gradients have great residuals, and small ones great shares. Or if s_o is
+            above this multiple of the σ that is left without the channel. With less than twice as
+            many equations as unknowns only the latter counts, one channel at a time.
 
     Raises:
         ValueError: all errors are zero.

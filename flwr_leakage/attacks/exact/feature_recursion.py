@@ -62,8 +62,9 @@ class FeatureRecursion(ExactAttack):
         contradiction: a channel contradicts a solution if its residual is above this multiple of
             the median residual, ≥ 1.
         margin: features count as zero below this multiple of what noise is seen to reach, ≥ 1.
-        solved: relative squared distance at which features count as met.
-        fitted: how many of the shallowest known layers the input is fitted to, ≥ 1.
+        solved: relative squared distance at which features count as met, if it is above what
+            their noise explains.
+        fitted: how many known layers the input is fitted to besides the shallowest, ≥ 1.
         iterations: most iterations of the last fit, ≥ 1.
         initialisation: where the fit starts if the shallowest features are not pooled.
         synthetic: images of noise from which a start is learned if they are pooled, ≥ 1.
@@ -139,7 +140,7 @@ class FeatureRecursion(ExactAttack):
         else:
             fit = self._fit(problem, known, Fit(start, float("inf")), budget)
         batch = Batch(fit.inputs, targets)
-        is_met = fit.value <= self.solved
+        is_met = self._is_met(fit, known)
         stats = {
             "iterations": fit.iterations,
             "gradients": fit.evaluations,
@@ -165,9 +166,19 @@ class FeatureRecursion(ExactAttack):
             fit = self._finish(problem, chosen, fit, budget)
             best = min(fit, best, key=lambda each: each.value)
             best = replace(best, iterations=fit.iterations, evaluations=fit.evaluations)
-            if best.value <= self.solved or budget.is_spent:
+            if self._is_met(best, chosen) or budget.is_spent:
                 break
         return best
+
+    def _is_met(self, fit: Fit, known: Features) -> bool:
+        """Whether noise explains how far an input's features are from the known ones.
+
+        With the weights of :meth:`Features.weight`, each of n outputs adds the square of the least
+        noise, so that n of these are expected at the truth.
+        """
+        chosen = known.first(self.fitted + 1)
+        explained = len(chosen.outputs) * (self.margin * chosen.least_noise) ** 2
+        return fit.value <= max(self.solved, explained)
 
     def _finish(self, problem: Problem, chosen: Features, fit: Fit, budget: Budget) -> Fit:
         last = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16)

@@ -7,6 +7,13 @@ exact: it is propagated back from the error of the logits, which is the last bia
 the equations determine a, its zeros are the mask of its ReLU, and the recursion goes one ReLU
 further.
 
+Of 200,000 entries of masks a few lie so near zero that noise hides their sign. One wrong entry is
+enough to spoil what lies two layers in front, along the skip connections. But it contradicts the
+next equations, which outnumber their unknowns: they tell it, and set it right
+(:mod:`flwr_leakage.attacks.exact.mask_repair`). So what counts as zero is measured, layer by layer,
+and need not be right everywhere. Where equations leave directions of a layer open, the recursion
+ends, and hands on those that are determined.
+
 Of the architecture, the recursion only needs to know which ReLU feeds which convolution. BatchNorm
 with given statistics and skip connections are left to automatic differentiation.
 """
@@ -80,16 +87,22 @@ class Features:
     def beginnings(self, count: int) -> list["Features"]:
         """Parts of these to fit an input to from afar, the most promising first.
 
-        These are the shallowest layer alone, the ``count`` shallowest, and these without the
-        shallowest, whose features are noisy where its equations barely determine them.
+        These are the shallowest layer alone, or its equations, and the ``count`` shallowest. Where
+        there are no equations, the shallowest layer may be one whose equations barely determine its
+        features, so that they are noisy: the ``count`` shallowest without it come last.
         """
         nearest = self.first(count)
-        found = [replace(self, outputs={})] if self.equations else []
-        found += [self.first(1), nearest]
-        if count > 1 and len(self.outputs) > 1:
-            others = {k: v for k, v in nearest.outputs.items() if k != self.shallowest}
-            found.append(replace(nearest, outputs=others))
-        return found
+        if self.equations:
+            return [replace(self, outputs={}), self.first(1), nearest]
+        if len(nearest.outputs) == 1:
+            return [nearest]
+        others = {k: v for k, v in nearest.outputs.items() if k != self.shallowest}
+        return [self.first(1), nearest, replace(nearest, outputs=others)]
+
+    @property
+    def least_noise(self) -> float:
+        """The noise of the output that is known best; 0 where none is known."""
+        return min((n for k, n in self.noise.items() if k in self.outputs and n > 0), default=0.0)
 
     def weight(self, number: int) -> float:
         """What the squared relative distance from an output counts: one over its noise squared.
@@ -97,10 +110,9 @@ class Features:
         In units of the least noise. An output of unknown noise counts as the noisiest one.
         """
         known = [n for k, n in self.noise.items() if k in self.outputs and n > 0]
-        if not known:
-            return 1.0
         own = self.noise.get(number, math.nan)
-        return (min(known) / (max(known) if math.isnan(own) else max(own, min(known)))) ** 2
+        own = max(known, default=1.0) if math.isnan(own) else max(own, self.least_noise)
+        return (self.least_noise / own) ** 2 if known else 1.0
 
     def single(self) -> "Features":
         """The same features in single precision."""

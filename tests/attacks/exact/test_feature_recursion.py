@@ -10,13 +10,14 @@ from torch import nn
 from flwr_leakage.attacks import AttackJob
 from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, disjoint_columns
 from flwr_leakage.attacks.exact.feature_equations import solve_features
-from flwr_leakage.attacks.exact.feature_fit import feature_distance
+from flwr_leakage.attacks.exact.feature_fit import equation_distance, feature_distance
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.exact.geometry import Geometry
 from flwr_leakage.attacks.exact.mask_repair import Channel
-from flwr_leakage.attacks.exact.recover_features import above_zero, recover_features
+from flwr_leakage.attacks.exact.recover_features import Features, above_zero, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.synthetic_start import noise_images, read_input
+from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ConvNet, ResNet8
@@ -187,6 +188,31 @@ def test_features_are_right_where_rounding_on_the_wire_makes_masks_wrong_at_firs
 def test_an_inactive_output_asks_only_for_a_preactivation_that_is_not_positive():
     known = torch.tensor([0.0, 0.0, 2.0])
     assert float(feature_distance(torch.tensor([-3.0, 1.0, 1.0]), known)) == pytest.approx(2 / 4)
+
+
+def test_equations_ask_for_the_directions_that_they_determine_alone():
+    rows = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.6, 0.8]])
+    outputs = torch.tensor([[2.0, 3.0, 4.0]])
+    known = Whitened(rows, rows @ outputs.T, torch.ones(2))
+    shape = (1, 1, 1, 3)
+    assert float(equation_distance(outputs.reshape(shape), known)) == pytest.approx(0, abs=1e-12)
+    elsewhere = (outputs + torch.tensor([0.0, 0.8, -0.6])).reshape(shape)
+    assert float(equation_distance(elsewhere, known)) == pytest.approx(0, abs=1e-12)
+    closed = torch.tensor([-1.0, 3.0, 4.0]).reshape(shape)
+    assert float(equation_distance(closed, known)) == pytest.approx(4 / (4 + 25))
+
+
+def test_layers_count_by_their_noise_and_the_nearest_is_fitted_first():
+    layers = {number: torch.ones(1, 1, 2, 2) for number in (1, 2, 3)}
+    noise = {1: 1e-4, 2: 1e-6, 3: float("nan"), 9: 1e-9}
+    known = Features(layers, {}, noise)
+    assert [known.weight(number) for number in layers] == pytest.approx([1e-4, 1.0, 1e-4])
+    parts = [sorted(part.outputs) for part in known.beginnings(2)]
+    assert parts == [[1], [1, 2], [2]]
+    partly = replace(known, equations={0: Whitened(torch.eye(4), torch.ones(4, 1), torch.ones(4))})
+    first, *others = partly.beginnings(2)
+    assert (list(first.outputs), list(first.equations)) == ([], [0])
+    assert [(sorted(part.outputs), part.equations) for part in others] == [([1], {}), ([1, 2], {})]
 
 
 def pooling_network(width=96, pool_after=(1, 2), strides=(1, 1)):
