@@ -109,31 +109,26 @@ def solve_features(
         rows = kept.repeat_interleave(sizes)
         equations = _whiten(matrix[rows], target[rows], rank_tolerance)
         residual = (matrix @ (equations.rows.T @ equations.values) - target)[rows]
-        lost, remaining = residual.square().sum(), len(residual) - equations.num_equations
+        lost, remaining = float(residual.square().sum()), len(residual) - equations.num_equations
         checks = [
             _check(m, t, equations, k) for (m, t), k in zip(pairs, kept.split(counts), strict=True)
         ]
         free, falls = (torch.cat(list(values)) for values in zip(*checks, strict=True))
         size = (falls / (channels * free.clamp_min(1))).sqrt()
-        compared = kept & (size > 0)
-        if not bool(compared.any()):
-            limit = torch.full_like(size, torch.inf)
-            break
-        share = (size / scale.clamp_min(1e-300))[compared].median()
-        limit = contradiction * torch.maximum(size[compared].median(), share * scale)
+        limit = _typical(size, scale, kept) * contradiction
         # One wrong channel bends the solution of hardly more equations than unknowns to itself, and
         # the others seem to contradict it. By the fall of ‖r‖² it stands out even then.
         is_redundant = len(residual) >= 2 * height * width
         agrees = size <= limit if is_redundant else kept.clone()
         if bool((agrees == kept).all()):
             rest = (lost - falls).clamp_min(0) / (channels * (remaining - free).clamp_min(1))
-            ratio = size.square() / rest.clamp_min(1e-300)
-            worst = int(torch.where(kept, ratio, 0.0).argmax())
-            agrees[worst] = bool(ratio[worst] <= contradiction**2)
+            ratio = torch.where(kept & (size > 0), size.square() / rest.clamp_min(1e-300), 0.0)
+            worst = int(ratio.argmax())
+            agrees[worst] &= bool(ratio[worst] <= contradiction**2)
         if not last or bool((agrees == kept).all()):
             break
         kept = agrees
-    sigma = (float(lost) / (channels * remaining)) ** 0.5 if remaining else torch.nan
+    sigma = (lost / (channels * remaining)) ** 0.5 if remaining else torch.nan
     spread = (equations.rows / equations.singular[:, None]).square().sum(0).sqrt()
     left_out = (~kept).nonzero()[:, 0].tolist()
     return Solved(
@@ -143,6 +138,19 @@ def solve_features(
         tuple(names[i] for i in left_out),
         tuple(float(limit[i] * (channels * 2 * sizes[i]) ** 0.5) for i in left_out),
     )
+
+
+def _typical(size: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
+    """What s_o is typically for a gradient of norm ``scale`` (O,): infinite if none is checked.
+
+    It is the median over the channels that are kept, or their median share of the gradient's norm
+    times its own norm, whichever is greater.
+    """
+    compared = kept & (size > 0)
+    if not bool(compared.any()):
+        return torch.full_like(size, torch.inf)
+    share = (size / scale.clamp_min(1e-300))[compared].median()
+    return torch.maximum(size[compared].median(), share * scale)
 
 
 def _check(
