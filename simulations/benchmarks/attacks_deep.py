@@ -7,13 +7,16 @@ lays every method's schedule over 300 iterations (``feature_recursion`` has its 
 ``--seconds`` instead, a short trial measures what an iteration costs, and every method gets as
 many as fit into those CPU seconds an image. It prints a Markdown table, and appends a JSON line
 an image to ``--output``, so that methods may be run apart. One thread, one image at a time;
-``--together`` attacks all images in one call. The folder holds ``cifar10_test.npz`` and
+``--together`` attacks all images of one draw of weights in one call. With ``--seeds 100,101`` there
+are several draws, and ``--images`` others for each. The folder holds ``cifar10_test.npz`` and
 ``cifar10_train.npz``; the methods of ``breaching`` need ``breaching==0.1.2`` (extra
 ``benchmark``).
 """
 
+import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
@@ -70,11 +73,51 @@ def affordable(attack: Attacking, targets: Sequence[Observation], budget: float)
     return max(1, round((budget - short) / ((longer - short) / TRIAL)))
 
 
+@dataclass
+class Rows:
+    """What a method gave, an entry an image; ``iterations`` of the last draw of weights."""
+
+    iterations: int = 0
+    psnr: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+def attack_draw(given: argparse.Namespace, seed: int, first: int, rows: dict[str, Rows]) -> None:
+    """Attack images from ``first`` on with weights of a seed, and note the results in ``rows``."""
+    spec = lab.CIFAR10
+    images = lab.load(given.root, given.split, first, given.images)
+    network = make_network(given.network, given.statistics, spec, given.root, seed)
+    targets = lab.observe_each(GradientMap(network), lab.normalize(images, spec))
+    for method, row in rows.items():
+        groups = [targets] if given.together else [[target] for target in targets]
+        attack = attacking(method, network, spec)
+        row.iterations = given.iterations or affordable(attack, groups[0], given.seconds)
+        outcomes = [attack(group, row.iterations) for group in groups]
+        found = [image for outcome in outcomes for image in outcome.found]
+        seconds = [spent for outcome in outcomes for spent in outcome.seconds]
+        for index, (image, spent) in enumerate(zip(found, seconds, strict=True)):
+            row.psnr.append(lab.psnr(image, images.inputs[index : index + 1], spec))
+            row.seconds.append(spent)
+            if given.output is not None:
+                line = {
+                    **{k: str(v) for k, v in vars(given).items() if k not in ("root", "output")},
+                    "method": method,
+                    "seed": seed,
+                    "image": first + index,
+                    "iterations": row.iterations,
+                    "psnr": row.psnr[-1],
+                    "cpu_seconds": spent,
+                }
+                with given.output.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+
+
 def main() -> None:
     """Read the command line, run, print the table."""
     parser = lab.command(__doc__)
     lab.add_data(parser)
     lab.add_window(parser, images=8)
+    parser.add_argument("--seeds", help="several draws of weights, as in 100,101")
     parser.add_argument("--network", choices=["convnet", "resnet18"], default="resnet18")
     parser.add_argument("--statistics", choices=["fresh", "calibrated"], default="fresh")
     parser.add_argument("--methods", default="breaching:invertinggradients,feature_recursion")
@@ -83,50 +126,32 @@ def main() -> None:
     parser.add_argument("--together", action="store_true", help="all targets in one call")
     parser.add_argument("--output", type=Path, help="JSON lines, appended")
     given = lab.start(parser)
-    spec = lab.CIFAR10
-    images = lab.load(given.root, given.split, given.first, given.images)
-    network = make_network(given.network, given.statistics, spec, given.root, given.seed)
-    targets = lab.observe_each(GradientMap(network), lab.normalize(images, spec))
-    window = lab.describe_window(given.split, given.first, given.images)
+    seeds = [int(seed) for seed in given.seeds.split(",")] if given.seeds else [given.seed]
+    window = lab.describe_window(given.split, given.first, given.images * len(seeds))
     print(
-        f"\n{given.network}, {given.statistics} statistics, {window}, weights of seed "
-        f"{given.seed}, labels inferred, one thread, "
+        f"\n{given.network}, {given.statistics} statistics, {window}, {given.images} for each of "
+        f"the weights of seed {', '.join(map(str, seeds))}, labels inferred, one thread, "
         f"{'together' if given.together else 'one by one'}.\n"
     )
+    rows = {method: Rows() for method in given.methods.split(",")}
+    for index, seed in enumerate(seeds):
+        attack_draw(given, seed, given.first + index * given.images, rows)
     lab.print_header(
-        *("method", "iterations", "CPU s", "iterations / CPU s", "mean PSNR", "median", "worst")
+        *("method", "iterations", "CPU s", "most", "iterations / CPU s", "mean PSNR", "median"),
+        *("worst", "≥ 100 dB", "≥ 60 dB"),
     )
-    for method in given.methods.split(","):
-        groups = [targets] if given.together else [[target] for target in targets]
-        attack = attacking(method, network, spec)
-        iterations = given.iterations or affordable(attack, groups[0], given.seconds)
-        values: list[float] = []
-        seconds: list[float] = []
-        for group in groups:
-            outcome = attack(group, iterations)
-            for found, spent in zip(outcome.found, outcome.seconds, strict=True):
-                index = len(values)
-                values.append(lab.psnr(found, images.inputs[index : index + 1], spec))
-                seconds.append(spent)
-                row = {
-                    **{k: str(v) for k, v in vars(given).items() if k not in ("root", "output")},
-                    "method": method,
-                    "image": given.first + index,
-                    "iterations": iterations,
-                    "psnr": values[-1],
-                    "cpu_seconds": spent,
-                }
-                if given.output is not None:
-                    with given.output.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+    for method, row in rows.items():
+        psnr, seconds = np.array(row.psnr), np.mean(row.seconds)
         lab.print_row(
             method,
-            iterations,
-            f"{np.mean(seconds):.1f}",
-            f"{iterations / np.mean(seconds):.2f}",
-            lab.spread(values, 1),
-            f"{np.median(values):.1f}",
-            f"{np.min(values):.1f}",
+            row.iterations,
+            f"{seconds:.1f}",
+            f"{np.max(row.seconds):.1f}",
+            f"{row.iterations / seconds:.2f}",
+            lab.spread(row.psnr, 1),
+            f"{np.median(psnr):.1f}",
+            f"{np.min(psnr):.1f}",
+            *(f"{(psnr >= least).sum()} of {len(psnr)}" for least in (100, 60)),
         )
 
 

@@ -49,9 +49,7 @@ CASES = [
     pytest.param(
         FeatureMatching(layer_iterations=5, fit_iterations=2), tiny_network, id="feature matching"
     ),
-    pytest.param(
-        FeatureRecursion(iterations=2, zeros=(1e-6,)), residual_network, id="feature recursion"
-    ),
+    pytest.param(FeatureRecursion(iterations=2), residual_network, id="feature recursion"),
     pytest.param(Analytic(), linear_network, id="analytic"),
 ]
 

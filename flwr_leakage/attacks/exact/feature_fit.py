@@ -8,6 +8,7 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.exact.recover_features import Features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
+from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 
@@ -37,7 +38,9 @@ def fit_features(
     optimizer: LBFGS,
     budget: Budget = UNLIMITED,
 ) -> Fit:
-    """Fit the input to known features, by the sum of their :func:`feature_distance`.
+    """Fit the input to known features, by the weighted sum of their :func:`feature_distance`.
+
+    To equations about features it is fitted by their :func:`equation_distance`.
 
     Args:
         problem: holds the network.
@@ -47,15 +50,19 @@ def fit_features(
         optimizer: minimises over all entries of the input at once.
         budget: ends it earlier once it is spent.
     """
-    shape, deepest = start.inputs.shape, max(features.outputs)
+    shape, deepest = start.inputs.shape, max([*features.outputs, *features.equations])
 
     def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         inputs = points.reshape(shape).detach().requires_grad_()
         walk = ReluWalk({}, last=deepest, pooled=features.windows)
         walk.run(problem, inputs)
         distances = [
-            feature_distance(walk.compared(number), known)
+            features.weight(number) * feature_distance(walk.compared(number), known)
             for number, known in features.outputs.items()
+        ]
+        distances += [
+            equation_distance(walk.compared(number), known)
+            for number, known in features.equations.items()
         ]
         value = torch.stack(distances).sum()
         if weight:
@@ -83,6 +90,12 @@ def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
     """
     residual = torch.where(known > 0, preactivations - known, preactivations.clamp_min(0))
     return residual.square().sum() / known.square().sum()
+
+
+def equation_distance(preactivations: Tensor, known: Whitened) -> Tensor:
+    """Squared distance of ReLU outputs (1, C, H, W) from known equations, over ``‖values‖²``."""
+    outputs = preactivations.clamp_min(0)[0].flatten(1).T
+    return (known.rows @ outputs - known.values).square().sum() / known.values.square().sum()
 
 
 def smooth_variation(images: Tensor, kink: float = 0.02) -> Tensor:

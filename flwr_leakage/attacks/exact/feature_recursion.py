@@ -13,8 +13,13 @@ in front ends the recursion: the pooled features are still determined, but not w
 each maximum was.
 
 Finally the input is fitted to the shallowest features found, by a residual that is continuous in x.
-The fit starts from grey. Where those features are pooled it starts from what a regression on
-synthetic images reads from them, and prefers smooth images at first.
+The fit starts from grey, and goes in stages. First it is one to the shallowest known layer alone:
+few convolutions lie between, so that it rarely gets stuck on its way. That layer's equations often
+leave some directions of its features open, or almost, and then serve as they are. Next all layers
+count, each by its noise: the deeper ones are known a hundred times better. Should these be met from
+no such start, grey is the start of the other choices of layers too. Where features are pooled, the
+fit starts from what a regression on synthetic images reads from them, and prefers smooth images at
+first.
 """
 
 import time
@@ -42,21 +47,6 @@ from flwr_leakage.records import Batch, Reconstruction
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """The result of one target with one threshold below which features count as zero.
-
-    Attributes:
-        found: the reconstruction.
-        is_sure: whether the fit meets pooled features that outnumber the pixels: only the truth
-            does. Its gradient may differ from the observed one all the same, as rounding on the
-            client's side may have chosen other maxima.
-    """
-
-    found: Reconstruction
-    is_sure: bool
-
-
-@dataclass(frozen=True)
 class FeatureRecursion(ExactAttack):
     """Read features from the last ReLU on as far as they are determined, and fit the input to them.
 
@@ -68,18 +58,16 @@ class FeatureRecursion(ExactAttack):
         rank_tolerance: equations do not determine features if their least singular value is below
             this fraction of the largest.
         trims: how often the equations of one layer are solved, ≥ 1. After each solution, channels
-            that contradict it are left out.
+            that contradict it are left out. As often, the masks that they contradict are repaired.
         contradiction: a channel contradicts a solution if its residual is above this multiple of
             the median residual, ≥ 1.
-        zeros: features below this fraction of their layer's largest count as zero. No one value
-            suits all networks, so they are tried in turn until one reconstruction's gradient is
-            within ``solved`` of the observed one. If none is, the nearest one is kept.
-        solved: relative squared distance at which gradients, or features, count as met.
-        fitted: how many of the shallowest known layers the input is fitted to, ≥ 1.
+        margin: features count as zero below this multiple of what noise is seen to reach, ≥ 1.
+        solved: relative squared distance at which features count as met, if it is above what
+            their noise explains.
+        fitted: how many known layers the input is fitted to besides the shallowest, ≥ 1.
         iterations: most iterations of the last fit, ≥ 1.
         initialisation: where the fit starts if the shallowest features are not pooled.
-        synthetic: images of noise from which a start is learned if they are pooled, ≥ 1. Each of
-            ``zeros`` draws its own.
+        synthetic: images of noise from which a start is learned if they are pooled, ≥ 1.
         smoothing: weights of the total variation in successive fits to pooled features. One more
             fit follows without it.
         smoothed_iterations: most iterations of each of these fits, ≥ 1.
@@ -92,9 +80,9 @@ class FeatureRecursion(ExactAttack):
     purpose: ClassVar[str] = "feature recursion"
 
     rank_tolerance: float = 1e-5
-    trims: int = 3
+    trims: int = 5
     contradiction: float = 5.0
-    zeros: Sequence[float] = (1e-6, 1e-5, 1e-4)
+    margin: float = 3.0
     solved: float = 1e-8
     fitted: int = 3
     iterations: int = 300
@@ -108,36 +96,29 @@ class FeatureRecursion(ExactAttack):
     def __post_init__(self) -> None:
         for name in (
             "trims",
+            "contradiction",
+            "margin",
             "fitted",
             "iterations",
             "synthetic",
             "smoothed_iterations",
             "rounds",
         ):
-            if getattr(self, name) < 1:
+            if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not self.contradiction >= 1:
-            raise ValueError(f"contradiction must be at least 1, got {self.contradiction}.")
-        if not self.zeros or min(self.zeros) < 0:
-            raise ValueError(f"zeros must hold fractions of at least 0, got {self.zeros}.")
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """See ``ExactAttack``; it reads the features, which takes a part of the attack's time."""
-        reasons: list[ValueError | RuntimeError] = []
-        for zero in self.zeros:
-            try:
-                known = self._read(problem, zero)
-            except (ValueError, RuntimeError) as error:
-                reasons.append(error)
-                continue
-            shape = tuple(known.outputs[known.shallowest].shape[1:])
-            pooled = ", pooled" if known.is_pooled else ""
-            text = f"the outputs of {len(known.outputs)} ReLUs are determined, "
-            return Applicability(True, f"{text}of shape {shape}{pooled} at the shallowest.")
-        raise reasons[0]
+        known = self._read(problem)
+        shape = tuple(known.outputs[known.shallowest].shape[1:])
+        pooled = ", pooled" if known.is_pooled else ""
+        text = f"the outputs of {len(known.outputs)} ReLUs are determined, "
+        return Applicability(True, f"{text}of shape {shape}{pooled} at the shallowest.")
 
-    def _read(self, problem: Problem, zero: float) -> Features:
-        return recover_features(problem, self.rank_tolerance, zero, self.trims, self.contradiction)
+    def _read(self, problem: Problem) -> Features:
+        return recover_features(
+            problem, self.rank_tolerance, self.margin, self.trims, self.contradiction
+        )
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
@@ -145,66 +126,64 @@ class FeatureRecursion(ExactAttack):
         """Attack one problem.
 
         Raises:
-            ValueError: features could be read with none of the thresholds ``zeros``.
+            ValueError: no features could be read.
         """
         began = time.process_time()
         start = self.initialisation(problem.spec, 1, restart, generator).double()
-        best: Reconstruction | None = None
-        reason: ValueError | RuntimeError | None = None
-        stopped = False
-        for zero in self.zeros:
-            try:
-                attempt = self._attempt(problem, start, zero, generator, budget)
-            except (ValueError, RuntimeError) as error:
-                reason = reason or error
-                continue
-            found = attempt.found
-            if attempt.is_sure or best is None or not found.objective >= best.objective:
-                best = found
-            if attempt.is_sure or best.objective <= self.solved:
-                break
-            if budget.is_spent:
-                stopped = True
-                break
-        if best is None:
-            assert reason is not None
-            raise reason
-        stats = {**best.stats, "cpu_seconds": time.process_time() - began, **stop_mark(stopped)}
-        return replace(best, stats=stats)
-
-    def _attempt(
-        self,
-        problem: Problem,
-        start: Tensor,
-        zero: float,
-        generator: torch.Generator,
-        budget: Budget,
-    ) -> Attempt:
-        """Recover the features with one threshold of ``zeros``, and the input that has them."""
-        known = self._read(problem, zero)
-        fit = Fit(start, float("inf"))
-        chosen = known.first(self.fitted)
-        if known.is_pooled:
-            # Far from a solution rounding does no harm, and single precision is twice as fast.
-            chosen = known.first(1)
-            fit = self._search(problem.to(torch.float32), chosen.single(), generator, budget)
-            fit = replace(fit, inputs=fit.inputs.double())
-        last = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16)
-        fit = fit_features(problem, chosen, fit, 0.0, last, budget)
+        known = self._read(problem)
         targets = assume_targets(problem, SignOfGradient(), generator).values
+        if known.is_pooled:
+            chosen = known.first(1)
+            # Far from a solution rounding does no harm, and single precision is twice as fast.
+            fit = self._search(problem.to(torch.float32), chosen.single(), generator, budget)
+            fit = self._finish(problem, chosen, fit, budget)
+        else:
+            fit = self._fit(problem, known, Fit(start, float("inf")), budget)
         batch = Batch(fit.inputs, targets)
-        found = Reconstruction(
-            answer(batch.inputs, batch.targets),
-            gradient_distance(problem, batch),
-            {
-                "iterations": fit.iterations,
-                "gradients": fit.evaluations,
-                "layers": len(known.outputs),
-                "zero": zero,
-            },
-        )
-        outnumbered = chosen.outputs[chosen.shallowest].numel() > start.numel()
-        return Attempt(found, known.is_pooled and outnumbered and fit.value <= self.solved)
+        is_met = self._is_met(fit, known)
+        stats = {
+            "iterations": fit.iterations,
+            "gradients": fit.evaluations,
+            "layers": len(known.outputs),
+            "repaired": known.repaired,
+            "features": fit.value,
+            "stage": f"{known}{'' if is_met else ', not met by the image'}",
+            "cpu_seconds": time.process_time() - began,
+            **stop_mark(budget.is_spent and not is_met),
+        }
+        found = answer(batch.inputs, batch.targets)
+        return Reconstruction(found, gradient_distance(problem, batch), stats)
+
+    def _fit(self, problem: Problem, known: Features, start: Fit, budget: Budget) -> Fit:
+        """The input behind features that are not pooled, from the first start that leads there."""
+        chosen = known.first(self.fitted + 1)
+        single = problem.to(torch.float32)
+        optimizer = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-12)
+        best = start
+        for beginning in known.beginnings(self.fitted + 1):
+            fit = replace(best, inputs=start.inputs.float(), value=float("inf"))
+            fit = fit_features(single, beginning.single(), fit, 0.0, optimizer, budget)
+            fit = self._finish(problem, chosen, fit, budget)
+            best = min(fit, best, key=lambda each: each.value)
+            best = replace(best, iterations=fit.iterations, evaluations=fit.evaluations)
+            if self._is_met(best, chosen) or budget.is_spent:
+                break
+        return best
+
+    def _is_met(self, fit: Fit, known: Features) -> bool:
+        """Whether noise explains how far an input's features are from the known ones.
+
+        With the weights of :meth:`Features.weight`, each of n outputs adds the square of the least
+        noise, so that n of these are expected at the truth.
+        """
+        chosen = known.first(self.fitted + 1)
+        explained = len(chosen.outputs) * (self.margin * chosen.least_noise) ** 2
+        return fit.value <= max(self.solved, explained)
+
+    def _finish(self, problem: Problem, chosen: Features, fit: Fit, budget: Budget) -> Fit:
+        last = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16)
+        fit = replace(fit, inputs=fit.inputs.double())
+        return fit_features(problem, chosen, fit, 0.0, last, budget)
 
     def _search(
         self, problem: Problem, known: Features, generator: torch.Generator, budget: Budget

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from attacked import observe, tiny_network
@@ -8,12 +10,14 @@ from torch import nn
 from flwr_leakage.attacks import AttackJob
 from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, disjoint_columns
 from flwr_leakage.attacks.exact.feature_equations import solve_features
-from flwr_leakage.attacks.exact.feature_fit import feature_distance
+from flwr_leakage.attacks.exact.feature_fit import equation_distance, feature_distance
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.exact.geometry import Geometry
-from flwr_leakage.attacks.exact.recover_features import recover_features
-from flwr_leakage.attacks.exact.relu_walk import Use
+from flwr_leakage.attacks.exact.mask_repair import Channel
+from flwr_leakage.attacks.exact.recover_features import Features, above_zero, recover_features
+from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.synthetic_start import noise_images, read_input
+from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ConvNet, ResNet8
@@ -76,33 +80,139 @@ def test_shuffled_patches_are_put_in_their_places():
     assert shuffled[order].tolist() == list(range(9))
 
 
+def layer(generator, features, outputs=12, noise=0.0):
+    """Two convolutions of stride 2 that take in features, the outputs' errors, noisy gradients."""
+    uses, errors, gradients = [], [], []
+    for kernel, padding in ((3, 1), (1, 0)):
+        weight = torch.zeros(outputs, 3, kernel, kernel, dtype=torch.float64, requires_grad=True)
+        found = torch.nn.functional.conv2d(features, weight, stride=2, padding=padding)
+        errors.append(torch.randn(found.shape, generator=generator, dtype=torch.float64))
+        (gradient,) = torch.autograd.grad(found, weight, errors[-1])
+        spread = torch.randn(gradient.shape, generator=generator, dtype=torch.float64)
+        gradients.append(gradient + noise * spread)
+        geometry = Geometry.of(kernel, 1, padding, 2)
+        uses.append(Use("", 0, features.shape[1:], found, geometry))
+    return uses, errors, gradients
+
+
+def some_features(generator, size=6):
+    return torch.rand(1, 3, size, size, generator=generator, dtype=torch.float64)
+
+
 def test_features_solve_the_equations_of_a_convolution_even_with_a_wrong_channel():
     generator = torch.Generator().manual_seed(0)
-    features = torch.rand(1, 3, 6, 6, generator=generator, dtype=torch.float64)
-    errors = torch.randn(1, 12, 3, 3, generator=generator, dtype=torch.float64)
-    weight = torch.zeros(12, 3, 3, 3, dtype=torch.float64, requires_grad=True)
-    outputs = torch.nn.functional.conv2d(features, weight, stride=2, padding=1)
-    gradient = torch.autograd.grad(outputs, weight, errors)[0]
-    shortcut_errors = torch.randn(1, 12, 3, 3, generator=generator, dtype=torch.float64)
-    point = torch.zeros(12, 3, 1, 1, dtype=torch.float64, requires_grad=True)
-    shortcut = torch.nn.functional.conv2d(features, point, stride=2)
-    point_gradient = torch.autograd.grad(shortcut, point, shortcut_errors)[0]
-    uses = [
-        Use("conv", 0, features.shape[1:], outputs, Geometry.of(3, 1, 1, 2)),
-        Use("shortcut", 0, features.shape[1:], shortcut, Geometry.of(1, 1, 0, 2)),
-    ]
-    wrong = errors.clone()
+    features = some_features(generator)
+    uses, errors, gradients = layer(generator, features)
+    wrong = errors[0].clone()
     wrong[0, 4, 1, 1] += 1.0
-    gradients = [gradient, point_gradient]
-    found = solve_features(uses, [wrong, shortcut_errors], gradients, 1e-6)
-    torch.testing.assert_close(found, features)
+    found = solve_features(uses, [wrong, errors[1]], gradients, 1e-6)
+    torch.testing.assert_close(found.values, features)
+    assert found.contradicted == ((0, 4),)
+    few = solve_features(uses, [torch.zeros_like(wrong), errors[1]], gradients, 1e-6)
+    assert not few.equations.is_determined
     with pytest.raises(ValueError, match="determine"):
-        solve_features(uses, [torch.zeros_like(errors), shortcut_errors], gradients, 1e-6)
+        solve_features(uses, [torch.zeros_like(error) for error in errors], gradients, 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wrong_channel_is_told_among_hardly_more_equations_than_features(seed):
+    # 10 · (9 + 1) equations for 64 features: 20 for 16, thrice, and 40 for 16.
+    generator = torch.Generator().manual_seed(seed)
+    features = some_features(generator, size=8)
+    uses, errors, gradients = layer(generator, features, 10, 1e-9)
+    wrong = errors[0].clone()
+    wrong[0, 4, 1, 1] += 0.3
+    found = solve_features(uses, [wrong, errors[1]], gradients, 1e-6)
+    assert found.contradicted == ((0, 4),)
+    truth = features[0].flatten(1).T
+    torch.testing.assert_close(
+        found.equations.rows @ truth, found.equations.values, atol=1e-6, rtol=0
+    )
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-3])
+def test_the_noise_of_features_is_measured(noise):
+    generator = torch.Generator().manual_seed(1)
+    features = some_features(generator)
+    found = solve_features(*layer(generator, features, 64, noise), 1e-6)
+    ratio = (found.values - features) / found.noise
+    assert float(ratio.std()) == pytest.approx(1.0, abs=0.25)
+    assert not found.contradicted
+
+
+def test_a_small_feature_is_told_from_a_zero_by_the_noise_that_was_measured():
+    generator = torch.Generator().manual_seed(2)
+    features = some_features(generator)
+    features[features < 0.4] = 0.0
+    for noise, size in ((1e-10, 3e-8), (1e-4, 3e-2)):
+        features[0, 1, 2, 3] = size
+        found = solve_features(*layer(generator, features, 32, noise), 1e-6)
+        assert torch.equal(above_zero(found, 3.0) > 0, features > 0)
+
+
+def masked_channel(generator):
+    patches = torch.randn(27, 16, generator=generator, dtype=torch.float64)
+    mask = (torch.rand(16, generator=generator) > 0.5).double()
+    closed, opened = torch.randn(2, 16, generator=generator, dtype=torch.float64)
+    gradient = patches @ torch.where(mask > 0, opened, closed)
+    return Channel(gradient, patches, closed, opened, 1e-9), mask
+
+
+def test_wrong_entries_of_a_mask_are_set_right_by_the_gradient_before_it():
+    channel, mask = masked_channel(torch.Generator().manual_seed(3))
+    wrong = mask.clone()
+    wrong[[2, 5]] = 1 - wrong[[2, 5]]
+    assert torch.equal(channel.repair(wrong), mask)
+    assert torch.equal(channel.repair(mask), mask)
+    elsewhere = replace(channel, gradient=channel.gradient + 0.1)
+    assert elsewhere.repair(wrong) is None
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.003])
+def test_features_are_right_where_rounding_on_the_wire_makes_masks_wrong_at_first(rate):
+    gradient_map = residual_network(1)
+    spec = InputSpec((3, 8, 8), 4, (0.5,) * 3, (0.25,) * 3)
+    image = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    observation = observe(gradient_map, Batch(image, torch.tensor([1])), LocalSchedule(rate))
+    problem = pose(gradient_map, spec, observation, ThreatModel()).to(torch.float64)
+    found = recover_features(problem, 1e-5)
+    assert found.repaired
+    assert "repaired" in str(found)
+    walk = ReluWalk({})
+    walk.run(problem, image.double())
+    for number, values in found.outputs.items():
+        truth = walk.preactivations[number].clamp_min(0)
+        assert float((values - truth).norm()) < 20 * found.noise[number] * float(truth.norm())
 
 
 def test_an_inactive_output_asks_only_for_a_preactivation_that_is_not_positive():
     known = torch.tensor([0.0, 0.0, 2.0])
     assert float(feature_distance(torch.tensor([-3.0, 1.0, 1.0]), known)) == pytest.approx(2 / 4)
+
+
+def test_equations_ask_for_the_directions_that_they_determine_alone():
+    rows = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.6, 0.8]])
+    outputs = torch.tensor([[2.0, 3.0, 4.0]])
+    known = Whitened(rows, rows @ outputs.T, torch.ones(2))
+    shape = (1, 1, 1, 3)
+    assert float(equation_distance(outputs.reshape(shape), known)) == pytest.approx(0, abs=1e-12)
+    elsewhere = (outputs + torch.tensor([0.0, 0.8, -0.6])).reshape(shape)
+    assert float(equation_distance(elsewhere, known)) == pytest.approx(0, abs=1e-12)
+    closed = torch.tensor([-1.0, 3.0, 4.0]).reshape(shape)
+    assert float(equation_distance(closed, known)) == pytest.approx(4 / (4 + 25))
+
+
+def test_layers_count_by_their_noise_and_the_nearest_is_fitted_first():
+    layers = {number: torch.ones(1, 1, 2, 2) for number in (1, 2, 3)}
+    noise = {1: 1e-4, 2: 1e-6, 3: float("nan"), 9: 1e-9}
+    known = Features(layers, {}, noise)
+    assert [known.weight(number) for number in layers] == pytest.approx([1e-4, 1.0, 1e-4])
+    parts = [sorted(part.outputs) for part in known.beginnings(2)]
+    assert parts == [[1], [1, 2], [2]]
+    partly = replace(known, equations={0: Whitened(torch.eye(4), torch.ones(4, 1), torch.ones(4))})
+    first, *others = partly.beginnings(2)
+    assert (list(first.outputs), list(first.equations)) == ([], [0])
+    assert [(sorted(part.outputs), part.equations) for part in others] == [([1], {}), ([1, 2], {})]
 
 
 def pooling_network(width=96, pool_after=(1, 2), strides=(1, 1)):
@@ -131,7 +241,7 @@ def test_features_are_read_through_max_pooling_up_to_the_second():
     network = pooling_network()
     gradient_map, observation = GradientMap(network), observe_pooled(network)
     problem = pose(gradient_map, POOLED_SPEC, observation, ThreatModel()).to(torch.float64)
-    found = recover_features(problem, 1e-5, 1e-6)
+    found = recover_features(problem, 1e-5)
     expected = network.double().features[:4](smooth_image().double())
     assert found.windows == {0: (3, 3), 1: (3, 3)}
     assert list(found.outputs) == [found.shallowest] == [0]
@@ -150,7 +260,7 @@ def test_an_image_is_recovered_where_maxima_are_all_that_the_last_layer_takes_in
 
 def test_an_image_is_told_roughly_through_two_poolings():
     network = pooling_network()
-    solver = FeatureRecursion(zeros=[1e-6], synthetic=50, smoothed_iterations=40, rounds=1)
+    solver = FeatureRecursion(synthetic=50, smoothed_iterations=40, rounds=1)
     targets = [observe_pooled(network)]
     (found,) = solver(AttackJob(GradientMap(network), POOLED_SPEC, targets, ThreatModel()))
     error = (found.batch.inputs - smooth_image()).square().mean()
@@ -239,7 +349,7 @@ def test_a_start_is_read_from_features_that_tell_the_input_linearly():
         ("trims", 0, "trims must be at least 1, got 0"),
         ("rounds", 0, "rounds must be at least 1, got 0"),
         ("contradiction", 0.5, "contradiction must be at least 1, got 0.5"),
-        ("zeros", [], r"zeros must hold fractions of at least 0, got \[\]"),
+        ("margin", 0.5, "margin must be at least 1, got 0.5"),
     ],
 )
 def test_settings_out_of_range_are_refused(name, value, message):
