@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
-from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.applicability import Applicability, ExactAttack
+from flwr_leakage.attacks.exact.doubtful_signs import settle_signs
 from flwr_leakage.attacks.exact.feature_fit import Fit, fit_features
 from flwr_leakage.attacks.exact.recover_features import Features, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
@@ -75,6 +75,9 @@ class FeatureRecursion(ExactAttack):
             once the features' relative squared distance is within ``solved``.
         shaking: standard deviation of the noise added to the start of each further round, in units
             of the model's input.
+        met: relative squared distance at which a gradient counts as met.
+        draws: most inputs tried in place of one that meets the features and not the gradient; see
+            :func:`flwr_leakage.attacks.exact.doubtful_signs.settle_signs`.
     """
 
     purpose: ClassVar[str] = "feature recursion"
@@ -92,6 +95,8 @@ class FeatureRecursion(ExactAttack):
     smoothed_iterations: int = 100
     rounds: int = 4
     shaking: float = 0.2
+    met: float = 1e-8
+    draws: int = 24
 
     def __post_init__(self) -> None:
         for name in (
@@ -139,8 +144,13 @@ class FeatureRecursion(ExactAttack):
             fit = self._finish(problem, chosen, fit, budget)
         else:
             fit = self._fit(problem, known, Fit(start, float("inf")), budget)
-        batch = Batch(fit.inputs, targets)
         is_met = self._is_met(fit, known)
+        # Features of the input amplify their own error by 20 to 30 on the way back to it.
+        errors = [10 * known.least_noise, 100 * known.least_noise]
+        draws = self.draws if is_met and known.least_noise > 0 else 0
+        batch, distance = settle_signs(
+            problem, Batch(fit.inputs, targets), errors, self.met, draws, generator, budget
+        )
         stats = {
             "iterations": fit.iterations,
             "gradients": fit.evaluations,
@@ -152,7 +162,7 @@ class FeatureRecursion(ExactAttack):
             **stop_mark(budget.is_spent and not is_met),
         }
         found = answer(batch.inputs, batch.targets)
-        return Reconstruction(found, gradient_distance(problem, batch), stats)
+        return Reconstruction(found, distance, stats)
 
     def _fit(self, problem: Problem, known: Features, start: Fit, budget: Budget) -> Fit:
         """The input behind features that are not pooled, from the first start that leads there."""
