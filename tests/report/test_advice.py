@@ -146,7 +146,7 @@ def test_the_conditions_to_go_on_are_a_short_list_with_the_statistics_in_small_p
     index = Index(ranked)
     [step] = [s for s in advise(index, {}, []).steps if s.term == "Go on only if"]
     assert len(step.items) == 4 and all(len(item.split()) < 36 for item in step.items)
-    assert len(step.text.split()) < 30
+    assert len(step.text.split()) < 35
     assert step.items[3] == (
         "With 2 attempts, as here, at most 0 may identify the original; chance alone gives more in "
         "5 % of runs or fewer."
