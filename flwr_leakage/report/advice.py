@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flwr_leakage.records import RunEvent
 from flwr_leakage.report.attempts import (
     LEAKED,
     Attempt,
@@ -21,9 +22,10 @@ from flwr_leakage.report.identification import beyond_chance
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.price import what_it_costs
 from flwr_leakage.report.remedies import Remedy
-from flwr_leakage.report.replays import replays
+from flwr_leakage.report.replays import Replays, real_update_told, replays
 from flwr_leakage.report.steps import (
     Step,
+    is_defended,
     named,
     verb,
     what_helps,
@@ -47,13 +49,19 @@ class Advice:
     steps: tuple[Step, ...]
 
 
-def advise(index: Index, metadata: Mapping[str, Any], asked: Sequence[Remedy]) -> Advice:
+def advise(
+    index: Index,
+    metadata: Mapping[str, Any],
+    asked: Sequence[Remedy],
+    events: Sequence[RunEvent] = (),
+) -> Advice:
     """Derive the advice from the records, and from the metadata the defense of the run."""
     found, fate = attempts(index), fates(index)
     leaking = with_grade(found, LEAKED)
     partly = with_grade(found, ("partly",)) - leaking
     told = [a for a in found if a.grade]
-    unsure = {client for _, client in replays(index).other}
+    replayed = replays(index, events)
+    unsure = {client for _, client in replayed.other}
     if leaking:
         answer = f"Not as it is. {_seen(found, leaking)}, without breaking the protocol."
     elif partly:
@@ -80,7 +88,8 @@ def advise(index: Index, metadata: Mapping[str, Any], asked: Sequence[Remedy]) -
         )
     at_risk = leaking | partly
     steps = [
-        *who_is_at_risk(found, at_risk, index),
+        *who_is_at_risk(found, at_risk, index, fate),
+        *is_it_the_real_update(replayed, fate, metadata),
         *what_to_mend(unsure),
         *what_helps(index, asked, at_risk, metadata),
         *what_it_costs(index, asked, metadata, bool(at_risk)),
@@ -89,6 +98,15 @@ def advise(index: Index, metadata: Mapping[str, Any], asked: Sequence[Remedy]) -
         what_was_not_tested(fate, found),
     ]
     return Advice(answer, tuple(steps))
+
+
+def is_it_the_real_update(
+    replayed: Replays, fate: Fates, metadata: Mapping[str, Any]
+) -> list[Step]:
+    """Whether what was attacked is what the clients trained; nothing where none was attacked."""
+    attacked = {*fate.answered, *fate.unanswered}
+    told = real_update_told(replayed, attacked, is_defended(metadata))
+    return [Step("Is it the real update?", told)] if told else []
 
 
 def _stronger(metadata: Mapping[str, Any], is_at_risk: bool) -> list[Step]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from flwr_leakage.report.attempts import LEAKED, Attempt, Fates
 from flwr_leakage.report.budget import time_limit
-from flwr_leakage.report.identification import chance_told, condition_told
+from flwr_leakage.report.identification import condition_told, identifying_told
 from flwr_leakage.report.index import Index, count
 from flwr_leakage.report.remedies import Remedy
 from flwr_leakage.report.steps import Step, setting, with_grade
@@ -39,15 +39,15 @@ def what_to_ask(
         Step("Ask the engineers for", " ".join(options)),
         Step(
             "Go on only if",
-            "a run with that change meets all of these. Even then somebody who answers for the "
-            "data has to accept what no run tests (see What is not covered).",
+            "a new run with one of the changes above meets all of these. Even then somebody "
+            "who answers for the data has to accept what no run tests (see What is not covered).",
             items=(
-                "It attacks its smallest clients too, in early and late rounds.",
+                "The new run attacks the smallest clients too, in early and late rounds.",
                 f"Its time limit{_seconds(metadata)} ends no attack.",
                 "No image has a grade above “nothing”.",
                 condition_told(found),
             ),
-            note=chance_told(found),
+            note=identifying_told(found),
         ),
     ]
 

@@ -35,25 +35,21 @@ def _candidates_of(found: Sequence[Attempt]) -> float | None:
 
 def condition_told(found: Sequence[Attempt]) -> str:
     """Which identifications a run may have, as a condition to train on."""
-    others = int(_candidates_of(found) or 0) - 1
-    among = f"{others} other images" if others > 0 else "other images"
     most = by_chance(found)
     tried = count(sum(attempt.rank is not None for attempt in found), "attempt")
-    often = f": with {tried} as here at most {most}" if most is not None else ""
-    return (
-        f"It identifies no more originals than chance does{often}. A reconstruction identifies its "
-        f"original if it is more like it than like any of {among}."
-    )
+    often = "No more attempts identify their original than by chance"
+    if most is not None:
+        often = f"With {tried}, as here, at most {most} may identify the original"
+    return f"{often}; chance alone gives more in {100 * SURE:g} % of runs or fewer."
 
 
-def chance_told(found: Sequence[Attempt]) -> str:
-    """What that condition rests on, in small print."""
-    more = "More"
-    if (most := by_chance(found)) is not None:
-        more = f"More than {most}"
+def identifying_told(found: Sequence[Attempt]) -> str:
+    """What identifying means, in small print."""
+    others = int(_candidates_of(found) or 0) - 1
+    among = f"{others} other images" if others > 0 else "other images"
     return (
-        f"{more} would come by chance with a probability of {100 * SURE:g} % or less. How many "
-        f"originals the identification misses is not known."
+        f"An attempt identifies its original if its result is more like it than like any of "
+        f"{among}. How many originals the identification misses is not known."
     )
 
 

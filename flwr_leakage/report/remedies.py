@@ -31,7 +31,8 @@ from flwr_leakage.report.words import graded
 
 BLAND = (
     "A defense can raise the PSNR of images that are not recovered at all: about the blind guess "
-    "and below it, PSNR tells how bland a failed picture is, not how much of the original it shows."
+    "(what the server could guess without the update) and below it, PSNR tells how bland a failed "
+    "picture is, not how much of the original it shows."
 )
 """Why a defended update may have more decibels."""
 

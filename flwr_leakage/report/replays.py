@@ -1,10 +1,10 @@
 """Whether what was attacked is what the clients trained: their replays, in the report's words."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr_leakage.per_sample.replay import EXPLAINED
-from flwr_leakage.records import LeakageRecord
+from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report.index import Index, count, number
 from flwr_leakage.report.words import several
 
@@ -12,6 +12,8 @@ _CHECK = "replay_residual"
 _SKIPPED = "not_replayed"
 """A round between two replays of a client, in which nothing spoke against the latest one."""
 _REFUTED = "not explain"
+_REFUSED = "explains the update was not checked: "
+"""What stands before the reason where a client says that it could not replay."""
 _EMPTY_WORDS = ("; results are no evidence of safety", "the training was not replayed: ")
 
 FAILED = "Replay check failed"
@@ -40,8 +42,8 @@ class Replays:
         return bool(self.same or self.other or self.undone)
 
 
-def replays(index: Index) -> Replays:
-    """Read the replays from the records."""
+def replays(index: Index, events: Sequence[RunEvent] = ()) -> Replays:
+    """Read the replays from the records; from the events why clients could not do one."""
     same: dict[Place, float] = {}
     other: dict[Place, str] = {}
     undone: dict[Place, str] = {}
@@ -55,6 +57,10 @@ def replays(index: Index) -> Replays:
             same[place] = record.value
     for (server_round, client, _), record in index.series("check", _SKIPPED).items():
         undone[server_round, client] = _reason(record)
+    for event in events:
+        _, refused, reason = event.message.partition(_REFUSED)
+        if refused:
+            undone[event.server_round, event.client_id] = reason.rstrip(".")
     return Replays(same, other, undone)
 
 
@@ -84,24 +90,20 @@ def _off(residual: float) -> str:
     return "off by " + number(residual, 1).replace(" ", "\u00a0") if residual else "equal"
 
 
-def replay_told(found: Replays, attacked: Collection[Place]) -> tuple[str, ...]:
+def replay_told(
+    found: Replays, attacked: Collection[Place], defended: bool = False
+) -> tuple[str, ...]:
     """Sentences for the verdict: was each attacked update the one that was trained?
 
     Args:
         found: the replays.
         attacked: the attacked updates; those of an aggregate, with client −1, stand for all
             updates of their round.
+        defended: whether a defense changed updates after training, before they were sent.
     """
-    summed = {server_round for server_round, client in attacked if client < 0}
-    places = {place for place in attacked if place[1] >= 0}
-    places |= {
-        place for told in (found.same, found.other, found.undone) for place in told
-        if place[0] in summed
-    }  # fmt: skip
     if not attacked:
         return ()
-    same, other = places & found.same.keys(), places & found.other.keys()
-    left = places - same - other
+    places, same, other, left = _sorted_out(found, attacked)
     told = []
     if other:
         told.append(
@@ -113,15 +115,16 @@ def replay_told(found: Replays, attacked: Collection[Place]) -> tuple[str, ...]:
         off = max(found.same[place] for place in same)
         whole = "each of the " * (len(same) > 1) or "the "
         whole += count(len(same), "attacked update").removeprefix("1 ")
-        one = "is the one that its client"
+        one, whose = "is", "its client’s"
         if other or left:
             whole = f"{len(same)} of {count(len(places), 'attacked update')}"
-            one = one if len(same) == 1 else "are those that their clients"
+            one, whose = (one, whose) if len(same) == 1 else ("are", "their clients’")
         how = "none, to the last digit"
         if off:
             how = f"at most {number(off, 1)} of the update’s size (Euclidean norm)"
         told.append(
-            f"Replay check passed: {whole} {one} trained. The client itself ran its training again "
+            f"Replay check passed: {whole}, {_as(defended)}, {one} what {whose} "
+            f"training gives. The client itself ran its training again "
             f"from its own images, and reported the difference to the server (in a simulation all "
             f"on one machine): {how}. More than {EXPLAINED:g} would have failed. This is about the "
             f"attacked updates only; the table of clients has every replayed round."
@@ -133,6 +136,65 @@ def replay_told(found: Replays, attacked: Collection[Place]) -> tuple[str, ...]:
             f"client trained. If it is not, that an attack fails is no evidence of safety."
         )
     return tuple(told)
+
+
+def _as(defended: bool) -> str:
+    """Which update a replay is compared with."""
+    return "before its defense" if defended else "as it was sent"
+
+
+def _sorted_out(
+    found: Replays, attacked: Collection[Place]
+) -> tuple[set[Place], set[Place], set[Place], set[Place]]:
+    """The attacked updates: all, those that passed, those that failed, those not checked."""
+    summed = {server_round for server_round, client in attacked if client < 0}
+    places = {place for place in attacked if place[1] >= 0}
+    places |= {
+        place for told in (found.same, found.other, found.undone) for place in told
+        if place[0] in summed
+    }  # fmt: skip
+    same, other = places & found.same.keys(), places & found.other.keys()
+    return places, same, other, places - same - other
+
+
+def real_update_told(found: Replays, attacked: Collection[Place], defended: bool) -> str:
+    """In a few words: is what was attacked what the clients trained, and who was not checked?"""
+    if not attacked:
+        return ""
+    places, same, other, left = _sorted_out(found, attacked)
+    told = []
+    if same:
+        off = max(found.same[place] for place in same)
+        exactly = f"to {number(off, 1)} of its size" if off else "to the last digit"
+        sent = "the update before its defense" if defended else "what was sent"
+        some = f" for {len(same)} of {count(len(places), 'attacked update')}" * bool(other or left)
+        told.append(
+            f"Yes{some}: {sent} is what each client’s training gives, {exactly}; the "
+            f"clients say so themselves."
+        )
+    if other:
+        told.append(f"No for {_named(other)}.")
+    if left or not places:
+        told.append(f"Not checked{f' for {_named(left)}' if left else ''}: nothing shows it.")
+    return " ".join((*told, *_others_told(found, {client for _, client in places})))
+
+
+def _others_told(found: Replays, attacked: Collection[int]) -> list[str]:
+    """Of the clients that were not attacked: who was checked and in which rounds, who not."""
+    same, undone = (
+        {place for place in told if place[1] not in attacked} for told in (found.same, found.undone)
+    )
+    told = []
+    if same:
+        told.append(
+            f"Not attacked, but checked with the same answer: {_named(same)} (of such clients a "
+            f"simulation checks only the first update that they score)."
+        )
+    reasons: dict[str, set[Place]] = {}
+    for place in undone:
+        reasons.setdefault(found.undone[place], set()).add(place)
+    told += [f"Not checked: {_named(reasons[why])}: {why}." for why in sorted(reasons)[:3]]
+    return told
 
 
 def _named(places: Collection[Place]) -> str:

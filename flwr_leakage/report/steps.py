@@ -62,7 +62,9 @@ def verb(clients: set[int], one: str, many: str) -> str:
     return one if len(clients) == 1 else many
 
 
-def who_is_at_risk(found: Sequence[Attempt], at_risk: set[int], index: Index) -> list[Step]:
+def who_is_at_risk(
+    found: Sequence[Attempt], at_risk: set[int], index: Index, fate: Fates
+) -> list[Step]:
     """The clients of which something is seen, with what they do and the rounds."""
     if not at_risk:
         return []
@@ -79,19 +81,19 @@ def who_is_at_risk(found: Sequence[Attempt], at_risk: set[int], index: Index) ->
     rest = f"; and {count(more, 'other client')} (see Clients)" if more else ""
     text = ". ".join(f"{each[0].upper()}{each[1:]}" for each in told) + rest
     steps = [Step("Who is at risk", f"{text}. An attempt is one image in one attacked round.")]
-    return steps + by_round_told(found)
+    return steps + by_round_told(found, fate)
 
 
-def by_round_told(found: Sequence[Attempt]) -> list[Step]:
-    """Whose images are seen in which round; nothing of a single round."""
+def by_round_told(found: Sequence[Attempt], fate: Fates) -> list[Step]:
+    """Whose images are seen in which round, and which rounds were not attacked."""
     rounds_of: dict[str, list[int]] = {}
     rounds = sorted({a.key[0] for a in found})
     for server_round in rounds:
         here = [a for a in found if a.key[0] == server_round]
         leaking = with_grade(here, LEAKED)
         parts = with_grade(here, ("partly",)) - leaking
-        told = [f"images of {named(leaking, MAX_CLIENTS)}"] if leaking else []
-        told += [f"parts of images of {named(parts, MAX_CLIENTS)}"] if parts else []
+        told = [_images(here, leaking, LEAKED)] if leaking else []
+        told += [f"in part {_images(here, parts, ('partly',))}"] if parts else []
         rounds_of.setdefault(" and ".join(told) or "nothing", []).append(server_round)
     if len(rounds) < 2:
         return []
@@ -99,17 +101,39 @@ def by_round_told(found: Sequence[Attempt]) -> list[Step]:
     left = sum(map(len, rounds_of.values())) - sum(len(held) for _, held in shown)
     text = "; ".join(f"{several(held, 'round')}: {told}" for told, held in shown)
     more = f"; and {count(left, 'other round')}" if left else ""
+    if resting := _resting(fate, rounds):
+        more += (
+            f"; {several(resting, 'round')} {'was' if len(resting) == 1 else 'were'} not attacked"
+        )
     return [Step("Seen, by round", f"{text[0].upper()}{text[1:]}{more} (see Round by round).")]
 
 
 def _when(here: Sequence[Attempt]) -> str:
-    """In which of the attacked rounds something of a client is seen."""
-    rounds = sorted({a.key[0] for a in here if a.grade in (*LEAKED, "partly")})
+    """In which rounds something of a client is seen, in which only in part."""
     attacked = sorted({a.key[0] for a in here})
-    told = several(rounds, "round")
-    if rounds != attacked:
-        return f"in {told} of the attacked {several(attacked, 'round')}"
-    return f"in every attacked round ({told})" if len(rounds) > 1 else f"in {told}"
+    seen = sorted({a.key[0] for a in here if a.grade in LEAKED})
+    parts = sorted({a.key[0] for a in here if a.grade == "partly"} - set(seen))
+    if seen == attacked and len(seen) > 1:
+        return f"in every attacked round ({several(seen, 'round')})"
+    told = [f"in {several(seen, 'round')}"] if seen else []
+    told += [f"in part in {several(parts, 'round')}"] if parts else []
+    whole = f" (attacked: {several(attacked, 'round')})" if len(attacked) > 1 else ""
+    return f"{', '.join(told)}{whole}"
+
+
+def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -> str:
+    """The images of some clients that have one of the grades: one, the only one, or several."""
+    theirs = [a for a in here if a.key[1] in clients]
+    each = worst_by_image(theirs) or theirs
+    noun = "images"
+    if sum(a.grade in grades for a in each) == 1:
+        noun = "the image" if len(each) == 1 else "an image"
+    return f"{noun} of {named(clients, MAX_CLIENTS)}"
+
+
+def _resting(fate: Fates, attacked: Sequence[int]) -> list[int]:
+    """The rounds in which nobody was attacked."""
+    return sorted({server_round for server_round, _ in fate.spared} - set(attacked))
 
 
 def what_to_mend(unsure: set[int]) -> list[Step]:
@@ -155,7 +179,10 @@ def _effect(remedy: Remedy, at_risk: set[int], metadata: Mapping[str, Any]) -> s
     if still:
         text = f"does not hide it: {named(still)} still {verb(still, 'leaks', 'leak')}"
         if parts := with_grade(under, ("partly",)) - still:
-            text += f", and parts of images of {named(parts)} still show"
+            shown = _images(under, parts, ("partly",))
+            text += (
+                f", and {shown} still {'show' if shown.startswith('images') else 'shows'} in part"
+            )
     elif with_grade(under, ("partly",)):
         text = "hides it in part only: no image is exact or recognisable, but parts show"
     elif not tally(under):
@@ -209,8 +236,8 @@ def _seen_table(
     columns = ("defense", f"{noun} seen without it", "seen with it", "in part without it",
                "in part with it", "change of the update")  # fmt: skip
     notes = (
-        "Seen: graded exact or recognisable. Change: of the update’s size (Euclidean norm, "
-        "median); it says little of accuracy.",
+        "Seen: graded exact or recognisable. In part: graded partly. Change: of the update’s size "
+        "(Euclidean norm, median); it says little of accuracy.",
     )
     title = "What the attack shows without each defense and with it"
     return title, Table(columns, tuple(rows), notes)
@@ -238,15 +265,20 @@ def defense_of(metadata: Mapping[str, Any]) -> str:
     return "" if named in ("none", "Defense") else named
 
 
+def is_defended(metadata: Mapping[str, Any]) -> bool:
+    """Whether some client may have changed its update by a defense before it sent it."""
+    return bool(defense_of(metadata) or metadata.get("own_config_clients"))
+
+
 def what_was_not_tested(fate: Fates, found: Sequence[Attempt]) -> Step:
     """Clients and rounds that were not attacked, and what no run of this kind tests."""
     attacked = {*fate.answered, *fate.unanswered} | {a.key[:2] for a in found}
     clients = {client for _, client in attacked}
     rounds = {server_round for server_round, _ in attacked}
     spared = {client for _, client in fate.spared} - clients
-    resting = {server_round for server_round, _ in fate.spared} - rounds
+    resting = _resting(fate, sorted(rounds))
     missed = [several(sorted(spared))] if spared and min(clients, default=0) >= 0 else []
-    missed += [several(sorted(resting), "round")] if resting else []
+    missed += [several(resting, "round")] if resting else []
     text = f"{' and '.join(missed)}; " if missed else ""
     text += (
         "longer time limits and stronger attacks; a server that breaks the protocol; membership "

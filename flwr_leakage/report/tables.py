@@ -189,7 +189,7 @@ def clients_table(
     for (server_round, client), reason in sorted(fate.spared.items()):
         if client in attacked:
             rested.setdefault(client, {}).setdefault(reason, []).append(server_round)
-    doing, replayed, troubles_of = does(index), replays(index), _troubles(events)
+    doing, replayed, troubles_of = does(index), replays(index, events), _troubles(events)
     columns = [
         "client",
         *([DOES] * bool(doing)),
@@ -232,7 +232,7 @@ def unattacked_table(
     # Of several reasons that of a round in which others were attacked tells most.
     ordered = sorted(fate.spared.items(), key=lambda item: (item[0][0] in hit_rounds, item[0]))
     spared = {client: reason for (_, client), reason in ordered}
-    doing, replayed, troubles_of = does(index), replays(index), _troubles(events)
+    doing, replayed, troubles_of = does(index), replays(index, events), _troubles(events)
     known = spared.keys() | {client for client in troubles_of if client >= 0}
     known |= {key[1] for key in index.series("check", "replay_residual")}
     clients = sorted(known - attacked)

@@ -24,6 +24,7 @@ from flwr_leakage.report.identification import beyond_chance, candidates
 from flwr_leakage.report.index import Index, count, decibel, median, who
 from flwr_leakage.report.labels import labels_told
 from flwr_leakage.report.replays import FAILED, replay_told, replays
+from flwr_leakage.report.steps import is_defended
 from flwr_leakage.report.words import graded, several
 
 
@@ -52,7 +53,11 @@ def judge(
 ) -> Verdict:
     """Derive the verdict from the records; of the metadata it takes the attack's time budget."""
     found, fate = attempts(index), fates(index)
-    replayed = replay_told(replays(index), {*fate.answered, *fate.unanswered})
+    replayed = replay_told(
+        replays(index, events),
+        {*fate.answered, *fate.unanswered},
+        is_defended(metadata or {}),
+    )
     caveats = _caveats(events)
     besides = (
         *replayed,

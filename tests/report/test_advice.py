@@ -61,14 +61,15 @@ def advice(*records, defense="none", **metadata):
 def test_a_leak_names_who_when_what_helps_and_its_price():
     accuracy = record("utility", "test_accuracy", 0.93, (2, -1, -1))
     spared = record("client", "not_attacked", 30.0, (1, 4, -1), "30 images, more than allowed")
+    resting = record("client", "not_attacked", 30.0, (3, 0, -1), "every 2 rounds")
     answer, steps = advice(
         *image(60.0), *image(9.0, (2, 0, 0)), *image(14.0, (1, 1, 0)), accuracy, spared,
-        *under("pruning", 9.0, rank=1.0), *under("noise", 20.0), *under("clip", 14.0),
+        resting, *under("pruning", 9.0, rank=1.0), *under("noise", 20.0), *under("clip", 14.0),
     )  # fmt: skip
     assert answer.startswith("Not as it is. What client 0 sends lets the server see private images")
     assert steps["Who is at risk"].startswith(
-        "Client 0: of 2 attempts 1 exact, 1 nothing; seen in round 1 of the attacked rounds 1 and 2"
-        ". Client 1: of 1 attempt 1 partly; seen in round 1."
+        "Client 0: of 2 attempts 1 exact, 1 nothing; seen in round 1 (attacked: rounds 1 and "
+        "2). Client 1: of 1 attempt 1 partly; seen in part in round 1."
     )
     helps = steps["What helps"]
     assert helps.startswith("Pruning hides it from this attack. Noise does not hide it: client 0 ")
@@ -84,11 +85,11 @@ def test_a_leak_names_who_when_what_helps_and_its_price():
     assert "What it reaches under pruning and noise and clip is not known" in price
     assert "flwr-leakage compare RUN RUN sets their accuracy and leakage" in price
     assert steps["Seen, by round"] == (
-        "Round 1: images of client 0 and parts of images of client 1; round 2: nothing (see Round "
-        "by round)."
+        "Round 1: the image of client 0 and in part the image of client 1; round 2: nothing; "
+        "round 3 was not attacked (see Round by round)."
     )
     assert steps["Not tested"].startswith(
-        "Client 4; longer time limits and stronger attacks; a server"
+        "Client 4 and round 3; longer time limits and stronger attacks; a server"
     )
 
 
@@ -133,10 +134,10 @@ def test_the_answer_counts_images_and_names_everybody_of_whom_something_is_seen(
         "Not as it is. What clients 0 and 1 send lets the server see 1 of the 2 attacked images "
         "(exact or recognisable) and 1 more in part, without breaking the protocol."
     )
-    told = "client 0 still leaks, and parts of images of client 1 still show."
+    told = "client 0 still leaks, and the image of client 1 still shows in part."
     assert told in steps["What helps"]
     assert "noise | 1 of 2 | 1 of 2 | 1 of 2 | 1 of 2 | –" in steps["What helps"]
-    told = "It identifies no more originals than chance does. A reconstruction identifies its"
+    told = "No more attempts identify their original than by chance; chance alone gives more in"
     assert told in steps["Go on only if"]
 
 
@@ -145,13 +146,14 @@ def test_the_conditions_to_go_on_are_a_short_list_with_the_statistics_in_small_p
     index = Index(ranked)
     [step] = [s for s in advise(index, {}, []).steps if s.term == "Go on only if"]
     assert len(step.items) == 4 and all(len(item.split()) < 36 for item in step.items)
-    assert len(step.text.split()) < 30
+    assert len(step.text.split()) < 35
     assert step.items[3] == (
-        "It identifies no more originals than chance does: with 2 attempts as here at most 0. A "
-        "reconstruction identifies its original if it is more like it than like any of 100 other "
-        "images."
+        "With 2 attempts, as here, at most 0 may identify the original; chance alone gives more in "
+        "5 % of runs or fewer."
     )
-    assert step.note.startswith("More than 0 would come by chance with a probability of 5 % or")
+    assert "more like it than like any of 100 other images. How many" in step.note
+    assert step.text.startswith("a new run with one of the changes above meets all of these.")
+    assert step.items[0].startswith("The new run attacks")
 
 
 def test_what_helps_says_what_a_defense_does_and_how_much_it_changes_an_update():
@@ -249,8 +251,9 @@ def test_the_grades_stand_beside_the_error_rates_of_the_docs():
     assert [row[3] for row in table.rows] == [
         "counted with “recognisable”", "98 of 100", "86 of 100", "50 of 100",
     ]  # fmt: skip
-    told = "98 of 100 results graded “recognisable” or better, 86 of 100 “partly” and 50 of 100"
+    told = "98 of 100 results graded “recognisable” or better, 86 of 100 “partly” and still"
     assert told in SURENESS and "In a test apart from this run" in SURENESS
+    assert "100 of 100 “recognisable” or better, 90 of 100 “partly”, 50 of" in table.notes[0]
     shares = [each.most for each in CALIBRATION]
     assert shares == sorted(shares, reverse=True)  # a lower grade never seems to leak more
 
@@ -261,3 +264,14 @@ def test_the_blind_guess_is_called_what_it_is():
     assert "without any update: here a flat grey. It reaches 12.0 dB" in blind_guess(Index([meant]))
     assert "here" not in blind_guess(Index([psnr, blind, attack]))
     assert blind_guess(Index([psnr])) == ""
+
+
+def test_seen_is_exact_or_recognisable_and_the_rest_in_part():
+    pictures = [*image(20.0, (1, 1, 0)), *image(11.0, (1, 1, 1)), *image(14.0, (3, 1, 0))]
+    nothing = [*image(11.0, (3, 1, 1)), *image(11.0, (5, 1, 0))]
+    _, steps = advice(*pictures, *nothing)
+    told = "seen in round 1, in part in round 3 (attacked: rounds 1, 3 and 5)."
+    assert told in steps["Who is at risk"]
+    assert steps["Seen, by round"].startswith(
+        "Round 1: an image of client 1; round 3: in part an image of client 1; round 5: nothing"
+    )

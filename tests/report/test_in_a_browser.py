@@ -134,6 +134,19 @@ def test_a_page_is_silent_asks_for_nothing_and_fits(page, pages, name):
         assert page.evaluate(f"{scrolled}.map((e) => e.textContent.slice(0, 80))") == []
 
 
+def test_a_value_stays_in_one_line_on_a_phone(page, pages):
+    page.show(pages["report"], 390)
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    lines = """
+    [...document.querySelectorAll("td:not(.text)")].filter((cell) => {
+      const range = document.createRange(); range.selectNodeContents(cell);
+      const tops = new Set([...range.getClientRects()].map((r) => Math.round(r.top)));
+      return / /.test(cell.textContent) && cell.textContent.length <= 18 && tops.size > 1;
+    }).map((cell) => cell.textContent)
+    """
+    assert page.evaluate(lines) == []
+
+
 def test_a_phone_is_given_the_narrow_frontier(page, pages):
     drawn = "document.querySelector('.frontier img').naturalWidth"
     page.show(pages["comparison"], 1280)

@@ -12,6 +12,7 @@ import torch
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report import write_report
 from flwr_leakage.report.__main__ import main
+from flwr_leakage.report.agreement import agreements
 from flwr_leakage.tracking import JsonlTracker, write_metadata
 
 PAYLOAD = '"><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}$x^$</style>\ud800'
@@ -245,6 +246,22 @@ def test_a_run_without_truth(tmp_path):
     assert page.text.count("An example") == 3 and "All reconstructions: 10 of 10" in page.text
     assert "leak first" not in page.text and "Worst leak" not in page.text
     assert page.text.count("PSNR unknown") == 10 + 3
+
+
+def test_scores_that_rank_no_leaks_are_folded_below_the_conclusion(run_folder, monkeypatch):
+    fold = "The charts and tables of these scores"
+    assert fold not in report(run_folder)[0]  # its score ranks the leaks as it claims
+
+    def doubtful(index):
+        return [replace(entry, holds=None) for entry in agreements(index)]
+
+    monkeypatch.setattr("flwr_leakage.report.page.agreements", doubtful)
+    html, page = report(run_folder)
+    assert "Rely on none of them here." in page.text
+    _, _, folded = html.partition(f"<summary>{fold}</summary>")
+    section = folded.partition("</section>")[0]
+    assert "Spearman’s ρ" in section and "Scores by client, median" in section
+    assert section.count("<details") + 1 == section.count("</details>")
 
 
 def test_a_run_with_scores_only(tmp_path):
