@@ -197,6 +197,19 @@ def test_a_round_that_is_halted_is_told(tmp_path):
         assert lost.startswith("the strategy was shown nothing of this round")
 
 
+class OneIsSilent(ClientApp):
+    """Client 1 has no audit."""
+
+    def __init__(self):
+        super().__init__()
+        self.audited = secure_app()
+        self.plain = ClientApp(client_fn=client_app.client_fn, mods=[client_app.secaggplus_mod])
+
+    def __call__(self, message, context):
+        is_silent = context.node_config["partition-id"] == 1
+        return (self.plain if is_silent else self.audited)(message, context)
+
+
 def test_a_sum_is_attacked_with_all_of_its_clients_or_not_at_all(tmp_path):
     some = Selection(clients=(0, 1))
     data = told_run(tmp_path / "some", secure_app(), selection=some)
@@ -205,12 +218,7 @@ def test_a_sum_is_attacked_with_all_of_its_clients_or_not_at_all(tmp_path):
     data = told_run(tmp_path / "many", secure_app(), max_samples=2)
     assert len(data.events) == 3
     assert all("use 3 samples, more than max_samples=2" in e.message for e in data.events)
-    silent = secure_app()
-    plain = ClientApp(client_fn=client_app.client_fn, mods=[client_app.secaggplus_mod])
-    mixed = lambda message, ctx: (plain if ctx.node_config["partition-id"] == 1 else silent)(  # noqa: E731
-        message, ctx
-    )
-    data = told_run(tmp_path / "silent", mixed)
+    data = told_run(tmp_path / "silent", OneIsSilent())
     said = sorted(e.message for e in data.events)
     assert len(said) == 3
     assert sum("told nothing of its training" in message for message in said) == 1

@@ -437,7 +437,10 @@ def test_scores_share_their_lanczos_run(gradient_map, batch):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_every_config_builds_and_runs(path, gradient_map, batch):
-    scores = instantiate(OmegaConf.load(path), _convert_="all")
+    config = OmegaConf.load(path)
+    if "defaults" in config:  # Hydra's list of options that this one gathers
+        config = OmegaConf.merge(*(OmegaConf.load(path.with_stem(o)) for o in config.defaults))
+    scores = instantiate(config, _convert_="all")
     exposure = make_exposure(gradient_map, batch[:2], noise_std=1e-2)
     measurements = measure_all(scores or {}, gradient_map, exposure)
     assert all(None not in m.values for m in measurements), measurements
