@@ -11,6 +11,8 @@ Direction = Literal["larger is safer", "smaller is safer", "larger leaks more", 
 RecordKind = Literal["score", "attack", "metric", "utility", "cost", "check", "client", "what_if"]
 State = Literal["exact", "within tolerance", "lower bound", "upper bound", "unresolved"]
 """How a value stands to the quantity that it is named after; see ``Measurement``."""
+NOT_CHECKED = "explains the update was not checked: "
+"""What stands before the reason where a client could not replay; the report looks for it."""
 NUMBERS: tuple[State, ...] = ("exact", "within tolerance")
 """The states of a value that may be read as the quantity itself."""
 

@@ -31,6 +31,7 @@ from flwr_leakage.flower.client_session import Session
 from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note
+from flwr_leakage.measurements import NOT_CHECKED
 from flwr_leakage.params import Params, subtract
 from flwr_leakage.records import InputSpec, LocalSchedule, Update
 from flwr_leakage.scores.base import Score
@@ -244,9 +245,7 @@ class _Work:
         """The replay's result, for the scores' notes."""
         sentence = self.check.sentence
         if self.check.explains and not self.check.replayed:
-            sentence = (
-                f"whether the captured training explains the update was not checked: {sentence}"
-            )
+            sentence = f"whether the captured training {NOT_CHECKED}{sentence}"
         return Explained(sentence, not self.check.explains)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.measurements import NOT_CHECKED
 from flwr_leakage.params import ravel, subtract
 from flwr_leakage.per_sample.route import differentiable
 from flwr_leakage.records import Exposure
@@ -47,7 +48,7 @@ def explain_update(gradient_map: GradientMap, exposure: Exposure) -> Explanation
     if len(exposure.defended) < used:
         return Explanation(
             None,
-            f"whether the scored model explains the update was not checked: of its {used} samples "
+            f"whether the scored model {NOT_CHECKED}of its {used} samples "
             f"{len(exposure.defended)} were kept (max_samples)",
         )
     samples = exposure.defended[:used]
@@ -57,9 +58,7 @@ def explain_update(gradient_map: GradientMap, exposure: Exposure) -> Explanation
         replayed = local_update(gradient_map, params, samples, raw.schedule, buffers)
     except (RuntimeError, ValueError, TypeError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
-        return Explanation(
-            None, f"whether the scored model explains the update was not checked: {reason}"
-        )
+        return Explanation(None, f"whether the scored model {NOT_CHECKED}{reason}")
     length = float(ravel(raw.delta).double().norm())
     gap = float(ravel(subtract(replayed, raw.delta)).detach().double().norm())
     distance = gap / length if length else (0.0 if gap == 0 else torch.inf)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from flwr_leakage.measurements import NOT_CHECKED
 from flwr_leakage.per_sample.replay import EXPLAINED
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report.index import Index, count, number
@@ -12,8 +13,6 @@ _CHECK = "replay_residual"
 _SKIPPED = "not_replayed"
 """A round between two replays of a client, in which nothing spoke against the latest one."""
 _REFUTED = "not explain"
-_REFUSED = "explains the update was not checked: "
-"""What stands before the reason where a client says that it could not replay."""
 _EMPTY_WORDS = ("; results are no evidence of safety", "the training was not replayed: ")
 
 FAILED = "Replay check failed"
@@ -58,7 +57,7 @@ def replays(index: Index, events: Sequence[RunEvent] = ()) -> Replays:
     for (server_round, client, _), record in index.series("check", _SKIPPED).items():
         undone[server_round, client] = _reason(record)
     for event in events:
-        _, refused, reason = event.message.partition(_REFUSED)
+        _, refused, reason = event.message.partition(NOT_CHECKED)
         if refused:
             undone[event.server_round, event.client_id] = reason.rstrip(".")
     return Replays(same, other, undone)
@@ -187,8 +186,8 @@ def _others_told(found: Replays, attacked: Collection[int]) -> list[str]:
     told = []
     if same:
         told.append(
-            f"Not attacked, but checked with the same answer: {_named(same)} (of such clients a "
-            f"simulation checks only the first update that they score)."
+            f"Not attacked, but checked with the same answer: {_named(same)} (of such "
+            f"clients not every update is checked)."
         )
     reasons: dict[str, set[Place]] = {}
     for place in undone:
