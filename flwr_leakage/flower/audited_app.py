@@ -27,6 +27,7 @@ def audit(
     defense: Defense | None = None,
     score_plan: ScorePlan | None = None,
     replay_every: int | None = 10,
+    replay_samples: int | None = 64,
     limits: Limits | None = None,
     spec: InputSpec | None = None,
     seed: int | None = None,
@@ -55,6 +56,8 @@ def audit(
             training alone. A replay costs as much CPU time as training on the samples that are
             kept. A glance without one passes over the parameters twice, which costs less than a
             millisecond for small networks, and its record says that the training was not replayed.
+        replay_samples: a replay after a client's first is of the steps that take the first so many
+            samples, unless something changed; ``None`` for all steps that are kept.
         limits: how many samples and bytes are kept; the rest is counted.
         spec: shapes and normalisation of the inputs; by default read off the samples.
         seed: of the defense's draws and the scores, for simulations only; see ``ClientAudit``.
@@ -75,6 +78,7 @@ def audit(
         defense=defense or Defense(),
         score_plan=score_plan or ScorePlan(),
         replay_every=replay_every,
+        replay_samples=replay_samples,
         limits=limits or Limits(),
         spec=spec,
         seed=seed,

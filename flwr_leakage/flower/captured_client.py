@@ -50,6 +50,7 @@ class CapturePlan:
     defense: Defense = field(default_factory=Defense)
     score_plan: ScorePlan = field(default_factory=ScorePlan)
     replay_every: int | None = 10
+    replay_samples: int | None = 64
     limits: Limits = field(default_factory=Limits)
     spec: InputSpec | None = None
     seed: int | None = None
@@ -62,6 +63,8 @@ class CapturePlan:
     def __post_init__(self) -> None:
         if self.replay_every is not None and self.replay_every < 1:
             raise ValueError(f"replay_every must be None or ≥ 1, got {self.replay_every}.")
+        if self.replay_samples is not None and self.replay_samples < 1:
+            raise ValueError(f"replay_samples must be None or ≥ 1, got {self.replay_samples}.")
         if self.attack is not None:
             object.__setattr__(self, "attack", as_self_attack(self.attack))
         check_own(self.share, self.gate, self.scores, cast(Any, self.attack))
@@ -90,6 +93,13 @@ class CapturePlan:
     def replays(self, server_round: int, kept: Replayed | None) -> bool:
         """Whether the training of a round, counted from 1, is replayed: a gate asks for each."""
         return self.gate is not None or is_due(self.replay_every, server_round, kept)
+
+    def kept_of(self, server_round: int, kept: Replayed | None) -> Limits:
+        """What is kept of a training that is captured: all, or what a later replay is of."""
+        few = self.replay_samples
+        if few is None or kept is None or kept.again or self.measures(server_round):
+            return self.limits
+        return replace(self.limits, max_samples=min(few, self.limits.max_samples))
 
 
 class _Round(SeenRound):
@@ -121,7 +131,7 @@ def train_and_report(
         return app(message, ctx)
     todo = _todo(plan, message, ctx)
     with (
-        capture(plan.limits) if todo.captures else nullcontext() as recorder,
+        capture(todo.limits) if todo.limits else nullcontext() as recorder,
         todo.glance(given[0]) as glance,
     ):
         start = time.process_time()
@@ -179,13 +189,13 @@ class _Todo:
     """What is done with a round.
 
     Attributes:
-        captures: whether the training is captured, as a replay, scores and defenses need.
+        limits: of the capture, which a replay, scores and defenses need; ``None`` for none.
         replays: whether it is replayed; there is a glance at it otherwise.
         kept: what the client's latest replay found; ``None`` before the first.
         server_round: or why it cannot be read.
     """
 
-    captures: bool
+    limits: Limits | None
     replays: bool
     kept: Replayed | None
     server_round: int | ValueError
@@ -211,10 +221,12 @@ def _todo(plan: CapturePlan, message: Message, context: Context) -> _Todo:
     try:
         server_round = _round_of(message)
     except ValueError as error:  # the reply will be handed on as it is
-        return _Todo(False, False, None, error)
+        return _Todo(None, False, None, error)
     kept = Replayed.kept(context)
     replays = plan.replays(server_round, kept)
-    return _Todo(replays or plan.measures(server_round), replays, kept, server_round)
+    captures = replays or plan.measures(server_round)
+    limits = plan.kept_of(server_round, kept) if captures else None
+    return _Todo(limits, replays, kept, server_round)
 
 
 def _round_of(message: Message) -> int:

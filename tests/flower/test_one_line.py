@@ -132,6 +132,22 @@ def changing(seen=None, **settings):
     return audit(app, **(seen or {}))
 
 
+def test_a_later_replay_is_of_the_first_samples_and_of_all_after_a_change(tmp_path):
+    def fell(server_round):
+        return lambda p: torch.optim.SGD(p, lr=0.1 if server_round < 4 else 0.05)
+
+    app = changing({"replay_every": 2, "replay_samples": 5}, optimizer=fell)
+    strategy = FedAvg(fraction_evaluate=0.0)
+    _, data, _ = run(tmp_path / "run", app, strategy=strategy, num_rounds=5)
+    notes = {r.server_round: r.note for r in checks(data)}
+    assert sorted(notes) == [1, 3, 5]
+    assert "explains the update" in notes[1] and "explains the update" in notes[5]
+    assert "explains its first 2 of 3 steps (the rest was not kept) exactly" in notes[3]
+    assert not data.events
+    with pytest.raises(ValueError, match="replay_samples must be None or ≥ 1, got 0"):
+        audit(app, replay_samples=0)
+
+
 def falling(server_round):
     return lambda p: torch.optim.SGD(p, lr=0.1 / server_round)
 
