@@ -27,11 +27,14 @@ from torch import nn
 from flwr_leakage.attacks import GradientInversion
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.models import ConvNet, ResNet18
+from flwr_leakage.models import ConvNet, ResNet8, ResNet18
 from flwr_leakage.records import InputSpec, Observation
 from simulations.benchmarks import lab
 from simulations.benchmarks.attacks import Outcome, run_method
 
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "convnet": ConvNet, "resnet8": ResNet8, "resnet18": ResNet18,
+}  # fmt: skip
 TRIAL = 6  # iterations that measure an iteration's cost
 
 
@@ -42,7 +45,7 @@ def make_network(name: str, statistics: str, spec: InputSpec, root: Path, seed: 
     ``calibrated`` ones the averages over 1,000 training images, in batches of 100.
     """
     torch.manual_seed(seed)
-    network: nn.Module = (ConvNet if name == "convnet" else ResNet18)(lab.SHAPE, lab.CLASSES)
+    network = NETWORKS[name](lab.SHAPE, lab.CLASSES)
     if statistics == "calibrated":
         for module in network.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -118,7 +121,7 @@ def main() -> None:
     lab.add_data(parser)
     lab.add_window(parser, images=8)
     parser.add_argument("--seeds", help="several draws of weights, as in 100,101")
-    parser.add_argument("--network", choices=["convnet", "resnet18"], default="resnet18")
+    parser.add_argument("--network", choices=list(NETWORKS), default="resnet18")
     parser.add_argument("--statistics", choices=["fresh", "calibrated"], default="fresh")
     parser.add_argument("--methods", default="breaching:invertinggradients,feature_recursion")
     parser.add_argument("--seconds", type=float, default=53.0, help="CPU seconds an image")
