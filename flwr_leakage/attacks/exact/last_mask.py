@@ -35,7 +35,12 @@ def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
             "windows that do not overlap."
         )
     product = gradient.flatten(1) / shared[:, None]
-    positions = error[0, 0].numel()
+    channels, positions = len(shared), error[0, 0].numel()
+    if positions >= channels:
+        raise ValueError(
+            f"the gradient of the last convolution does not tell the masks: {positions} of them, "
+            f"one a position, span all of its {channels} channels."
+        )
     columns = binary_columns(product, positions)
     patches = torch.linalg.lstsq(columns, product).solution
     order = arrange(patches.reshape(positions, *gradient.shape[1:]))

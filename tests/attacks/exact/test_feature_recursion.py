@@ -57,6 +57,17 @@ def test_other_networks_and_batches_fail_in_words_while_the_others_go_on():
     assert "3×3" in failed.error
 
 
+def test_a_last_layer_of_as_many_positions_as_channels_is_refused_in_words():
+    torch.manual_seed(0)
+    gradient_map = GradientMap(ResNet8((3, 32, 32), 4, width=16).eval())
+    spec = InputSpec((3, 32, 32), 4)
+    observation = observe(
+        gradient_map, Batch(torch.randn(1, 3, 32, 32), torch.tensor([0])), LocalSchedule(1)
+    )
+    (failed,) = attack(gradient_map, [observation], spec)
+    assert "64 of them, one a position, span all of its 64 channels" in failed.error
+
+
 @pytest.mark.parametrize("count", [4, 9])
 def test_binary_columns_are_found_in_a_product(count):
     generator = torch.Generator().manual_seed(count)
