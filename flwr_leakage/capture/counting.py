@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
@@ -20,17 +20,17 @@ class Counting:
     closure may: a step with one that writes to a parameter otherwise than earlier ones is unclear.
 
     Args:
-        optimizer: that takes the steps, after the last one that was kept.
+        optimizer: that takes the steps.
         parameters: that are trained.
-        before: their versions when that step began.
+        before: their versions when the step began that was seen last; ``None`` before the first.
         each: whether the settings are read at each step; at the end only, otherwise.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
-        parameters: Sequence[nn.Parameter],
-        before: Sequence[int],
+        parameters: Sequence[Tensor],
+        before: Sequence[int] | None = None,
         *,
         each: bool,
     ) -> None:
@@ -39,8 +39,9 @@ class Counting:
         self._parameters = list(parameters)
         self._versions = versions_of(self._parameters)
         # 0 where no step has written yet: not each step has a gradient of each parameter.
-        self._by_step = [now - then for now, then in zip(self._versions, before, strict=True)]
-        self._settings = [dict(group) for group in optimizer.param_groups]
+        then = self._versions if before is None else before
+        self._by_step = [now - past for now, past in zip(self._versions, then, strict=True)]
+        self._settings = _settled(optimizer)
         self._each = each
         self._settings_changed = False
         self.num_steps = 0
@@ -83,9 +84,8 @@ class Counting:
 
         Those that cannot be compared, as tensors of several entries cannot, count as changed.
         """
-        now, then = self._optimizer.param_groups, self._settings
         try:
-            return self._settings_changed or _settled(now) != _settled(then)
+            return self._settings_changed or _settled(self._optimizer) != self._settings
         except Exception:
             return True
 
@@ -100,10 +100,30 @@ def versions_of(parameters: Sequence[Tensor]) -> list[int]:
     return list(map(_version, parameters))
 
 
-def _settled(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """What an optimizer holds, in its order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The learning rate and all else, by group of parameters."""
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def writes_of(parameters: Sequence[Tensor]) -> int:
+    """How often the gradient was written to that was written to most; −1 where there is none.
+
+    ``backward`` writes once to an empty one and counts 0. Clipping and accumulation count more.
+    """
+    return max((p.grad._version for p in parameters if p.grad is not None), default=-1)
+
+
+def _settled(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The settings without what a scheduler adds when it is made."""
-    left_out = ("params", "initial_lr")
-    return [{k: v for k, v in group.items() if k not in left_out} for group in groups]
+    return [
+        {name: value for name, value in group.items() if name != "initial_lr"}
+        for group in settings_of(optimizer)
+    ]
 
 
 def batch_size(args: Any, kwargs: Any) -> int:

@@ -43,7 +43,7 @@ class TrainingFacts:
         unscheduled: why no ``LocalSchedule`` says how it was trained, or empty.
         rewritten: the first step, counted from 1, whose gradients something changed after
             ``backward`` (clipping, noise); 0 where none was seen.
-        repeated: whether mean and std were not read, and are those of an earlier training.
+        repeated: whether all but the optimizer, its settings and steps is of an earlier training.
     """
 
     optimizer: str
@@ -125,21 +125,12 @@ class TrainingFacts:
         )
 
 
-def facts_of(
-    training: CapturedTraining,
-    num_examples: int,
-    known: TrainingFacts | None = None,
-    *,
-    reads: bool = True,
-) -> TrainingFacts:
+def facts_of(training: CapturedTraining, num_examples: int) -> TrainingFacts:
     """What was captured, in numbers and words.
 
     Args:
         training: what was captured.
         num_examples: what the client says it used.
-        known: of an earlier training, for what cannot be seen where later steps were not kept.
-        reads: whether the normalisation is read. If not, that of ``known`` is repeated where it has
-            one and the inputs have the same shape, as reading it takes longer than all the rest.
 
     Raises:
         ValueError: nothing was captured.
@@ -149,14 +140,12 @@ def facts_of(
     options = training.steps[0].options[0]
     entries = training.steps[0].backwards[0].entries
     dtypes = {str(e.autocast.dtype).removeprefix("torch.") for e in entries if e.autocast.enabled}
-    inputs = _inputs(training, None if reads else known)
+    inputs = _inputs(training)
     try:
         captured_schedule(training, num_examples)
         unscheduled = ""
     except ValueError as error:
         unscheduled = str(error)
-    if training.optimizer is None and known is not None:  # later mini-batches were not looked at
-        unscheduled = unscheduled or known.unscheduled
     return TrainingFacts(
         optimizer=training.optimizer_class.__name__,
         learning_rate=float(options["lr"]),
@@ -173,17 +162,14 @@ def facts_of(
         mean=inputs.mean,
         std=inputs.std,
         unscheduled=unscheduled,
-        rewritten=_rewritten(training, known),
-        repeated=inputs.repeated,
+        rewritten=_rewritten(training),
     )
 
 
-def _rewritten(training: CapturedTraining, known: TrainingFacts | None) -> int:
-    """The first step whose gradients were changed; that of ``known`` where it was not kept."""
-    for number, step in enumerate(training.steps, start=1):
-        if step.rescaled_to is not None:
-            return number
-    return known.rewritten if known is not None and known.rewritten > len(training.steps) else 0
+def _rewritten(training: CapturedTraining) -> int:
+    """The first step whose gradients were changed; 0 where none was."""
+    changed = (n for n, step in enumerate(training.steps, 1) if step.rescaled_to is not None)
+    return next(changed, 0)
 
 
 @dataclass(frozen=True)
@@ -195,19 +181,14 @@ class _Inputs:
     num_classes: int = 0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    repeated: bool = False
 
 
-def _inputs(training: CapturedTraining, known: TrainingFacts | None) -> _Inputs:
+def _inputs(training: CapturedTraining) -> _Inputs:
     try:
         call = captured_batches(training)[0]
     except ValueError as error:
         return _Inputs(str(error))
     loss = "cross_entropy" if call.loss is F.cross_entropy else "a loss of the app's own"
-    shape = tuple(call.batch.inputs.shape[1:])
-    is_alike = known is not None and (shape, call.num_outputs) == (known.shape, known.num_classes)
-    if known is not None and known.mean and is_alike:
-        return _Inputs(loss, shape, call.num_outputs, known.mean, known.std, repeated=True)
     try:
         spec, is_told = infer_spec(call.batch, call.num_outputs)
     except ValueError:

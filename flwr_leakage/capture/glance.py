@@ -1,67 +1,126 @@
-"""What can be seen of a training without replaying it."""
+"""What is seen of a training that is not replayed, by hooks of the optimizer alone."""
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
-from flwr_leakage.capture.names import Shaped, name_live
-from flwr_leakage.capture.training import CapturedTraining
+from flwr_leakage.capture.counting import Counting, parameters_of, settings_of, writes_of
+from flwr_leakage.capture.facts import TrainingFacts
+from flwr_leakage.capture.samples import check_settings
 
 Differing = Callable[[Mapping[str, Tensor]], list[str]]
 """The names of the tensors that have other values than some arrays."""
 
 
 class Glance:
-    """Compares the parameters before the first step and after the last.
+    """Looks at the start, the settings, the steps and the end of a training, in a ``with`` block.
+
+    It knows an earlier training of the same client, which was captured: whose parameters the
+    optimizer held, by the names under which they were received.
 
     Args:
-        received: the arrays that the server sent.
-        not_received: which tensors have other values than those.
+        names: of the optimizer's parameters, in its order; empty for one that is not received.
+        not_received: which tensors have other values than the arrays that the server sent.
     """
 
-    def __init__(self, received: Mapping[str, Shaped], not_received: Differing) -> None:
-        self._received, self._not_received = received, not_received
-        self._models: list[nn.Module] = []
-        self._live: dict[str, Tensor] = {}
+    def __init__(self, names: Sequence[str], not_received: Differing) -> None:
+        self._names, self._not_received = names, not_received
+        self._counting: Counting | None = None
+        self._optimizer: Optimizer | None = None
         self._own: list[str] = []
+        self._live: dict[str, Tensor] = {}
+        self._settings: list[dict[str, Any]] = []
+        self._problem = ""
+        self.writes = -1
 
-    def begin(self, model: nn.Module) -> None:
-        """A model is about to be called for the first time."""
-        self._models.append(model)
-        found = name_live(self._received, self._models)
-        named = {name: tensor for name, (_, _, tensor) in found.items()}
-        new = {
-            name: tensor
-            for name, tensor in named.items()
-            if isinstance(tensor, nn.Parameter) and name not in self._live
-        }
-        self._own += self._not_received(new)
-        self._live |= new
+    def __enter__(self) -> "Glance":
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        self._thread = threading.get_ident()
+        return self
 
-    def causes(self, training: CapturedTraining, not_sent: Differing) -> tuple[str, ...]:
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._counting is not None:
+            self._counting.before_step(optimizer)
+        elif threading.get_ident() == self._thread and not self._problem:
+            try:
+                self._begin(optimizer)
+            except Exception as error:  # a look must not be what breaks a training
+                self._problem = str(error) or type(error).__name__
+
+    def _begin(self, optimizer: Optimizer) -> None:
+        parameters = parameters_of(optimizer)
+        if len(parameters) != len(self._names):
+            raise ValueError("the optimizer holds other parameters than when it was replayed")
+        self._live = {n: p for n, p in zip(self._names, parameters, strict=True) if n}
+        self._own = self._not_received(self._live)
+        self._settings = settings_of(optimizer)
+        self._optimizer = optimizer
+        self.writes = writes_of(parameters)
+        self._counting = Counting(optimizer, parameters, each=False)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._counting is not None:
+            self._counting.after_step(optimizer, args, kwargs)
+
+    def facts(self, known: TrainingFacts) -> TrainingFacts:
+        """The optimizer, its settings and steps as they were seen; the rest repeats ``known``."""
+        if self._counting is None or self._optimizer is None:
+            return replace(known, repeated=True)
+        first = self._settings[0]
+        unscheduled = known.unscheduled
+        try:
+            check_settings(type(self._optimizer), self._settings, self._counting.settings_changed)
+        except ValueError as error:
+            unscheduled = unscheduled or str(error)
+        return replace(
+            known,
+            optimizer=type(self._optimizer).__name__,
+            learning_rate=float(first["lr"]),
+            momentum=float(first.get("momentum", 0.0)),
+            weight_decay=float(first.get("weight_decay", 0.0)),
+            num_steps=self._counting.num_steps,
+            unscheduled=unscheduled,
+            repeated=True,
+        )
+
+    def causes(self, not_sent: Differing) -> tuple[str, ...]:
         """What speaks against an update that is not replayed, in words; empty where nothing does.
 
         What goes through autograd's version counter between the steps is seen. Writes through
-        ``.data`` raise no version, and the gradients of later steps are not looked at: neither is
-        seen without a replay.
+        ``.data`` raise no version, and neither the model's calls nor the loss are looked at.
 
         Args:
-            training: what was captured; it needs no copies.
             not_sent: which tensors have other values than what the client sends.
         """
-        if training.problem:
-            return (training.problem,)
-        if not self._live:
-            return ("the received arrays are none of a module that was called",)
+        seen = self._counting
+        if seen is None:
+            return (self._problem or "no step of a torch.optim.Optimizer was seen in this thread",)
+        if seen.problem:
+            return (seen.problem,)
         found = []
         if own := self._own:
             verb = "was" if len(own) == 1 else "were"
             found.append(f"{some(own)} {verb} not the server's before training")
         if changed := not_sent(self._live):
             found.append(f"{some(changed)} changed after training (noise, clipping or a defense)")
-        if training.changed_outside or training.changed_at_end:
+        if seen.changed_outside or seen.changed_at_end:
             found.append("parameters were changed by something else than the optimizer")
-        elif training.unclear_within:
+        elif seen.unclear_within:
             found.append(
                 "a closure's step wrote to parameters otherwise than earlier ones; whether "
                 "something else than the optimizer did could not be told"

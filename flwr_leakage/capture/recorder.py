@@ -25,7 +25,16 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.hooks import RemovableHandle
 
 from flwr_leakage.capture.calls import Calls
-from flwr_leakage.capture.counting import Counting, batch_size, has_closure, tensors_of, versions_of
+from flwr_leakage.capture.counting import (
+    Counting,
+    batch_size,
+    has_closure,
+    parameters_of,
+    settings_of,
+    tensors_of,
+    versions_of,
+    writes_of,
+)
 from flwr_leakage.capture.tape import Autocast, Backward, Tape
 from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root
 from flwr_leakage.function_mode import FunctionMode
@@ -50,21 +59,13 @@ class Limits:
 
 
 @contextmanager
-def capture(
-    limits: Limits | None = None,
-    *,
-    copies: bool = True,
-    begins: Callable[[nn.Module], None] | None = None,
-) -> Iterator["Recorder"]:
+def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
     """Watch what this thread trains until the block ends; then ask ``training()``.
 
     Args:
         limits: what is kept.
-        copies: whether the model and the optimizer are copied before the first step, as a replay
-            needs. Without, the steps that are not kept are counted at the least cost.
-        begins: is told of each model, with its parameters as they are before its first call.
     """
-    recorder = Recorder(limits or Limits(), copies, begins)
+    recorder = Recorder(limits or Limits())
     recorder.look()
     try:
         yield recorder
@@ -101,12 +102,8 @@ class _Window(FunctionMode):
 class Recorder:
     """Sees one training; see ``capture``."""
 
-    def __init__(
-        self, limits: Limits, copies: bool, begins: Callable[[nn.Module], None] | None
-    ) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._copies = copies
-        self._begins = begins
         self._thread = threading.get_ident()
         self._modes = len(_get_current_function_mode_stack())
         self._window: _Window | None = None
@@ -122,6 +119,7 @@ class Recorder:
         self._trained: list[nn.Parameter] = []
         self._optimizer: Optimizer | None = None
         self._copied_optimizer: Optimizer | None = None
+        self._writes = -1
         self._norms: set[bool] = set()
         self._rest: Counting | None = None
         self._begin_versions: list[int] = []
@@ -153,14 +151,11 @@ class Recorder:
         self._calls.rest()
 
     def _count_the_rest(self, optimizer: Optimizer) -> None:
-        """From here on steps are counted, and the samples of calls where a replay needs them."""
+        """From here on steps are counted, and the samples of calls."""
         self._keeps = False
         self._tape = Tape()
-        self._rest = Counting(optimizer, self._trained, self._begin_versions, each=self._copies)
-        if self._copies:
-            self._after_kept = {id(p): p.detach().clone() for p in self._trained}
-        else:
-            self._calls.rest()
+        self._rest = Counting(optimizer, self._trained, self._begin_versions, each=True)
+        self._after_kept = {id(p): p.detach().clone() for p in self._trained}
 
     # --- the model -----------------------------------------------------------------------------
 
@@ -214,12 +209,9 @@ class Recorder:
             return
         if self._num_steps and any(p.requires_grad for p in own):
             raise ValueError(f"{type(module).__name__} was first called after the first step")
-        copied = copy_root(module, self._memo) if self._copies else None
-        self._roots[id(module)] = Root(module, copied)
+        self._roots[id(module)] = Root(module, copy_root(module, self._memo))
         self._trained += own
         self._begin_versions += versions_of(own)  # a closure calls it within the step
-        if self._begins is not None:
-            self._begins(module)
         self._norms |= {m.training for m in modules if isinstance(m, _BatchNorm)}
 
     # --- the loss ------------------------------------------------------------------------------
@@ -311,14 +303,11 @@ class Recorder:
             raise ValueError("LBFGS calls the loss several times in a step")
         if self._optimizer is None:
             self._optimizer = optimizer
-            if self._copies:
-                self._copied_optimizer = copy.deepcopy(optimizer, self._memo)
+            self._copied_optimizer = copy.deepcopy(optimizer, self._memo)
+            self._writes = writes_of(parameters_of(optimizer))
         elif optimizer is not self._optimizer:
             raise ValueError("two optimizers take steps")
-        self._options = tuple(
-            {name: value for name, value in group.items() if name != "params"}
-            for group in optimizer.param_groups
-        )
+        self._options = tuple(settings_of(optimizer))
         self._changed_outside |= self._versions_differ()
         self._begin_versions = versions_of(self._trained)
 
@@ -383,7 +372,7 @@ class Recorder:
             changed_outside=self._changed_outside or (rest is not None and rest.changed_outside),
             changed_at_end=rest.changed_at_end if rest else changed_at_end,
             settings_changed=rest is not None and rest.settings_changed,
-            unclear_within=rest is not None and rest.unclear_within,
+            writes=self._writes,
             problem=self._problem or (rest.problem if rest else "") or self._missing(),
         )
 

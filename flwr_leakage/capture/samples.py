@@ -1,12 +1,13 @@
 """From a captured training to what the scores and attacks speak of: samples, loss, schedule."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from flwr_leakage.capture.names import NamedTensor
 from flwr_leakage.capture.tape import Autocast, Backward, Constant, Entry, Value, play
@@ -196,21 +197,13 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
         raise ValueError(training.problem)
     if training.optimizer_class is None:
         raise ValueError("no optimizer was captured")
-    if not issubclass(training.optimizer_class, SGD):
-        raise ValueError(f"the optimizer is {training.optimizer_class.__name__}, and no SGD")
     options = [group for step in training.steps for group in step.options]
-    first = options[0]
-    if training.settings_changed or any(
-        {**group, "initial_lr": 0} != {**first, "initial_lr": 0} for group in options
-    ):
-        raise ValueError("the learning rate or another setting differs between steps or groups")
-    for name in ("nesterov", "maximize", "dampening"):
-        if first[name]:
-            raise ValueError(f"SGD with {name} is not replayed by attacks")
+    check_settings(training.optimizer_class, options, training.settings_changed)
     if any(len(step.backwards) != 1 for step in training.steps):
         raise ValueError("gradients were accumulated over several mini-batches")
     if any(step.rescaled_to is not None for step in training.steps):
         raise ValueError("gradients were changed between backward and a step (clipping or noise)")
+    first = options[0]
     schedule = LocalSchedule(
         learning_rate=float(first["lr"]),
         num_steps=training.num_steps,
@@ -219,14 +212,35 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
         weight_decay=float(first["weight_decay"]),
     )
     expected = [window.stop - window.start for window in schedule.slices(num_examples)]
-    seen = len(training.batch_sizes)
-    counted = training.optimizer is not None
-    if (expected if counted else expected[:seen]) != list(training.batch_sizes):
+    if expected != list(training.batch_sizes):
         raise ValueError(
             f"mini-batches of {list(training.batch_sizes)[:5]} … samples are not those of "
             f"{num_examples} samples in order"
         )
     return schedule
+
+
+def check_settings(
+    optimizer: type[Optimizer], settings: Sequence[Mapping[str, Any]], changed: bool
+) -> None:
+    """Whether a ``LocalSchedule`` can say how an optimizer was set.
+
+    Args:
+        optimizer: its class.
+        settings: of each group of parameters, and of each step that was seen.
+        changed: whether they were others in later steps.
+
+    Raises:
+        ValueError: it cannot, in words.
+    """
+    if not issubclass(optimizer, SGD):
+        raise ValueError(f"the optimizer is {optimizer.__name__}, and no SGD")
+    first = settings[0]
+    if changed or any({**each, "initial_lr": 0} != {**first, "initial_lr": 0} for each in settings):
+        raise ValueError("the learning rate or another setting differs between steps or groups")
+    for name in ("nesterov", "maximize", "dampening"):
+        if first[name]:
+            raise ValueError(f"SGD with {name} is not replayed by attacks")
 
 
 def private_samples(training: CapturedTraining, num_examples: int) -> Batch:

@@ -17,22 +17,11 @@ class Root:
 
     Attributes:
         live: the module.
-        copied: its copy; ``None`` where the training is not to be replayed.
+        copy: its copy.
     """
 
     live: nn.Module
-    copied: nn.Module | None
-
-    @property
-    def copy(self) -> nn.Module:
-        """The copy.
-
-        Raises:
-            ValueError: there is none.
-        """
-        if self.copied is None:
-            raise ValueError("the model was not copied before this training, to save time")
-        return self.copied
+    copy: nn.Module
 
 
 @dataclass(frozen=True)
@@ -58,22 +47,19 @@ class CapturedTraining:
     Attributes:
         roots: the modules with parameters or buffers that were called, in the order of calling.
         optimizer: a copy from before the first step, whose parameters are those of the copies;
-            ``None`` where nothing was copied.
+            ``None`` where there was no step.
         optimizer_class: its class; ``None`` where there was no step.
         batch_norm: ``batch`` where a BatchNorm layer trained in train mode, ``running`` where none
             of them did, empty where there is none.
         steps: those that were kept, from the first on.
         num_steps: all steps.
-        batch_sizes: samples of each call of the model that a gradient was taken of; where nothing
-            was copied, of the steps that were kept only.
+        batch_sizes: samples of each call of the model that a gradient was taken of.
         after_kept: the parameters after the last kept step by the live parameter's id, where not
             all steps were kept.
         changed_outside: whether parameters changed between the optimizer's steps.
         changed_at_end: whether parameters changed after the last step.
-        unclear_within: whether a step with a closure wrote to a parameter more or less often than
-            an earlier one, which the closure or the optimizer may have done; looked at where
-            nothing was copied.
         settings_changed: whether the optimizer's settings changed after the steps that were kept.
+        writes: to the gradients before the first step, see ``writes_of``.
         problem: why the training was not captured, in words; empty where it was.
     """
 
@@ -88,7 +74,7 @@ class CapturedTraining:
     changed_outside: bool
     changed_at_end: bool
     settings_changed: bool
-    unclear_within: bool = False
+    writes: int = -1
     problem: str = ""
 
     @property

@@ -163,9 +163,20 @@ def _holds_the_same(array: Array, tensor: Tensor) -> bool:
     return own.shape == other.shape and torch.equal(own, other.to(own.dtype))
 
 
-def with_shapes(arrays: Mapping[str, Array]) -> dict[str, Array | NDArray[Any]]:
-    """The arrays; those without a declared shape, as ``flwr.server`` sends them, are read."""
-    return {name: array if array.dtype else array.numpy() for name, array in arrays.items()}
+def unequal(
+    arrays: Mapping[str, Array], others: Mapping[str, Array], names: Sequence[str]
+) -> list[str]:
+    """Which of the names hold other values in one than in the other, or are in one alone."""
+    if not names:
+        return []
+    one, two = dict(arrays.items()), dict(others.items())
+    return [name for name in names if not _are_equal(one.get(name), two.get(name))]
+
+
+def _are_equal(left: Array | None, right: Array | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return left.data == right.data or np.array_equal(left.numpy(), right.numpy())
 
 
 def write_arrays(like: Mapping[str, Array], params: Params, buffers: Params) -> ArrayRecord:

@@ -27,6 +27,7 @@ def audit(
     defense: Defense | None = None,
     score_plan: ScorePlan | None = None,
     replay_every: int | None = 10,
+    replay_samples: int | None = 64,
     limits: Limits | None = None,
     spec: InputSpec | None = None,
     seed: int | None = None,
@@ -38,11 +39,12 @@ def audit(
 ) -> ClientApp:
     """Look on whenever a ``ClientApp`` trains; it may be empty still, or have its functions.
 
-    Each training is looked at by hooks. The first of a client, each tenth round's and the next one
-    after a change are replayed from the parameters that were received, and compared with what is
-    sent, after all mods. Messages that are not ``train`` pass untouched. The result, and how the
-    client trains (optimizer, learning rate, shapes: no samples), travel in a record beside the
-    update. Without a defense, nothing that fails here changes the reply.
+    The first training of a client, each tenth round's and the next one after a change are captured
+    by hooks, replayed from the parameters that were received, and compared with what is sent, after
+    all mods. At the others there is a glance: start, optimizer, settings, steps and end. Messages
+    that are not ``train`` pass untouched. The result, and how the client trains (optimizer,
+    learning rate, shapes: no samples), travel in a record beside the update. Without a defense,
+    nothing that fails here changes the reply.
 
     Args:
         app: the app, with its mods.
@@ -50,10 +52,12 @@ def audit(
         defense: of the update; the identity by default. What a defense of the inputs needs is
             ``encode``, see ``LeakageMod``. Where it cannot be applied the client sends an error.
         score_plan: when to score, which samples, at what cost, and what to keep and send.
-        replay_every: rounds from one replay to the next; 1 replays each, ``None`` none. A replay
-            costs as much CPU time as training on the samples that are kept. A look without one
-            costs one to three milliseconds for small networks (two passes over the parameters),
-            and its record says that the training was not replayed.
+        replay_every: rounds from one replay to the next; 1 replays each, ``None`` a client's first
+            training alone. A replay costs as much CPU time as training on the samples that are
+            kept. A glance without one passes over the parameters twice, which costs less than a
+            millisecond for small networks, and its record says that the training was not replayed.
+        replay_samples: a replay after a client's first is of the steps that take the first so many
+            samples, unless something changed; ``None`` for all steps that are kept.
         limits: how many samples and bytes are kept; the rest is counted.
         spec: shapes and normalisation of the inputs; by default read off the samples.
         seed: of the defense's draws and the scores, for simulations only; see ``ClientAudit``.
@@ -74,6 +78,7 @@ def audit(
         defense=defense or Defense(),
         score_plan=score_plan or ScorePlan(),
         replay_every=replay_every,
+        replay_samples=replay_samples,
         limits=limits or Limits(),
         spec=spec,
         seed=seed,

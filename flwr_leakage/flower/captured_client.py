@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, cast
@@ -15,7 +16,7 @@ from flwr_leakage.capture import CapturedTraining, Glance, Limits, capture
 from flwr_leakage.capture.exposure import CapturedRound, read_round
 from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.defenses.base import Defense
-from flwr_leakage.flower.arrays import differing, with_shapes, write_arrays
+from flwr_leakage.flower.arrays import differing, write_arrays
 from flwr_leakage.flower.client import client_id_of, refuse, server_round_of
 from flwr_leakage.flower.client_audit import (
     ClientAudit,
@@ -37,10 +38,6 @@ from flwr_leakage.records import InputSpec, LocalSchedule, Update
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
 
-_GLANCE = Limits(max_samples=1)
-"""The first step alone, where nothing is done with the others."""
-
-
 _NOTHING = Release(Update({}, {}, LocalSchedule(1.0), 0))
 """In the place of what would be released, where nothing is measured."""
 
@@ -53,6 +50,7 @@ class CapturePlan:
     defense: Defense = field(default_factory=Defense)
     score_plan: ScorePlan = field(default_factory=ScorePlan)
     replay_every: int | None = 10
+    replay_samples: int | None = 64
     limits: Limits = field(default_factory=Limits)
     spec: InputSpec | None = None
     seed: int | None = None
@@ -65,6 +63,8 @@ class CapturePlan:
     def __post_init__(self) -> None:
         if self.replay_every is not None and self.replay_every < 1:
             raise ValueError(f"replay_every must be None or ≥ 1, got {self.replay_every}.")
+        if self.replay_samples is not None and self.replay_samples < 1:
+            raise ValueError(f"replay_samples must be None or ≥ 1, got {self.replay_samples}.")
         if self.attack is not None:
             object.__setattr__(self, "attack", as_self_attack(self.attack))
         check_own(self.share, self.gate, self.scores, cast(Any, self.attack))
@@ -93,6 +93,13 @@ class CapturePlan:
     def replays(self, server_round: int, kept: Replayed | None) -> bool:
         """Whether the training of a round, counted from 1, is replayed: a gate asks for each."""
         return self.gate is not None or is_due(self.replay_every, server_round, kept)
+
+    def kept_of(self, server_round: int, kept: Replayed | None) -> Limits:
+        """What is kept of a training that is captured: all, or what a later replay is of."""
+        few = self.replay_samples
+        if few is None or kept is None or kept.again or self.measures(server_round):
+            return self.limits
+        return replace(self.limits, max_samples=min(few, self.limits.max_samples))
 
 
 class _Round(SeenRound):
@@ -123,10 +130,10 @@ def train_and_report(
     if len(given) != 1:
         return app(message, ctx)
     todo = _todo(plan, message, ctx)
-    limits = plan.limits if todo.copies else _GLANCE
-    looks = None if todo.replays else Glance(with_shapes(given[0]), partial(differing, given[0]))
-    begins = looks.begin if looks else None
-    with capture(limits, copies=todo.copies, begins=begins) as recorder:
+    with (
+        capture(todo.limits) if todo.limits else nullcontext() as recorder,
+        todo.glance(given[0]) as glance,
+    ):
         start = time.process_time()
         reply = app(message, ctx)
         train_seconds = time.process_time() - start
@@ -140,15 +147,15 @@ def train_and_report(
     try:
         server_round, client_id = todo.round_or_error(), client_id_of(ctx)
         key, answer = answers[0]
-        training = recorder.training()
-        seen = _Round(training, given[0], answer, _count(reply, training))
-        facts = seen.facts(todo.kept, replays=todo.replays)
-        if looks is None:
+        training = recorder.training() if recorder else None
+        seen = _Round(given[0], answer, _count(reply, training, todo.kept), training)
+        facts = seen.facts(todo.kept, glance)
+        if glance is not None and todo.kept is not None:
+            check = look(glance, seen, facts, todo.kept, ctx)
+        else:
             check = replay_now(
                 seen, facts, todo.kept, server_round, ctx, lambda: (seen.received, seen.sent)
             )
-        else:
-            check = look(looks, seen, facts, todo.kept, ctx)
         work = _Work(server_round, client_id, ctx, train_seconds, check)
         done = _work(plan, seen, work)
     except Exception as error:  # the audit must not be what breaks a training
@@ -182,14 +189,14 @@ class _Todo:
     """What is done with a round.
 
     Attributes:
-        replays: whether it is replayed.
-        copies: whether samples and model are needed; the first step alone is looked at otherwise.
-        kept: what the client's latest replay found.
+        limits: of the capture, which a replay, scores and defenses need; ``None`` for none.
+        replays: whether it is replayed; there is a glance at it otherwise.
+        kept: what the client's latest replay found; ``None`` before the first.
         server_round: or why it cannot be read.
     """
 
+    limits: Limits | None
     replays: bool
-    copies: bool
     kept: Replayed | None
     server_round: int | ValueError
 
@@ -203,15 +210,23 @@ class _Todo:
             raise self.server_round
         return self.server_round
 
+    def glance(self, received: ArrayRecord) -> AbstractContextManager[Glance | None]:
+        """What looks on where nothing is replayed."""
+        if self.replays or self.kept is None:
+            return nullcontext()
+        return Glance(self.kept.names, partial(differing, received))
+
 
 def _todo(plan: CapturePlan, message: Message, context: Context) -> _Todo:
     try:
         server_round = _round_of(message)
     except ValueError as error:  # the reply will be handed on as it is
-        return _Todo(False, False, None, error)
+        return _Todo(None, False, None, error)
     kept = Replayed.kept(context)
     replays = plan.replays(server_round, kept)
-    return _Todo(replays, replays or plan.measures(server_round), kept, server_round)
+    captures = replays or plan.measures(server_round)
+    limits = plan.kept_of(server_round, kept) if captures else None
+    return _Todo(limits, replays, kept, server_round)
 
 
 def _round_of(message: Message) -> int:
@@ -312,9 +327,12 @@ def _rewrite(answer: ArrayRecord, received: Mapping[str, Tensor], released: Upda
     return write_arrays(answer, params, released.buffers)
 
 
-def _count(reply: Message, training: CapturedTraining) -> int:
+def _count(reply: Message, training: CapturedTraining | None, kept: Replayed | None) -> int:
     """The number of samples that the client says it used, or else those that it was seen to."""
     for metrics in records_of(reply.content, MetricRecord).values():
         if isinstance(count := metrics.get("num-examples"), int | float):
             return int(count)
-    return max(1, sum(training.batch_sizes))
+    if training is not None:
+        return max(1, sum(training.batch_sizes))
+    facts = kept.facts if kept else None
+    return max(1, facts.num_steps * facts.batch_size) if facts else 1

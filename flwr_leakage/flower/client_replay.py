@@ -1,7 +1,7 @@
 """When a client's training is replayed, and what is said of the rounds in which it is not.
 
 A replay costs as much as the training. The first training of a client is replayed, then one every
-``replay_every`` rounds, and the next one after a change. What is seen between them costs little.
+``replay_every`` rounds, and the next one after a change. A glance between them costs little.
 """
 
 import json
@@ -21,8 +21,10 @@ from flwr_leakage.capture import (
     check_replay,
     facts_of,
 )
-from flwr_leakage.capture.names import name_live
-from flwr_leakage.flower.arrays import differing
+from flwr_leakage.capture.counting import parameters_of
+from flwr_leakage.capture.glance import some
+from flwr_leakage.capture.names import name_live, name_tensors
+from flwr_leakage.flower.arrays import differing, unequal
 
 REPLAY_KEY = "flwr-leakage-replay"
 """The record of the client's own state that says what the latest replay found."""
@@ -37,6 +39,8 @@ _KINDS = (
     "optimizer", "batch_norm", "randomness", "precision", "loss", "shape", "num_classes", "mean",
     "std", "rewritten",
 )  # fmt: skip
+_LISTS = ("varying", "again", "names", "untrained")
+"""What JSON has no tuples for."""
 _WORDS = {"rewritten": "change of gradients before a step"}
 
 
@@ -51,6 +55,9 @@ class Replayed:
         facts: how the client trained then; ``None`` where nothing was captured.
         varying: settings that have changed since the first replay and were replayed afterwards.
         again: why the next training is to be replayed; empty where it need not be.
+        names: of the optimizer's parameters as they are received, in its order; see ``Glance``.
+        untrained: of the received parameters that the optimizer did not hold.
+        writes: to the gradients before the first step, see ``writes_of``.
     """
 
     server_round: int
@@ -59,6 +66,9 @@ class Replayed:
     facts: TrainingFacts | None
     varying: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    untrained: tuple[str, ...] = ()
+    writes: int = -1
 
     def keep(self, context: Context) -> None:
         """Write it into the client's state."""
@@ -78,50 +88,58 @@ class Replayed:
 def _read(text: str) -> Replayed:
     content = json.loads(text)
     facts = content.pop("facts")
-    return Replayed(
-        facts=TrainingFacts.from_dict(facts) if facts else None,
-        varying=tuple(content.pop("varying")),
-        again=tuple(content.pop("again")),
-        **content,
-    )
+    content |= {name: tuple(content[name]) for name in _LISTS}
+    return Replayed(**content, facts=TrainingFacts.from_dict(facts) if facts else None)
 
 
 def is_due(every: int | None, server_round: int, kept: Replayed | None) -> bool:
     """Whether a client's training is replayed.
 
     Args:
-        every: rounds from one replay to the next; ``None`` replays none.
+        every: rounds from one replay to the next; ``None`` for the first training alone.
         server_round: of the training, from 1; 0 where nobody named it.
         kept: of the client's latest replay.
     """
+    if kept is None:
+        return True
     if every is None:
         return False
-    if kept is None or kept.again or not server_round:
-        return True
-    return not 0 < server_round - kept.server_round < every
+    return bool(kept.again) or not 0 < server_round - kept.server_round < every
 
 
 @dataclass(frozen=True)
 class SeenRound:
-    """One captured training, and the arrays around it.
+    """One training, and the arrays around it.
 
     Attributes:
-        training: what was captured.
         arrays: that the server sent.
         answer: that the client sends; empty under a mask.
         num_examples: what the client says it used.
+        capture: of the training; ``None`` where there was a glance only.
     """
 
-    training: CapturedTraining
     arrays: ArrayRecord
     answer: ArrayRecord
     num_examples: int
+    capture: CapturedTraining | None
 
-    def facts(self, kept: Replayed | None, *, replays: bool) -> TrainingFacts | None:
-        """How the client trained; ``None`` where nothing was captured."""
+    @property
+    def training(self) -> CapturedTraining:
+        """The captured training.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.capture is None:
+            raise ValueError("this training was glanced at and not captured")
+        return self.capture
+
+    def facts(self, kept: Replayed | None, glance: Glance | None) -> TrainingFacts | None:
+        """How the client trained; ``None`` where nothing was seen."""
         try:
-            known = kept.facts if kept else None
-            return facts_of(self.training, self.num_examples, known, reads=replays)
+            if self.capture is not None:
+                return facts_of(self.capture, self.num_examples)
+            return glance.facts(kept.facts) if glance and kept and kept.facts else None
         except Exception:  # nothing was captured: the replay's sentence says why
             return None
 
@@ -140,66 +158,75 @@ def replay_now(
     state: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
 ) -> ReplayResult:
     """Replay a training, and keep what came of it; ``state`` reads what was received and sent."""
+    names: tuple[str, ...] = ()
+    untrained: tuple[str, ...] = ()
     try:
         received, sent = state()
         check = check_replay(seen.training, received, sent or seen.trained(received))
+        if check.explains:
+            names, untrained = _names(seen.training, received)
     except Exception as error:
         check = ReplayCheck(None, problem=str(error) or type(error).__name__)
     sentence = check.sentence()
     if not seen.answer and check.residual is not None:
         sentence += f"; {MASKED}"
     varying = {*kept.varying, *kept.again, *_changed(facts, kept)} if kept else set()
-    named = tuple(name for name in _NUMBERS if name in varying)
-    Replayed(server_round, check.explains, sentence, facts, named).keep(context)
+    found = Replayed(
+        server_round,
+        check.explains,
+        sentence,
+        facts,
+        varying=tuple(name for name in _NUMBERS if name in varying),
+        names=names,
+        untrained=untrained,
+        writes=seen.training.writes,
+    )
+    found.keep(context)
     return ReplayResult(check.residual, check.explains, sentence)
 
 
+def _names(
+    training: CapturedTraining, received: Mapping[str, Tensor]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The received names of the optimizer's parameters, and of the other parameters."""
+    found = name_tensors(received, training.roots)
+    own = {id(named.before): name for name, named in found.items() if named.is_parameter}
+    held = parameters_of(training.optimizer) if training.optimizer else []
+    names = tuple(own.pop(id(parameter), "") for parameter in held)
+    return names, tuple(own.values())
+
+
 def look(
-    looks: Glance,
+    glance: Glance,
     seen: SeenRound,
     facts: TrainingFacts | None,
-    kept: Replayed | None,
+    kept: Replayed,
     context: Context,
 ) -> ReplayResult:
     """What is said of a training that is not replayed; a change asks for a replay of the next."""
-    if kept is None:  # no replay was asked for
-        kept = Replayed(0, True, "", facts)
-        kept.keep(context)
     if not kept.explains:
         sentence = f"not replayed since round {kept.server_round}, where {kept.sentence}"
         return ReplayResult(None, False, sentence, replayed=False)
     try:
-        causes = _causes(looks, seen)
+        causes = _causes(glance, seen, kept)
     except Exception as error:
         causes = (str(error) or type(error).__name__,)
-    changed = _changed(facts, kept)
+    changed = _changed(facts, kept, glance.writes)
     again = (*causes, *(name for name in changed if name not in kept.varying))
-    if again and kept.server_round:
+    if again:
         replace(kept, again=again).keep(context)
     if causes:
         sentence = f"not replayed in this round, and {'; '.join(causes)}"
         sentence += "; results are no evidence of safety"
         return ReplayResult(None, False, sentence, replayed=False)
-    sentence = _unreplayed(facts, kept, changed, masked=not seen.answer)
+    sentence = _unreplayed(kept, changed, masked=not seen.answer)
     return ReplayResult(None, True, sentence, replayed=False)
 
 
-def _unreplayed(
-    facts: TrainingFacts | None, kept: Replayed, changed: tuple[str, ...], *, masked: bool
-) -> str:
+def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, masked: bool) -> str:
     """What was seen of a round that nothing speaks against, and no more."""
-    if not kept.server_round:
-        ended = f"; {MASKED}" if masked else " and ended with those that it sent"
-        return (
-            "not replayed in this round (replay_every=None); it began with the server's parameters"
-            f"{ended}"
-        )
     end = "not the end, which was masked" if masked else "end"
-    looked = f"start, first step, settings told, {end}"
-    if facts is None or kept.facts is None:
-        looked = f"start, {end}"
-    elif facts.repeated:
-        looked += "; not the normalisation"
+    looked = f"start, optimizer, settings, steps, {end}"
     then = f"round {kept.server_round}, where {kept.sentence}"
     if not changed:
         return (
@@ -212,18 +239,25 @@ def _unreplayed(
     )
 
 
-def _causes(looks: Glance, seen: SeenRound) -> tuple[str, ...]:
+def _causes(glance: Glance, seen: SeenRound, kept: Replayed) -> tuple[str, ...]:
     if not seen.answer:  # under a mask
-        return looks.causes(seen.training, lambda _: [])
-    return looks.causes(seen.training, partial(differing, seen.answer))
+        return glance.causes(lambda _: [])
+    causes = glance.causes(partial(differing, seen.answer))
+    if other := unequal(seen.answer, seen.arrays, kept.untrained):
+        causes = (*causes, f"{some(other)} not trained, and not sent as received")
+    return causes
 
 
-def _changed(facts: TrainingFacts | None, kept: Replayed) -> tuple[str, ...]:
+def _changed(
+    facts: TrainingFacts | None, kept: Replayed, writes: int | None = None
+) -> tuple[str, ...]:
     """The settings in which a training differs from the one that was replayed."""
     if facts is None or kept.facts is None:
         return ()
     then = kept.facts
     names = [n for n in (*_NUMBERS, *_KINDS) if getattr(facts, n) != getattr(then, n)]
+    if writes not in (None, kept.writes) and "rewritten" not in names:
+        names.append("rewritten")
     # What follows the bracket are numbers of samples.
     if facts.unscheduled.partition("[")[0] != then.unscheduled.partition("[")[0]:
         names.append("schedule")

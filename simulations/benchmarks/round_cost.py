@@ -32,7 +32,7 @@ from flwr_leakage.models import LeNet
 from flwr_leakage.records import Batch
 from simulations.benchmarks import lab
 
-NUM_CLIENTS = 2
+NUM_CLIENTS = 10
 PLAIN, REPLAYED = "none", "observe and audit, a replay each round"
 WARM = 2
 """Rounds that do not count."""

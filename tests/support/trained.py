@@ -81,3 +81,32 @@ class Loop:
                     optimizer.step()
         self.after(self.model)
         return self.model
+
+
+def shift(model, group):
+    with torch.no_grad():
+        model[0].bias.add_(1)
+
+
+CHANGES = [
+    (lambda model, group: None, (False, False)),
+    (shift, (True, False)),
+    (lambda model, group: group.update(lr=0.05), (False, True)),
+]
+"""What somebody does to a model and a group of settings, and whether either is another then."""
+
+
+def at_the_second_step(change):
+    """The settings of a loop in which ``change`` comes between backward and the second step."""
+    optimizers, calls = [], []
+
+    def make(parameters):
+        optimizers.append(sgd(parameters, momentum=0.9))
+        return optimizers[0]
+
+    def on_gradients(model):
+        calls.append(model)
+        if len(calls) == 2:
+            change(model, optimizers[0].param_groups[0])
+
+    return {"optimizer": make, "on_gradients": on_gradients}
