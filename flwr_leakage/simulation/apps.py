@@ -170,7 +170,10 @@ def evaluate_global_model(
     model.load_state_dict({k: v.to(model.state_dict()[k].dtype) for k, v in state.items()})
     every, last = experiment.settings.server.weights_every, experiment.settings.num_rounds
     if server_round == last or (every is not None and server_round % every == 0):
-        save_weights(Path(experiment.settings.run_dir), server_round, model.state_dict())
+        try:
+            save_weights(Path(experiment.settings.run_dir), server_round, model.state_dict())
+        except OSError as error:  # a full disk must not be what ends a training
+            audit.warn(server_round, -1, f"the global model's weights were not saved: {error}")
     batches = experiment.data.test_batches(500, experiment.settings.server.test_samples)
     found = classifier_utility(model, batches)
     audit.utility(server_round, "test_accuracy", found.accuracy)

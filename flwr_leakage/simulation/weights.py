@@ -19,12 +19,20 @@ def save_weights(run_dir: Path, server_round: int, state: Mapping[str, Tensor]) 
         run_dir: the run's folder.
         server_round: 0 for the model before training.
         state: a ``state_dict``.
+
+    Raises:
+        OSError: the file could not be written, as on a full disk; there is none then.
     """
     path = run_dir / FOLDER / f"round_{server_round:04d}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file({name: value.contiguous() for name, value in state.items()}, unfinished)
-    unfinished.replace(path)
+    try:
+        save_file({name: value.contiguous() for name, value in state.items()}, unfinished)
+        unfinished.replace(path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
     return path
 
 

@@ -2,9 +2,10 @@
 
 Command: ``python -m simulations.benchmarks.capture_mistakes --seed 100 --clients 4``. Each client
 trains on one digit for two steps of SGD with learning rate 0.1; one round; attack ``idlg``.
+``named`` counts the clients of which a warning was recorded; what is said is the first of these.
 """
 
-import argparse
+import logging
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from flwr_leakage.flower import audit, observe, run_inline
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, LocalSchedule
 from flwr_leakage.tracking import RunData, read_run
+from simulations.benchmarks import lab
 
 
 @dataclass(frozen=True)
@@ -134,20 +136,23 @@ def run(case: Case, seed: int, clients: int) -> RunData:
 
 def main() -> None:
     """Print one row a mistake."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = lab.command(__doc__)
     parser.add_argument("--seed", type=int, default=100)
     parser.add_argument("--clients", type=int, default=4)
-    given = parser.parse_args()
-    print("| mistake | PSNR median (lowest), dB | replay residual | what is said |")
-    print("|---|---|---|---|")
+    given = lab.start(parser)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    lab.print_header("mistake", "PSNR median (lowest), dB", "replay residual", "named", "said")
     for name, case in CASES.items():
         data = run(case, given.seed, given.clients)
         psnr = [r.value for r in data.records if r.name == "psnr" and r.value is not None]
         residual = [r.value for r in data.records if r.name == "replay_residual"]
-        said = next((e.message for e in data.events if e.level == "warning"), "nothing")
+        warnings = [event for event in data.events if event.level == "warning"]
+        named = len({event.client_id for event in warnings})
+        said = warnings[0].message if warnings else "nothing"
         outcome = f"{median(psnr):.0f} ({min(psnr):.0f})" if psnr else "–"
         worst = max((value for value in residual if value is not None), default=None)
-        print(f"| {name} | {outcome} | {'–' if worst is None else f'{worst:.2g}'} | {said} |")
+        shown = "–" if worst is None else f"{worst:.2g}"
+        lab.print_row(name, outcome, shown, f"{named} of {given.clients}", said)
 
 
 if __name__ == "__main__":

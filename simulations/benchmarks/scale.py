@@ -4,7 +4,8 @@
 what it was sent, plus noise) of LeNet on the in-process grid, without the audit and with one that
 attacks nobody, in processes of their own. Times are CPU times of the one process, as
 the machine may be shared, medians over the rounds; memory is what is resident after round 10 and
-after the last. Lines are those of the records, and a second is one of the audited run.
+after the last. Lines are those of the records, and a second is one of the audited run. All clients'
+own notes lie in this process: ``--keep-rounds 1`` bounds them, which leaves the server's memory.
 """
 
 import json
@@ -28,6 +29,7 @@ from flwr_leakage.flower import ClientAudit, HonestButCurious, InlineGrid, Leaka
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import LeNet
 from flwr_leakage.records import InputSpec, LocalSchedule
+from flwr_leakage.scores.plan import ScorePlan
 from flwr_leakage.tracking import JsonlTracker
 from simulations.benchmarks import lab
 
@@ -37,10 +39,12 @@ EARLY = 10
 """The round after which memory is first looked at."""
 
 
-def client_app(network: LeNet, audited: bool) -> ClientApp:
+def client_app(network: LeNet, audited: bool, keep_rounds: int | None) -> ClientApp:
     """Sends back what it got, plus noise; with the mod, as an audited client would."""
     app = ClientApp()
-    mods = [LeakageMod(ClientAudit(GradientMap(network), SPEC, SCHEDULE))] if audited else []
+    plan = ScorePlan(keep_rounds=keep_rounds)
+    audit = ClientAudit(GradientMap(network), SPEC, SCHEDULE, score_plan=plan)
+    mods = [LeakageMod(audit)] if audited else []
 
     @app.train(mods=mods)
     def train(message: Message, context: Context) -> Message:
@@ -57,7 +61,9 @@ def client_app(network: LeNet, audited: bool) -> ClientApp:
     return app
 
 
-def measure(num_clients: int, num_rounds: int, audited: bool) -> dict[str, float]:
+def measure(
+    num_clients: int, num_rounds: int, audited: bool, keep_rounds: int | None
+) -> dict[str, float]:
     """Run once in this process."""
     network = LeNet((1, 28, 28), 10)
     ends: list[float] = []
@@ -73,7 +79,7 @@ def measure(num_clients: int, num_rounds: int, audited: bool) -> dict[str, float
         strategy = FedAvg(fraction_evaluate=0.0)
         audit = ServerAudit(GradientMap(network), SPEC, SCHEDULE, tracker)
         around = HonestButCurious(strategy, audit) if audited else strategy
-        grid = InlineGrid(client_app(network, audited), num_clients)
+        grid = InlineGrid(client_app(network, audited, keep_rounds), num_clients)
         first = ArrayRecord(network.state_dict())
         around.start(grid, first, num_rounds=num_rounds, evaluate_fn=round_ended)
         tracker.close()
@@ -93,11 +99,15 @@ def main() -> None:
     parser = lab.command(__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--keep-rounds", type=int, help="of a client's notes; all if not given")
     parser.add_argument("--one", choices=["plain", "audited"], help="one run, printed as JSON")
     arguments = lab.start(parser)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     if arguments.one:
-        run = measure(arguments.clients[0], arguments.rounds, arguments.one == "audited")
+        run = measure(
+            arguments.clients[0], arguments.rounds, arguments.one == "audited",
+            arguments.keep_rounds,
+        )  # fmt: skip
         print("\n" + json.dumps(run))
         return
     lab.print_header(
@@ -109,6 +119,8 @@ def main() -> None:
         for kind in ("plain", "audited"):
             command = [sys.executable, "-m", "simulations.benchmarks.scale", "--one", kind]
             command += ["--clients", str(count), "--rounds", str(arguments.rounds)]
+            if arguments.keep_rounds is not None:
+                command += ["--keep-rounds", str(arguments.keep_rounds)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             runs[kind] = json.loads(done.stdout.splitlines()[-1])
         plain, audited = runs["plain"], runs["audited"]

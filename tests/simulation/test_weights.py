@@ -3,10 +3,13 @@
 import pytest
 import torch
 from audits import run, tiny_config
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from flwr_leakage.simulation import weights as module
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import ConfigError
+from flwr_leakage.tracking import read_run
 
 NETWORK = [
     "model=resnet8",
@@ -34,6 +37,22 @@ def test_a_run_goes_on_from_the_weights_of_another(tiny_data):
     state = resumed.network.state_dict()
     assert state.keys() == last.keys()
     assert all(torch.equal(state[name], value) for name, value in last.items())
+
+
+def test_weights_that_find_no_room_end_no_training(tiny_data, monkeypatch):
+    def full(tensors, path):
+        path.write_bytes(b"torn")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(module, "save_file", full)
+    config = tiny_config(tiny_data, "server.weights_every=1")
+    run(config)
+    data = read_run(config["run_dir"])
+    assert data.closed
+    said = [event for event in data.events if "were not saved" in event.message]
+    assert [event.server_round for event in said] == [0, 1, 2]
+    assert all("No space left" in event.message for event in said)
+    assert not list((tiny_data / "run/weights").iterdir())
 
 
 def test_a_file_that_does_not_fit_is_named(tiny_data):
