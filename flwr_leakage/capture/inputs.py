@@ -8,6 +8,10 @@ from flwr_leakage.records import Batch, InputSpec
 _LEVELS = 255
 _CLOSE = 1e-5
 """Values nearer to each other than this share of their range are one level, rounded."""
+_OFF_GRID = 1e-3
+"""Of a step: float32 is off by 1e-4, and a step of another grid of 8 bits by 1/255 somewhere."""
+_MANY = 20
+"""So many levels do not all fall on each second step of a finer grid by chance."""
 _GLANCE = 4096
 """Values that show whether there are more levels than 8 bits have."""
 
@@ -15,10 +19,10 @@ _GLANCE = 4096
 def infer_spec(batch: Batch, num_classes: int) -> tuple[InputSpec, bool]:
     """Infer what is public about the data from a client's samples.
 
-    Images of 8 bits hold (k/255 − mean)/std with k = 0 … 255. So the distance between
-    neighbouring values is 1/(255·std) in each channel, and the smallest value is that of k = 0
-    where a black pixel occurs. Where the values lie on no such grid (interpolated, augmented),
-    the box that the samples span is taken for that of pixels.
+    Images of 8 bits hold (k/255 − mean)/std with k = 0 … 255. So all distances of values are
+    multiples of 1/(255·std) in each channel, and the smallest value is that of k = 0 where a
+    black pixel occurs. Where the values lie on no such grid (interpolated, augmented), or too few
+    to tell which (black and white), the box that the samples span is taken for that of pixels.
 
     Args:
         batch: samples (B, C, H, W) in the model's input space.
@@ -41,7 +45,7 @@ def infer_spec(batch: Batch, num_classes: int) -> tuple[InputSpec, bool]:
     for channel in inputs.to(single).transpose(0, 1).flatten(1):
         low, high = float(channel.min()), float(channel.max())
         gap = _gap(channel)
-        if gap is not None and (high - low) / gap <= _LEVELS + 0.5:
+        if gap is not None:
             scale = 1 / (_LEVELS * gap)
         else:
             on_grid = False
@@ -54,22 +58,22 @@ def infer_spec(batch: Batch, num_classes: int) -> tuple[InputSpec, bool]:
 
 
 def _gap(values: Tensor) -> float | None:
-    """The spacing of the grid that the values lie on; ``None`` where they lie on none."""
+    """The spacing of the grid that the values lie on; ``None`` where none or several fit."""
     if _count_levels(torch.unique(values[:_GLANCE]).double()) > _LEVELS + 1:
         return None  # of all values there are no fewer, and sorting them takes long
     levels = torch.unique(values).double()
-    if not 1 < _count_levels(levels) <= _LEVELS + 1:
+    count = _count_levels(levels)
+    if not 1 < count <= _LEVELS + 1:
         return None
     width = float(levels[-1] - levels[0])
     apart = levels.diff()
-    gap = float(apart[apart > _CLOSE * width].min())
-    steps = (levels - levels[0]) / gap
-    for _ in range(3):  # float32 knows a neighbour's gap to 1e-4, and the width far better
-        whole = steps.round()
-        far = whole.argmax()
-        gap = float((levels[far] - levels[0]) / whole[far])
-        steps = (levels - levels[0]) / gap
-    return gap if bool(((steps - steps.round()).abs() < 0.02).all()) else None
+    fewest = round(width / float(apart[apart > _CLOSE * width].min()))  # no gap is below one step
+    for steps in range(fewest, _LEVELS + 1):
+        places = (levels - levels[0]) * (steps / width)
+        if bool(((places - places.round()).abs() < _OFF_GRID).all()):
+            finer_fits = 2 * steps <= _LEVELS and count < _MANY
+            return None if finer_fits else width / steps
+    return None
 
 
 def _count_levels(levels: Tensor) -> int:

@@ -44,6 +44,31 @@ def test_the_normalisation_is_read_off_8_bit_images(mean, std):
     assert found.std == pytest.approx(std, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    "levels",
+    [
+        (0, 28, 57, 85, 113, 142, 170, 198, 227, 255),  # no two are neighbours
+        (0, 64, 128, 191, 255),  # nearly multiples of 63.75
+        (0, 3, 100, 254),  # no white
+    ],
+)
+def test_the_normalisation_is_read_off_few_levels(levels):
+    spec = InputSpec((1, 6, 6), 3, (0.1307,), (0.3081,))
+    images = torch.tensor(levels).repeat(36)[:36].reshape(1, 1, 6, 6) / 255
+    found, known = infer_spec(Batch(spec.normalize(images), torch.zeros(1)), 3)
+    assert known
+    assert found.mean == pytest.approx(spec.mean, abs=1e-4)
+    assert found.std == pytest.approx(spec.std, abs=1e-4)
+
+
+@pytest.mark.parametrize("levels", [(0, 255), (0, 85, 170, 255)])
+def test_levels_of_several_grids_tell_no_normalisation(levels):
+    images = torch.tensor(levels).repeat(36)[:36].reshape(1, 1, 6, 6) / 255
+    found, known = infer_spec(Batch(images, torch.zeros(1)), 3)
+    assert not known
+    assert found.mean == (0.0,) and found.std == (1.0,)
+
+
 def test_a_normalisation_that_cannot_be_known_is_not_told():
     training, _, _ = captured(images=torch.rand(12, 1, 6, 6))
     facts = facts_of(training, 12)
