@@ -70,7 +70,7 @@ class Sharpening:
         draws: of the posterior in a step, ≥ 1.
     """
 
-    unknowns: int = 0
+    unknowns: int = 2000
     max_bytes: int = 4 * 2**30
     steps: int = 10
     iterations: int = 60
@@ -83,18 +83,20 @@ class Sharpening:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
-    def fits(self, model: KnownErrors) -> bool:
-        """Whether a batch is small enough, and has equations enough.
+    def obstacle(self, model: KnownErrors) -> str:
+        """Why a batch is too large, or has too few equations; empty where neither is so.
 
         Many of them depend on each other, where pooling narrows what they tell: twice as many as
         unknowns are asked for.
         """
-        unknowns = torch.Size(model.shape).numel()
-        return (
-            unknowns <= self.unknowns
-            and 2 * unknowns <= model.num_equations
-            and 2 * 4 * unknowns * model.num_equations <= self.max_bytes
-        )
+        unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
+        if unknowns > self.unknowns:
+            return f"{unknowns} unknowns, at most {self.unknowns} are asked for"
+        if 2 * unknowns > equations:
+            return f"{equations} equations of {unknowns} unknowns, fewer than two for each"
+        if 2 * 4 * unknowns * equations > self.max_bytes:
+            return f"its Jacobian takes more than {self.max_bytes} bytes"
+        return ""
 
     def __call__(
         self,
