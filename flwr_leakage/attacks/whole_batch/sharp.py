@@ -215,10 +215,11 @@ def spreads(
 ) -> list[Tensor]:
     """Posterior deviations of the inputs of every ReLU and pooling, each of its own shape."""
     run, params = model.single, model.single.problem.params
-    centre = kink_inputs(lambda: run(params, prior.grey + prior.push(point)))
+    centre = kink_inputs(partial(run, params, prior.grey + prior.push(point)))
     sums = [torch.zeros_like(each) for each in centre]
     for draw in draws:
-        moved = kink_inputs(lambda draw=draw: run(params, prior.grey + prior.push(point + draw)))
+        images = prior.grey + prior.push(point + draw)
+        moved = kink_inputs(partial(run, params, images))
         for total, there, back in zip(sums, moved, centre, strict=True):
             total += (there - back).square()
     found = []
