@@ -11,7 +11,7 @@ linear layer. ``--epochs`` has one entry a draw: of training on 4,000 training i
 Weights and batches are drawn from ``--first-seed`` on, others for every draw. Labels are inferred,
 nothing but the update is known. One thread.
 
-``batch_images:sharp`` goes on until the masks hold, for batches of two.
+``batch_images:sharp`` goes on with each unit blurred by its own doubt, for batches of two.
 
 ``--bounds N`` adds, for the first N draws of a case, the mean of the Gaussian posterior at the true
 masks and maxima, for noise of 1e-3 of each tensor: what the equations tell if all switches were
@@ -64,7 +64,7 @@ NOISE, ITERATIONS = 1e-3, 300  # of the bound
 
 
 def draw(
-    root: Path, name: str, size: int, seed: int, epochs: int
+    root: Path, name: str, size: int, seed: int, epochs: int, first: int = UNSEEN
 ) -> tuple[nn.Module, Batch, Observation]:
     """A network, a batch in pixels, and its update."""
     torch.manual_seed(seed)
@@ -73,7 +73,7 @@ def draw(
         pixels, labels = load(root, "cifar10", "train")
         train(network, Batch(SPEC.normalize(pixels), labels)[:TRAINING], epochs)
     pixels, labels = load(root, "cifar10", "test")
-    chosen = torch.randperm(len(labels) - UNSEEN, generator=lab.generator(seed))[:size] + UNSEEN
+    chosen = torch.randperm(len(labels) - first, generator=lab.generator(seed))[:size] + first
     truth = Batch(pixels[chosen], labels[chosen])
     case = Case(name, NETWORKS[name], "cifar10", size)
     seen = observe(GradientMap(network), Batch(SPEC.normalize(truth.inputs), truth.targets), case)
@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--methods", default="batch_images")
     parser.add_argument("--epochs", default="0,1,3,5", help="of training, one entry a draw")
     parser.add_argument("--first-seed", type=int, default=120)
+    parser.add_argument("--first-image", type=int, default=UNSEEN, help="of the test file")
     parser.add_argument("--bounds", type=int, default=0, help="of the first draws of a case")
     given = lab.start(parser)
     rows = _rows(given.output)
@@ -124,7 +125,9 @@ def main() -> None:
             done = {row["method"]: row for row in rows if case.items() <= row.items()}
             if done.keys() >= set(methods):
                 continue
-            network, truth, seen = draw(given.root, kind, int(size), seed, epochs)
+            network, truth, seen = draw(
+                given.root, kind, int(size), seed, epochs, given.first_image
+            )
             for method in methods:
                 if method in done:
                     continue

@@ -148,18 +148,18 @@ class Blurred(FunctionMode):
 
 
 class _Recorder(FunctionMode):
-    """Notes the spread of the inputs of every call that :class:`Blurred` would replace."""
+    """Notes the inputs of every call that :class:`Blurred` would replace."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.deviations: list[Tensor] = []
+        self.inputs: list[Tensor] = []
 
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if has_kinks(function, args, kwargs):
             inputs = args[0] if args else kwargs["input"]
-            self.deviations.append(_deviation(inputs.detach()))
+            self.inputs.append(inputs.detach().clone())
         return function(*args, **kwargs)
 
 
@@ -173,9 +173,14 @@ def measure(forward: Callable[[], object]) -> list[Tensor]:
         For each call, in their order, one number a channel (1, C, 1, …), over the batch and
         positions; a plain number for inputs without positions.
     """
+    return [_deviation(inputs) for inputs in kink_inputs(forward)]
+
+
+def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
+    """The inputs of every ReLU and max pooling in one forward pass, in the order of their calls."""
     with torch.no_grad(), _Recorder() as recorder:
         forward()
-    return recorder.deviations
+    return recorder.inputs
 
 
 def has_kinks(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -267,14 +267,14 @@ class GaussNewton(OneByOne):
                 # In units of the update's own weighted size, so that float32 does not overflow.
                 unit = float((likelihood.observed.square() / variances).sum())
             weights = 1 / (unit * variances)
-            system = _System(here, prior, weights.float())
+            system = System(here, prior, weights.float())
             if not step:
                 first = 0.1 * system.largest_eigenvalue(model.shape)
                 weight = max(first, 1 / unit)
                 first = weight
             right = system.pull_back((weights * residual).float()) + weight * coordinates
 
-            def product(flat: Tensor, system: _System = system, weight: float = weight) -> Tensor:
+            def product(flat: Tensor, system: System = system, weight: float = weight) -> Tensor:
                 return system(flat.reshape(model.shape)).flatten() + weight * flat
 
             change, _ = conjugate_gradients(
@@ -428,7 +428,7 @@ class _Model:
         return torch.cat(found)
 
 
-class _System:
+class System:
     """LᵀJᵀWJL, for one J, without forming it."""
 
     def __init__(self, here: Linearization, prior: ImagePrior, weights: Tensor) -> None:

@@ -80,7 +80,10 @@ class BatchImages(OneByOne):
         if not math.isfinite(best.distance):
             return failure("the objective was never finite.")
         inputs, equations = best.inputs, best.distance
-        if self.sharpening.fits(model) and not budget.is_spent:
+        obstacle = self.sharpening.obstacle(model)
+        if budget.is_spent:
+            obstacle = obstacle or "the budget was spent"
+        if not obstacle:
             sharper, sharp = self.sharpening(model, likelihood, inputs, budget)
             met = likelihood.distance(likelihood.residual(model.gradient(sharper, 0.0, True)))
             if met < equations:
@@ -94,7 +97,7 @@ class BatchImages(OneByOne):
             "equations": equations,
             "iterations": steps,
             "products": products,
-            "sharp_steps": sharp,
+            "sharpening": f"not run: {obstacle}" if obstacle else f"{sharp} steps",
             "cpu_seconds": time.process_time() - began,
             **stop_mark(best.stopped),
         }

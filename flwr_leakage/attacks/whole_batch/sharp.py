@@ -1,9 +1,15 @@
-"""The end of a batch's solution where the equations determine the images: no blur, few errors left.
+"""The end of a batch's solution where the equations determine the images.
 
-With the masks that a candidate has, the equations are linear, and their solution has fewer wrong
-masks. Each step's system is solved by conjugate gradients in double precision. Their
-preconditioner is the system itself, dense and in single precision, as it was some steps ago.
-Weights follow the residual of each tensor: what masks get wrong is no noise.
+Masks of units near zero are unknown to a candidate, and a wrong one moves the gradient as much as
+a right one. So each unit is blurred by its own posterior standard deviation: units whose sign the
+equations have settled keep their kink, doubtful ones are averages over both masks. Each step
+solves the equations to first order for the whole batch, draws from the posterior that they leave,
+and takes the spread of every unit over the draws as its next blur: as equations are met, it fades
+by itself.
+
+The linear systems are solved by conjugate gradients. Their preconditioner is the system
+itself, dense, in single precision. Weights follow the residual of each tensor: what masks
+get wrong is no noise.
 """
 
 from collections.abc import Callable
@@ -14,24 +20,40 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
-from flwr_leakage.attacks.inversion.gauss_newton import SHORTENINGS
+from flwr_leakage.attacks.inversion.blur import kink_inputs
+from flwr_leakage.attacks.inversion.gauss_newton import SHORTENINGS, System
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.inversion.linearization import Linearization
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
-BLOCK = 64
+BLOCK = 32
 """Columns of J that are computed at once."""
 
-RIDGE = 1e-3
-"""Of the preconditioner, in units of its mean diagonal: single precision sees no less."""
+RIDGE = 2e-7
+"""Of the preconditioner, in units of its largest entry: single precision sees no less."""
 
-TOLERANCE = 1e-5
+TOLERANCE = 1e-2
 """Relative, of a step's linear system."""
+
+TIGHT = 1e-5
+"""… of a draw's: its right side is mostly what the equations tell, the draw what they do not."""
 
 MET = 1e-13
 """Relative squared distance of the equations at which nothing is left but rounding."""
+
+CALM = 0.4
+"""Blur of the second step in posterior deviations: images are smoother than the prior."""
+
+FADING = 0.85
+"""Blur of a step in these units over that of the step before: it must end, doubts or not."""
+
+TINIEST = 1e-9
+"""Blur at least: one of zero has no width to divide by."""
+
+POOLED = 2.0
+"""Draws' worth of a channel's mean square in that of each unit: a few draws tell it badly."""
 
 
 @dataclass(frozen=True)
@@ -44,38 +66,44 @@ class Sharpening:
         max_bytes: of the Jacobian in single precision, twice: memory grows with the unknowns times
             the gradient's entries.
         steps: at most, ≥ 1.
-        rebuild: steps after which the preconditioner is built anew, ≥ 1.
         iterations: of conjugate gradients in a step, at most, ≥ 1.
+        draws: of the posterior in a step, ≥ 1.
     """
 
-    unknowns: int = 0
+    unknowns: int = 2000
     max_bytes: int = 4 * 2**30
     steps: int = 10
-    rebuild: int = 4
     iterations: int = 60
+    draws: int = 4
 
     def __post_init__(self) -> None:
         if self.unknowns < 0:
             raise ValueError(f"unknowns must be at least 0, got {self.unknowns}.")
-        for name in ("steps", "rebuild", "iterations"):
+        for name in ("steps", "iterations", "draws"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
-    def fits(self, model: KnownErrors) -> bool:
-        """Whether a batch is small enough, and has equations enough.
+    def obstacle(self, model: KnownErrors) -> str:
+        """Why a batch is too large, or has too few equations; empty where neither is so.
 
         Many of them depend on each other, where pooling narrows what they tell: twice as many as
         unknowns are asked for.
         """
-        unknowns = torch.Size(model.shape).numel()
-        return (
-            unknowns <= self.unknowns
-            and 2 * unknowns <= model.num_equations
-            and 2 * 4 * unknowns * model.num_equations <= self.max_bytes
-        )
+        unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
+        if unknowns > self.unknowns:
+            return f"{unknowns} unknowns, at most {self.unknowns} are asked for"
+        if 2 * unknowns > equations:
+            return f"{equations} equations of {unknowns} unknowns, fewer than two for each"
+        if 2 * 4 * unknowns * equations > self.max_bytes:
+            return f"its Jacobian takes more than {self.max_bytes} bytes"
+        return ""
 
     def __call__(
-        self, model: KnownErrors, likelihood: Likelihood, inputs: Tensor, budget: Budget
+        self,
+        model: KnownErrors,
+        likelihood: Likelihood,
+        inputs: Tensor,
+        budget: Budget,
     ) -> tuple[Tensor, int]:
         """Better images (B, C, H, W) in double precision, and the steps taken.
 
@@ -83,89 +111,176 @@ class Sharpening:
             model: the equations.
             likelihood: what was observed.
             inputs: where to begin.
-            budget: looked at between steps.
+            budget: looked at between steps, and between columns of the Jacobian.
         """
-        prior = ImagePrior.of(model.problem.spec)
+        prior, generator = ImagePrior.of(model.problem.spec), torch.Generator().manual_seed(0)
+        single = prior.single()
         point = torch.stack([prior.coordinates(image[None]) for image in inputs.double()])
-        precondition: Callable[[Tensor], Tensor] | None = None
-        age = 0
-        for step in range(self.steps):
-            here = Linearization(
-                partial(model.gradient, blur=0.0, precise=True), prior.grey + prior.push(point)
-            )
-            residual = likelihood.residual(here.value)
-            if budget.is_spent or likelihood.distance(residual) <= MET:
-                return prior.grey + prior.push(point), step
-            weights = 1 / likelihood.variances(residual, 1.0)
-            weights = weights / weights.max()
-            ridge = float((weights * residual.square()).sum()) / len(residual)
-            if precondition is None or age == self.rebuild:
-                precondition, age = _preconditioner(model, prior, point, weights, ridge), 0
-            right = prior.pull(here.pull(weights * residual)) + ridge * point
+        best, least = inputs, float("inf")
+        blurred, amount, groups = model, 0.0, channels(model, likelihood)
+        step = 0
+        for step in range(self.steps + 1):
+            inputs = prior.grey + prior.push(point)
+            met = likelihood.distance(likelihood.residual(model.gradient(inputs, 0.0, True)))
+            if met < least:
+                best, least = inputs, met
+            if least <= MET or step == self.steps or budget.is_spent:
+                break
+            here = Linearization(partial(blurred.gradient, blur=amount), inputs.float())
+            residual = likelihood.residual(blurred.gradient(inputs, amount, precise=True))
+            weights = 1 / variances(likelihood, residual, groups)
+            matrix = _normal_matrix(blurred, amount, single, inputs, weights, budget)
+            if matrix is None:
+                break
+            solve = _inverse(matrix)
+            system = System(here, single, weights.float())
 
-            def product(flat: Tensor, here=here, weights=weights, ridge=ridge) -> Tensor:
-                image = here.push(prior.push(flat.reshape(model.shape)))
-                return prior.pull(here.pull(weights * image)).flatten() + ridge * flat
+            def product(flat: Tensor, system: System = system) -> Tensor:
+                return system(flat.reshape(model.shape)).flatten() + flat
 
-            change, _ = conjugate_gradients(
-                product, -right.flatten(), TOLERANCE, self.iterations, precondition
-            )
-            length, start = 1.0, float((weights * residual.square()).sum())
+            def solution(right: Tensor, tolerance: float, product=product, solve=solve) -> Tensor:
+                found, _ = conjugate_gradients(
+                    product, right.flatten(), tolerance, self.iterations, solve
+                )
+                return found.reshape(model.shape)
+
+            right = system.pull_back((weights * residual).float()) + point.float()
+            change = -solution(right, TOLERANCE).double()
+
+            def objective(trial: Tensor, blurred=blurred, amount=amount, weights=weights) -> float:
+                value = blurred.gradient(prior.grey + prior.push(trial), amount, precise=True)
+                misfit = (weights * likelihood.residual(value).square()).sum()
+                return float(misfit) + float(trial.square().sum())
+
+            length, start = 1.0, objective(point)
             for _ in range(SHORTENINGS):
-                trial = point + length * change.reshape(point.shape)
-                value = model.gradient(prior.grey + prior.push(trial), 0.0, precise=True)
-                if float((weights * likelihood.residual(value).square()).sum()) < start:
+                if objective(point + length * change) < start:
+                    point = point + length * change
                     break
                 length *= 0.4
-            else:
-                if not age:
-                    return prior.grey + prior.push(point), step
-                age = self.rebuild - 1
-                trial = point
-            point, age = trial, age + 1
-        return prior.grey + prior.push(point), self.steps
+            draws = []
+            for _ in range(self.draws):
+                # Randomise, then optimise: the solution is a draw of the linearised posterior.
+                own = torch.randn(model.shape, generator=generator)
+                noise = torch.randn(len(weights), generator=generator)
+                rest = system.pull_back(weights.sqrt().float() * noise) - system(own)
+                draws.append(own + solution(rest, TIGHT))
+            deviations = spreads(model, single, point.float(), draws)
+            calm = CALM * FADING**step
+            widths = [(calm * each).clamp_min(TINIEST) for each in deviations]
+            blurred, amount = replace(model, deviations=widths), 1.0
+        return best, step
 
 
-def _preconditioner(
-    model: KnownErrors, prior: ImagePrior, point: Tensor, weights: Tensor, ridge: float
-) -> Callable[[Tensor], Tensor]:
-    """The map v ↦ (LᵀJᵀWJL + ridge)⁻¹ v, by Cholesky in single precision.
+def channels(model: KnownErrors, likelihood: Likelihood) -> Tensor:
+    """The number of the group of each equation (P,).
+
+    A weight's entries are grouped by the channel that they lead to; a bias is a group, and so are
+    the features of all samples. A wrong mask moves the gradients of its own channel.
+    """
+    found, first = [], 0
+    for name in model.names:
+        shape = model.problem.params[name].shape
+        rows = shape[0] if len(shape) > 1 else 1
+        found.append(first + torch.arange(rows).repeat_interleave(shape.numel() // rows))
+        first += rows
+    rest = len(likelihood.observed) - sum(len(each) for each in found)
+    return torch.cat([*found, torch.full((rest,), first)])
+
+
+def variances(likelihood: Likelihood, residual: Tensor, groups: Tensor) -> Tensor:
+    """… of each entry (P,), by the residual of its group, none much surer than the others.
+
+    A small group can be met by itself. Its weight would grow until nothing else counts: so none
+    has less than the least relative residual of the tensors with a tenth of all entries.
+
+    Args:
+        likelihood: what was observed.
+        residual: of all equations (P,).
+        groups: see :func:`channels`.
+    """
+    tensors, observed = likelihood.tensors, likelihood.observed
+    sizes = torch.zeros_like(likelihood.counts).index_add_(0, tensors, observed.square())
+    sizes = (sizes / likelihood.counts).clamp_min(TINIEST**2 * observed.square().mean())
+    relative = likelihood.mean_squares(residual) / sizes
+    floor = relative[likelihood.counts >= 0.1 * likelihood.counts.sum()].min()
+    counts = groups.bincount().to(residual)
+    sums = torch.zeros_like(counts).index_add_(0, groups, residual.square() / sizes[tensors])
+    each = (sums / counts).clamp_min(floor)[groups] * sizes[tensors]
+    return torch.maximum(each, likelihood.noise.square()[tensors])
+
+
+def spreads(
+    model: KnownErrors, prior: ImagePrior, point: Tensor, draws: list[Tensor]
+) -> list[Tensor]:
+    """Posterior deviations of the inputs of every ReLU and pooling, each of its own shape."""
+    run, params = model.single, model.single.problem.params
+    centre = kink_inputs(partial(run, params, prior.grey + prior.push(point)))
+    sums = [torch.zeros_like(each) for each in centre]
+    for draw in draws:
+        images = prior.grey + prior.push(point + draw)
+        moved = kink_inputs(partial(run, params, images))
+        for total, there, back in zip(sums, moved, centre, strict=True):
+            total += (there - back).square()
+    found = []
+    for total in sums:
+        axes = [axis for axis in range(total.ndim) if axis > 1]
+        shared = total.mean(axes, keepdim=True) / len(draws)
+        squares = (total + POOLED * shared) / (len(draws) + POOLED)
+        found.append(squares.sqrt())
+    return found
+
+
+def _inverse(matrix: Tensor) -> Callable[[Tensor], Tensor]:
+    """The map v ↦ (M + ridge)⁻¹ v, by Cholesky in single precision; M is overwritten."""
+    matrix.diagonal().add_(1 + RIDGE * float(matrix.diagonal().max()))
+    factor = torch.linalg.cholesky(matrix)
+    return lambda vector: torch.cholesky_solve(vector[:, None], factor)[:, 0]
+
+
+def _normal_matrix(
+    model: KnownErrors,
+    amount: float,
+    prior: ImagePrior,
+    inputs: Tensor,
+    weights: Tensor,
+    budget: Budget,
+) -> Tensor | None:
+    """LᵀJᵀWJL in single precision; ``None`` where the budget ends before.
 
     The gradients are sums over samples, and features are of one sample each: so J is built sample
     by sample.
     """
-    narrow, (count, *shape) = prior.single(), point.shape
-    size, features = point[0].numel(), model.known.shape[1]
+    count, *shape = inputs.shape
+    size, features = inputs[0].numel(), model.known.shape[1]
     shared = len(weights) - count * features
     roots = weights.sqrt().float()
-    blocks, diagonal = [], []
-    for index in range(count):
-        alone = replace(model, known=model.known[[index]], errors=model.errors[[index]])
-        image = (prior.grey + prior.push(point[[index]])).float()
-        here = Linearization(partial(alone.gradient, blur=0.0), image)
-        rows = torch.cat(
-            [
-                here.columns(narrow.push(part.reshape(-1, 1, *shape)))
-                for part in torch.eye(size).split(BLOCK)
-            ]
-        )
-        own = roots[shared + index * features : shared + (index + 1) * features]
-        blocks.append(rows[:, :shared] * roots[:shared])
-        inner = rows[:, shared:] * own
-        diagonal.append(inner @ inner.T)
     matrix = torch.empty(count * size, count * size)
-    for i in range(count):
-        for j in range(i, count):
-            part = blocks[i] @ blocks[j].T
-            if i == j:
-                part += diagonal[i]
-            matrix[i * size : (i + 1) * size, j * size : (j + 1) * size] = part
-            matrix[j * size : (j + 1) * size, i * size : (i + 1) * size] = part.T
-    del blocks, diagonal
-    matrix.diagonal().add_(ridge + RIDGE * float(matrix.diagonal().mean()))
-    factor = torch.linalg.cholesky(matrix)
-
-    def solve(vector: Tensor) -> Tensor:
-        return torch.cholesky_solve(vector.float()[:, None], factor)[:, 0].double()
-
-    return solve
+    blocks: list[Tensor] = []
+    for index in range(count):
+        deviations = [each[[index]] if len(each) == count else each for each in model.deviations]
+        alone = replace(
+            model,
+            known=model.known[[index]],
+            errors=model.errors[[index]],
+            deviations=deviations,
+        )
+        here = Linearization(partial(alone.gradient, blur=amount), inputs[[index]].float())
+        rows = torch.empty(size, shared + features)
+        for part in torch.arange(size).split(BLOCK):
+            if budget.is_spent:
+                return None
+            units = torch.zeros(len(part), size)
+            units[torch.arange(len(part)), part] = 1
+            rows[part] = here.columns(prior.push(units.reshape(-1, 1, *shape)))
+        first = shared + index * features
+        rows[:, :shared] *= roots[:shared]
+        rows[:, shared:] *= roots[first : first + features]
+        own = slice(index * size, (index + 1) * size)
+        matrix[own, own] = rows @ rows.T
+        blocks.append(rows[:, :shared].clone())
+        for other, block in enumerate(blocks[:-1]):
+            there = slice(other * size, (other + 1) * size)
+            matrix[own, there] = blocks[-1] @ block.T
+            matrix[there, own] = matrix[own, there].T
+    return matrix
