@@ -19,13 +19,17 @@ from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_proof import NOISE, ROUNDING, BatchInputs
 from flwr_leakage.attacks.exact.linear_walk import logits_behind
-from flwr_leakage.attacks.inversion.blur import Blurred, measure
+from flwr_leakage.attacks.inversion.blur import Blurred, blurred_relu, measure
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
 from flwr_leakage.params import Params
 from flwr_leakage.spectral.image_prior import ImagePrior
+
+
+DECIDED = 0.3
+"""Blur up to which a candidate's own units are nearer to the truth than to take them for off."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,11 @@ class KnownErrors:
         errors: δ (B, n), zero where the ReLU is off.
         prior: of each image, in single precision.
         deviations: of the inputs of ReLUs and pooling before the layer.
+        noise_std: of every known feature, > 0.
+        spread: standard deviation of features over draws of the prior.
+        bounds: what features that were not seen are at most (B, n), 0 for those that were.
+        doubtful: whether it is not known if a unit is on (B, n). Where a ReLU was left out, it is
+            as the candidate has it, but off while the blur is wide if noise alone hides it.
     """
 
     problem: Problem
@@ -51,6 +60,10 @@ class KnownErrors:
     errors: Tensor
     prior: ImagePrior
     deviations: Sequence[Tensor]
+    noise_std: Tensor
+    spread: float
+    bounds: Tensor
+    doubtful: Tensor
 
     @classmethod
     def of(
@@ -68,20 +81,45 @@ class KnownErrors:
             ValueError: logits depend on the images otherwise than through the layer, or no
                 parameter stands before it alone.
         """
-        single, prior = problem.to(torch.float32), ImagePrior.of(problem.spec).single()
-        draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
-        images = problem.spec.clamp(prior.grey + prior.push(draws))
-        narrow = FeaturePass.of(single, weight, images)
-        names = _names_before(narrow, images)
-        deviations = measure(lambda: narrow(single.params, images))
+        passed = Passed.of(problem, weight, generator)
         errors = found.errors @ problem.params[weight]
         known = found.inputs
-        if narrow.left_out >= 0:
+        if passed.narrow.left_out >= 0:
             spread = found.relative_errors[:, None] * known.norm(dim=1, keepdim=True)
             zero = NOISE * spread / known.shape[1] ** 0.5 + ROUNDING * known.amax(1, keepdim=True)
             known, errors = (torch.where(known > zero, each, 0.0) for each in (known, errors))
-        wide = FeaturePass(problem, weight, narrow.left_out)
-        return cls(problem, wide, narrow, names, known, errors, prior, deviations)
+        floor = FLOOR * known.square().mean().sqrt()
+        nothing = torch.zeros_like(known)
+        return cls.posed(problem, passed, known, errors, floor, nothing, nothing > 0)
+
+    @classmethod
+    def posed(
+        cls,
+        problem: Problem,
+        passed: "Passed",
+        known: Tensor,
+        errors: Tensor,
+        noise_std: Tensor,
+        bounds: Tensor,
+        doubtful: Tensor,
+    ) -> "KnownErrors":
+        """The equations behind a pass of features; see the attributes."""
+        narrow = passed.narrow
+        wide = FeaturePass(problem, narrow.weight, narrow.left_out)
+        return cls(
+            problem,
+            wide,
+            narrow,
+            passed.names,
+            known,
+            errors,
+            passed.prior,
+            passed.deviations,
+            noise_std,
+            passed.spread,
+            bounds,
+            doubtful,
+        )
 
     @property
     def passes(self) -> int:
@@ -114,13 +152,12 @@ class KnownErrors:
         rows = self.known.flatten()
         counts = torch.cat([gradients.counts, torch.tensor([float(len(rows))]).to(rows)])
         index = torch.full((len(rows),), len(gradients.counts))
-        noise = FLOOR * rows.square().mean().sqrt()
         return Likelihood(
             torch.cat([gradients.observed, rows]),
             torch.cat([gradients.tensors, index]),
             counts,
-            torch.cat([gradients.noise, noise[None]]),
-            torch.cat([gradients.bounds, torch.zeros_like(rows)]),
+            torch.cat([gradients.noise, self.noise_std[None]]),
+            torch.cat([gradients.bounds, self.bounds.flatten()]),
         )
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
@@ -134,13 +171,60 @@ class KnownErrors:
             params: Params = {**run.problem.params, **leaves}
             with Blurred(self.deviations, blur):
                 outputs = run(params, inputs.to(dtype))
-            functional = (self.errors.to(dtype) * outputs).sum()
+            live = told = outputs
+            if self.single.left_out >= 0:
+                sure = (self.errors != 0) & ~self.doubtful
+                open_ = self.doubtful & ((self.bounds > 0) | (blur <= DECIDED))
+                own = torch.where(open_, self._relu(outputs, blur), outputs.clamp_min(0))
+                told = torch.where(sure, outputs, own)
+                live = torch.where(sure | open_, told, 0.0)
+            functional = (self.errors.to(dtype) * live).sum()
             follows = torch.is_grad_enabled() and inputs.requires_grad
             gradients = torch.autograd.grad(functional, list(leaves.values()), create_graph=follows)
-            if self.single.left_out >= 0:
-                outputs = torch.where(self.known > 0, outputs, outputs.clamp_min(0))
-        value = torch.cat([*(each.flatten() for each in gradients), outputs.flatten()])
+        value = torch.cat([*(each.flatten() for each in gradients), told.flatten()])
         return value if follows else value.detach()
+
+    def _relu(self, outputs: Tensor, blur: float) -> Tensor:
+        """The ReLU that was left out, blurred."""
+        if not blur:
+            return outputs.clamp_min(0)
+        return blurred_relu(outputs, outputs.new_tensor(blur * self.spread))
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The pass to a layer's inputs, tried on draws of the prior.
+
+    Attributes:
+        narrow: of the network in single precision.
+        names: of the parameters before the layer.
+        prior: of images, in single precision.
+        deviations: of the inputs of ReLUs and pooling before the layer.
+        spread: of the layer's inputs, without the ReLU that is left out.
+    """
+
+    narrow: FeaturePass
+    names: tuple[str, ...]
+    prior: ImagePrior
+    deviations: Sequence[Tensor]
+    spread: float
+
+    @classmethod
+    def of(cls, problem: Problem, weight: str, generator: torch.Generator) -> "Passed":
+        """Try the pass.
+
+        Raises:
+            ValueError: logits depend on the images otherwise than through the layer, or no
+                parameter stands before it alone.
+        """
+        single, prior = problem.to(torch.float32), ImagePrior.of(problem.spec).single()
+        draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
+        images = problem.spec.clamp(prior.grey + prior.push(draws))
+        narrow = FeaturePass.of(single, weight, images)
+        names = _names_before(narrow, images)
+        deviations = measure(lambda: narrow(single.params, images))
+        spread = float(narrow(single.params, images).std())
+        return cls(narrow, names, prior, deviations, spread)
 
 
 def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:

@@ -140,7 +140,13 @@ def _preconditioner(
     roots = weights.sqrt().float()
     blocks, diagonal = [], []
     for index in range(count):
-        alone = replace(model, known=model.known[[index]], errors=model.errors[[index]])
+        alone = replace(
+            model,
+            known=model.known[[index]],
+            errors=model.errors[[index]],
+            bounds=model.bounds[[index]],
+            doubtful=model.doubtful[[index]],
+        )
         image = (prior.grey + prior.push(point[[index]])).float()
         here = Linearization(partial(alone.gradient, blur=0.0), image)
         rows = torch.cat(
