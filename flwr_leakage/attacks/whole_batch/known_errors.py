@@ -27,7 +27,6 @@ from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
 from flwr_leakage.params import Params
 from flwr_leakage.spectral.image_prior import ImagePrior
 
-
 DECIDED = 0.3
 """Blur up to which a candidate's own units are nearer to the truth than to take them for off."""
 
@@ -38,30 +37,20 @@ class KnownErrors:
 
     Attributes:
         problem: in double precision.
-        features: of the network in double precision.
-        single: of the network in single precision.
-        names: of the parameters whose gradients are equations.
+        passed: the pass to the layer.
         known: h (B, n).
         errors: δ (B, n), zero where the ReLU is off.
-        prior: of each image, in single precision.
-        deviations: of the inputs of ReLUs and pooling before the layer.
         noise_std: of every known feature, > 0.
-        spread: standard deviation of features over draws of the prior.
         bounds: what features that were not seen are at most (B, n), 0 for those that were.
         doubtful: whether it is not known if a unit is on (B, n). Where a ReLU was left out, it is
             as the candidate has it, but off while the blur is wide if noise alone hides it.
     """
 
     problem: Problem
-    features: FeaturePass
-    single: FeaturePass
-    names: tuple[str, ...]
+    passed: "Passed"
     known: Tensor
     errors: Tensor
-    prior: ImagePrior
-    deviations: Sequence[Tensor]
     noise_std: Tensor
-    spread: float
     bounds: Tensor
     doubtful: Tensor
 
@@ -90,36 +79,17 @@ class KnownErrors:
             known, errors = (torch.where(known > zero, each, 0.0) for each in (known, errors))
         floor = FLOOR * known.square().mean().sqrt()
         nothing = torch.zeros_like(known)
-        return cls.posed(problem, passed, known, errors, floor, nothing, nothing > 0)
+        return cls(problem, passed, known, errors, floor, nothing, nothing > 0)
 
-    @classmethod
-    def posed(
-        cls,
-        problem: Problem,
-        passed: "Passed",
-        known: Tensor,
-        errors: Tensor,
-        noise_std: Tensor,
-        bounds: Tensor,
-        doubtful: Tensor,
-    ) -> "KnownErrors":
-        """The equations behind a pass of features; see the attributes."""
-        narrow = passed.narrow
-        wide = FeaturePass(problem, narrow.weight, narrow.left_out)
-        return cls(
-            problem,
-            wide,
-            narrow,
-            passed.names,
-            known,
-            errors,
-            passed.prior,
-            passed.deviations,
-            noise_std,
-            passed.spread,
-            bounds,
-            doubtful,
-        )
+    @property
+    def features(self) -> FeaturePass:
+        """Of the network in double precision."""
+        return replace(self.passed.narrow, problem=self.problem)
+
+    @property
+    def prior(self) -> ImagePrior:
+        """Of each image, in single precision."""
+        return self.passed.prior
 
     @property
     def passes(self) -> int:
@@ -134,7 +104,7 @@ class KnownErrors:
     @property
     def num_equations(self) -> int:
         """Entries of the gradients, and features that are not zero."""
-        gradients = sum(self.problem.params[name].numel() for name in self.names)
+        gradients = sum(self.problem.params[name].numel() for name in self.passed.names)
         return gradients + int((self.known != 0).sum())
 
     def inputs(self, coordinates: Tensor) -> Tensor:
@@ -147,7 +117,7 @@ class KnownErrors:
         Args:
             noise_std: of the gradient's entries, or ``None`` for rounding alone.
         """
-        observed = {name: self.problem.gradient[name] for name in self.names}
+        observed = {name: self.problem.gradient[name] for name in self.passed.names}
         gradients = Likelihood.of([observed], noise_std)
         rows = self.known.flatten()
         counts = torch.cat([gradients.counts, torch.tensor([float(len(rows))]).to(rows)])
@@ -162,18 +132,19 @@ class KnownErrors:
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Gradients of all names, then features (P,), of blurred ReLUs and pooling."""
-        run = self.features if precise else self.single
+        run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32
         with torch.enable_grad():
             leaves = {
-                name: run.problem.params[name].detach().requires_grad_() for name in self.names
+                name: run.problem.params[name].detach().requires_grad_()
+                for name in self.passed.names
             }
             params: Params = {**run.problem.params, **leaves}
-            with Blurred(self.deviations, blur):
+            with Blurred(self.passed.deviations, blur):
                 outputs = run(params, inputs.to(dtype))
             live = told = outputs
-            if self.single.left_out >= 0:
-                sure = (self.errors != 0) & ~self.doubtful
+            if self.passed.narrow.left_out >= 0:
+                sure = (self.known > 0) & ~self.doubtful
                 open_ = self.doubtful & ((self.bounds > 0) | (blur <= DECIDED))
                 own = torch.where(open_, self._relu(outputs, blur), outputs.clamp_min(0))
                 told = torch.where(sure, outputs, own)
@@ -188,7 +159,7 @@ class KnownErrors:
         """The ReLU that was left out, blurred."""
         if not blur:
             return outputs.clamp_min(0)
-        return blurred_relu(outputs, outputs.new_tensor(blur * self.spread))
+        return blurred_relu(outputs, outputs.new_tensor(blur * self.passed.spread))
 
 
 @dataclass(frozen=True)

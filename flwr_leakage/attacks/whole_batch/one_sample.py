@@ -68,7 +68,8 @@ class OneSample:
 
         Raises:
             ValueError: the update is of several samples or steps, the last layer has no bias or
-                is frozen, its gradient is no outer product, or no equation stands before it.
+                is frozen, its gradient is no outer product, its features are not those of a ReLU
+                or too many of them are on, or no equation stands before it.
         """
         if problem.num_samples != 1 or not problem.is_single_gradient:
             raise ValueError("the update is not of one sample in one plain step.")
@@ -83,15 +84,20 @@ class OneSample:
         if not float(left.norm()) <= expected:
             raise ValueError("the last layer's gradient is not that of one sample.")
         passed = Passed.of(problem, layer.weight, generator)
+        if passed.narrow.left_out < 0:
+            raise ValueError("the last layer's features are no ReLU's outputs or their maxima.")
         # The row of the largest error says most of a column of which nothing was kept.
         largest = int(error.abs().argmax())
         below = torch.where(
             (bounds[:, :-1] > 0).all(0), bounds[largest, :-1] / error[largest].abs(), 0.0
         )
         limits = torch.where(below > 0, below, SURE * deviations)
-        on = (features > limits) | (passed.narrow.left_out < 0)
-        if int(on.sum()) > self.most_on * len(on):
-            raise ValueError("most units of the last ReLU are on, and little is gained.")
+        on = features > limits
+        if not 0 < int(on.sum()) <= self.most_on * len(on):
+            raise ValueError(
+                f"{int(on.sum())} of {len(on)} features stand out, where knowing them is worth "
+                f"most if at least one does, and at most {self.most_on:.0%}."
+            )
         # About as many units that are on lie below the limit as up to twice it.
         near = int((on & (features < 2 * limits.max())).sum())
         doubtful = ~on if near > HIDDEN * int(on.sum()) else torch.zeros_like(on)
@@ -99,7 +105,7 @@ class OneSample:
         errors = torch.where(on | doubtful, error @ problem.params[layer.weight], 0.0)
         below = torch.where(doubtful, below, 0.0)
         noise_std = deviations[on].median().clamp_min(FLOOR * known.square().mean().sqrt())
-        model = KnownErrors.posed(
+        model = KnownErrors(
             problem, passed, known[None], errors[None], noise_std, below[None], doubtful[None]
         )
         return model, model.likelihood(float(likelihood.noise.min()))
