@@ -56,6 +56,7 @@ from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.attacks.starts.normal import Normal
 from flwr_leakage.attacks.strongest import Strongest
 from flwr_leakage.attacks.whole_batch.batch_images import BatchImages
+from flwr_leakage.attacks.whole_batch.one_sample import OneSample
 from flwr_leakage.attacks.whole_batch.sharp import Sharpening
 
 __all__ = [
@@ -100,6 +101,7 @@ __all__ = [
     "NoiseAware",
     "Normal",
     "Objective",
+    "OneSample",
     "Optimizer",
     "OrderSearch",
     "Parallel",

@@ -54,6 +54,9 @@ SHARP = 3e-3
 """Blur below which there is none."""
 
 
+EXPLAINED = 1.5
+"""Misfit up to which noise explains what is left, so that no further run is made."""
+
 CONTENT = 0.03
 """Labels are left as they are once the last bias's residual is below this share of a sample."""
 
@@ -116,6 +119,8 @@ class GaussNewton(OneByOne):
         trial_steps: of a short run, ≥ 1.
         solved_distance: no further run once the relative squared distance is at most this.
         labels: how labels are inferred.
+        rewriting: other equations that the update tells of the same images, to be fitted in the
+            place of its own where they apply, with annealings and products of their own.
     """
 
     purpose: ClassVar[str] = "gauss newton"
@@ -130,6 +135,7 @@ class GaussNewton(OneByOne):
     trial_steps: int = 8
     solved_distance: float = 1e-10
     labels: LabelInference = field(default_factory=AutomaticLabels)
+    rewriting: "Rewriting | None" = None
 
     def __post_init__(self) -> None:
         if not self.annealings:
@@ -160,13 +166,15 @@ class GaussNewton(OneByOne):
         products = steps = chosen = moved = 0
         if assumed.may_change and self.label_trials:
             model, moved, products, steps = self._correct_labels(model, likelihood, budget)
+        solver, equations, known, fitted = self._choose(problem, model, likelihood, generator)
         best: Candidate | None = None
-        for number, annealing in enumerate(self.annealings):
-            found = self.run(model, likelihood, annealing, budget)
+        for number, annealing in enumerate(solver.annealings):
+            found = solver.run(equations, known, annealing, budget)
             products, steps = products + found.products, steps + found.steps
+            found = found.judged(model, likelihood)
             if best is None or found.energy < best.energy:
                 best, chosen = found, number
-            if best.distance <= self.solved_distance or budget.is_spent:
+            if best.distance <= self.solved_distance or best.misfit <= EXPLAINED or budget.is_spent:
                 break
         assert best is not None
         if not math.isfinite(best.distance):
@@ -175,7 +183,8 @@ class GaussNewton(OneByOne):
             batch=answer(problem.spec.clamp(best.inputs), model.targets),
             objective=best.distance,
             stats={
-                "stage": f"run {chosen + 1} of {len(self.annealings)}, {best.stage}",
+                "stage": f"run {chosen + 1} of {len(solver.annealings)}, {best.stage}",
+                "equations": fitted,
                 "misfit": best.misfit,
                 "energy": best.energy,
                 "noise_std": noise,
@@ -187,6 +196,25 @@ class GaussNewton(OneByOne):
                 **stop_mark(best.stopped),
             },
         )
+
+    def _choose(
+        self,
+        problem: Problem,
+        model: "Equations",
+        likelihood: Likelihood,
+        generator: torch.Generator,
+    ) -> "tuple[GaussNewton, Equations, Likelihood, str]":
+        """By which settings which equations are fitted, and why, in words."""
+        if self.rewriting is None:
+            return self, model, likelihood, "the gradient"
+        try:
+            equations, known = self.rewriting(problem, likelihood, generator)
+        except ValueError as refusal:
+            return self, model, likelihood, f"the gradient, as {refusal}"
+        solver = replace(
+            self, annealings=self.rewriting.annealings, products=self.rewriting.products
+        )
+        return solver, equations, known, self.rewriting.purpose
 
     def _correct_labels(
         self, model: "_Model", likelihood: Likelihood, budget: Budget
@@ -310,20 +338,18 @@ class GaussNewton(OneByOne):
                 stage, stopped = "ended by its budget", True
                 break
             weight = max(weight * annealing.factor, 1 / unit)
-        inputs = model.inputs(coordinates).double()
-        residual = likelihood.residual(model.gradient(inputs, 0.0, precise=True))
-        prior_term = float(coordinates.double().square().sum())
-        return Candidate(
-            inputs=inputs,
-            energy=likelihood.energy(residual) + prior_term,
-            distance=likelihood.distance(residual),
-            misfit=likelihood.misfit(residual),
-            prior_mean_square=prior_term / coordinates.numel(),
+        candidate = Candidate(
+            inputs=model.inputs(coordinates).double(),
+            energy=math.nan,
+            distance=math.nan,
+            misfit=math.nan,
+            prior_mean_square=float(coordinates.double().square().mean()),
             steps=step,
             products=products,
             stage=stage,
             stopped=stopped,
         )
+        return candidate.judged(model, likelihood)
 
 
 @dataclass(frozen=True)
@@ -351,6 +377,44 @@ class Candidate:
     products: int
     stage: str
     stopped: bool = False
+
+    def judged(self, model: "Equations", likelihood: Likelihood) -> "Candidate":
+        """The same images, judged by these equations."""
+        residual = likelihood.residual(model.gradient(self.inputs, 0.0, precise=True))
+        return replace(
+            self,
+            energy=likelihood.energy(residual) + self.prior_mean_square * self.inputs.numel(),
+            distance=likelihood.distance(residual),
+            misfit=likelihood.misfit(residual),
+        )
+
+
+class Rewriting(Protocol):
+    """Other equations that an update tells of its images.
+
+    Attributes:
+        purpose: what they are, in words.
+        annealings: one run from grey each.
+        products: as of :class:`GaussNewton`.
+    """
+
+    purpose: ClassVar[str]
+    annealings: Sequence[Annealing]
+    products: int
+
+    def __call__(
+        self, problem: Problem, likelihood: Likelihood, generator: torch.Generator
+    ) -> "tuple[Equations, Likelihood]":
+        """The equations, and what was observed of them.
+
+        Args:
+            problem: in double precision.
+            likelihood: what is known of every entry of the update.
+            generator: of probes.
+
+        Raises:
+            ValueError: why the update does not tell them, to follow "as".
+        """
 
 
 @runtime_checkable

@@ -19,13 +19,16 @@ from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_proof import NOISE, ROUNDING, BatchInputs
 from flwr_leakage.attacks.exact.linear_walk import logits_behind
-from flwr_leakage.attacks.inversion.blur import Blurred, measure
+from flwr_leakage.attacks.inversion.blur import Blurred, blurred_relu, measure
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
 from flwr_leakage.params import Params
 from flwr_leakage.spectral.image_prior import ImagePrior
+
+DECIDED = 0.3
+"""Blur up to which a candidate's own units are nearer to the truth than to take them for off."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +37,22 @@ class KnownErrors:
 
     Attributes:
         problem: in double precision.
-        features: of the network in double precision.
-        single: of the network in single precision.
-        names: of the parameters whose gradients are equations.
+        passed: the pass to the layer.
         known: h (B, n).
         errors: δ (B, n), zero where the ReLU is off.
-        prior: of each image, in single precision.
-        deviations: of the inputs of ReLUs and pooling before the layer.
+        noise_std: of every known feature, > 0.
+        bounds: what features that were not seen are at most (B, n), 0 for those that were.
+        doubtful: whether it is not known if a unit is on (B, n). Where a ReLU was left out, it is
+            as the candidate has it, but off while the blur is wide if noise alone hides it.
     """
 
     problem: Problem
-    features: FeaturePass
-    single: FeaturePass
-    names: tuple[str, ...]
+    passed: "Passed"
     known: Tensor
     errors: Tensor
-    prior: ImagePrior
-    deviations: Sequence[Tensor]
+    noise_std: Tensor
+    bounds: Tensor
+    doubtful: Tensor
 
     @classmethod
     def of(
@@ -68,20 +70,26 @@ class KnownErrors:
             ValueError: logits depend on the images otherwise than through the layer, or no
                 parameter stands before it alone.
         """
-        single, prior = problem.to(torch.float32), ImagePrior.of(problem.spec).single()
-        draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
-        images = problem.spec.clamp(prior.grey + prior.push(draws))
-        narrow = FeaturePass.of(single, weight, images)
-        names = _names_before(narrow, images)
-        deviations = measure(lambda: narrow(single.params, images))
+        passed = Passed.of(problem, weight, generator)
         errors = found.errors @ problem.params[weight]
         known = found.inputs
-        if narrow.left_out >= 0:
+        if passed.narrow.left_out >= 0:
             spread = found.relative_errors[:, None] * known.norm(dim=1, keepdim=True)
             zero = NOISE * spread / known.shape[1] ** 0.5 + ROUNDING * known.amax(1, keepdim=True)
             known, errors = (torch.where(known > zero, each, 0.0) for each in (known, errors))
-        wide = FeaturePass(problem, weight, narrow.left_out)
-        return cls(problem, wide, narrow, names, known, errors, prior, deviations)
+        floor = FLOOR * known.square().mean().sqrt()
+        nothing = torch.zeros_like(known)
+        return cls(problem, passed, known, errors, floor, nothing, nothing > 0)
+
+    @property
+    def features(self) -> FeaturePass:
+        """Of the network in double precision."""
+        return replace(self.passed.narrow, problem=self.problem)
+
+    @property
+    def prior(self) -> ImagePrior:
+        """Of each image, in single precision."""
+        return self.passed.prior
 
     @property
     def passes(self) -> int:
@@ -96,7 +104,7 @@ class KnownErrors:
     @property
     def num_equations(self) -> int:
         """Entries of the gradients, and features that are not zero."""
-        gradients = sum(self.problem.params[name].numel() for name in self.names)
+        gradients = sum(self.problem.params[name].numel() for name in self.passed.names)
         return gradients + int((self.known != 0).sum())
 
     def inputs(self, coordinates: Tensor) -> Tensor:
@@ -109,38 +117,85 @@ class KnownErrors:
         Args:
             noise_std: of the gradient's entries, or ``None`` for rounding alone.
         """
-        observed = {name: self.problem.gradient[name] for name in self.names}
+        observed = {name: self.problem.gradient[name] for name in self.passed.names}
         gradients = Likelihood.of([observed], noise_std)
         rows = self.known.flatten()
         counts = torch.cat([gradients.counts, torch.tensor([float(len(rows))]).to(rows)])
         index = torch.full((len(rows),), len(gradients.counts))
-        noise = FLOOR * rows.square().mean().sqrt()
         return Likelihood(
             torch.cat([gradients.observed, rows]),
             torch.cat([gradients.tensors, index]),
             counts,
-            torch.cat([gradients.noise, noise[None]]),
-            torch.cat([gradients.bounds, torch.zeros_like(rows)]),
+            torch.cat([gradients.noise, self.noise_std[None]]),
+            torch.cat([gradients.bounds, self.bounds.flatten()]),
         )
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Gradients of all names, then features (P,), of blurred ReLUs and pooling."""
-        run = self.features if precise else self.single
+        run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32
         with torch.enable_grad():
             leaves = {
-                name: run.problem.params[name].detach().requires_grad_() for name in self.names
+                name: run.problem.params[name].detach().requires_grad_()
+                for name in self.passed.names
             }
             params: Params = {**run.problem.params, **leaves}
-            with Blurred(self.deviations, blur):
+            with Blurred(self.passed.deviations, blur):
                 outputs = run(params, inputs.to(dtype))
-            functional = (self.errors.to(dtype) * outputs).sum()
+            live = told = outputs
+            if self.passed.narrow.left_out >= 0:
+                sure = (self.known > 0) & ~self.doubtful
+                open_ = self.doubtful & ((self.bounds > 0) | (blur <= DECIDED))
+                own = torch.where(open_, self._relu(outputs, blur), outputs.clamp_min(0))
+                told = torch.where(sure, outputs, own)
+                live = torch.where(sure | open_, told, 0.0)
+            functional = (self.errors.to(dtype) * live).sum()
             follows = torch.is_grad_enabled() and inputs.requires_grad
             gradients = torch.autograd.grad(functional, list(leaves.values()), create_graph=follows)
-            if self.single.left_out >= 0:
-                outputs = torch.where(self.known > 0, outputs, outputs.clamp_min(0))
-        value = torch.cat([*(each.flatten() for each in gradients), outputs.flatten()])
+        value = torch.cat([*(each.flatten() for each in gradients), told.flatten()])
         return value if follows else value.detach()
+
+    def _relu(self, outputs: Tensor, blur: float) -> Tensor:
+        """The ReLU that was left out, blurred."""
+        if not blur:
+            return outputs.clamp_min(0)
+        return blurred_relu(outputs, outputs.new_tensor(blur * self.passed.spread))
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The pass to a layer's inputs, tried on draws of the prior.
+
+    Attributes:
+        narrow: of the network in single precision.
+        names: of the parameters before the layer.
+        prior: of images, in single precision.
+        deviations: of the inputs of ReLUs and pooling before the layer.
+        spread: of the layer's inputs, without the ReLU that is left out.
+    """
+
+    narrow: FeaturePass
+    names: tuple[str, ...]
+    prior: ImagePrior
+    deviations: Sequence[Tensor]
+    spread: float
+
+    @classmethod
+    def of(cls, problem: Problem, weight: str, generator: torch.Generator) -> "Passed":
+        """Try the pass.
+
+        Raises:
+            ValueError: logits depend on the images otherwise than through the layer, or no
+                parameter stands before it alone.
+        """
+        single, prior = problem.to(torch.float32), ImagePrior.of(problem.spec).single()
+        draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
+        images = problem.spec.clamp(prior.grey + prior.push(draws))
+        narrow = FeaturePass.of(single, weight, images)
+        names = _names_before(narrow, images)
+        deviations = measure(lambda: narrow(single.params, images))
+        spread = float(narrow(single.params, images).std())
+        return cls(narrow, names, prior, deviations, spread)
 
 
 def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:

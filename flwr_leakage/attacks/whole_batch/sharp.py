@@ -168,8 +168,20 @@ class Sharpening:
             deviations = spreads(model, single, point.float(), draws)
             calm = CALM * FADING**step
             widths = [(calm * each).clamp_min(TINIEST) for each in deviations]
-            blurred, amount = replace(model, deviations=widths), 1.0
+            blurred, amount = _blurred_by(model, widths), 1.0
         return best, step
+
+
+def _blurred_by(model: KnownErrors, deviations: list[Tensor]) -> KnownErrors:
+    return replace(model, passed=replace(model.passed, deviations=deviations))
+
+
+def _alone(model: KnownErrors, index: int) -> KnownErrors:
+    """The equations of one sample."""
+    count, here = len(model.known), [index]
+    deviations = [each[here] if len(each) == count else each for each in model.passed.deviations]
+    own = {name: getattr(model, name)[here] for name in ("known", "errors", "bounds", "doubtful")}
+    return replace(_blurred_by(model, deviations), **own)
 
 
 def channels(model: KnownErrors, likelihood: Likelihood) -> Tensor:
@@ -179,7 +191,7 @@ def channels(model: KnownErrors, likelihood: Likelihood) -> Tensor:
     the features of all samples. A wrong mask moves the gradients of its own channel.
     """
     found, first = [], 0
-    for name in model.names:
+    for name in model.passed.names:
         shape = model.problem.params[name].shape
         rows = shape[0] if len(shape) > 1 else 1
         found.append(first + torch.arange(rows).repeat_interleave(shape.numel() // rows))
@@ -214,7 +226,7 @@ def spreads(
     model: KnownErrors, prior: ImagePrior, point: Tensor, draws: list[Tensor]
 ) -> list[Tensor]:
     """Posterior deviations of the inputs of every ReLU and pooling, each of its own shape."""
-    run, params = model.single, model.single.problem.params
+    run, params = model.passed.narrow, model.passed.narrow.problem.params
     centre = kink_inputs(partial(run, params, prior.grey + prior.push(point)))
     sums = [torch.zeros_like(each) for each in centre]
     for draw in draws:
@@ -258,13 +270,7 @@ def _normal_matrix(
     matrix = torch.empty(count * size, count * size)
     blocks: list[Tensor] = []
     for index in range(count):
-        deviations = [each[[index]] if len(each) == count else each for each in model.deviations]
-        alone = replace(
-            model,
-            known=model.known[[index]],
-            errors=model.errors[[index]],
-            deviations=deviations,
-        )
+        alone = _alone(model, index)
         here = Linearization(partial(alone.gradient, blur=amount), inputs[[index]].float())
         rows = torch.empty(size, shared + features)
         for part in torch.arange(size).split(BLOCK):

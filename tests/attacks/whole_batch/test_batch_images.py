@@ -141,7 +141,8 @@ def test_a_batch_that_is_too_large_or_told_too_little_is_refused_in_words():
     assert Sharpening().obstacle(model) == ""
     assert "128 unknowns, at most 127" in Sharpening(unknowns=127).obstacle(model)
     assert "more than 1000 bytes" in Sharpening(max_bytes=1000).obstacle(model)
-    told = dataclasses.replace(model, names=(), known=torch.zeros_like(model.known))
+    nothing = dataclasses.replace(model.passed, names=())
+    told = dataclasses.replace(model, passed=nothing, known=torch.zeros_like(model.known))
     assert "0 equations of 128" in Sharpening().obstacle(told)
 
 

@@ -1,0 +1,194 @@
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from attacked import observe
+from torch import nn
+
+from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample, pose
+from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
+from flwr_leakage.attacks.whole_batch.one_sample import outer_product
+from flwr_leakage.defenses.pruning import GradientPruning
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.params import ravel
+from flwr_leakage.randomness import Reproducible
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel, Update
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
+
+
+def images(count=1, seed=0):
+    prior = ImagePrior.of(SPEC).single()
+    draws = torch.randn(count, *SPEC.shape, generator=torch.Generator().manual_seed(seed))
+    return Batch(SPEC.clamp(prior.grey + prior.push(draws)), torch.arange(count) % 4)
+
+
+def network(seed=0, bias=True):
+    """Few units of its last ReLU are on, as in a trained network."""
+    torch.manual_seed(seed)
+    second = nn.Conv2d(6, 12, 3, padding=1)
+    second.bias.data -= 0.25
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), second, nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(12 * 64, 4, bias=bias)),
+    )
+
+
+def noisy(delta, share=1e-2):
+    generator = torch.Generator().manual_seed(1)
+    size = share * ravel(delta).square().mean().sqrt()
+    return {k: v + size * torch.randn(v.shape, generator=generator) for k, v in delta.items()}
+
+
+def pruned(delta):
+    update = Update(delta, {}, LocalSchedule(1.0), 1)
+    return GradientPruning(0.9).on_update(update, Reproducible.from_seed(0)).delta
+
+
+def posed(model, batch, change=lambda delta: delta, schedule=None):
+    gradient_map = GradientMap(model)
+    schedule = schedule or LocalSchedule(1.0, batch_size=len(batch))
+    seen = observe(gradient_map, batch, schedule)
+    update = Update(change(seen.update.delta), {}, schedule, len(batch))
+    seen = Observation(1, 0, seen.params, seen.buffers, update)
+    problem = pose(gradient_map, SPEC, seen, ThreatModel()).to(torch.float64)
+    return gradient_map, seen, problem
+
+
+def equations(problem):
+    likelihood = Likelihood.of([problem.gradient], estimate_noise(problem))
+    return OneSample()(problem, likelihood, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("change", [lambda delta: delta, noisy, pruned])
+def test_units_that_are_on_are_known_and_the_truth_meets_the_equations(change):
+    batch = images()
+    _, _, problem = posed(network(), batch, change)
+    model, likelihood = equations(problem)
+    truth = batch.inputs.double()
+    with torch.no_grad():
+        own = model.features(problem.params, truth)
+    sure = ~model.doubtful
+    assert bool(((own > 0) == (model.known > 0))[sure].all())
+    assert int((model.known > 0).sum()) > 0.5 * int((own > 0).sum())
+    at = likelihood.residual(model.gradient(truth, 0.0, precise=True))
+    near = likelihood.residual(model.gradient(truth + 0.05, 0.0, precise=True))
+    assert likelihood.distance(at) < 2e-4
+    assert likelihood.distance(near) > 20 * likelihood.distance(at)
+
+
+def test_noise_and_thresholds_hide_units_that_are_then_in_doubt():
+    batch = images()
+
+    def doubts(change):
+        _, _, problem = posed(network(), batch, change)
+        model, _ = equations(problem)
+        return int(model.doubtful.sum()), int((model.bounds > 0).sum())
+
+    assert doubts(lambda delta: delta) == (0, 0)
+    doubtful, bounded = doubts(partial(noisy, share=0.1))
+    assert doubtful > 0 == bounded
+    doubtful, bounded = doubts(pruned)
+    assert doubtful >= bounded > 0
+
+
+def test_units_in_doubt_are_off_while_the_blur_is_wide_and_the_candidates_own_then():
+    batch = images()
+    _, _, problem = posed(network(), batch, partial(noisy, share=0.1))
+    model, likelihood = equations(problem)
+    truth = batch.inputs.double()
+
+    def misfit(model):
+        return likelihood.misfit(likelihood.residual(model.gradient(truth, 0.0, precise=True)))
+
+    assert misfit(model) < 1.2
+    off = torch.where(model.doubtful, 0.0, model.errors)
+    assert misfit(replace(model, errors=off)) > 1.2
+    wide = model.gradient(truth, 1.0, precise=True)
+    torch.testing.assert_close(wide, replace(model, errors=off).gradient(truth, 1.0, True))
+
+
+def test_the_outer_product_is_that_of_least_squares():
+    generator = torch.Generator().manual_seed(0)
+    row = torch.cat([torch.rand(1, 9, generator=generator), torch.ones(1, 1)], 1)
+    truth = (torch.randn(4, 1, generator=generator) @ row).double()
+    observed = truth + 0.05 * torch.randn(truth.shape, generator=generator)
+    error, features, deviations = outer_product(observed, torch.full_like(observed, 400.0))
+    u, s, v = torch.linalg.svd(observed)
+    best = s[0] * u[:, :1] @ v[:1]
+    found = error[:, None] * torch.cat([features, features.new_ones(1)])
+    torch.testing.assert_close(found, best, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(deviations, (0.05 / error.norm()).expand(9))
+    weights = torch.ones_like(truth)
+    weights[0, 0], observed = 1e-12, truth.clone()
+    observed[0, 0] += 10
+    _, features, _ = outer_product(observed, weights)
+    torch.testing.assert_close(features, truth[1, :-1] / truth[1, -1])
+
+
+@pytest.mark.parametrize("change", [lambda delta: delta, pruned])
+def test_images_are_nearer_than_by_the_gradient_alone(change):
+    runs = (Annealing(factor=0.4),)
+    alone = GaussNewton(runs, products=200)
+    told = GaussNewton(runs, products=200, rewriting=OneSample(runs, products=200))
+
+    def errors(attack, equations):
+        for seed in range(3):
+            batch = images(seed=seed)
+            gradient_map, seen, _ = posed(network(), batch, change)
+            (result,) = attack(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
+            assert result.stats["equations"] == equations
+            yield float((result.batch.inputs - batch.inputs).norm())
+
+    plain = sum(errors(alone, "the gradient"))
+    assert sum(errors(told, "features and error of the one sample")) < 0.75 * plain
+
+
+def test_no_further_run_where_noise_explains_what_is_left():
+    batch = images()
+    runs = (Annealing(blur=0.0, factor=0.1),) * 2
+    gradient_map, seen, _ = posed(network(), batch, partial(noisy, share=3.0))
+    attack = GaussNewton(runs, products=100)
+    (result,) = attack(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
+    assert result.stats["misfit"] < 1.5
+    assert result.stats["products"] < 160
+
+
+def refused(model, batch, **settings):
+    gradient_map, seen, _ = posed(model, batch, **settings)
+    attack = GaussNewton((Annealing(),), steps=1, rewriting=OneSample())
+    (result,) = attack(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
+    assert result.batch is not None
+    return result.stats["equations"]
+
+
+def test_what_does_not_apply_is_told_and_the_gradient_is_fitted():
+    assert "one sample in one plain step" in refused(network(), images(2))
+    steps = LocalSchedule(0.1, 2, 1)
+    assert "one sample in one plain step" in refused(network(), images(), schedule=steps)
+    assert "no bias" in refused(network(bias=False), images())
+
+    def scrambled(delta):
+        generator = torch.Generator().manual_seed(0)
+        weight = delta["5.weight"]
+        noise = torch.randn(weight.shape, generator=generator) * weight.abs().mean()
+        return {**delta, "5.weight": weight + noise - noise.mean(0)}
+
+    assert "not that of one sample" in refused(network(), images(), change=scrambled)
+    wide = network()
+    wide[2].bias.data += 1.0
+    assert "features stand out" in refused(wide, images())
+    smooth = network()
+    smooth[3] = nn.Tanh()
+    assert "no ReLU" in refused(smooth, images())
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"), [({"annealings": ()}, "annealings"), ({"products": 0}, "products"),
+                           ({"most_on": 0.0}, "most_on")]
+)  # fmt: skip
+def test_settings_out_of_range_are_named(settings, word):
+    with pytest.raises(ValueError, match=word):
+        OneSample(**settings)
