@@ -111,6 +111,20 @@ def check_replay(
     return ReplayCheck(residual, by_entry, len(training.steps), training.num_steps, tuple(causes))
 
 
+def is_rounded(
+    trained: Mapping[str, Tensor], received: Mapping[str, Tensor], sent: Mapping[str, Tensor]
+) -> bool:
+    """Whether what is sent differs from what was trained by no more than a replay explains.
+
+    A mod that clips nothing adds the update to the parameters anew, and rounds.
+    """
+    if any(n not in sent or sent[n].shape != value.shape for n, value in trained.items()):
+        return False
+    gap = {name: _double(sent[name]) - _double(value) for name, value in trained.items()}
+    update = {name: _double(sent[name]) - _double(received[name]) for name in trained}
+    return _ratio(_norm(gap.values()), _norm(update.values())) <= TOLERANCE
+
+
 def _causes(
     training: CapturedTraining,
     names: Mapping[str, NamedTensor],

@@ -23,7 +23,6 @@ class Counting:
         optimizer: that takes the steps.
         parameters: that are trained.
         before: their versions when the step began that was seen last; ``None`` before the first.
-        each: whether the settings are read at each step; at the end only, otherwise.
     """
 
     def __init__(
@@ -31,8 +30,6 @@ class Counting:
         optimizer: Optimizer,
         parameters: Sequence[Tensor],
         before: Sequence[int] | None = None,
-        *,
-        each: bool,
     ) -> None:
         self._thread = threading.get_ident()
         self._optimizer = optimizer
@@ -42,8 +39,7 @@ class Counting:
         then = self._versions if before is None else before
         self._by_step = [now - past for now, past in zip(self._versions, then, strict=True)]
         self._settings = _settled(optimizer)
-        self._each = each
-        self._settings_changed = False
+        self.settings_changed = False
         self.num_steps = 0
         self.changed_outside = False
         self.unclear_within = False
@@ -57,8 +53,7 @@ class Counting:
             self.problem = "two optimizers take steps"
         if list(map(_version, self._parameters)) != self._versions:
             self.changed_outside = True
-        if self._each:
-            self._settings_changed = self.settings_changed
+        self.settings_changed = self.settings_changed or self._are_set_anew()
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A step has ended; a closure may have written within it."""
@@ -78,14 +73,14 @@ class Counting:
         """Whether parameters were written to since the last step."""
         return self._versions != versions_of(self._parameters)
 
-    @property
-    def settings_changed(self) -> bool:
-        """Whether the settings are others than those of the steps that were kept.
+    def _are_set_anew(self) -> bool:
+        """Whether the settings of a step are others than those of the steps that were kept.
 
-        Those that cannot be compared, as tensors of several entries cannot, count as changed.
+        Those that cannot be compared, as tensors of several entries cannot, count as changed. What
+        a scheduler sets after the last step is of no step, and is not read.
         """
         try:
-            return self._settings_changed or _settled(self._optimizer) != self._settings
+            return _settled(self._optimizer) != self._settings
         except Exception:
             return True
 
@@ -110,11 +105,14 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
-def writes_of(parameters: Sequence[Tensor]) -> int:
-    """How often the gradient was written to that was written to most; −1 where there is none.
+def writes_of(parameters: Sequence[Tensor], args: Any, kwargs: Any) -> int:
+    """How often the gradient was written to that was written to most, as a step begins.
 
     ``backward`` writes once to an empty one and counts 0. Clipping and accumulation count more.
+    −1 where there is none, and where a closure has still to compute it: what is there is old.
     """
+    if has_closure(args, kwargs):
+        return -1
     return max((p.grad._version for p in parameters if p.grad is not None), default=-1)
 
 

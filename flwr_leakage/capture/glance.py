@@ -19,6 +19,8 @@ from flwr_leakage.capture.samples import check_settings
 Differing = Callable[[Mapping[str, Tensor]], list[str]]
 """The names of the tensors that have other values than some arrays."""
 
+_NO_STEP = "no step of a torch.optim.Optimizer was seen in this thread"
+
 
 class Glance:
     """Looks at the start, the settings, the steps and the end of a training, in a ``with`` block.
@@ -58,29 +60,35 @@ class Glance:
             self._counting.before_step(optimizer)
         elif threading.get_ident() == self._thread and not self._problem:
             try:
-                self._begin(optimizer)
+                self._begin(optimizer, args, kwargs)
             except Exception as error:  # a look must not be what breaks a training
                 self._problem = str(error) or type(error).__name__
 
-    def _begin(self, optimizer: Optimizer) -> None:
+    def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         parameters = parameters_of(optimizer)
+        self._settings = settings_of(optimizer)
+        self._optimizer = optimizer
+        self.writes = writes_of(parameters, args, kwargs)
+        self._counting = Counting(optimizer, parameters)
         if len(parameters) != len(self._names):
             raise ValueError("the optimizer holds other parameters than when it was replayed")
         self._live = {n: p for n, p in zip(self._names, parameters, strict=True) if n}
         self._own = self._not_received(self._live)
-        self._settings = settings_of(optimizer)
-        self._optimizer = optimizer
-        self.writes = writes_of(parameters)
-        self._counting = Counting(optimizer, parameters, each=False)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._counting is not None:
             self._counting.after_step(optimizer, args, kwargs)
 
     def facts(self, known: TrainingFacts) -> TrainingFacts:
-        """The optimizer, its settings and steps as they were seen; the rest repeats ``known``."""
+        """The optimizer, its settings and steps as they were seen; the rest repeats ``known``.
+
+        Raises:
+            ValueError: no step was seen, or those of several optimizers.
+        """
         if self._counting is None or self._optimizer is None:
-            return replace(known, repeated=True)
+            raise ValueError(self._problem or _NO_STEP)
+        if self._counting.problem:
+            raise ValueError(self._counting.problem)
         first = self._settings[0]
         unscheduled = known.unscheduled
         try:
@@ -108,8 +116,8 @@ class Glance:
             not_sent: which tensors have other values than what the client sends.
         """
         seen = self._counting
-        if seen is None:
-            return (self._problem or "no step of a torch.optim.Optimizer was seen in this thread",)
+        if self._problem or seen is None:
+            return (self._problem or _NO_STEP,)
         if seen.problem:
             return (seen.problem,)
         found = []

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -49,21 +48,11 @@ def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dic
     }
 
 
-@runtime_checkable
-class Shaped(Protocol):
-    """An array of any kind."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """Its shape."""
-
-
 def name_live(
-    received: Mapping[str, Shaped], models: Sequence[nn.Module]
+    received: Mapping[str, Tensor], models: Sequence[nn.Module]
 ) -> dict[str, tuple[int, str, Tensor]]:
     """As ``name_tensors``, of modules that need not be copied: index, own name, live tensor."""
     found: dict[str, tuple[int, str, Tensor]] = {}
-    received = dict(received.items())  # Flower's records are slow to ask
     for index, model in enumerate(models):
         live = model.state_dict(keep_vars=True)
         for own, name in _own_names(received, live, found).items():
@@ -72,7 +61,7 @@ def name_live(
 
 
 def _own_names(
-    received: Mapping[str, Shaped], live: Mapping[str, Tensor], taken: Collection[str]
+    received: Mapping[str, Tensor], live: Mapping[str, Tensor], taken: Collection[str]
 ) -> dict[str, str]:
     """From names in the module to received names."""
     if received and all(name.isdigit() for name in received):
@@ -102,7 +91,7 @@ def _own_names(
 
 
 def _part_of(
-    received: Mapping[str, Shaped], live: Mapping[str, Tensor], taken: Collection[str]
+    received: Mapping[str, Tensor], live: Mapping[str, Tensor], taken: Collection[str]
 ) -> dict[str, str]:
     """From names in the module to received names, where only a part of the module is sent."""
     first = next((name for name in received if name not in taken), None)
@@ -120,7 +109,7 @@ def _part_of(
     return parts[0] if len(parts) == 1 else {}  # of two like parts nothing tells which
 
 
-def _all_fit(received: Mapping[str, Shaped], live: Mapping[str, Tensor]) -> bool:
+def _all_fit(received: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> bool:
     """Whether all tensors of a module are received under their own names."""
     return received.keys() >= live.keys() and all(
         tuple(received[own].shape) == value.shape for own, value in live.items()

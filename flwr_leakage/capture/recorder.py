@@ -154,7 +154,7 @@ class Recorder:
         """From here on steps are counted, and the samples of calls."""
         self._keeps = False
         self._tape = Tape()
-        self._rest = Counting(optimizer, self._trained, self._begin_versions, each=True)
+        self._rest = Counting(optimizer, self._trained, self._begin_versions)
         self._after_kept = {id(p): p.detach().clone() for p in self._trained}
 
     # --- the model -----------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class Recorder:
         if self._optimizer is None:
             self._optimizer = optimizer
             self._copied_optimizer = copy.deepcopy(optimizer, self._memo)
-            self._writes = writes_of(parameters_of(optimizer))
+            self._writes = writes_of(parameters_of(optimizer), args, kwargs)
         elif optimizer is not self._optimizer:
             raise ValueError("two optimizers take steps")
         self._options = tuple(settings_of(optimizer))

@@ -148,7 +148,7 @@ def train_and_report(
         server_round, client_id = todo.round_or_error(), client_id_of(ctx)
         key, answer = answers[0]
         training = recorder.training() if recorder else None
-        seen = _Round(given[0], answer, _count(reply, training, todo.kept), training)
+        seen = _Round(given[0], answer, _count(reply, training), training)
         facts = seen.facts(todo.kept, glance)
         if glance is not None and todo.kept is not None:
             check = look(glance, seen, facts, todo.kept, ctx)
@@ -271,7 +271,7 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
         ValueError: the update should be defended or judged, and cannot.
     """
     measures = plan.withholds or bool(plan.scores) or plan.attack is not None
-    if not (measures or plan.truth):
+    if seen.capture is None or not (measures or plan.truth):
         return _Done(None, None, _NOTHING)
     if plan.withholds and not seen.answer:
         raise ValueError("an update under a mask can neither be defended nor judged here")
@@ -327,12 +327,12 @@ def _rewrite(answer: ArrayRecord, received: Mapping[str, Tensor], released: Upda
     return write_arrays(answer, params, released.buffers)
 
 
-def _count(reply: Message, training: CapturedTraining | None, kept: Replayed | None) -> int:
-    """The number of samples that the client says it used, or else those that it was seen to."""
+def _count(reply: Message, training: CapturedTraining | None) -> int:
+    """The number of samples that the client says it used, or else those that it was seen to.
+
+    At least 1; a glance sees none, and nothing is asked of them there.
+    """
     for metrics in records_of(reply.content, MetricRecord).values():
         if isinstance(count := metrics.get("num-examples"), int | float):
             return int(count)
-    if training is not None:
-        return max(1, sum(training.batch_sizes))
-    facts = kept.facts if kept else None
-    return max(1, facts.num_steps * facts.batch_size) if facts else 1
+    return max(1, sum(training.batch_sizes)) if training else 1

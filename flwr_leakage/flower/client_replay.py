@@ -5,7 +5,7 @@ A replay costs as much as the training. The first training of a client is replay
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -21,6 +21,7 @@ from flwr_leakage.capture import (
     check_replay,
     facts_of,
 )
+from flwr_leakage.capture.check import is_rounded
 from flwr_leakage.capture.counting import parameters_of
 from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import name_live, name_tensors
@@ -49,7 +50,7 @@ class Replayed:
     """What the latest replay of a client found.
 
     Attributes:
-        server_round: of it, or 0 where there was none.
+        server_round: of it, or 0 where nobody named it.
         explains: whether it explained the update.
         sentence: the result in words.
         facts: how the client trained then; ``None`` where nothing was captured.
@@ -77,11 +78,17 @@ class Replayed:
 
     @staticmethod
     def kept(context: Context) -> "Replayed | None":
-        """Read it there; ``None`` where this client has not trained yet."""
+        """Read it there; ``None`` where there is none yet, or what an older version wrote.
+
+        The next training is replayed then, as a client's first is.
+        """
         record = context.state.get(REPLAY_KEY)
         if not isinstance(record, ConfigRecord):
             return None
-        return _read(str(record["replay"]))
+        try:
+            return _read(str(record["replay"]))
+        except (KeyError, TypeError, ValueError):
+            return None
 
 
 @lru_cache(maxsize=256)
@@ -137,9 +144,15 @@ class SeenRound:
     def facts(self, kept: Replayed | None, glance: Glance | None) -> TrainingFacts | None:
         """How the client trained; ``None`` where nothing was seen."""
         try:
-            if self.capture is not None:
-                return facts_of(self.capture, self.num_examples)
-            return glance.facts(kept.facts) if glance and kept and kept.facts else None
+            known = kept.facts if kept else None
+            if self.capture is None:
+                return glance.facts(known) if glance and known else None
+            found = facts_of(self.capture, self.num_examples)
+            if known and not self.capture.complete and known.rewritten > len(self.capture.steps):
+                # The step whose gradients were changed first is not among those that were kept.
+                why = found.unscheduled or known.unscheduled
+                found = replace(found, rewritten=known.rewritten, unscheduled=why)
+            return found
         except Exception:  # nothing was captured: the replay's sentence says why
             return None
 
@@ -164,7 +177,7 @@ def replay_now(
         received, sent = state()
         check = check_replay(seen.training, received, sent or seen.trained(received))
         if check.explains:
-            names, untrained = _names(seen.training, received)
+            names, untrained = _names(seen.training, received, sent or received)
     except Exception as error:
         check = ReplayCheck(None, problem=str(error) or type(error).__name__)
     sentence = check.sentence()
@@ -186,11 +199,18 @@ def replay_now(
 
 
 def _names(
-    training: CapturedTraining, received: Mapping[str, Tensor]
+    training: CapturedTraining, received: Mapping[str, Tensor], sent: Container[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The received names of the optimizer's parameters, and of the other parameters."""
+    """The received names of the optimizer's parameters, and of the other parameters.
+
+    What a client receives and keeps to itself, such as a head, has none: no replay looks at it.
+    """
     found = name_tensors(received, training.roots)
-    own = {id(named.before): name for name, named in found.items() if named.is_parameter}
+    own = {
+        id(named.before): name
+        for name, named in found.items()
+        if named.is_parameter and name in sent
+    }
     held = parameters_of(training.optimizer) if training.optimizer else []
     names = tuple(own.pop(id(parameter), "") for parameter in held)
     return names, tuple(own.values())
@@ -219,14 +239,15 @@ def look(
         sentence = f"not replayed in this round, and {'; '.join(causes)}"
         sentence += "; results are no evidence of safety"
         return ReplayResult(None, False, sentence, replayed=False)
-    sentence = _unreplayed(kept, changed, masked=not seen.answer)
+    told = facts is not None and kept.facts is not None
+    sentence = _unreplayed(kept, changed, told=told, masked=not seen.answer)
     return ReplayResult(None, True, sentence, replayed=False)
 
 
-def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, masked: bool) -> str:
+def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked: bool) -> str:
     """What was seen of a round that nothing speaks against, and no more."""
     end = "not the end, which was masked" if masked else "end"
-    looked = f"start, optimizer, settings, steps, {end}"
+    looked = f"start, optimizer, settings, steps, {end}" if told else f"start, {end}"
     then = f"round {kept.server_round}, where {kept.sentence}"
     if not changed:
         return (
@@ -242,10 +263,20 @@ def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, masked: bool) -> st
 def _causes(glance: Glance, seen: SeenRound, kept: Replayed) -> tuple[str, ...]:
     if not seen.answer:  # under a mask
         return glance.causes(lambda _: [])
-    causes = glance.causes(partial(differing, seen.answer))
+    causes = glance.causes(partial(_not_sent, seen))
     if other := unequal(seen.answer, seen.arrays, kept.untrained):
         causes = (*causes, f"{some(other)} not trained, and not sent as received")
     return causes
+
+
+def _not_sent(seen: SeenRound, trained: Mapping[str, Tensor]) -> list[str]:
+    """What was changed after training, by more than a replay would explain."""
+    names = differing(seen.answer, trained)
+    if names and is_rounded(
+        trained, seen.arrays.to_torch_state_dict(), seen.answer.to_torch_state_dict()
+    ):
+        return []
+    return names
 
 
 def _changed(

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 from trained import CHANGES, Loop, at_the_second_step, network, sgd
 
-from flwr_leakage.capture import Glance, TrainingFacts, capture, facts_of
+from flwr_leakage.capture import Glance, Limits, TrainingFacts, capture, facts_of
 
 NAMES = [name for name, _ in network().named_parameters()]
 
@@ -81,6 +81,40 @@ def test_it_tells_the_facts_that_a_capture_tells(optimizer):
         loop().run()
     assert seen.facts(known) == replace(told, repeated=True)
     assert seen.writes == recorder.training().writes == 0
+
+
+@pytest.mark.parametrize("names", [NAMES, NAMES[1:]])
+def test_what_is_set_after_the_last_step_is_of_no_step(names):
+    made = []
+
+    def make(parameters):
+        made.append(sgd(parameters))
+        return made[0]
+
+    def run():
+        made.clear()
+        Loop(optimizer=make, after=lambda model: made[0].param_groups[0].update(lr=0.05)).run()
+
+    with Glance(names, none_differ) as seen:
+        run()
+    facts = seen.facts(TrainingFacts("Adam", 1.0))  # told of other parameters, too
+    assert (facts.optimizer, facts.num_steps, facts.unscheduled) == ("SGD", 3, "")
+    with capture(Limits(max_samples=1)) as recorder:
+        run()
+    assert not recorder.training().settings_changed
+
+
+def test_no_facts_are_told_where_no_step_was_seen():
+    with Glance(NAMES, none_differ) as seen:
+        pass
+    with pytest.raises(ValueError, match="no step"):
+        seen.facts(TrainingFacts("SGD", 0.1))
+
+
+def test_gradients_that_an_earlier_round_left_are_none_of_a_closures_step():
+    model = network()
+    clip = {"on_gradients": lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1e-3)}
+    assert [glance(model=model, closure=True, **clip).writes for _ in range(2)] == [-1, -1]
 
 
 def test_start_and_end_are_compared_by_name():

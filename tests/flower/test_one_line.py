@@ -1,5 +1,6 @@
 """One line a side around an app that knows nothing of it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from flwr_leakage.audit import ReplayResult
 from flwr_leakage.defenses import GaussianNoise, MixUp
 from flwr_leakage.flower import InlineGrid, audit, observe, run_inline
 from flwr_leakage.flower.captured_client import _Work
+from flwr_leakage.flower.client_replay import REPLAY_KEY
 from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, LocalSchedule
@@ -183,19 +185,114 @@ def test_gradients_that_are_changed_from_a_round_on_are_seen_whatever_the_optimi
     assert "with another change of gradients before a step than in round 1" in notes[3]
 
 
-def test_the_normalisation_is_read_again_by_a_replay(tmp_path):
-    images = {1: pixels(), 2: (pixels() - 0.5) / 0.5}
-    app = changing({"replay_every": 2}, images=lambda r: images[min(r, 2)])
+def notes(app, num_rounds=3):
+    """What one client tells beside its update, round by round."""
     grid = InlineGrid(app, 1)
     (node,) = grid.get_node_ids()
     told = []
-    for server_round in (1, 2, 3):
-        config = ConfigRecord({"server-round": server_round})
+    for server_round in range(1, num_rounds + 1):
+        config = ConfigRecord({"server-round": server_round, "clipping_norm": 1e6})
         content = RecordDict({"arrays": ArrayRecord(network().state_dict()), "config": config})
         message = grid.create_message(content, "train", node, str(server_round))
         (reply,) = grid.send_and_receive([message])
+        assert not reply.has_error()
         told.append(unpack_note(reply.content[RECORD_KEY]))
-    facts = [note.training for note in told]
+    return told
+
+
+def test_a_state_that_cannot_be_read_is_replayed_as_a_first_training_is():
+    def forget(context):
+        state = json.loads(context.state[REPLAY_KEY]["replay"])
+        del state["names"]  # as before there was a glance
+        context.state[REPLAY_KEY] = ConfigRecord({"replay": json.dumps(state)})
+
+    def older(message, context, call_next):
+        if REPLAY_KEY in context.state:
+            forget(context)
+        return call_next(message, context)
+
+    app, inner = ClientApp(mods=[older]), audit(client_app())
+    app.train()(lambda message, context: inner(message, context))
+    assert [note.replay.residual for note in notes(app)] == [0.0] * 3
+
+
+def test_a_mod_that_only_rounds_is_no_change_after_training():
+    told = notes(audit(client_app(mods=[fixedclipping_mod])))
+    assert 0 < told[0].replay.residual < 1e-6
+    assert [note.replay.explains for note in told] == [True] * 3
+    assert "not replayed" in told[1].replay.sentence
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_what_a_client_keeps_to_itself_is_not_asked_for(is_trained):
+    def keep(message, context, call_next):
+        reply = call_next(message, context)
+        arrays = reply.content["arrays"]
+        kept = {name: arrays[name] for name in arrays if not name.startswith("0.")}
+        reply.content["arrays"] = ArrayRecord(kept)
+        return reply
+
+    start = 0 if is_trained else 2
+    app = client_app(mods=[keep], optimizer=lambda p: torch.optim.SGD(list(p)[start:], lr=0.1))
+    assert [note.replay.explains for note in notes(audit(app))] == [True] * 3
+
+
+def test_after_a_failed_replay_the_settings_are_those_of_the_round():
+    def before(model):
+        with torch.no_grad():
+            model[0].bias.add_(1)
+
+    told = notes(changing(optimizer=falling, before=lambda server_round: before))
+    assert [note.replay.explains for note in told] == [False] * 3
+    assert [note.training.learning_rate for note in told] == [0.1, 0.05, 0.1 / 3]
+
+
+def test_a_later_replay_forgets_no_change_of_gradients_in_steps_that_it_does_not_keep():
+    def late(server_round):
+        calls = []
+
+        def clip(model):
+            calls.append(model)
+            if len(calls) > 2:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+        return clip
+
+    told = notes(changing({"replay_every": 2, "replay_samples": 5}, on_gradients=late))
+    assert "its first 2 of 3 steps" in told[2].replay.sentence
+    assert [note.training.rewritten for note in told] == [3] * 3
+    assert all("clipping or noise" in note.training.unscheduled for note in told)
+
+
+class Plain(torch.optim.Optimizer):
+    """Has no learning rate by that name."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"eta": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad * group["eta"])
+
+
+def test_settings_that_are_not_told_are_not_said_to_be_compared():
+    _, second = notes(audit(client_app(optimizer=Plain)), num_rounds=2)
+    assert second.training is None
+    assert "that was looked at (start, end)" in second.replay.sentence
+
+
+def test_a_round_without_scores_is_not_said_to_have_failed():
+    plan = ScorePlan(every=3)
+    told = notes(audit(client_app(), scores={"norm": GradientNorm()}, score_plan=plan))
+    assert [note.remark for note in told] == [""] * 3
+
+
+def test_the_normalisation_is_read_again_by_a_replay(tmp_path):
+    images = {1: pixels(), 2: (pixels() - 0.5) / 0.5}
+    app = changing({"replay_every": 2}, images=lambda r: images[min(r, 2)])
+    facts = [note.training for note in notes(app)]
     assert [(each.mean, each.repeated) for each in facts] == [
         ((0.0,), False), ((0.0,), True), ((0.5,), False),
     ]  # fmt: skip
@@ -265,7 +362,8 @@ def test_the_audit_changes_no_bit_of_what_is_sent():
         grid = InlineGrid(app, 2)
         arrays = ArrayRecord(network().state_dict())
         messages = [
-            grid.create_message(RecordDict({"arrays": arrays}), "train", node, "1")
+            grid.create_message(RecordDict({"arrays": arrays}), "train", node, group)
+            for group in ("1", "2")  # a replay, and a glance
             for node in grid.get_node_ids()
         ]
         return [r.content["arrays"] for r in grid.send_and_receive(messages)]
@@ -274,6 +372,7 @@ def test_the_audit_changes_no_bit_of_what_is_sent():
     plain = replies(client_app(epochs=2))
     torch.manual_seed(0)
     seen = replies(audit(client_app(epochs=2)))
+    assert len(plain) == len(seen) == 4
     for left, right in zip(plain, seen, strict=True):
         left, right = left.to_torch_state_dict(), right.to_torch_state_dict()
         assert all(torch.equal(left[name], right[name]) for name in left)
