@@ -97,7 +97,10 @@ def run_peer(name: str, target: Target, setting: str, seconds: float) -> Answer:
     if setting.startswith("steps"):
         return Answer(None, 0.0, False, "takes single steps")
     attack = attacking(name, target.network, target.spec)
-    outcome = attack([target.seen], affordable(attack, [target.seen], seconds))
+    try:
+        outcome = attack([target.seen], affordable(attack, [target.seen], seconds))
+    except ValueError as error:  # its labels, as many as it infers, are not always one a sample
+        return Answer(None, 0.0, False, f"failed: {error}")
     return Answer(outcome.found[0], outcome.seconds[0], False, "")
 
 
