@@ -42,6 +42,7 @@ _KINDS = (
 )  # fmt: skip
 _LISTS = ("varying", "again", "names", "untrained")
 """What JSON has no tuples for."""
+_NOT_SEEN = "its mini-batches were not looked at, and its samples and steps do not tell them"
 _WORDS = {"rewritten": "change of gradients before a step"}
 
 
@@ -59,6 +60,7 @@ class Replayed:
         names: of the optimizer's parameters as they are received, in its order; see ``Glance``.
         untrained: of the received parameters that the optimizer did not hold.
         writes: to the gradients before the first step, see ``writes_of``.
+        num_examples: what the client said it used.
     """
 
     server_round: int
@@ -70,6 +72,7 @@ class Replayed:
     names: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()
     writes: int = -1
+    num_examples: int = 0
 
     def keep(self, context: Context) -> None:
         """Write it into the client's state."""
@@ -146,7 +149,12 @@ class SeenRound:
         try:
             known = kept.facts if kept else None
             if self.capture is None:
-                return glance.facts(known) if glance and known else None
+                if not (glance and kept and known):
+                    return None
+                found = glance.facts(known)
+                if _is_cut_alike(known, kept.num_examples, found.num_steps, self.num_examples):
+                    return found
+                return replace(found, unscheduled=found.unscheduled or _NOT_SEEN)
             found = facts_of(self.capture, self.num_examples)
             if known and not self.capture.complete and known.rewritten > len(self.capture.steps):
                 # The step whose gradients were changed first is not among those that were kept.
@@ -160,6 +168,24 @@ class SeenRound:
         """What the training ended with, by the received names: it is compared under a mask."""
         live = name_live(received, [root.live for root in self.training.roots])
         return {name: tensor.detach() for name, (_, _, tensor) in live.items()}
+
+
+def _is_cut_alike(known: TrainingFacts, count: int, num_steps: int, now: int) -> bool:
+    """Whether steps on ``now`` samples are of the batch size that was known for ``count``.
+
+    A client takes a number of epochs, with or without a last small batch, or a number of steps.
+    """
+    if (now, num_steps) == (count, known.num_steps):
+        return True
+    if not known.batch_size:
+        return False
+    kinds = [
+        (max(1, -(-n // known.batch_size)), max(1, n // known.batch_size)) for n in (count, now)
+    ]
+    for before, after in zip(*kinds, strict=True):
+        if known.num_steps % before == 0:  # so many epochs
+            return num_steps == known.num_steps // before * after
+    return num_steps == known.num_steps
 
 
 def replay_now(
@@ -193,6 +219,7 @@ def replay_now(
         names=names,
         untrained=untrained,
         writes=seen.training.writes,
+        num_examples=seen.num_examples,
     )
     found.keep(context)
     return ReplayResult(check.residual, check.explains, sentence)

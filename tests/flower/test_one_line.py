@@ -121,11 +121,12 @@ def changing(seen=None, **settings):
     def train(message, context):
         server_round = message.content["config"]["server-round"]
         now = {name: of(server_round) for name, of in settings.items()}
+        count = now.pop("count", 12)
         loop = Loop(**{"images": (pixels() - 0.5) / 0.5} | now)
         loop.model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         content = {
             "arrays": ArrayRecord(loop.run().state_dict()),
-            "metrics": MetricRecord({"num-examples": 12}),
+            "metrics": MetricRecord({"num-examples": count}),
         }
         return Message(RecordDict(content), reply_to=message)
 
@@ -148,6 +149,24 @@ def test_a_later_replay_is_of_the_first_samples_and_of_all_after_a_change(tmp_pa
     assert not data.events
     with pytest.raises(ValueError, match="replay_samples must be None or ≥ 1, got 0"):
         audit(app, replay_samples=0)
+
+
+@pytest.mark.parametrize(
+    ("size", "batch_size", "replayed", "told"),
+    [
+        (lambda r: 12 * r, lambda r: 4, {1, 3}, [3, 6, 9, 12]),  # an epoch each: more steps
+        (lambda r: 12 * min(r, 2), lambda r: 4 * min(r, 2), {1, 3}, [3, None, 3, 3]),
+        (lambda r: 12, lambda r: 4, {1}, [3] * 4),
+    ],
+)
+def test_more_samples_in_as_many_steps_are_no_schedule_until_they_are_captured(
+    size, batch_size, replayed, told
+):
+    app = changing(images=lambda r: pixels(size(r)), batch_size=batch_size, count=size)
+    told_by = notes(app, 4)
+    assert {n for n, note in enumerate(told_by, 1) if note.replay.replayed} == replayed
+    steps = [None if n.training.unscheduled else n.training.schedule().num_steps for n in told_by]
+    assert steps == told
 
 
 def falling(server_round):
