@@ -12,7 +12,8 @@ from flwr_leakage.attacks.exact.feature_matching import FeatureMatching
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.finish import Finish
-from flwr_leakage.attacks.inversion.gauss_newton import Annealing, GaussNewton
+from flwr_leakage.attacks.inversion.annealing import Annealing
+from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.inversion.levenberg_marquardt import LevenbergMarquardt
 from flwr_leakage.attacks.inversion.objectives.angular import Angular

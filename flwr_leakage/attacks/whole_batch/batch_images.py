@@ -13,7 +13,8 @@ from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.batch_linear import choose_layer, recover_batch
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs
 from flwr_leakage.attacks.exact.batch_search import SearchSettings
-from flwr_leakage.attacks.inversion.gauss_newton import Candidate, GaussNewton
+from flwr_leakage.attacks.inversion.annealing import Candidate
+from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.likelihood import estimate_noise
 from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.one_by_one import OneByOne

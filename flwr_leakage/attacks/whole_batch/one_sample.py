@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.inversion.gauss_newton import Annealing
+from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.problem import Problem

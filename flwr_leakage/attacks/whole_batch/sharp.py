@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.inversion.annealing import SHORTENINGS, System
 from flwr_leakage.attacks.inversion.blur import kink_inputs
-from flwr_leakage.attacks.inversion.gauss_newton import SHORTENINGS, System
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.inversion.linearization import Linearization
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors

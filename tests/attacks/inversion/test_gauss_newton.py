@@ -5,10 +5,8 @@ import torch
 from attacked import observe, tiny_network
 from torch import nn
 
-from flwr_leakage.attacks.inversion.gauss_newton import (
-    Annealing,
-    GaussNewton,
-)
+from flwr_leakage.attacks.inversion.annealing import Annealing
+from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.label_moves import label_moves
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, estimate_noise
 from flwr_leakage.attacks.inversion.linearization import Linearization
