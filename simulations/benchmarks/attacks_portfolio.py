@@ -103,7 +103,7 @@ def run_peer(name: str, target: Target, setting: str, seconds: float) -> Answer:
     attack = attacking(name, target.network, target.spec)
     try:
         outcome = attack([target.seen], affordable(attack, [target.seen], seconds))
-    except ValueError as error:  # its labels, as many as it infers, are not always one a sample
+    except Exception as error:  # as many labels as it infers are not always one a sample
         return Answer(None, 0.0, False, f"failed: {error}")
     return Answer(outcome.found[0], outcome.seconds[0], False, "")
 
