@@ -64,8 +64,12 @@ def windows_of(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
+    outside: float = OUTSIDE,
 ) -> list[Tensor]:
-    """One map (B, C, h, w) for each position of a pooling's window; arguments as ``max_pool2d``."""
+    """One map (B, C, h, w) for each position of a pooling's window; arguments as ``max_pool2d``.
+
+    What lies outside of the inputs has the value ``outside``.
+    """
     kernel, step, pad, spread = (
         _pair(value) for value in (kernel_size, stride or kernel_size, padding, dilation)
     )
@@ -80,7 +84,7 @@ def windows_of(
         out.append(count)
         right.append(max(0, needed - inputs.shape[axis - 2] - pad[axis]))
     if any(pad) or any(right):
-        inputs = F.pad(inputs, (pad[1], right[1], pad[0], right[0]), value=OUTSIDE)
+        inputs = F.pad(inputs, (pad[1], right[1], pad[0], right[0]), value=outside)
     maps = []
     for i in range(kernel[0]):
         for j in range(kernel[1]):
@@ -95,12 +99,28 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
     return (pair[0], pair[-1])
 
 
-def _tournament(maps: list[Tensor], width: Tensor) -> Tensor:
-    """The blurred maximum of all maps, by pairs."""
+def _tournament(inputs: Tensor, width: Tensor, *window: Any, **settings: Any) -> Tensor:
+    """The blurred maximum of every window, by pairs, of which each has the root mean square width.
+
+    Args:
+        inputs: of the pooling.
+        width: σ > 0, broadcast to them.
+        window: further arguments of :func:`windows_of`.
+        settings: likewise.
+    """
+    maps = windows_of(inputs, *window, **settings)
+    widths = [width] * len(maps)
+    if width.ndim == inputs.ndim and width.shape[-2:].numel() > 1:
+        widths = windows_of(width.expand_as(inputs), *window, **settings, outside=0.0)
+        widths = [each.clamp_min(float(width.min())) for each in widths]
     while len(maps) > 1:
-        pairs = zip(maps[::2], maps[1::2], strict=False)
-        rest = maps[-1:] if len(maps) % 2 else []
-        maps = [blurred_maximum(a, b, width) for a, b in pairs] + rest
+        pairs = zip(maps[::2], maps[1::2], widths[::2], widths[1::2], strict=False)
+        merged = [
+            (a, b, v if v is w else torch.lerp(v**2, w**2, 0.5).sqrt()) for a, b, v, w in pairs
+        ]
+        odd = len(maps) // 2 * 2
+        maps = [blurred_maximum(a, b, w) for a, b, w in merged] + maps[odd:]
+        widths = [w for _, _, w in merged] + widths[odd:]
     return maps[0]
 
 
@@ -133,11 +153,11 @@ class Blurred(FunctionMode):
         self.calls += 1
         if function in _MAX_POOLS:
             kwargs.pop("return_indices", None)
-            return _tournament(windows_of(inputs, *args[1:], **kwargs), width)
+            return _tournament(inputs, width, *args[1:], **kwargs)
         if function in _ADAPTIVE_MAX_POOLS:
             size = _window(inputs, args[1] if len(args) > 1 else kwargs["output_size"])
             assert size is not None  # has_kinks
-            return _tournament(windows_of(inputs, size), width)
+            return _tournament(inputs, width, size)
         call = relu_call(function, args, kwargs)
         if call is not None:
             return call.answer(blurred_relu(inputs.clone(), width))

@@ -136,6 +136,27 @@ def test_any_spelling_of_a_network_is_blurred_alike(relu, pool, amount):
         assert float((sharp["first.weight"] - expected["first.weight"]).norm()) > 1e-3
 
 
+@pytest.mark.parametrize(
+    "settings", [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}]
+)
+def test_pooling_takes_a_width_of_each_of_its_inputs(settings):
+    draws = torch.Generator().manual_seed(0)
+    inputs = torch.randn(2, 3, 6, 6, generator=draws, dtype=torch.float64)
+
+    def pooled(width):
+        with Blurred([width], 1.0):
+            return F.max_pool2d(inputs, **settings)
+
+    shared = torch.full((1, 3, 1, 1), 0.3, dtype=torch.float64)
+    torch.testing.assert_close(pooled(shared.expand(2, 3, 6, 6)), pooled(shared))
+    sharp = torch.full_like(inputs, 1e-9)
+    torch.testing.assert_close(pooled(sharp), F.max_pool2d(inputs, **settings))
+    wide = sharp.clone()
+    wide[:, :, :2, :2] = 0.3  # the first window alone
+    changed = (pooled(wide) - pooled(sharp)).abs().amax((0, 1)) > 1e-6
+    assert changed[0, 0] and not changed[2:, 2:].any()
+
+
 def test_in_place_replaces_the_tensor_itself():
     deviations = [torch.tensor(1.0)]
     z = torch.zeros(3)
