@@ -64,6 +64,7 @@ def windows_of(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
+    *,
     outside: float = OUTSIDE,
 ) -> list[Tensor]:
     """One map (B, C, h, w) for each position of a pooling's window; arguments as ``max_pool2d``.
