@@ -114,7 +114,7 @@ class Recorder:
         self._tape = Tape()
         self._tape_is_used = False
         self._rng_state: Tensor | None = None
-        self._memo: dict[int, Any] = {}
+        self._memo: dict[Any, Any] = {}
         self._roots: dict[int, Root] = {}
         self._trained: list[nn.Parameter] = []
         self._optimizer: Optimizer | None = None

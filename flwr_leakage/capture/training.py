@@ -83,7 +83,7 @@ class CapturedTraining:
         return len(self.steps) == self.num_steps
 
 
-def copy_root(live: nn.Module, memo: dict[int, Any]) -> nn.Module:
+def copy_root(live: nn.Module, memo: dict[Any, Any]) -> nn.Module:
     """Copy a module; parameters keep plain attributes, such as the counters of Opacus."""
     copied = copy.deepcopy(live, memo)
     for theirs, ours in zip(live.parameters(), copied.parameters(), strict=True):

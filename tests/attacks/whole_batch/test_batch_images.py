@@ -14,6 +14,7 @@ from flwr_leakage.attacks import (
     Sharpening,
     pose,
 )
+from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.whole_batch.features import FeaturePass
 from flwr_leakage.attacks.whole_batch.sharp import channels, spreads, variances
 from flwr_leakage.gradient_map import GradientMap
@@ -91,15 +92,16 @@ def test_all_images_are_found_from_the_update_alone():
     assert found.stats["sharpening"] == "not run: 128 unknowns, at most 0 are asked for"
 
 
-class _Looks:
+@dataclasses.dataclass(frozen=True)
+class Looked(Budget):
     """A budget that is spent at the third look."""
 
-    looks = 0
+    looks: list = dataclasses.field(default_factory=list)
 
     @property
     def is_spent(self):
-        self.looks += 1
-        return self.looks >= 3
+        self.looks.append(1)
+        return len(self.looks) >= 3
 
 
 def narrow(seed):
@@ -148,9 +150,9 @@ def test_a_batch_that_is_too_large_or_told_too_little_is_refused_in_words():
 
 def test_the_end_stops_within_a_step_where_the_budget_does():
     model, _, start = near_the_truth(0.02)
-    budget = _Looks()
+    budget = Looked()
     found, steps = Sharpening(steps=4)(model, model.likelihood(None), start, budget)
-    assert (budget.looks, steps) == (3, 0)
+    assert (len(budget.looks), steps) == (3, 0)
     assert torch.allclose(found, start)
 
 
