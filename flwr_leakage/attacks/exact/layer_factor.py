@@ -8,6 +8,9 @@ from torch import Tensor
 DOUBTFUL = 30.0
 """Singular values below so many times the threshold may be noise all the same."""
 
+ROUNDING = 2.0**-24
+"""Noise of an entry of single precision, in units of the gradient's root mean square."""
+
 MARGIN = 3.0
 """The least ratio of the singular values on both sides of the rank."""
 
@@ -119,7 +122,9 @@ def _split(
     """The rank and the noise's standard deviation, each told from the other.
 
     Noise of float32 gradients is larger in larger entries: the least values above its expected
-    size may still be noise, and the widest gap among them decides.
+    size may still be noise, and the widest gap among them decides. A layer of few rows has few
+    values to tell it by, and the last ones are far below the first. So a gradient of single
+    precision is told no finer than its rounding.
     """
     total = float(part.square().sum())
     limit = min(rows, columns)
@@ -136,8 +141,10 @@ def _split(
         rest = tail if len(singular) == limit else total - float(singular[:rank].square().sum())
         return max((max(rest, tail) / ((rows - rank) * (columns - rank))) ** 0.5, floor)
 
+    is_single = torch.equal(part, part.float().to(part))
+    rounding = ROUNDING * (total / (rows * columns)) ** 0.5 if is_single else 0.0
     last = len(singular) - 1
-    while last > 1 and float(singular[last - 1]) <= above * noise(last) * edge:
+    while last > 1 and float(singular[last - 1]) <= above * max(noise(last), rounding) * edge:
         last -= 1
     first = last
     while first > 1 and float(singular[first - 1]) <= DOUBTFUL * above * noise(last) * edge:

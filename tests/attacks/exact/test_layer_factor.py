@@ -28,6 +28,15 @@ def test_the_rank_is_the_number_of_samples_whatever_rows_are_dead(noise):
     torch.testing.assert_close(factor.left @ factor.right, weight, atol=10 * noise + 1e-12, rtol=0)
 
 
+def test_rounding_of_few_rows_is_no_sample():
+    # A trained network gives most classes next to nothing, and their rows less rounding each.
+    errors, inputs = gradient(samples=2, units=10, width=2000, dead=0)
+    errors[2:] *= 0.2 ** torch.arange(8, dtype=torch.float64)[:, None]
+    weight, bias = (each.float().double() for each in (errors @ inputs, errors.sum(1)))
+    factor = factorize(weight, bias, 2, torch.Generator().manual_seed(0))
+    assert factor.rank == 2
+
+
 def test_too_many_samples_are_refused():
     errors, inputs = gradient(samples=30)
     with pytest.raises(ValueError, match="too many for its size"):
