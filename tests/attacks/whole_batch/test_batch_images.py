@@ -14,7 +14,6 @@ from flwr_leakage.attacks import (
     Sharpening,
     pose,
 )
-from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.whole_batch.features import FeaturePass
 from flwr_leakage.attacks.whole_batch.sharp import channels, spreads, variances
 from flwr_leakage.gradient_map import GradientMap
