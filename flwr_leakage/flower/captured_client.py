@@ -330,9 +330,9 @@ def _rewrite(answer: ArrayRecord, received: Mapping[str, Tensor], released: Upda
 def _count(reply: Message, training: CapturedTraining | None) -> int:
     """The number of samples that the client says it used, or else those that it was seen to.
 
-    At least 1; a glance sees none, and nothing is asked of them there.
+    0 where it says nothing and there was a glance, which sees none.
     """
     for metrics in records_of(reply.content, MetricRecord).values():
         if isinstance(count := metrics.get("num-examples"), int | float):
             return int(count)
-    return max(1, sum(training.batch_sizes)) if training else 1
+    return max(1, sum(training.batch_sizes)) if training else 0

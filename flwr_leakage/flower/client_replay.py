@@ -124,7 +124,7 @@ class SeenRound:
     Attributes:
         arrays: that the server sent.
         answer: that the client sends; empty under a mask.
-        num_examples: what the client says it used.
+        num_examples: what the client says it used; 0 where neither that nor a capture tells.
         capture: of the training; ``None`` where there was a glance only.
     """
 
@@ -152,7 +152,8 @@ class SeenRound:
                 if not (glance and kept and known):
                     return None
                 found = glance.facts(known)
-                if _is_cut_alike(known, kept.num_examples, found.num_steps, self.num_examples):
+                count = self.num_examples or kept.num_examples  # not told: taken as they were
+                if _is_cut_alike(known, kept.num_examples, found.num_steps, count):
                     return found
                 return replace(found, unscheduled=found.unscheduled or _NOT_SEEN)
             found = facts_of(self.capture, self.num_examples)

@@ -122,11 +122,12 @@ def changing(seen=None, **settings):
         server_round = message.content["config"]["server-round"]
         now = {name: of(server_round) for name, of in settings.items()}
         count = now.pop("count", 12)
+        metrics = {"num-examples": count} if count else {"train-loss": 0.5}
         loop = Loop(**{"images": (pixels() - 0.5) / 0.5} | now)
         loop.model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         content = {
             "arrays": ArrayRecord(loop.run().state_dict()),
-            "metrics": MetricRecord({"num-examples": count}),
+            "metrics": MetricRecord(metrics),
         }
         return Message(RecordDict(content), reply_to=message)
 
@@ -167,6 +168,12 @@ def test_more_samples_in_as_many_steps_are_no_schedule_until_they_are_captured(
     assert {n for n, note in enumerate(told_by, 1) if note.replay.replayed} == replayed
     steps = [None if n.training.unscheduled else n.training.schedule().num_steps for n in told_by]
     assert steps == told
+
+
+def test_clients_that_tell_no_number_of_samples_keep_their_schedule():
+    told = notes(changing(count=lambda r: 0), 3)
+    assert [note.replay.replayed for note in told] == [True, False, False]
+    assert [note.training.unscheduled for note in told] == [""] * 3
 
 
 def falling(server_round):
