@@ -2,98 +2,17 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import asdict, replace
-from html.parser import HTMLParser
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-import torch
+from report_page import Page, fill, report
 
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report import write_report
 from flwr_leakage.report.__main__ import main
 from flwr_leakage.report.agreement import agreements
 from flwr_leakage.tracking import JsonlTracker, write_metadata
-
-PAYLOAD = '"><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}$x^$</style>\ud800'
-VOID = {"meta", "img", "br"}
-
-
-class Page(HTMLParser):
-    """Checks nesting while it collects tags, texts and attributes."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.open, self.tags, self.texts = [], [], []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-    def all(self, name):
-        return [attrs for tag, attrs in self.tags if tag == name]
-
-    @property
-    def text(self):
-        return " ".join(" ".join(self.texts).split())
-
-
-def fill(tracker, run="demo", name="lambda_max", note="", message="no reply", truth=True):
-    """Two rounds of three clients of two samples each; client 2 fails in round 2."""
-    generator = torch.Generator().manual_seed(0)
-    for server_round in (1, 2):
-        for client in range(3):
-            failed = (server_round, client) == (2, 2)
-            tracker.log(LeakageRecord(
-                run, server_round, client, -1, "attack", "objective", None if failed else 0.5,
-                "1", "", note or "diverged",
-            ))  # fmt: skip
-            for sample in range(2):
-                where = (run, server_round, client, sample)
-                original = torch.rand(1, 6, 6, generator=generator)
-                value = None if failed else 10.0 * (client + 1) + sample
-                tracker.log(LeakageRecord(*where, "score", name, 1.0 + client + sample, "1",
-                                          "larger leaks more", note))  # fmt: skip
-                if truth:
-                    tracker.log(LeakageRecord(*where, "metric", "psnr", value, "dB", "", note))
-                    tracker.log(LeakageRecord(*where, "metric", "blind_psnr", 12.0, "dB"))
-                    tracker.image(*where[1:], "original", original)
-                if not failed:
-                    tracker.image(*where[1:], "reconstruction", original / 2)
-        tracker.log(LeakageRecord(run, server_round, -1, -1, "utility", "test_accuracy", 0.5))
-        tracker.log(
-            LeakageRecord(run, server_round, -1, -1, "cost", "attack_cpu_seconds", 2.0, "s")
-        )
-    tracker.event(RunEvent(run, 2, 2, "error", message))
-
-
-def report(folder, **settings):
-    html = write_report(folder, **settings).read_text(encoding="utf-8")
-    return html, Page(html)
-
-
-@pytest.fixture
-def run_folder(tmp_path):
-    folder = tmp_path / "run"
-    tracker = JsonlTracker(folder)
-    config = {"num_rounds": 2, "model": {"_target_": "x.LeNet", "width": 1}}
-    write_metadata(folder, config, 5, {"run": "demo", "threat": "labels known, single view"})
-    fill(tracker)
-    tracker.close()
-    return folder
 
 
 def test_the_whole_page(run_folder):
@@ -194,28 +113,6 @@ def test_it_can_be_read_without_seeing_it(run_folder):
     assert targets and set(targets) <= set(ids)
 
 
-def test_foreign_text_stays_text(tmp_path):
-    tracker = JsonlTracker(tmp_path)
-    extra = dict.fromkeys(("run", "threat", "attack", "defense", "dataset"), PAYLOAD)
-    config = {PAYLOAD: PAYLOAD, "model": {"_target_": PAYLOAD, PAYLOAD: PAYLOAD}}
-    write_metadata(tmp_path, config, 0, extra)
-    fill(tracker, run=PAYLOAD, name=PAYLOAD, note=PAYLOAD, message=PAYLOAD)
-    tracker.log(LeakageRecord(PAYLOAD, 1, 0, 0, "metric", PAYLOAD, 1.0, PAYLOAD, "", PAYLOAD))
-    tracker.log(LeakageRecord(PAYLOAD, 1, -1, -1, "utility", PAYLOAD, 1.0, PAYLOAD))
-    tracker.log(LeakageRecord(PAYLOAD, 1, -1, -1, "cost", PAYLOAD, 1.0, PAYLOAD))
-    tracker.log(LeakageRecord(PAYLOAD, 1, -1, -1, "attack", PAYLOAD, 1.0, PAYLOAD))
-    tracker.close()
-    with (tmp_path / "records.jsonl").open("a") as file:
-        file.write('{"type": "<script>alert(3)</script>"}\n')
-    with pytest.warns(UserWarning, match="line"):
-        html, page = report(tmp_path)
-    assert page.all("script") == [{}] and "alert" not in html.split("<script>")[1]
-    assert all("onerror" not in attrs for _, attrs in page.tags)
-    assert all(image["src"].startswith("data:") for image in page.all("img"))
-    assert "{{ 7*7 }}" in page.text and "alert(3)" in page.text
-    assert html.count("</style>") == 1
-
-
 def test_a_run_that_was_killed(run_folder):
     path = run_folder / "records.jsonl"
     path.write_bytes(path.read_bytes()[:-200])
@@ -300,66 +197,6 @@ def test_a_run_of_metadata_only_and_of_odd_metadata(tmp_path):
     assert "yesterday" in page.text and "unknown: not run from a git checkout" in page.text
 
 
-@pytest.mark.parametrize(
-    ("roles", "words"),
-    [
-        (["original", "defended", "reconstruction"], "the sample as the defense encoded it"),
-        (
-            ["original", "reconstruction", "decoded"],
-            "what the encodings of all rounds so far were decoded to",
-        ),
-    ],
-)
-def test_what_a_defense_made_of_an_image_stands_in_its_row(tmp_path, roles, words):
-    tracker = JsonlTracker(tmp_path)
-    for role in reversed(roles):
-        tracker.image(1, 0, 0, role, torch.zeros(3, 4, 4))
-    tracker.close()
-    _, page = report(tmp_path)
-    assert [image["alt"].split(",")[0].lower() for image in page.all("img")] == roles
-    assert words in page.text
-
-
-def test_the_gallery_shows_worst_median_and_least_then_folds_the_rest(run_folder):
-    _, page = report(run_folder, max_gallery=3)
-    shown = [i["alt"] for i in page.all("img") if i["alt"].startswith("Reconstruction")]
-    decibels = [alt.split(" dB")[0].rsplit(" ", 1)[1] for alt in shown]
-    assert decibels == ["31.0", "20.0", "10.0", "31.0", "30.0", "21.0"]
-    for words in ("Worst leak", "Middle of the ranking", "Least leak", "3 of 10 shown, 7 left out"):
-        assert words in page.text
-    [folded] = [attrs for tag, attrs in page.tags if attrs.get("id") == "all"]
-    assert "open" not in folded
-
-
-def test_a_tile_says_where_structure_and_not_psnr_decided(tmp_path):
-    tracker = JsonlTracker(tmp_path)
-    told = {"psnr": 12.0, "blind_psnr": 11.7, "ssim": 0.52, "blind_ssim": 0.1}
-    for name, value in told.items():
-        tracker.log(LeakageRecord("r", 1, 0, 0, "metric", name, value))
-    tracker.image(1, 0, 0, "reconstruction", torch.zeros(3, 4, 4))
-    tracker.close()
-    assert "partly · 12.0 dB (blind 11.7), by SSIM 0.52 (blind 0.10)" in report(tmp_path)[1].text
-
-
-def test_a_tile_says_what_the_other_rounds_gave_of_the_same_image(tmp_path):
-    tracker = JsonlTracker(tmp_path)
-    for server_round, psnr in ((1, 120.0), (3, 11.0), (5, 11.5)):
-        for kind, name, value in (
-            ("metric", "psnr", psnr), ("metric", "blind_psnr", 11.7), ("client", "image", 0.0),
-        ):  # fmt: skip
-            tracker.log(LeakageRecord("r", server_round, 0, 0, kind, name, value))
-        tracker.image(server_round, 0, 0, "reconstruction", torch.zeros(3, 4, 4))
-    tracker.close()
-    _, page = report(tmp_path)
-    assert (
-        "120.0 dB (blind 11.7), the ceiling round 1, client 0, image 0; in rounds 3 and 5: no"
-        in (page.text)
-    )
-    assert "round 5, client 0, image 0; in round 1: exact; in round 3: nothing" in page.text
-    alts = [image["alt"] for image in page.all("img") if image["alt"].startswith("Reconstruction")]
-    assert alts and not any("in rounds" in alt for alt in alts)  # they are of one round only
-
-
 def test_a_page_with_a_defense_folds_its_commands_and_keeps_a_short_caption(tmp_path):
     tracker = JsonlTracker(tmp_path)
     node = {"_target_": "flwr_leakage.defenses.GradientPruning", "prune_ratio": 0.99}
@@ -391,42 +228,9 @@ def test_a_page_with_a_defense_folds_its_commands_and_keeps_a_short_caption(tmp_
     assert apart.split("errors, warnings")[1].split()[:3] == ["2", "too", "many"]
 
 
-def test_the_filter_offers_what_there_is_and_marks_every_figure(run_folder):
-    _, page = report(run_folder)
-    names = [select["name"] for select in page.all("select")]
-    assert names == ["round", "client", "grade"]
-    options = [option["value"] for option in page.all("option")]
-    assert options == ["", "1", "2", "", "client 0", "client 1", "client 2", "", "recognisable",
-                       "nothing"]  # fmt: skip
-    marked = [attrs for attrs in page.all("figure") if "data-client" in attrs]
-    assert {attrs["data-round"] for attrs in marked} == {"1", "2"}
-    assert all(attrs["data-client"] in options for attrs in marked)
-    assert [attrs for tag, attrs in page.tags if tag == "form"] == [
-        {"id": "filter", "hidden": None}
-    ]
-
-
 def test_every_printed_page_carries_the_warning(run_folder):
     html, _ = report(run_folder)
     assert re.search(r"@page \{[^}]*@top-center \{[^}]*private training images", html)
-
-
-def test_long_tables_are_folded(tmp_path):
-    tracker = JsonlTracker(tmp_path)
-    for server_round in range(1, 41):
-        tracker.log(LeakageRecord("r", server_round, -1, -1, "utility", "test_accuracy", 0.5))
-    tracker.close()
-    _, page = report(tmp_path)
-    assert "All 40 rows" in page.text
-    assert len(page.all("tr")) == (1 + 12) + (1 + 40)
-
-
-def test_a_file_that_is_no_png_is_not_inlined(run_folder):
-    victim = next((run_folder / "images").glob("*client0002*reconstruction.png"))
-    victim.write_bytes(b"<svg onload=alert(1)>")
-    _, page = report(run_folder)
-    assert "no reconstruction" in page.text
-    assert len(page.all("img")) == 19 + 6
 
 
 def test_the_same_run_gives_the_same_file_for_its_owner_only(run_folder):
@@ -435,42 +239,6 @@ def test_the_same_run_gives_the_same_file_for_its_owner_only(run_folder):
     first = path.read_bytes()
     assert write_report(run_folder).read_bytes() == first
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_many_clients_stay_readable(tmp_path):
-    tracker = JsonlTracker(tmp_path)
-    for client in range(400):
-        tracker.log(LeakageRecord("r", 1, client, 0, "metric", "psnr", 10 + client / 50, "dB"))
-        tracker.log(LeakageRecord("r", 1, client, 0, "score", "s", client / 50, "1"))
-        tracker.event(RunEvent("r", 1, client, "warning", "slow"))
-    tracker.close()
-    html, page = report(tmp_path)
-    assert "300 further clients left out." in page.text
-    assert "200 further events left out" in page.text
-    assert "Dots: 200 of up to 400 values a round, even by rank." in page.text
-    assert len(html) < 1_000_000
-
-
-def test_scores_that_are_one_number_throughout_get_a_sentence_and_no_chart(tmp_path):
-    tracker = JsonlTracker(tmp_path)
-    for i in range(6):
-        tracker.log(LeakageRecord("r", 1, i, 0, "metric", "psnr", 10.0 + i, "dB"))
-        for name, value in (("a", 0.0), ("b", 0.0), ("c", 2.0), ("d", float(i))):
-            tracker.log(LeakageRecord("r", 1, i, 0, "score", name, value, "1"))
-    tracker.close()
-    _, page = report(tmp_path)
-    assert "a, b: 0 for every sample, hence with neither chart nor column." in page.text
-    assert "c: 2.00 for every sample" in page.text
-    assert len(page.all("svg")) == 3  # PSNR, d by round, d against PSNR
-
-
-def test_a_chart_that_leaves_out_dots_says_so(tmp_path):
-    tracker = JsonlTracker(tmp_path)
-    for i in range(1600):
-        tracker.log(LeakageRecord("r", 1, i, 0, "metric", "psnr", 10 + i / 50, "dB"))
-        tracker.log(LeakageRecord("r", 1, i, 0, "score", "s", i / 50, "1"))
-    tracker.close()
-    assert "Only some of the 1,600 dots are drawn." in report(tmp_path)[1].text
 
 
 def test_command_line(run_folder, tmp_path, capsys):
@@ -485,36 +253,3 @@ def test_command_line(run_folder, tmp_path, capsys):
 def test_command_line_names_a_wrong_folder_or_setting(tmp_path, capsys, arguments):
     assert main([str(tmp_path), *arguments]) == 2
     assert "error: " in capsys.readouterr().err
-
-
-def _with_line(folder, line):
-    with (folder / "records.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def test_one_absurd_score_is_left_out_and_told(run_folder):
-    """From a client's note, and from a file that was written by something else."""
-    record = LeakageRecord("demo", 1, 0, 0, "score", "lambda_max", 1.7e308, "1", "larger is safer")
-    tracker = JsonlTracker(run_folder, resume=True)
-    tracker.log(record)
-    tracker.log(replace(record, client_id=1, value=1e100))
-    tracker.close()
-    _with_line(run_folder, {"type": "record", **asdict(replace(record, client_id=2))})
-    with pytest.warns(UserWarning, match=r"must lie in ±1e\+100, got 1.7e\+308"):
-        html, page = report(run_folder)
-    assert "value is 1.7e+308" in page.text
-    assert "inf" not in html.replace("info", "").replace("inferred", "").lower().split()
-
-
-def test_huge_and_deceiving_texts_stay_small_and_visible(run_folder):
-    before = len(report(run_folder)[0])
-    tracker = JsonlTracker(run_folder, resume=True)
-    tracker.event(RunEvent("demo", 1, 0, "error", "a" * 9_000_000))
-    tracker.event(RunEvent("demo", 1, 0, "error", chr(27) + "[2J" + chr(0x202E) + "evil"))
-    tracker.close()
-    event = RunEvent("demo", 1, 0, "error", "b" * 9_000_000)
-    _with_line(run_folder, {"type": "event", **asdict(event)})
-    html, page = report(run_folder)
-    assert len(html) < before + 20_000
-    assert "cut from 9,000,000 characters" in page.text
-    assert "\\u001b[2J\\u202eevil" in page.text
