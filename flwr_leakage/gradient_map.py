@@ -38,6 +38,7 @@ class GradientMap:
     Attributes:
         trained: names of the trained parameters.
         kernels: by which the model is computed.
+        transposed: names of the parameters of shape (m, n) that the model itself keeps as (n, m).
         one_by_one: why ``torch.func`` cannot take this model, so that plain autograd has to, one
             sample at a time; empty where it can. See ``differentiated_by_autograd``.
 
@@ -57,12 +58,18 @@ class GradientMap:
         self.loss = loss
         self.batch_norm: BatchNormMode = batch_norm
         self.kernels = PlainKernels.of(self.model)
+        self.transposed: frozenset[str] = frozenset()
         self.one_by_one = ""
 
     @property
     def params(self) -> Params:
         """The copied model's parameters, detached."""
-        return {name: value.detach() for name, value in self.model.named_parameters()}
+        own = {name: value.detach() for name, value in self.model.named_parameters()}
+        return self.turned(own)
+
+    def turned(self, params: Params) -> Params:
+        """The model's own parameters or their gradients, the ``transposed`` ones transposed."""
+        return {k: v.T.contiguous() if k in self.transposed else v for k, v in params.items()}
 
     @property
     def buffers(self) -> Params:
@@ -103,6 +110,12 @@ class GradientMap:
         other.one_by_one = reason
         return other
 
+    def with_transposed(self, names: frozenset[str]) -> "GradientMap":
+        """Return the same map as a function of the transposes of some matrices."""
+        other = copy.copy(self)
+        other.transposed = names
+        return other
+
     def with_loss(self, loss: Loss) -> "GradientMap":
         """Return the same map with another loss."""
         other = copy.copy(self)
@@ -120,7 +133,10 @@ class GradientMap:
         Raises:
             ValueError: the model returns neither one tensor nor something with ``logits``.
         """
-        state = {**self._buffers_like(inputs, buffers), **params}
+        own = {
+            name: value.T if name in self.transposed else value for name, value in params.items()
+        }
+        state = {**self._buffers_like(inputs, buffers), **own}
         with self.kernels():
             return logits_of(torch.func.functional_call(self.model, state, (inputs,)))
 

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.orientation import transposed_weights
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.normalization import derive_statistics
 from flwr_leakage.params import Params
@@ -158,7 +159,7 @@ def pose(
             f"members must sum to the update's {update.num_examples} examples, got {counts}."
         )
     _check_update(gradient_map.params, observation)
-    _check_outputs(gradient_map, spec, observation)
+    gradient_map = gradient_map.with_transposed(_check_outputs(gradient_map, spec, observation))
     schedule = update.schedule
     touched = sum(schedule.num_samples_used(count) for count in counts)
     if observation.members and threat.batch_norm in ("exact", "derived"):
@@ -184,9 +185,9 @@ def pose(
     return Problem(
         gradient_map=known_map,
         spec=spec,
-        params={name: value.detach() for name, value in observation.params.items()},
+        params=gradient_map.turned({k: v.detach() for k, v in observation.params.items()}),
         buffers=buffers,
-        gradient={name: v.detach() for name, v in update.pseudo_gradient().items()},
+        gradient=gradient_map.turned({k: v.detach() for k, v in update.pseudo_gradient().items()}),
         schedule=schedule,
         num_samples=touched,
         known_targets=targets,
@@ -223,16 +224,28 @@ def _granted_targets(
     return targets
 
 
-def _check_outputs(gradient_map: GradientMap, spec: InputSpec, observation: Observation) -> None:
-    """One output a class, by two dummy inputs: BatchNorm takes no single one."""
-    dummy = next(iter(observation.params.values())).new_zeros(2, *spec.shape)
+def _check_outputs(
+    gradient_map: GradientMap, spec: InputSpec, observation: Observation
+) -> frozenset[str]:
+    """One output a class, by two dummy inputs: BatchNorm takes no single one.
+
+    Returns:
+        The names of the weights that this pass takes as (inputs, outputs).
+    """
+    params, buffers = observation.params, observation.buffers
+    dummy = next(iter(params.values())).new_zeros(2, *spec.shape)
+    found = []
     with torch.no_grad():
-        logits = gradient_map.logits(observation.params, dummy, observation.buffers)
+        names = transposed_weights(
+            params, lambda: found.append(gradient_map.logits(params, dummy, buffers))
+        )
+    (logits,) = found
     if logits.shape != (2, spec.num_classes):
         raise ValueError(
             f"the model must have one output for each of {spec.num_classes} classes, got "
             f"{logits[0].numel()}."
         )
+    return names
 
 
 def _check_update(expected: Params, observation: Observation) -> None:

@@ -3,8 +3,10 @@ import torch
 from attacked import observe, tiny_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from flwr_leakage.attacks import (
+    AutomaticLabels,
     ClassCounts,
     LabelImpact,
     SignOfGradient,
@@ -75,6 +77,57 @@ def test_repeated_classes_of_a_batch_are_counted(steps):
     found = ClassCounts("dummies")(problem, torch.Generator().manual_seed(0))
     missed = torch.bincount(found, minlength=4) - torch.bincount(torch.tensor(labels), minlength=4)
     assert int(missed.abs().sum()) <= 2
+
+
+class Backwards(nn.Module):
+    """Its layers are made in another order than they are used, and the head is no module."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Parameter(torch.randn(4, 12) / 3)
+        self.bias = nn.Parameter(torch.zeros(4))
+        self.other = nn.Linear(9, 4)  # of something else
+        self.body = nn.Linear(64, 12)
+
+    def forward(self, x):
+        return nn.functional.linear(self.body(x.flatten(1)).sigmoid(), self.head, self.bias)
+
+
+def network_of(kind):
+    torch.manual_seed(0)
+    if kind == "backwards":
+        return Backwards()
+    layers = [nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 1)]
+    if kind == "convolution":
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LogSoftmax(1))
+
+
+@pytest.mark.parametrize("kind", ["backwards", "convolution", "log-softmax"])
+@pytest.mark.parametrize("labels", [[2], [0, 1, 1, 3]])
+def test_the_head_is_found_by_what_it_does(kind, labels):
+    gradient_map = GradientMap(network_of(kind))
+    inputs = SPEC.normalize(torch.rand(len(labels), *SPEC.shape, generator=rng(3)))
+    schedule = LocalSchedule(0.01, batch_size=len(labels))
+    observation = observe(gradient_map, Batch(inputs, torch.tensor(labels)), schedule)
+    problem = pose(gradient_map, SPEC, observation, INFERRED)
+    assert AutomaticLabels()(problem, rng(0)).tolist() == labels
+
+
+@pytest.mark.parametrize("labels", [[2], [0, 1]])
+def test_labels_are_not_read_from_a_frozen_head(labels):
+    network = tiny_network()
+    network[-1].requires_grad_(False)
+    gradient_map = GradientMap(network)
+    batch = Batch(torch.rand(len(labels), *SPEC.shape, generator=rng(3)), torch.tensor(labels))
+    observation = observe(gradient_map, batch, LocalSchedule(0.01, batch_size=len(labels)))
+    problem = pose(gradient_map, SPEC, observation, INFERRED)
+    with pytest.raises(ValueError, match=r"is trained, the model has none|and it is frozen"):
+        AutomaticLabels()(problem, rng(0))
+
+
+def rng(seed):
+    return torch.Generator().manual_seed(seed)
 
 
 def test_mean_feature_of_one_sample_is_the_last_layers_input():

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.applicability import (
@@ -14,9 +14,11 @@ from flwr_leakage.attacks.exact.applicability import (
     ExactAttack,
     require_single_gradient,
 )
+from flwr_leakage.attacks.input_order import InputOrder, first_layer
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
+from flwr_leakage.attacks.linear_walk import LinearUse
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec, Reconstruction
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
@@ -48,8 +50,8 @@ class Analytic(ExactAttack):
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """See ``ExactAttack``."""
-        name = _first_layer(problem)
-        return Applicability(True, f"the first layer, {name!r}, is linear with bias: x is exact.")
+        use, _ = _first_layer(problem, generator)
+        return Applicability(True, f"{use.name!r} is linear on the input, with bias: x is exact.")
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
@@ -60,26 +62,28 @@ class Analytic(ExactAttack):
             ValueError: several samples or steps; no first linear layer with bias on the input.
         """
         began = time.process_time()
-        name = _first_layer(problem)
-        prefix = f"{name}." if name else ""
-        errors = problem.gradient[f"{prefix}bias"]
-        weight = problem.gradient[f"{prefix}weight"]
+        use, order = _first_layer(problem, generator)
+        assert use.bias is not None
+        errors, weight = problem.gradient[use.bias], problem.gradient[use.weight]
         if not bool(errors.any()):
             raise ValueError(
                 "the first layer's bias has a zero gradient: it is frozen, or no unit was active."
             )
         kept = (weight != 0).to(weight)
         seen = kept.T @ errors.square() > 0
-        inputs, stage = mean_feature(weight, errors), "all pixels"
-        if not bool(kept[errors != 0][:, seen].all()):  # else zeros are what the sample has
-            inputs = (weight.T @ errors) / (kept.T @ errors.square()).clamp_min(TINIEST)
-            if not bool(seen.all()):
-                bound = float(weight[weight != 0].abs().min() / errors.abs().max())
-                inputs = fill_in(problem.spec, inputs, seen, bound)
-                told = f"the others, within {bound:.1g} of zero, by the prior"
-                stage = f"{int(seen.sum())} of {len(seen)} pixels, {told}"
-        misfit = (kept * torch.outer(errors, inputs) - weight).square().sum()
+        taken, stage = mean_feature(weight, errors), "all pixels"
+        is_pruned = not bool(kept[errors != 0][:, seen].all())  # else zeros are what the sample has
+        if is_pruned:
+            taken = (weight.T @ errors) / (kept.T @ errors.square()).clamp_min(TINIEST)
+        misfit = (kept * torch.outer(errors, taken) - weight).square().sum()
         misfit = misfit / weight.square().sum()
+        inputs = order.pixels(taken)
+        if is_pruned and not bool(seen.all()):
+            bound = float(weight[weight != 0].abs().min() / errors.abs().max())
+            dark, near = (order.pixels(torch.full_like(taken, each)) for each in (0.0, bound))
+            inputs = fill_in(problem.spec, inputs, order.moved(seen), dark, (near - dark).abs())
+            told = f"the others, within {bound:.1g} of zero, by the prior"
+            stage = f"{int(seen.sum())} of {len(seen)} pixels, {told}"
         targets = assume_targets(problem, SignOfGradient(), generator).values
         clamped = problem.spec.clamp(inputs.reshape(1, *problem.spec.shape))
         return Reconstruction(
@@ -90,22 +94,28 @@ class Analytic(ExactAttack):
 
 
 def fill_in(
-    spec: InputSpec, inputs: Float[Tensor, " n"], seen: Bool[Tensor, " n"], bound: float
+    spec: InputSpec,
+    inputs: Float[Tensor, " n"],
+    seen: Bool[Tensor, " n"],
+    centres: Float[Tensor, " n"],
+    bounds: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    """The most likely image of which some pixels are known and the others lie near zero.
+    """The most likely image of which some pixels are known and the others lie near some values.
 
     With Q the inverse covariance of the prior, u the unseen and s the seen pixels, it solves
-    ``(Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s)``, where c²/3 is the variance of a uniform
-    law on [−c, c].
+    ``(Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s) + 3/c² m_u``, where c²/3 is the variance of
+    a uniform law on [m − c, m + c].
 
     Args:
         spec: of the image.
         inputs: normalised, in double precision; entries not seen are ignored.
         seen: which are known.
-        bound: c, of the normalised values not seen, > 0.
+        centres: m, of the normalised values not seen.
+        bounds: c, > 0, of the same.
     """
     prior = ImagePrior.of(spec)
     inverse = replace(prior, deviations=1 / prior.deviations, scale=1 / prior.scale)
+    weights = (3 / bounds.square())[~seen]
 
     def precision(offset: Tensor) -> Tensor:
         """Q times an offset from grey, at the unseen pixels."""
@@ -115,29 +125,22 @@ def fill_in(
     def product(values: Tensor) -> Tensor:
         offset = torch.zeros_like(inputs)
         offset[~seen] = values
-        return precision(offset) + 3 / bound**2 * values
+        return precision(offset) + values * weights
 
     grey = prior.grey.flatten()
     known = torch.where(seen, inputs - grey, 0.0)
-    right = -precision(known) - 3 / bound**2 * grey[~seen]
+    right = -precision(known) + weights * (centres - grey)[~seen]
     found, _ = conjugate_gradients(product, right, FILLED, MAX_ITERATIONS)
     filled = inputs.clone()
     filled[~seen] = grey[~seen] + found
     return filled
 
 
-def _first_layer(problem: Problem) -> str:
-    """The name of the first layer.
+def _first_layer(problem: Problem, generator: torch.Generator) -> tuple[LinearUse, InputOrder]:
+    """The layer that takes the input, and in which order.
 
     Raises:
         ValueError: it, or the update, does not allow the attack.
     """
     require_single_gradient(problem, "the analytic attack")
-    modules = problem.gradient_map.model.named_modules()
-    name, layer = next(
-        ((n, m) for n, m in modules if isinstance(m, nn.Linear | nn.Conv2d)), ("", None)
-    )
-    size = torch.Size(problem.spec.shape).numel()
-    if not isinstance(layer, nn.Linear) or layer.in_features != size or layer.bias is None:
-        raise ValueError("the model's first layer must be linear, with bias, on the input.")
-    return name
+    return first_layer(problem, generator)

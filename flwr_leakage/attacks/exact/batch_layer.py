@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor, factorize
-from flwr_leakage.attacks.exact.linear_walk import LinearUse, find_linear_layers, logits_behind
+from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers, logits_behind
 from flwr_leakage.attacks.problem import Problem
 
 EXACT, ROUNDING, NEAR = 5.0, 1e-5, 1e-3

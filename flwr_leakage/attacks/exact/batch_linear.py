@@ -13,8 +13,8 @@ from flwr_leakage.attacks.exact.batch_layer import BatchLayer, feeds, pose_layer
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs, conclude
 from flwr_leakage.attacks.exact.batch_search import BatchSearch, SearchSettings
 from flwr_leakage.attacks.exact.batch_steps import recover_steps, require_steps
-from flwr_leakage.attacks.exact.linear_walk import LinearUse, find_linear_layers
 from flwr_leakage.attacks.labels.counts import mean_feature
+from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import Batch, Reconstruction
 

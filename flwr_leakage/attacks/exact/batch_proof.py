@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_layer import BatchLayer, Candidate
-from flwr_leakage.attacks.exact.linear_walk import logits_behind
 from flwr_leakage.attacks.exact.sparse_columns import null_vector
+from flwr_leakage.attacks.linear_walk import logits_behind
 from flwr_leakage.params import Params
 
 Verdict = Literal["proven", "plausible", "not"]

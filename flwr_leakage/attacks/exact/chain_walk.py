@@ -30,7 +30,7 @@ from flwr_leakage.attacks.exact.geometry import (
     numeric_padding,
     zeros_around,
 )
-from flwr_leakage.attacks.exact.linear_walk import LinearUse, LinearWalk
+from flwr_leakage.attacks.linear_walk import LinearUse, LinearWalk
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.relus import relu_call
 

@@ -36,7 +36,7 @@ from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
-from flwr_leakage.attacks.labels.last_layer import find_last_layer
+from flwr_leakage.attacks.labels.last_layer import find_last_bias
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.records import Batch, Reconstruction
@@ -186,7 +186,7 @@ class GaussNewton(OneByOne):
         problem = model.problem
         if problem.num_samples == 1 or not problem.is_single_gradient:
             return model, 0, 0, 0
-        bias = find_last_layer(problem).bias
+        bias = find_last_bias(problem)
         if bias is None:
             return model, 0, 0, 0
         short = replace(self, steps=self.trial_steps)
@@ -198,7 +198,7 @@ class GaussNewton(OneByOne):
         while not budget.is_spent:
             batch = Batch(best.inputs, model.targets)
             gradient = problem.gradient_map(problem.params, batch, problem.buffers)
-            residual = gradient[bias] - problem.gradient[bias]
+            residual = (gradient[bias] - problem.gradient[bias]).flatten()
             if float(residual.abs().max()) * problem.num_samples < CONTENT:
                 break
             moves = label_moves(model.targets, residual, AT_ONCE + len(tried))

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from flwr_leakage.attacks.labels.last_layer import find_last_layer
+from flwr_leakage.attacks.labels.last_layer import find_last_bias, find_last_layer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec
 
@@ -103,6 +103,8 @@ class ClassCounts:
     Attributes:
         softmax: where p̄ comes from: ``features`` (the mean feature vector that the last weight's
             gradient gives away), or ``dummies`` (random images in the data's box, or public ones).
+            Networks that do not end in a linear layer have no such vector: one step's p̄ is then
+            that of dummies.
         num_dummies: random images whose softmax is averaged, ≥ 1.
         public: (M, C, H, W) public images in model space, taken in place of random ones.
     """
@@ -121,29 +123,42 @@ class ClassCounts:
         """Labels (B,) in ascending order, with repetitions.
 
         Raises:
-            ValueError: the last layer has no bias.
+            ValueError: the logits have no bias that is trained, or the update is of several steps
+                and the last layer is not linear.
         """
-        layer = find_last_layer(problem)
-        if layer.bias is None:
-            raise ValueError("class counts need the last layer's bias, the model has none.")
-        bias_gradient = problem.gradient[layer.bias] / problem.gradient_weight
-        feature = mean_feature(
-            problem.gradient[layer.weight] / problem.gradient_weight, bias_gradient
-        )
-        if self.softmax == "features":
-            logits = (problem.params[layer.weight] @ feature + problem.params[layer.bias])[None]
+        bias = find_last_bias(problem)
+        if bias is None:
+            raise ValueError(
+                "class counts need a bias of the logits that is trained, the model has none."
+            )
+        bias_gradient = problem.gradient[bias].flatten() / problem.gradient_weight
+        feature = self._mean_feature(problem, bias_gradient)
+        if feature is not None and self.softmax == "features":
+            weight = problem.params[find_last_layer(problem).weight]
+            logits = (weight @ feature + problem.params[bias])[None]
         else:
             images = self._images(problem.spec, generator).to(bias_gradient)
             logits = problem.gradient_map.logits(problem.params, images, problem.buffers)
         softmax = replayed_softmax(
             logits,
-            feature.square().sum(),
+            bias_gradient.new_zeros(()) if feature is None else feature.square().sum(),
             bias_gradient,
             problem.schedule.learning_rate,
             problem.schedule.num_steps,
         )
         counts = class_counts(bias_gradient, softmax, problem.num_samples)
         return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+
+    @staticmethod
+    def _mean_feature(problem: Problem, bias_gradient: Tensor) -> Tensor | None:
+        """What the last linear layer takes; ``None`` if there is none and one step needs none."""
+        try:
+            weight = find_last_layer(problem).weight
+        except ValueError:
+            if problem.schedule.num_steps > 1:
+                raise
+            return None
+        return mean_feature(problem.gradient[weight] / problem.gradient_weight, bias_gradient)
 
     def _images(self, spec: InputSpec, generator: torch.Generator) -> Tensor:
         if self.public is not None:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from flwr_leakage.attacks.labels.last_layer import find_last_layer
+from flwr_leakage.attacks.labels.last_layer import find_last_bias, find_last_layer
 from flwr_leakage.attacks.problem import Problem
 
 
@@ -31,17 +31,21 @@ class SignOfGradient:
         """The label (1,).
 
         Raises:
-            ValueError: the update stems from several samples.
+            ValueError: the update stems from several samples, or neither a bias of the logits nor
+                a last linear layer is trained.
         """
         if problem.num_samples != 1:
             raise ValueError(
                 f"iDLG infers the label of 1 sample, the update stems from {problem.num_samples}."
             )
-        layer = find_last_layer(problem)
-        if layer.bias is not None:
-            return idlg_label(problem.gradient[layer.bias])
+        bias = find_last_bias(problem)
+        if bias is not None:
+            return idlg_label(problem.gradient[bias].flatten())
         # Without a bias: the rows of ∂L/∂W are (softmax − onehot)_k · h with one common h.
-        return idlg_label(_row_coefficients(problem.gradient[layer.weight]))
+        weight = find_last_layer(problem).weight
+        if weight not in problem.gradient_map.trained:
+            raise ValueError("labels are read from the last layer's gradient, and it is frozen.")
+        return idlg_label(_row_coefficients(problem.gradient[weight]))
 
 
 def _row_coefficients(weight_gradient: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.linear_walk import LinearWalk
+from flwr_leakage.attacks.linear_walk import LinearWalk
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.relus import relu_call
 from flwr_leakage.params import Params

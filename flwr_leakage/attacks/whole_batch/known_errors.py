@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_proof import NOISE, ROUNDING, BatchInputs
-from flwr_leakage.attacks.exact.linear_walk import logits_behind
 from flwr_leakage.attacks.inversion.blur import Blurred, blurred_relu, measure
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
+from flwr_leakage.attacks.linear_walk import logits_behind
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
 from flwr_leakage.params import Params

@@ -140,7 +140,45 @@ def test_analytic_is_exact_through_a_first_linear_layer(images):
     torch.testing.assert_close(result.batch.inputs, images[:1], atol=1e-4, rtol=0)
     gradient_map, observation = case(tiny_network(), images[:1])
     (refused,) = Analytic()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
-    assert "first layer" in refused.error
+    assert "no linear layer with bias takes the network's input" in refused.error
+
+
+class Odd(nn.Module):
+    """Normalises and flattens in its own way, and keeps its weights as (inputs, outputs)."""
+
+    def __init__(self, last="product"):
+        super().__init__()
+        self.c2, self.c1 = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(20))
+        self.w2 = nn.Parameter(torch.randn(20, 4) / 4)
+        self.w1 = nn.Parameter(torch.randn(64, 20) / 8)
+        self.last = last
+
+    def forward(self, x):
+        x = (x.permute(0, 2, 3, 1).flip(1).reshape(len(x), -1) - 0.3) / 0.7
+        hidden = torch.relu(torch.addmm(self.c1, x, self.w1))
+        if self.last == "einsum":
+            return torch.einsum("nf,fk->nk", hidden, self.w2) + self.c2
+        return (hidden @ self.w2 + self.c2).log_softmax(1)
+
+
+@pytest.mark.parametrize("last", ["product", "einsum"])
+def test_analytic_takes_an_input_in_any_order_and_weights_in_any(images, last):
+    torch.manual_seed(1)
+    gradient_map, observation = case(Odd(last), images[:1])
+    (result,) = Analytic()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
+    assert result.batch.targets.tolist() == [2]
+    torch.testing.assert_close(result.batch.inputs, images[:1], atol=1e-4, rtol=0)
+    kept = observation.update.delta["w1"].abs()
+    threshold = kept.max(1).values.median()  # of every second pixel nothing is kept
+    delta = observation.update.delta
+    pruned = {**delta, "w1": delta["w1"] * (kept >= threshold)}
+    observation = replace(observation, update=replace(observation.update, delta=pruned))
+    (result,) = Analytic()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
+    assert "33 of 64 pixels" in result.stats["stage"]
+    errors = (result.batch.inputs - images[:1]).abs()
+    assert (errors < 1e-4).sum() >= 33
+    bound = 0.7 * threshold / delta["c1"].abs().max()
+    assert errors.max() < 2 * bound
 
 
 def test_analytic_takes_what_pruning_left():

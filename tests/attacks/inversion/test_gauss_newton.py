@@ -265,11 +265,11 @@ def test_moves_of_labels_are_ranked_and_leave_absent_classes_alone():
 
 
 def test_what_does_not_apply_is_refused_in_words():
-    network = nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten())
+    network = nn.Sequential(nn.Conv2d(1, 4, 8, bias=False), nn.Flatten())
     gradient_map, observation = seen_by_server(network, smooth_image(), torch.tensor([2]))
     result = solve(GaussNewton(), gradient_map, observation)
     assert result.batch is None
-    assert "last linear layer" in result.error
+    assert "the network must end in a linear layer" in result.error
 
 
 @pytest.mark.parametrize(

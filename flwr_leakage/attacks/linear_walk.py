@@ -1,10 +1,11 @@
 """One pass through a network that finds its linear layers, however they are written.
 
-``F.linear`` (which ``nn.Linear`` calls), ``torch.addmm``, and ``x @ W.T`` with the bias added after
-it are all the same layer. Views of a parameter (``W.T``, ``W.t()``, ``W.transpose(0, 1)``) are
-followed. What a layer takes in and whether a ReLU follows it is told by the numbers that pass, not
-by names, so that dropout in eval mode, flattening, pooling and any spelling of ReLU make no
-difference.
+``F.linear`` (which ``nn.Linear`` calls), ``torch.addmm``, ``torch.einsum``, and ``x @ W.T`` with
+the bias added after it are all the same layer. Views of a parameter (``W.T``, ``W.t()``,
+``W.transpose(0, 1)``) are followed; ``x @ W`` is posed as ``x @ W'.T``
+(:mod:`flwr_leakage.attacks.orientation`). What a layer takes in and whether a ReLU follows it is
+told by the numbers that pass, not by names, so that dropout in eval mode, flattening, pooling and
+any spelling of ReLU make no difference.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,15 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flwr_leakage.attacks.orientation import PRODUCTS, TRANSPOSES, einsum_operands
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.function_mode import FunctionMode
 
-# Attributes are met by their getters.
-_TRANSPOSES = (
-    Tensor.t, torch.t, Tensor.transpose, torch.transpose, Tensor.permute, torch.permute,
-    Tensor.T.__get__, Tensor.mT.__get__,  # type: ignore[attr-defined]
-)  # fmt: skip
-_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_)
 
 
@@ -82,15 +78,17 @@ class LinearWalk(FunctionMode):
         if function is F.linear:
             bias = tensors[2] if len(tensors) > 2 else None
             return self._note(tensors[0], self._name(tensors[1]), bias, outputs)
-        if function in _TRANSPOSES and tensors and self._name(tensors[0]) and tensors[0].ndim == 2:
+        if function in TRANSPOSES and tensors and self._name(tensors[0]) and tensors[0].ndim == 2:
             if outputs.shape == tensors[0].shape[::-1]:
                 self._transposed[id(outputs)] = self._name(tensors[0])
                 self._kept.append(outputs)
-        elif function in _PRODUCTS and id(tensors[1]) in self._transposed:
+        elif function in PRODUCTS and id(tensors[1]) in self._transposed:
             return self._multiply(tensors[0], self._transposed[id(tensors[1])], outputs)
         elif function is torch.addmm and id(tensors[2]) in self._transposed:
             name = self._transposed[id(tensors[2])]
             return self._note(tensors[1], name, tensors[0], outputs)
+        elif function is torch.einsum:
+            return self._einsum(args, outputs)
         elif function in _SUMS and len(tensors) == 2:
             for product, bias in (tensors, tensors[::-1]):
                 if id(product) in self._products and self._name(bias) and bias.ndim == 1:
@@ -101,6 +99,14 @@ class LinearWalk(FunctionMode):
 
     def _name(self, value: Tensor) -> str:
         return self.names.get(id(value), "")
+
+    def _einsum(self, args: tuple[Any, ...], outputs: Tensor) -> Tensor:
+        operands = einsum_operands(args)
+        if operands is None:
+            return outputs
+        inputs, weight, is_transposed = operands
+        name = self._transposed.get(id(weight), "") if is_transposed else self._name(weight)
+        return self._multiply(inputs, name, outputs) if name else outputs
 
     def _multiply(self, inputs: Tensor, weight: str, outputs: Tensor) -> Tensor:
         """A product whose bias may come with the next sum."""

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.exact.linear_walk import find_linear_layers, logits_behind
+from flwr_leakage.attacks.linear_walk import find_linear_layers, logits_behind
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import (
@@ -47,7 +47,34 @@ class InPlace(Modules):
         return torch.addmm(self.b.bias, hidden.clamp(min=0), self.b.weight.mT)
 
 
-STYLES = (Modules, Functional, Products, InPlace)
+class Einsum(Modules):
+    def forward(self, x):
+        hidden = torch.einsum("bi, oi -> bo", x.flatten(1), self.a.weight) + self.a.bias
+        return torch.einsum("nf,kf->nk", hidden.relu(), self.b.weight) + self.b.bias
+
+
+STYLES = (Modules, Functional, Products, InPlace, Einsum)
+
+
+class Turned(nn.Module):
+    """The same layers with weights of shape (inputs, outputs)."""
+
+    def __init__(self, spelling):
+        super().__init__()
+        self.weight_a, self.bias_a = nn.Parameter(torch.zeros(16, 8)), nn.Parameter(torch.zeros(8))
+        self.weight_b, self.bias_b = nn.Parameter(torch.zeros(8, 3)), nn.Parameter(torch.zeros(3))
+        self.spelling = spelling
+
+    def linear(self, x, weight, bias):
+        if self.spelling == "addmm":
+            return torch.addmm(bias, x, weight)
+        if self.spelling == "einsum":
+            return torch.einsum("bi,io->bo", x, weight) + bias
+        return x @ weight + bias
+
+    def forward(self, x):
+        hidden = self.linear(x.flatten(1), self.weight_a, self.bias_a).relu()
+        return self.linear(hidden, self.weight_b, self.bias_b)
 
 
 def posed(network):
@@ -75,6 +102,26 @@ def test_every_spelling_of_a_layer_is_the_same_layer(style):
     torch.testing.assert_close(uses[0].inputs, inputs.flatten(1))
     torch.testing.assert_close(uses[0].outputs, hidden)
     torch.testing.assert_close(uses[1].inputs, hidden.relu())
+
+
+@pytest.mark.parametrize("spelling", ["@", "addmm", "einsum"])
+def test_weights_of_the_other_order_are_posed_as_their_transposes(spelling):
+    torch.manual_seed(0)
+    reference, network = Modules().eval(), Turned(spelling)
+    own = {k: v.T if v.ndim == 2 else v for k, v in reference.state_dict().items()}
+    names = {f"{kind}_{layer}": f"{layer}.{kind}" for layer in "ab" for kind in ("weight", "bias")}
+    network.load_state_dict({name: own[names[name]] for name in names})
+    torch.manual_seed(1)  # of the batch
+    expected = posed(reference)
+    torch.manual_seed(1)
+    problem = posed(network)
+    for name, other in names.items():
+        torch.testing.assert_close(problem.params[name], expected.params[other])
+        torch.testing.assert_close(problem.gradient[name], expected.gradient[other])
+    inputs = torch.randn(3, 1, 4, 4)
+    uses = find_linear_layers(problem, inputs)
+    assert [(u.weight, u.bias) for u in uses] == [("weight_a", "bias_a"), ("weight_b", "bias_b")]
+    torch.testing.assert_close(uses[1].inputs, reference.a(inputs.flatten(1)).relu())
 
 
 @pytest.mark.parametrize("style", STYLES)
