@@ -1,4 +1,4 @@
-"""One ReLU ConvNet written six ways: the same attack?
+"""One ReLU ConvNet written in eight ways: the same attack?
 
     python -m simulations.benchmarks.attacks_spellings --root FOLDER --images 12
 
@@ -83,7 +83,35 @@ class Sequence(Modules):
         return self.fc(F.dropout(features.flatten(1), training=self.training))
 
 
-STYLES = (Modules, Functional, Methods, Same, Parameters, Sequence)
+class Backwards(Modules):
+    """A head of own parameters, made before the body and kept as (inputs, outputs); log-softmax."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        head, body = self.fc, [self.c, self.b, self.a]
+        del self.fc, self.a, self.b, self.c
+        self.weight, self.bias = nn.Parameter(head.weight.detach().T.clone()), head.bias
+        self.c, self.b, self.a = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log-probabilities."""
+        x = F.relu(self.c(F.relu(self.b(F.relu(self.a(x))))))
+        return F.log_softmax(torch.flatten(x, 1) @ self.weight + self.bias, dim=1)
+
+
+class ChannelsLast(Modules):
+    """Memory in another order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        x = self.c(self.b(self.a(x).relu()).relu()).relu()
+        return self.fc(x.flatten(1))
+
+
+STYLES = (
+    Modules, Functional, Methods, Same, Parameters, Sequence, Backwards, ChannelsLast
+)  # fmt: skip
 
 
 def main() -> None:

@@ -162,7 +162,7 @@ def trace_chain(problem: Problem) -> list[Link]:
     """Read a model as a chain of convolutions or linear layers with activations between.
 
     BatchNorm with fixed statistics becomes ``scale`` and ``shift`` of the layer before it.
-    Flattening is allowed anywhere.
+    Flattening is allowed anywhere, and log-softmax at the end.
 
     Raises:
         ValueError: the model is no such chain (branches, pooling, another function, BatchNorm with
@@ -194,7 +194,9 @@ def trace_chain(problem: Problem) -> list[Link]:
         used.add(use.weight)
         previous = use.outputs
         _extend(links, use, what, problem)
-    if not links or not _same(logits, previous) or links[-1].activation is not IDENTITY:
+    # Cross-entropy has the same gradient of log-probabilities as of logits.
+    ends = _same(logits, previous) or _same(logits, previous.log_softmax(-1))
+    if not links or not ends or links[-1].activation is not IDENTITY:
         called = ", ".join(dict.fromkeys(walk.others))
         raise ValueError(
             "the model must be a chain that ends in a linear layer"

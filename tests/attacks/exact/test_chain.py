@@ -146,7 +146,30 @@ class Padded(Modules):
         return self.d(self.c(x.flatten(1)).clamp_min(0))
 
 
-STYLES = (Modules, Functional, Methods, Same, Bare, Products, Statements, Padded)
+class Turned(nn.Module):
+    """A linear layer whose weight is of shape (inputs, outputs)."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(layer.weight.detach().T.clone()), layer.bias
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class Probabilities(Modules):
+    """Log-probabilities, as the examples of PyTorch return them, and turned weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.d = Turned(self.d)
+        self.c = Turned(self.c)
+
+    def forward(self, x):
+        return F.log_softmax(super().forward(x), dim=1)
+
+
+STYLES = (Modules, Functional, Methods, Same, Bare, Products, Statements, Padded, Probabilities)
 
 
 def chain_in_style(style, spec=SPEC):
@@ -172,7 +195,7 @@ def test_a_chain_is_the_same_however_it_is_written(style):
     logits = job.gradient_map.logits(
         {k: v.double() for k, v in job.gradient_map.params.items()}, image
     )
-    torch.testing.assert_close(features_of(chain, image), logits)
+    torch.testing.assert_close(features_of(chain, image).log_softmax(1), logits.log_softmax(1))
 
 
 @pytest.mark.parametrize("style", STYLES[1:])
