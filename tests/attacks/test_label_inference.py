@@ -98,6 +98,8 @@ def network_of(kind):
     if kind == "backwards":
         return Backwards()
     layers = [nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 1)]
+    if kind == "convolution, ReLU":
+        return nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     if kind == "convolution":
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LogSoftmax(1))
@@ -112,6 +114,19 @@ def test_the_head_is_found_by_what_it_does(kind, labels):
     observation = observe(gradient_map, Batch(inputs, torch.tensor(labels)), schedule)
     problem = pose(gradient_map, SPEC, observation, INFERRED)
     assert AutomaticLabels()(problem, rng(0)).tolist() == labels
+
+
+def test_a_share_of_a_bias_tells_the_label_of_one_sample_only():
+    gradient_map = GradientMap(network_of("convolution, ReLU"))
+    batch = Batch(
+        SPEC.normalize(torch.rand(2, *SPEC.shape, generator=rng(3))), torch.tensor([2, 1])
+    )
+    observation = observe(gradient_map, batch[:1], LocalSchedule(0.01))
+    problem = pose(gradient_map, SPEC, observation, INFERRED)
+    assert AutomaticLabels()(problem, rng(0)).tolist() == [2]
+    observation = observe(gradient_map, batch, LocalSchedule(0.01, batch_size=2))
+    with pytest.raises(ValueError, match="need a bias of the logits"):
+        AutomaticLabels()(pose(gradient_map, SPEC, observation, INFERRED), rng(0))
 
 
 @pytest.mark.parametrize("labels", [[2], [0, 1]])

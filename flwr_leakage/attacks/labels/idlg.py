@@ -38,7 +38,7 @@ class SignOfGradient:
             raise ValueError(
                 f"iDLG infers the label of 1 sample, the update stems from {problem.num_samples}."
             )
-        bias = find_last_bias(problem)
+        bias = find_last_bias(problem, scaled=True)
         if bias is not None:
             return idlg_label(problem.gradient[bias].flatten())
         # Without a bias: the rows of ∂L/∂W are (softmax − onehot)_k · h with one common h.
