@@ -8,7 +8,7 @@ rest of the update is :class:`KnownErrors`, which has one ReLU less to go throug
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
+from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
@@ -43,6 +44,7 @@ class OneSample:
     Attributes:
         annealings: one run from grey each, ≥ 1 of them.
         products: of a run, as of :class:`~flwr_leakage.attacks.GaussNewton`.
+        settling: likewise.
         most_on: share of the features that are not zero, at most, in (0, 1]. Which are on is worth
             most where they are few, as in trained networks.
     """
@@ -51,6 +53,7 @@ class OneSample:
 
     annealings: Sequence[Annealing] = (Annealing(),)
     products: int = 1300
+    settling: Settling = field(default_factory=Settling)
     most_on: float = 0.3
 
     def __post_init__(self) -> None:
