@@ -135,6 +135,10 @@ class GaussNewton(OneByOne):
             model, moved, products, steps = self._correct_labels(model, likelihood, budget)
         solver, equations, known, fitted = self._choose(problem, model, likelihood, generator)
         best: Candidate | None = None
+        settles = problem.num_samples == 1 and solver.settling.steps > 0
+        if settles:
+            share = int(solver.settling.before * solver.products)
+            solver = replace(solver, products=max(1, share))
         for number, annealing in enumerate(solver.annealings):
             found = solver.run(equations, known, annealing, budget)
             products, steps = products + found.products, steps + found.steps
@@ -144,7 +148,7 @@ class GaussNewton(OneByOne):
             if self._explains(best) or budget.is_spent:
                 break
         assert best is not None
-        if problem.num_samples == 1 and not (self._explains(best) or budget.is_spent):
+        if settles and not (self._explains(best) or budget.is_spent):
             found = solver.settling(equations, known, best, budget)
             products, steps = products + found.products, steps + found.steps
             found = found.judged(model, likelihood)

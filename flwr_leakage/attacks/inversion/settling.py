@@ -7,6 +7,7 @@ doubtful ones are averages over both masks. What masks get wrong is no noise, so
 from the residual of each tensor. Both fade by themselves, as equations are met.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,9 @@ from flwr_leakage.attacks.inversion.annealing import Candidate, Equations, Syste
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.inversion.linearization import Linearization
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
+
+WIDENING = 40.0
+"""First blur over the relative distance of the equations, between its limits."""
 
 TOLERANCE = 3e-2
 """Relative, of a step's linear system."""
@@ -39,29 +43,35 @@ class Settling:
 
     Attributes:
         steps: ≥ 0; at 0 there is no such end.
-        iterations: of conjugate gradients in a step, at most, ≥ 1.
-        draw_iterations: … in a draw, of which there is one a step, at most, ≥ 1. What they leave
-            unsolved counts as unknown.
-        blur: of the first draw in posterior deviations, > 0.
-        fading: blur of a step in these units over that of the step before, in (0, 1).
+        products: with the Jacobian of one gradient, or its transpose, at most, about, ≥ 1; one
+            with that of n local steps counts n times. A quarter is for one draw of the posterior
+            in each step. What that leaves unsolved counts as unknown.
+        before: share in (0, 1] of a run's own products that the run before this end takes.
+        least: blur of the first draw at least, in posterior deviations, > 0. It is the wider, the
+            worse equations are met.
+        most: … at most.
+        last: … of the last draw, > 0.
     """
 
-    steps: int = 16
-    iterations: int = 80
-    draw_iterations: int = 40
-    blur: float = 1.0
-    fading: float = 0.85
+    steps: int = 12
+    products: int = 3800
+    before: float = 1.0
+    least: float = 0.6
+    most: float = 2.0
+    last: float = 0.08
 
     def __post_init__(self) -> None:
         if self.steps < 0:
             raise ValueError(f"steps must be at least 0, got {self.steps}.")
-        for name in ("iterations", "draw_iterations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not self.blur > 0:
-            raise ValueError(f"blur must be positive, got {self.blur}.")
-        if not 0 < self.fading < 1:
-            raise ValueError(f"fading must lie in (0, 1), got {self.fading}.")
+        if self.products < 1:
+            raise ValueError(f"products must be at least 1, got {self.products}.")
+        if not 0 < self.before <= 1:
+            raise ValueError(f"before must lie in (0, 1], got {self.before}.")
+        if not 0 < self.last <= self.least <= self.most:
+            raise ValueError(
+                "last, least and most must be positive and ascend, "
+                f"got {self.last}, {self.least} and {self.most}."
+            )
 
     def __call__(
         self, model: Equations, likelihood: Likelihood, start: Candidate, budget: Budget
@@ -79,6 +89,8 @@ class Settling:
         prior, generator = model.prior, torch.Generator().manual_seed(0)
         point = prior.coordinates(start.inputs.float())[None]
         products, step = 0, 0
+        each = max(4, self.products // (2 * self.steps * model.passes))
+        first = min(max(WIDENING * math.sqrt(start.distance), self.least), self.most)
         blurred: Equations | None = None
         # The first pass takes no step: the candidate's own draw comes first.
         while step <= self.steps and not budget.is_spent:
@@ -98,7 +110,7 @@ class Settling:
 
             if blurred is not None:
                 right = system.pull_back((weights * residual).float()) + point
-                change = -solution(right, TOLERANCE, self.iterations)
+                change = -solution(right, TOLERANCE, each - each // 4)
                 point, _ = shortened(
                     current, likelihood, blur, weights, 1.0, point, change, precise=True
                 )
@@ -107,10 +119,10 @@ class Settling:
                 own = torch.randn(model.shape, generator=generator)
                 noise = torch.randn(len(weights), generator=generator)
                 rest = system.pull_back(weights.sqrt().float() * noise) - system(own)
-                draw = own + solution(rest, TIGHT, self.draw_iterations)
-                blur = self.blur * self.fading**step
+                draw = own + solution(rest, TIGHT, each // 4)
+                blur = first * (self.last / first) ** (step / self.steps)
                 found = spreads(model, model.inputs(point), [model.inputs(point + draw)])
-                blurred = model.blurred_by([(blur * each).clamp_min(TINIEST) for each in found])
+                blurred = model.blurred_by([(blur * unit).clamp_min(TINIEST) for unit in found])
             products += here.products
             step += 1
         end = replace(

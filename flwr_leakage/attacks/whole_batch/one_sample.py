@@ -30,9 +30,6 @@ TURNS = 50
 FITS = 1e-3
 """Relative residual of the outer product that is rounding of the client's, and no other model."""
 
-HIDDEN = 0.01
-"""Share of the units that are on, up to which none is looked for below noise and thresholds."""
-
 
 @dataclass(frozen=True)
 class OneSample:
@@ -102,8 +99,8 @@ class OneSample:
                 f"most if at least one does, and at most {self.most_on:.0%}."
             )
         # About as many units that are on lie below the limit as up to twice it.
-        near = int((on & (features < 2 * limits.max())).sum())
-        doubtful = ~on if near > HIDDEN * int(on.sum()) else torch.zeros_like(on)
+        near = bool((on & (features < 2 * limits.max())).any())
+        doubtful = ~on if near else torch.zeros_like(on)
         known = torch.where(on | (doubtful & (below == 0)), features, 0.0)
         errors = torch.where(on | doubtful, error @ problem.params[layer.weight], 0.0)
         below = torch.where(doubtful, below, 0.0)
