@@ -162,7 +162,7 @@ class Sharpening:
                 noise = torch.randn(len(weights), generator=generator)
                 rest = system.pull_back(weights.sqrt().float() * noise) - system(own)
                 draws.append(own + solution(rest, TIGHT))
-            images = [prior.grey + prior.push(point + draw) for draw in (0.0, *draws)]
+            images = [prior.grey + prior.push(point + draw) for draw in [0 * point, *draws]]
             # The last are the layer's outputs, whose ReLU is known.
             deviations = spreads(model, images[0], images[1:])[:-1]
             calm = CALM * FADING**step
