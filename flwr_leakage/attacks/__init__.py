@@ -37,6 +37,7 @@ from flwr_leakage.attacks.inversion.priors.total_variation import (
     colour_differences,
     total_variation,
 )
+from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.assumed import AssumedTargets, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
@@ -112,6 +113,7 @@ __all__ = [
     "ProgressCallback",
     "Restarts",
     "SearchSettings",
+    "Settling",
     "Sharpening",
     "SignOfGradient",
     "SmallestMinimum",

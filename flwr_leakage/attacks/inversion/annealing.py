@@ -4,6 +4,7 @@ See :mod:`flwr_leakage.attacks.inversion.gauss_newton` for what it minimises.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -88,6 +89,12 @@ class Equations(Protocol):
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """The numbers (P,), differentiable twice; in double precision if precise."""
+
+    def kinks(self, inputs: Tensor) -> list[Tensor]:
+        """Inputs of every ReLU and pooling for images (B, C, H, W), in single precision."""
+
+    def blurred_by(self, widths: Sequence[Tensor]) -> "Equations":
+        """The same equations, whose blur of 1 is a width of each of these inputs."""
 
 
 @dataclass(frozen=True)
@@ -179,19 +186,16 @@ def anneal(
             product, -right.flatten(), effort.tolerance, effort.iterations
         )
 
-        def objective(trial: Tensor, residual: Tensor, weights=weights, weight=weight) -> float:
-            misfit = float((weights * residual.square()).sum())
-            return misfit + weight * float(trial.double().square().sum())
-
-        start = objective(coordinates, residual)
-        length, accepted = 1.0, False
-        for _ in range(SHORTENINGS):
-            trial = coordinates + length * change.reshape(model.shape)
-            gradient = model.gradient(model.inputs(trial), blur, precise=precise)
-            if objective(trial, likelihood.residual(gradient)) < start:
-                coordinates, accepted = trial, True
-                break
-            length *= 0.4
+        coordinates, accepted = shortened(
+            model,
+            likelihood,
+            blur,
+            weights,
+            weight,
+            coordinates,
+            change.reshape(model.shape),
+            precise,
+        )
         products += here.products
         passes += here.products * model.passes
         step += 1
@@ -220,6 +224,43 @@ def anneal(
         stopped=stopped,
     )
     return candidate.judged(model, likelihood)
+
+
+def shortened(
+    model: Equations,
+    likelihood: Likelihood,
+    blur: float,
+    weights: Tensor,
+    weight: float,
+    coordinates: Tensor,
+    change: Tensor,
+    precise: bool = False,
+) -> tuple[Tensor, bool]:
+    """Coordinates after a step, as short as it must be to gain, and whether it does.
+
+    Args:
+        model: what is computed of a candidate.
+        likelihood: what was observed of it.
+        blur: of the objective.
+        weights: of each squared residual (P,).
+        weight: of the prior.
+        coordinates: before the step.
+        change: the step.
+        precise: whether to compare in double precision.
+    """
+
+    def objective(trial: Tensor) -> float:
+        gradient = model.gradient(model.inputs(trial), blur, precise=precise)
+        misfit = float((weights * likelihood.residual(gradient).square()).sum())
+        return misfit + weight * float(trial.double().square().sum())
+
+    start, length = objective(coordinates), 1.0
+    for _ in range(SHORTENINGS):
+        trial = coordinates + length * change
+        if objective(trial) < start:
+            return trial, True
+        length *= 0.4
+    return coordinates, False
 
 
 class System:

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Protocol
 
 import torch
@@ -30,9 +31,10 @@ from flwr_leakage.attacks.inversion.annealing import (
     Equations,
     anneal,
 )
-from flwr_leakage.attacks.inversion.blur import Blurred, measure
+from flwr_leakage.attacks.inversion.blur import Blurred, kink_inputs, measure
 from flwr_leakage.attacks.inversion.label_moves import label_moves
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
+from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
@@ -82,8 +84,9 @@ class GaussNewton(OneByOne):
         trial_steps: of a short run, ≥ 1.
         solved_distance: no further run once the relative squared distance is at most this.
         labels: how labels are inferred.
+        settling: the end of the best run of one image, kept where it lowers the energy.
         rewriting: other equations that the update tells of the same images, to be fitted in the
-            place of its own where they apply, with annealings and products of their own.
+            place of its own where they apply, with annealings, products and an end of their own.
     """
 
     purpose: ClassVar[str] = "gauss newton"
@@ -98,6 +101,7 @@ class GaussNewton(OneByOne):
     trial_steps: int = 8
     solved_distance: float = 1e-10
     labels: LabelInference = field(default_factory=AutomaticLabels)
+    settling: Settling = field(default_factory=partial(Settling, steps=0))
     rewriting: "Rewriting | None" = None
 
     def __post_init__(self) -> None:
@@ -131,15 +135,25 @@ class GaussNewton(OneByOne):
             model, moved, products, steps = self._correct_labels(model, likelihood, budget)
         solver, equations, known, fitted = self._choose(problem, model, likelihood, generator)
         best: Candidate | None = None
+        settles = problem.num_samples == 1 and solver.settling.steps > 0
+        if settles:
+            share = int(solver.settling.before * solver.products)
+            solver = replace(solver, products=max(1, share))
         for number, annealing in enumerate(solver.annealings):
             found = solver.run(equations, known, annealing, budget)
             products, steps = products + found.products, steps + found.steps
             found = found.judged(model, likelihood)
             if best is None or found.energy < best.energy:
                 best, chosen = found, number
-            if best.distance <= self.solved_distance or best.misfit <= EXPLAINED or budget.is_spent:
+            if self._explains(best) or budget.is_spent:
                 break
         assert best is not None
+        if settles and not (self._explains(best) or budget.is_spent):
+            found = solver.settling(equations, known, best, budget)
+            products, steps = products + found.products, steps + found.steps
+            found = found.judged(model, likelihood)
+            if found.energy < best.energy:
+                best = found
         if not math.isfinite(best.distance):
             return failure("the objective was never finite.")
         return Reconstruction(
@@ -160,6 +174,10 @@ class GaussNewton(OneByOne):
             },
         )
 
+    def _explains(self, candidate: Candidate) -> bool:
+        """Whether nothing but noise is left."""
+        return candidate.distance <= self.solved_distance or candidate.misfit <= EXPLAINED
+
     def _choose(
         self,
         problem: Problem,
@@ -175,7 +193,10 @@ class GaussNewton(OneByOne):
         except ValueError as refusal:
             return self, model, likelihood, f"the gradient, as {refusal}"
         solver = replace(
-            self, annealings=self.rewriting.annealings, products=self.rewriting.products
+            self,
+            annealings=self.rewriting.annealings,
+            products=self.rewriting.products,
+            settling=self.rewriting.settling,
         )
         return solver, equations, known, self.rewriting.purpose
 
@@ -238,11 +259,13 @@ class Rewriting(Protocol):
         purpose: what they are, in words.
         annealings: one run from grey each.
         products: as of :class:`GaussNewton`.
+        settling: likewise.
     """
 
     purpose: ClassVar[str]
     annealings: Sequence[Annealing]
     products: int
+    settling: Settling
 
     def __call__(
         self, problem: Problem, likelihood: Likelihood, generator: torch.Generator
@@ -290,6 +313,17 @@ class _Model:
 
     def inputs(self, coordinates: Tensor) -> Tensor:
         return self.prior.grey + self.prior.push(coordinates)
+
+    def kinks(self, inputs: Tensor) -> list[Tensor]:
+        """Inputs of every ReLU and pooling, in the first gradient of a replay."""
+        posed = self.single
+        return kink_inputs(
+            lambda: posed.gradient_map.logits(posed.params, inputs.float(), posed.buffers)
+        )
+
+    def blurred_by(self, widths: Sequence[Tensor]) -> "_Model":
+        """The same replay, whose blur of 1 is a width of each of these inputs."""
+        return replace(self, deviations=widths)
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """g(x; β) (P,), of all rounds one after another."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_proof import NOISE, ROUNDING, BatchInputs
-from flwr_leakage.attacks.inversion.blur import Blurred, blurred_relu, measure
+from flwr_leakage.attacks.inversion.blur import Blurred, blurred_relu, kink_inputs, measure
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
 from flwr_leakage.attacks.linear_walk import logits_behind
@@ -44,6 +44,7 @@ class KnownErrors:
         bounds: what features that were not seen are at most (B, n), 0 for those that were.
         doubtful: whether it is not known if a unit is on (B, n). Where a ReLU was left out, it is
             as the candidate has it, but off while the blur is wide if noise alone hides it.
+        opened: whether it is as the candidate has it at any blur.
     """
 
     problem: Problem
@@ -53,6 +54,7 @@ class KnownErrors:
     noise_std: Tensor
     bounds: Tensor
     doubtful: Tensor
+    opened: bool = False
 
     @classmethod
     def of(
@@ -130,6 +132,18 @@ class KnownErrors:
             torch.cat([gradients.bounds, self.bounds.flatten()]),
         )
 
+    def kinks(self, inputs: Tensor) -> list[Tensor]:
+        """Inputs of every ReLU and pooling before the layer; the last are the layer's outputs."""
+        run = self.passed.narrow
+        outputs: list[Tensor] = []
+        inner = kink_inputs(lambda: outputs.append(run(run.problem.params, inputs.float())))
+        return [*inner, *outputs]
+
+    def blurred_by(self, widths: Sequence[Tensor]) -> "KnownErrors":
+        """The same equations, whose blur of 1 is a width of each of these inputs."""
+        passed = replace(self.passed, deviations=widths[:-1], spread=widths[-1])
+        return replace(self, passed=passed, opened=True)
+
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Gradients of all names, then features (P,), of blurred ReLUs and pooling."""
         run = self.features if precise else self.passed.narrow
@@ -145,7 +159,7 @@ class KnownErrors:
             live = told = outputs
             if self.passed.narrow.left_out >= 0:
                 sure = (self.known > 0) & ~self.doubtful
-                open_ = self.doubtful & ((self.bounds > 0) | (blur <= DECIDED))
+                open_ = self.doubtful & ((self.bounds > 0) | (blur <= DECIDED or self.opened))
                 own = torch.where(open_, self._relu(outputs, blur), outputs.clamp_min(0))
                 told = torch.where(sure, outputs, own)
                 live = torch.where(sure | open_, told, 0.0)
@@ -159,7 +173,7 @@ class KnownErrors:
         """The ReLU that was left out, blurred."""
         if not blur:
             return outputs.clamp_min(0)
-        return blurred_relu(outputs, outputs.new_tensor(blur * self.passed.spread))
+        return blurred_relu(outputs, (blur * self.passed.spread).to(outputs.dtype))
 
 
 @dataclass(frozen=True)
@@ -178,7 +192,7 @@ class Passed:
     names: tuple[str, ...]
     prior: ImagePrior
     deviations: Sequence[Tensor]
-    spread: float
+    spread: Tensor
 
     @classmethod
     def of(cls, problem: Problem, weight: str, generator: torch.Generator) -> "Passed":
@@ -194,7 +208,7 @@ class Passed:
         narrow = FeaturePass.of(single, weight, images)
         names = _names_before(narrow, images)
         deviations = measure(lambda: narrow(single.params, images))
-        spread = float(narrow(single.params, images).std())
+        spread = narrow(single.params, images).detach().std()
         return cls(narrow, names, prior, deviations, spread)
 
 

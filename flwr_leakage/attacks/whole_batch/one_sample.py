@@ -8,7 +8,7 @@ rest of the update is :class:`KnownErrors`, which has one ReLU less to go throug
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
+from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
@@ -29,9 +30,6 @@ TURNS = 50
 FITS = 1e-3
 """Relative residual of the outer product that is rounding of the client's, and no other model."""
 
-HIDDEN = 0.01
-"""Share of the units that are on, up to which none is looked for below noise and thresholds."""
-
 
 @dataclass(frozen=True)
 class OneSample:
@@ -43,6 +41,7 @@ class OneSample:
     Attributes:
         annealings: one run from grey each, ≥ 1 of them.
         products: of a run, as of :class:`~flwr_leakage.attacks.GaussNewton`.
+        settling: likewise.
         most_on: share of the features that are not zero, at most, in (0, 1]. Which are on is worth
             most where they are few, as in trained networks.
     """
@@ -51,6 +50,7 @@ class OneSample:
 
     annealings: Sequence[Annealing] = (Annealing(),)
     products: int = 1300
+    settling: Settling = field(default_factory=Settling)
     most_on: float = 0.3
 
     def __post_init__(self) -> None:
@@ -99,8 +99,8 @@ class OneSample:
                 f"most if at least one does, and at most {self.most_on:.0%}."
             )
         # About as many units that are on lie below the limit as up to twice it.
-        near = int((on & (features < 2 * limits.max())).sum())
-        doubtful = ~on if near > HIDDEN * int(on.sum()) else torch.zeros_like(on)
+        near = bool((on & (features < 2 * limits.max())).any())
+        doubtful = ~on if near else torch.zeros_like(on)
         known = torch.where(on | (doubtful & (below == 0)), features, 0.0)
         errors = torch.where(on | doubtful, error @ problem.params[layer.weight], 0.0)
         below = torch.where(doubtful, below, 0.0)

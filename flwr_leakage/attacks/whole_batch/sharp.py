@@ -21,9 +21,9 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.inversion.annealing import SHORTENINGS, System
-from flwr_leakage.attacks.inversion.blur import kink_inputs
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.inversion.linearization import Linearization
+from flwr_leakage.attacks.inversion.settling import spreads
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -51,9 +51,6 @@ FADING = 0.85
 
 TINIEST = 1e-9
 """Blur at least: one of zero has no width to divide by."""
-
-POOLED = 2.0
-"""Draws' worth of a channel's mean square in that of each unit: a few draws tell it badly."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +162,9 @@ class Sharpening:
                 noise = torch.randn(len(weights), generator=generator)
                 rest = system.pull_back(weights.sqrt().float() * noise) - system(own)
                 draws.append(own + solution(rest, TIGHT))
-            deviations = spreads(model, single, point.float(), draws)
+            images = [prior.grey + prior.push(point + draw) for draw in [0 * point, *draws]]
+            # The last are the layer's outputs, whose ReLU is known.
+            deviations = spreads(model, images[0], images[1:])[:-1]
             calm = CALM * FADING**step
             widths = [(calm * each).clamp_min(TINIEST) for each in deviations]
             blurred, amount = _blurred_by(model, widths), 1.0
@@ -220,27 +219,6 @@ def variances(likelihood: Likelihood, residual: Tensor, groups: Tensor) -> Tenso
     sums = torch.zeros_like(counts).index_add_(0, groups, residual.square() / sizes[tensors])
     each = (sums / counts).clamp_min(floor)[groups] * sizes[tensors]
     return torch.maximum(each, likelihood.noise.square()[tensors])
-
-
-def spreads(
-    model: KnownErrors, prior: ImagePrior, point: Tensor, draws: list[Tensor]
-) -> list[Tensor]:
-    """Posterior deviations of the inputs of every ReLU and pooling, each of its own shape."""
-    run, params = model.passed.narrow, model.passed.narrow.problem.params
-    centre = kink_inputs(partial(run, params, prior.grey + prior.push(point)))
-    sums = [torch.zeros_like(each) for each in centre]
-    for draw in draws:
-        images = prior.grey + prior.push(point + draw)
-        moved = kink_inputs(partial(run, params, images))
-        for total, there, back in zip(sums, moved, centre, strict=True):
-            total += (there - back).square()
-    found = []
-    for total in sums:
-        axes = [axis for axis in range(total.ndim) if axis > 1]
-        shared = total.mean(axes, keepdim=True) / len(draws)
-        squares = (total + POOLED * shared) / (len(draws) + POOLED)
-        found.append(squares.sqrt())
-    return found
 
 
 def _inverse(matrix: Tensor) -> Callable[[Tensor], Tensor]:

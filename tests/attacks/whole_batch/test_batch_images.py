@@ -14,8 +14,9 @@ from flwr_leakage.attacks import (
     Sharpening,
     pose,
 )
+from flwr_leakage.attacks.inversion.settling import spreads
 from flwr_leakage.attacks.whole_batch.features import FeaturePass
-from flwr_leakage.attacks.whole_batch.sharp import channels, spreads, variances
+from flwr_leakage.attacks.whole_batch.sharp import channels, variances
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -180,10 +181,10 @@ def test_every_unit_is_blurred_by_its_spread_over_draws():
     point = torch.stack([prior.coordinates(each[None]) for each in start.float()])
     still = torch.zeros_like(point)
     still[0] = torch.randn(point[0].shape, generator=torch.Generator().manual_seed(2))
-    first, *_ = spreads(model, prior, point, [still])
+    first, *_ = spreads(model, model.inputs(point), [model.inputs(point + still)])
     assert first.shape == (2, 6, 8, 8)
     assert float(first[0].min()) > 0 and not bool(first[1].any())
-    twice = spreads(model, prior, point, [2 * still])[0]
+    twice = spreads(model, model.inputs(point), [model.inputs(point + 2 * still)])[0]
     assert torch.allclose(twice, 2 * first, rtol=1e-3, atol=1e-5)
 
 

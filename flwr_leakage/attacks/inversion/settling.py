@@ -1,0 +1,159 @@
+"""The end of a run: each unit is blurred by its own posterior deviation, weights follow residuals.
+
+Where a run ends, masks of units near zero are mere guesses, and a wrong one moves the gradient as
+much as a right one. The equations, solved to first order, leave a normal posterior of the images.
+Draws of it tell how far each unit may still move. Units whose sign is settled keep their kink,
+doubtful ones are averages over both masks. What masks get wrong is no noise, so variances are read
+from the residual of each tensor. Both fade by themselves, as equations are met.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.inversion.annealing import Candidate, Equations, System, shortened
+from flwr_leakage.attacks.inversion.likelihood import Likelihood
+from flwr_leakage.attacks.inversion.linearization import Linearization
+from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
+
+WIDENING = 40.0
+"""First blur over the relative distance of the equations, between its limits."""
+
+TOLERANCE = 3e-2
+"""Relative, of a step's linear system."""
+
+TIGHT = 1e-3
+"""… of a draw's: its right side is mostly what the equations tell, the draw what they do not."""
+
+POOLED = 2.0
+"""Draws' worth of a channel's mean square in that of each unit: a few draws tell it badly."""
+
+TINIEST = 1e-9
+"""Blur at least: one of zero has no width to divide by."""
+
+
+@dataclass(frozen=True)
+class Settling:
+    """How long the end of one image is worked at.
+
+    Attributes:
+        steps: ≥ 0; at 0 there is no such end.
+        products: with the Jacobian of one gradient, or its transpose, at most, about, ≥ 1; one
+            with that of n local steps counts n times. A quarter is for one draw of the posterior
+            in each step. What that leaves unsolved counts as unknown.
+        before: share in (0, 1] of a run's own products that the run before this end takes.
+        least: blur of the first draw at least, in posterior deviations, > 0. It is the wider, the
+            worse equations are met.
+        most: … at most.
+        last: … of the last draw, > 0.
+    """
+
+    steps: int = 12
+    products: int = 3800
+    before: float = 1.0
+    least: float = 0.6
+    most: float = 2.0
+    last: float = 0.08
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError(f"steps must be at least 0, got {self.steps}.")
+        if self.products < 1:
+            raise ValueError(f"products must be at least 1, got {self.products}.")
+        if not 0 < self.before <= 1:
+            raise ValueError(f"before must lie in (0, 1], got {self.before}.")
+        if not 0 < self.last <= self.least <= self.most:
+            raise ValueError(
+                "last, least and most must be positive and ascend, "
+                f"got {self.last}, {self.least} and {self.most}."
+            )
+
+    def __call__(
+        self, model: Equations, likelihood: Likelihood, start: Candidate, budget: Budget
+    ) -> Candidate:
+        """From a run's candidate to the end.
+
+        Args:
+            model: what is computed of a candidate, of one image.
+            likelihood: what was observed of it.
+            start: where a run ended.
+            budget: looked at between steps.
+        """
+        if not self.steps:
+            return start
+        prior, generator = model.prior, torch.Generator().manual_seed(0)
+        point = prior.coordinates(start.inputs.float())[None]
+        products, step = 0, 0
+        each = max(4, self.products // (2 * self.steps * model.passes))
+        first = min(max(WIDENING * math.sqrt(start.distance), self.least), self.most)
+        blurred: Equations | None = None
+        # The first pass takes no step: the candidate's own draw comes first.
+        while step <= self.steps and not budget.is_spent:
+            current, blur = (model, 0.0) if blurred is None else (blurred, 1.0)
+            inputs = model.inputs(point)
+            here = Linearization(partial(current.gradient, blur=blur), inputs)
+            residual = likelihood.residual(current.gradient(inputs, blur, precise=True))
+            weights = 1 / likelihood.variances(residual, 1.0)
+            system = System(here, prior, weights.float())
+
+            def solution(right: Tensor, tolerance: float, most: int, system: System = system):
+                def product(flat: Tensor) -> Tensor:
+                    return system(flat.reshape(model.shape)).flatten() + flat
+
+                found, _ = conjugate_gradients(product, right.flatten(), tolerance, most)
+                return found.reshape(model.shape)
+
+            if blurred is not None:
+                right = system.pull_back((weights * residual).float()) + point
+                change = -solution(right, TOLERANCE, each - each // 4)
+                point, _ = shortened(
+                    current, likelihood, blur, weights, 1.0, point, change, precise=True
+                )
+            if step < self.steps:
+                # Randomise, then optimise: the solution is a draw of the linearised posterior.
+                own = torch.randn(model.shape, generator=generator)
+                noise = torch.randn(len(weights), generator=generator)
+                rest = system.pull_back(weights.sqrt().float() * noise) - system(own)
+                draw = own + solution(rest, TIGHT, each // 4)
+                blur = first * (self.last / first) ** (step / self.steps)
+                found = spreads(model, model.inputs(point), [model.inputs(point + draw)])
+                blurred = model.blurred_by([(blur * unit).clamp_min(TINIEST) for unit in found])
+            products += here.products
+            step += 1
+        end = replace(
+            start,
+            inputs=model.inputs(point).double(),
+            prior_mean_square=float(point.double().square().mean()),
+            steps=step,
+            products=products,
+            stage=f"{start.stage}, settled in {step} steps",
+            stopped=budget.is_spent,
+        )
+        return end.judged(model, likelihood)
+
+
+def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[Tensor]:
+    """Posterior deviations of the inputs of every ReLU and pooling, each of its own shape.
+
+    Args:
+        model: whose units they are.
+        centre: images.
+        draws: the same images, drawn from the posterior.
+    """
+    middle = model.kinks(centre)
+    sums = [torch.zeros_like(each) for each in middle]
+    for draw in draws:
+        for total, there, back in zip(sums, model.kinks(draw), middle, strict=True):
+            total += (there - back).square()
+    found = []
+    for total in sums:
+        axes = [axis for axis in range(total.ndim) if axis > 1]
+        shared = total.mean(axes, keepdim=True) / len(draws)
+        squares = (total + POOLED * shared) / (len(draws) + POOLED)
+        found.append(squares.sqrt())
+    return found

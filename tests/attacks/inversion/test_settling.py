@@ -1,0 +1,121 @@
+import pytest
+import torch
+from attacked import observe
+from torch import nn
+
+from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample, Settling
+from flwr_leakage.attacks.inversion.blur import blurred_relu
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.params import ravel
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel, Update
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
+RUNS = (Annealing(factor=0.4),)
+END = Settling(steps=6, products=500)
+NONE = Settling(steps=0)
+
+
+def images(count=1, seed=0):
+    prior = ImagePrior.of(SPEC).single()
+    draws = torch.randn(count, *SPEC.shape, generator=torch.Generator().manual_seed(seed))
+    return Batch(SPEC.clamp(prior.grey + prior.push(draws)), torch.arange(count) % 4)
+
+
+def network(pooled=False):
+    torch.manual_seed(0)
+    second = nn.Conv2d(6, 12, 3, padding=1)
+    second.bias.data -= 0.25
+    pool = nn.MaxPool2d(2) if pooled else nn.Identity()
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), pool, second, nn.ReLU(), nn.Flatten()),
+        nn.Linear(12 * (16 if pooled else 64), 4),
+    )
+
+
+def attacked(attack, model, batch, schedule=None, share=1e-3):
+    gradient_map = GradientMap(model)
+    schedule = schedule or LocalSchedule(1.0, batch_size=len(batch))
+    seen = observe(gradient_map, batch, schedule)
+    size = share * ravel(seen.update.delta).square().mean().sqrt()
+    generator = torch.Generator().manual_seed(1)
+    delta = {
+        k: v + size * torch.randn(v.shape, generator=generator)
+        for k, v in seen.update.delta.items()
+    }
+    seen = Observation(1, 0, seen.params, seen.buffers, Update(delta, {}, schedule, len(batch)))
+    (result,) = attack(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
+    assert result.error == ""
+    return result
+
+
+def errors(attack, **settings):
+    found = []
+    for seed in range(2):
+        batch = images(seed=seed)
+        result = attacked(attack, batch=batch, **settings)
+        found.append(float((result.batch.inputs - batch.inputs).norm()))
+    return found
+
+
+@pytest.mark.parametrize(("pooled", "most"), [(False, 0.8), (True, 1.0)])
+def test_the_end_brings_images_nearer(pooled, most):
+    model = network(pooled)
+
+    def attack(end):
+        return GaussNewton(RUNS, products=200, rewriting=OneSample(RUNS, 200, end, most_on=1.0))
+
+    without, settled = errors(attack(NONE), model=model), errors(attack(END), model=model)
+    assert sum(settled) < most * sum(without)
+
+
+def test_the_end_fits_several_local_steps_too():
+    steps = LocalSchedule(0.1, 3, 1)
+    without = errors(GaussNewton(RUNS, products=300), model=network(), schedule=steps)
+    end = Settling(steps=5, products=900)
+    settled = errors(GaussNewton(RUNS, products=300, settling=end), model=network(), schedule=steps)
+    assert settled[0] < 0.8 * without[0]
+
+
+def test_products_of_several_local_steps_count_as_many_times():
+    def products(steps):
+        attack = GaussNewton(RUNS, products=60, settling=Settling(steps=2, products=240))
+        schedule = LocalSchedule(0.1, steps, 1)
+        return attacked(attack, network(), images(), schedule).stats["products"]
+
+    assert products(3) < 0.6 * products(1)
+
+
+def test_it_is_of_one_image_and_not_where_noise_explains_what_is_left():
+    attack = GaussNewton(RUNS, products=60, settling=END)
+    assert "settled" in attacked(attack, network(), images()).stats["stage"]
+    assert "settled" not in attacked(attack, network(), images(2)).stats["stage"]
+    assert "settled" not in attacked(attack, network(), images(), share=10.0).stats["stage"]
+
+
+def test_the_run_before_takes_its_share_of_products():
+    def products(before):
+        end = Settling(steps=1, products=8, before=before)
+        return attacked(GaussNewton(RUNS, products=400, settling=end), network(), images())
+
+    assert products(0.25).stats["products"] < 0.6 * products(1.0).stats["products"]
+
+
+def test_nothing_is_blurred_far_from_the_kink():
+    z = torch.tensor([-8.0, 8.0], requires_grad=True)
+    value = blurred_relu(z, torch.tensor(1.0))
+    (slope,) = torch.autograd.grad(value.sum(), z, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), z)
+    assert value.tolist() == [0.0, 8.0]
+    assert slope.tolist() == [0.0, 1.0]
+    assert curvature.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [({"steps": -1}, "steps"), ({"products": 0}, "products"), ({"before": 0.0}, "before"),
+     ({"last": 0.0}, "last"), ({"least": 3.0}, "ascend")],
+)  # fmt: skip
+def test_settings_out_of_range_are_named(settings, word):
+    with pytest.raises(ValueError, match=word):
+        Settling(**settings)
