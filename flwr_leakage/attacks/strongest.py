@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.finish import Finish
+from flwr_leakage.attacks.fusion import Candidate, fuse
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.records import Observation, Part, PartOutcome, Reconstruction
@@ -27,6 +28,10 @@ class Strongest:
 
     What is the most likely candidate so far, and solves nothing, is where ``finish`` goes on; its
     answer is one more candidate.
+
+    Where nothing solved a target, the answer is the weighted mean of the
+    candidates around the most likely one, if there are several; see
+    :func:`flwr_leakage.attacks.fusion.fuse`.
 
     A result's ``parts`` tell what each attack said, what it took and why it refused. Its objective
     is the relative squared distance of gradients. Its stats are the winner's, with the winner's
@@ -92,6 +97,8 @@ class Strongest:
             for index, result, seconds in zip(chosen, found, shares, strict=True):
                 if targets[index].take(name, result, seconds) and self.finish is not None:
                     self._finish(job.take([index]), targets[index], limit)
+        for target in targets:
+            target.fuse()
         if progress is not None:
             known = [t.best.objective for t in targets if math.isfinite(t.best.objective)]
             mean = sum(known) / len(known) if known else math.nan
@@ -131,6 +138,7 @@ class _Target:
     fits_noise: bool = False
     stopped: bool = False
     parts: list[Part] = field(default_factory=list)
+    candidates: dict[str, Candidate] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: AttackJob, observation: Observation, tolerance: float) -> "_Target":
@@ -186,7 +194,26 @@ class _Target:
             self.energy = judged.energy
             self.best = _judged(result, name, judged)
         self.is_solved |= solved
+        origin = name.removesuffix(FINISHED)  # a candidate and what became of it are one
+        rival = self.candidates.get(origin)
+        if rival is None or judged.energy < rival.energy:
+            self.candidates[origin] = Candidate(name, result.batch, judged)
         return is_best
+
+    def fuse(self) -> None:
+        """Answer by the mean of the candidates, unless one solved it."""
+        if self.is_solved or self.evidence is None or not math.isfinite(self.energy):
+            return
+        began = time.process_time()
+        found = fuse(list(self.candidates.values()), self.evidence)
+        if found is None:
+            return
+        seconds = time.process_time() - began
+        self.seconds += seconds
+        judged, text = found.judged, str(found)
+        self.parts.append(Part(FUSED, "found", judged.distance, judged.energy, seconds, text))
+        result = Reconstruction(found.batch, judged.distance, {"stage": text})
+        self.best = _judged(result, FUSED, judged)
 
     def result(self) -> Reconstruction:
         """The best candidate, with what every attack said and what all of them took."""
@@ -202,6 +229,9 @@ class _Target:
 
 FINISHED = " + finish"
 """How the name of an attack ends whose candidate was gone on from."""
+
+FUSED = "fusion"
+"""The name of the mean of several attacks' candidates."""
 
 FAILED = "an unforeseen "
 """How the reason begins where an attack raised an error."""
