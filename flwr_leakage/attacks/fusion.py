@@ -23,7 +23,7 @@ FORBIDDEN = 1e12
 
 @dataclass(frozen=True)
 class Candidate:
-    """What an attack found, by name, as :class:`flwr_leakage.attacks.evidence.Evidence` judges it."""
+    """What an attack found, by name, and how :class:`Evidence` judges it."""
 
     name: str
     batch: Batch
@@ -31,6 +31,7 @@ class Candidate:
 
     @property
     def energy(self) -> float:
+        """−2 log posterior up to a constant."""
         return self.judged.energy
 
 

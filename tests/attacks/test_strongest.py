@@ -324,7 +324,7 @@ def test_nothing_is_added_to_what_is_exact(job, smooth):
 def test_samples_are_fused_with_their_like(gradient_map, spec, smooth):
     images = torch.cat([smooth.inputs, smooth.inputs.flip(-1), smooth.inputs.flip(-2)])
     batch = Batch(images, torch.tensor([1, 1, 2]))
-    observation = observe(gradient_map, batch, LocalSchedule(0.1))
+    observation = observe(gradient_map, batch, LocalSchedule(0.1, batch_size=3))
     evidence = Evidence.of(pose(gradient_map, spec, observation, ThreatModel()), 1e-7)
     one, two = erring(batch, 0), erring(batch, 1)[[2, 1, 0]]
     others = Batch(erring(batch, 2).inputs, torch.tensor([1, 2, 2]))
