@@ -138,7 +138,7 @@ class _Target:
     fits_noise: bool = False
     stopped: bool = False
     parts: list[Part] = field(default_factory=list)
-    candidates: dict[str, Candidate] = field(default_factory=dict)
+    candidates: list[Candidate] = field(default_factory=list)
 
     @classmethod
     def of(cls, job: AttackJob, observation: Observation, tolerance: float) -> "_Target":
@@ -194,10 +194,7 @@ class _Target:
             self.energy = judged.energy
             self.best = _judged(result, name, judged)
         self.is_solved |= solved
-        origin = name.removesuffix(FINISHED)  # a candidate and what became of it are one
-        rival = self.candidates.get(origin)
-        if rival is None or judged.energy < rival.energy:
-            self.candidates[origin] = Candidate(name, result.batch, judged)
+        self.candidates.append(Candidate(name, result.batch, judged))
         return is_best
 
     def fuse(self) -> None:
@@ -205,7 +202,7 @@ class _Target:
         if self.is_solved or self.evidence is None or not math.isfinite(self.energy):
             return
         began = time.process_time()
-        found = fuse(list(self.candidates.values()), self.evidence)
+        found = fuse(self.candidates, self.evidence)
         if found is None:
             return
         seconds = time.process_time() - began
