@@ -26,8 +26,8 @@ class Strongest:
     observed one within ``tolerance``, or explains an update with noise to that noise, or once an
     attack has proven all of its samples.
 
-    What is the most likely candidate so far, and solves nothing, is where ``finish`` goes on; its
-    answer is one more candidate.
+    The most likely candidate so far is where ``finish`` goes on, unless its samples are proven or
+    noise or rounding is all that is left. Its answer is one more candidate.
 
     Where nothing solved a target, the answer is the weighted mean of the
     candidates around the most likely one, if there are several; see
@@ -106,13 +106,23 @@ class Strongest:
         return [target.result() for target in targets]
 
     def _finish(self, job: AttackJob, target: "_Target", limit: float) -> None:
-        """Go on from a target's new best candidate, unless it is solved or the budget spent."""
+        """Go on from a target's new best candidate, unless nothing is left or the budget spent.
+
+        One that meets the gradient is gone on from again, as long as that halves the distance.
+        """
+        for _ in range(FINISHES):
+            left = (limit - target.seconds) * self.share / 2  # there may be better ones to come
+            if target.is_done or left <= 0:
+                return
+            before = target.best.objective
+            self._finish_once(job, target, left)
+            if not (target.is_solved and target.best.objective < before / 2):
+                return
+
+    def _finish_once(self, job: AttackJob, target: "_Target", seconds: float) -> None:
         assert self.finish is not None and target.best.batch is not None
-        left = (limit - target.seconds) * self.share / 2  # there may be better ones to come
-        if target.is_solved or left <= 0:
-            return
         finish, candidate = self.finish, target.best.batch
-        name = f"{target.winner}{FINISHED}"
+        name = target.winner.removesuffix(FINISHED) + FINISHED
 
         def attack(
             job: AttackJob, progress: ProgressCallback | None = None
@@ -120,20 +130,25 @@ class Strongest:
             return [finish(job, candidate, progress)]
 
         began = time.process_time()
-        job = replace(job, max_seconds=left if left < math.inf else None)
+        job = replace(job, max_seconds=seconds if seconds < math.inf else None)
         (found,) = _attempt(attack, job, None)
         target.take(name, found, time.process_time() - began, fits_noise=True)
 
 
 @dataclass
 class _Target:
-    """One observation on its way through the attacks."""
+    """One observation on its way through the attacks.
+
+    A solved one needs no further attack. It is done, too, and needs no finish, once its samples are
+    proven or noise or rounding is all that is left.
+    """
 
     evidence: Evidence | None
     best: Reconstruction
     energy: float = math.inf
     seconds: float = 0.0
     is_solved: bool = False
+    is_done: bool = False
     is_explained: bool = False
     fits_noise: bool = False
     stopped: bool = False
@@ -194,6 +209,7 @@ class _Target:
             self.energy = judged.energy
             self.best = _judged(result, name, judged)
         self.is_solved |= solved
+        self.is_done |= solved and (proven or judged.is_explained or judged.misfit <= 1)
         self.candidates.append(Candidate(name, result.batch, judged))
         return is_best
 
@@ -226,6 +242,9 @@ class _Target:
 
 FINISHED = " + finish"
 """How the name of an attack ends whose candidate was gone on from."""
+
+FINISHES = 4
+"""Times at most that one candidate is gone on from."""
 
 FUSED = "fusion"
 """The name of the mean of several attacks' candidates."""

@@ -347,3 +347,16 @@ def test_a_mean_across_a_wall_is_refused(job, smooth):
     mirrored = Batch(2 * grey - near.inputs, near.targets)
     candidates = [Candidate("near", near, judged), Candidate("mirrored", mirrored, judged)]
     assert fuse(candidates, evidence) is None
+
+
+def test_what_meets_the_gradient_is_gone_on_from_but_not_what_is_proven(job, smooth, grey):
+    near = erring(smooth, 0, 1e-4)
+    finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(5, tolerance=1e-12)))
+    attacks = {"near": Answering(near), "later": Answering(grey)}
+    (result,) = Strongest(attacks, finish=finish)(job)
+    first, *finished, later = result.parts
+    assert (first.outcome, later.outcome) == ("solved", "not run")
+    assert len(finished) > 1 and {part.name for part in finished} == {"near + finish"}
+    assert result.objective < 0.25 * first.objective
+    proven = {"proven": Answering(near, {"verdicts": ("proven",)})}
+    assert len(Strongest(proven, finish=finish)(job)[0].parts) == 1
