@@ -14,6 +14,12 @@ from flwr_leakage.records import Batch
 LEAST = 0.1
 """Weight, in units of the most likely candidate's, from which another one counts."""
 
+CLOSE = 0.4
+"""… and from which kinks of the network are no reason against it."""
+
+WALL = 2.0
+"""Energy of each direction above the mean of the energies at which two solutions are apart."""
+
 NOISY = 2.0
 """Misfit of the most likely candidate below which little but noise is left."""
 
@@ -62,8 +68,9 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
 
     Candidates are added one after another, most likely first. One is left out if its labels are
     others, or if the mean with it is less likely than the mean of the energies: between
-    neighbours of one solution the energy is convex, between two solutions there is a wall. Where
-    little but noise is left, energies are nearly equal and precise: the mean must be more likely
+    neighbours of one solution the energy is convex, between two solutions there is a wall. Between
+    candidates of nearly the same energy, units that switch make a low one. Where little but noise
+    is left, energies are nearly equal and precise: the mean must be more likely
     than without the candidate.
 
     Returns:
@@ -88,6 +95,8 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
         least = sum(part.energy * weight for part, _, weight in trial) / total
         if first.judged.misfit < NOISY:
             least = min(least, fusion.judged.energy if fusion else first.energy)
+        elif weight >= CLOSE:
+            least += WALL * directions
         if judged.energy < least:
             weights = {part.name: weight / total for part, _, weight in trial}
             parts, fusion = trial, Fusion(batch, judged, weights)

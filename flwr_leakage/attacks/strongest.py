@@ -153,7 +153,7 @@ class _Target:
     fits_noise: bool = False
     stopped: bool = False
     parts: list[Part] = field(default_factory=list)
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: dict[str, Candidate] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: AttackJob, observation: Observation, tolerance: float) -> "_Target":
@@ -210,7 +210,10 @@ class _Target:
             self.best = _judged(result, name, judged)
         self.is_solved |= solved
         self.is_done |= solved and (proven or judged.is_explained or judged.misfit <= 1)
-        self.candidates.append(Candidate(name, result.batch, judged))
+        origin = name.removesuffix(FINISHED)  # errors before and after a finish are the same
+        rival = self.candidates.get(origin)
+        if rival is None or judged.energy < rival.energy:
+            self.candidates[origin] = Candidate(name, result.batch, judged)
         return is_best
 
     def fuse(self) -> None:
@@ -218,7 +221,7 @@ class _Target:
         if self.is_solved or self.evidence is None or not math.isfinite(self.energy):
             return
         began = time.process_time()
-        found = fuse(self.candidates, self.evidence)
+        found = fuse(list(self.candidates.values()), self.evidence)
         if found is None:
             return
         seconds = time.process_time() - began

@@ -360,3 +360,17 @@ def test_what_meets_the_gradient_is_gone_on_from_but_not_what_is_proven(job, smo
     assert result.objective < 0.25 * first.objective
     proven = {"proven": Answering(near, {"verdicts": ("proven",)})}
     assert len(Strongest(proven, finish=finish)(job)[0].parts) == 1
+
+
+@pytest.mark.parametrize(
+    ("height", "apart", "fused"), [(1, 0.5, True), (3, 0.5, False), (1, 1.5, False)]
+)
+def test_a_low_wall_is_crossed_between_equals_only(height, apart, fused, job, smooth):
+    evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 1e-7)
+    one, two = erring(smooth, 0), erring(smooth, 1)
+    middle = evidence.judge(Batch((one.inputs + two.inputs) / 2, one.targets)).energy
+    unit = smooth.inputs.numel()
+    low = replace(evidence.judge(one), energy=middle - height * unit)
+    high = replace(low, energy=low.energy + apart * unit)
+    found = fuse([Candidate("low", one, low), Candidate("high", two, high)], evidence)
+    assert (found is not None) == fused
