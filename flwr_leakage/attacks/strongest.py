@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.finish import Finish
-from flwr_leakage.attacks.fusion import Candidate, fuse
+from flwr_leakage.attacks.fusion import NOISY, Candidate, fuse
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.records import Observation, Part, PartOutcome, Reconstruction
@@ -27,7 +27,7 @@ class Strongest:
     attack has proven all of its samples.
 
     The most likely candidate so far is where ``finish`` goes on, unless its samples are proven or
-    noise or rounding is all that is left. Its answer is one more candidate.
+    rounding is all that is left. Its answer is one more candidate.
 
     Where nothing solved a target, the answer is the weighted mean of the
     candidates around the most likely one, if there are several; see
@@ -140,7 +140,7 @@ class _Target:
     """One observation on its way through the attacks.
 
     A solved one needs no further attack. It is done, too, and needs no finish, once its samples are
-    proven or noise or rounding is all that is left.
+    proven or rounding is all that is left.
     """
 
     evidence: Evidence | None
@@ -149,8 +149,6 @@ class _Target:
     seconds: float = 0.0
     is_solved: bool = False
     is_done: bool = False
-    is_explained: bool = False
-    fits_noise: bool = False
     stopped: bool = False
     parts: list[Part] = field(default_factory=list)
     candidates: dict[str, Candidate] = field(default_factory=dict)
@@ -183,7 +181,8 @@ class _Target:
             result: its answer.
             seconds: that it took.
             fits_noise: whether it has no prior, so that it may explain the update by fitting its
-                noise: attacks with one are then tried still, and preferred if they explain it too.
+                noise: attacks with one are then tried still, and preferred if they explain it
+                nearly as well.
         """
         assert self.evidence is not None
         self.seconds += seconds
@@ -196,20 +195,20 @@ class _Target:
                 self.best = result
             return False
         judged = self.evidence.judge(result.batch)
+        if fits_noise and judged.misfit < NOISY:
+            handicap = HANDICAP * result.batch.inputs.numel()
+            judged = replace(judged, energy=judged.energy + handicap)
         proven = _is_proven(result)
         solved = judged.is_met or proven or (judged.is_explained and not fits_noise)
         outcome = "solved" if solved else "stopped" if stopped else "found"
         reason = "proven" if proven else str(result.stats.get("stage", ""))
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
         is_best = self.best.batch is None or judged.energy < self.energy
-        if judged.is_explained and self.is_explained and fits_noise != self.fits_noise:
-            is_best = self.fits_noise  # two that noise explains: the one that had a prior
         if is_best:
-            self.is_explained, self.fits_noise = judged.is_explained, fits_noise
             self.energy = judged.energy
             self.best = _judged(result, name, judged)
         self.is_solved |= solved
-        self.is_done |= solved and (proven or judged.is_explained or judged.misfit <= 1)
+        self.is_done |= proven or (judged.is_met and judged.misfit <= 1)
         origin = name.removesuffix(FINISHED)  # errors before and after a finish are the same
         rival = self.candidates.get(origin)
         if rival is None or judged.energy < rival.energy:
@@ -245,6 +244,9 @@ class _Target:
 
 FINISHED = " + finish"
 """How the name of an attack ends whose candidate was gone on from."""
+
+HANDICAP = 0.1
+"""Energy of each number of a candidate by which one without a prior must be ahead in noise."""
 
 FINISHES = 4
 """Times at most that one candidate is gone on from."""

@@ -292,6 +292,8 @@ def test_of_two_that_noise_explains_the_one_with_a_prior_is_kept(job, monkeypatc
     assert not target.is_solved
     assert target.take("second", candidate, 0.0)
     assert target.is_solved and target.winner == "second"
+    monkeypatch.setattr(Evidence, "judge", lambda *_: Judgement(-9.0, 0.1, 1.0, False, True))
+    assert target.take("second + finish", candidate, 0.0, fits_noise=True)
 
 
 def erring(batch, seed, size=0.02):
