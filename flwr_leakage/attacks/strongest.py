@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.finish import Finish
+from flwr_leakage.attacks.fusion import NOISY, Candidate, fuse
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.records import Observation, Part, PartOutcome, Reconstruction
@@ -25,8 +26,12 @@ class Strongest:
     observed one within ``tolerance``, or explains an update with noise to that noise, or once an
     attack has proven all of its samples.
 
-    What is the most likely candidate so far, and solves nothing, is where ``finish`` goes on; its
-    answer is one more candidate.
+    The most likely candidate so far is where ``finish`` goes on, unless its samples are proven or
+    rounding is all that is left. Its answer is one more candidate.
+
+    Where nothing solved a target, the answer is the weighted mean of the
+    candidates around the most likely one, if there are several; see
+    :func:`flwr_leakage.attacks.fusion.fuse`.
 
     A result's ``parts`` tell what each attack said, what it took and why it refused. Its objective
     is the relative squared distance of gradients. Its stats are the winner's, with the winner's
@@ -92,6 +97,8 @@ class Strongest:
             for index, result, seconds in zip(chosen, found, shares, strict=True):
                 if targets[index].take(name, result, seconds) and self.finish is not None:
                     self._finish(job.take([index]), targets[index], limit)
+        for target in targets:
+            target.fuse()
         if progress is not None:
             known = [t.best.objective for t in targets if math.isfinite(t.best.objective)]
             mean = sum(known) / len(known) if known else math.nan
@@ -99,13 +106,23 @@ class Strongest:
         return [target.result() for target in targets]
 
     def _finish(self, job: AttackJob, target: "_Target", limit: float) -> None:
-        """Go on from a target's new best candidate, unless it is solved or the budget spent."""
+        """Go on from a target's new best candidate, unless nothing is left or the budget spent.
+
+        One that meets the gradient is gone on from again, as long as that halves the distance.
+        """
+        for _ in range(FINISHES):
+            left = (limit - target.seconds) * self.share / 2  # there may be better ones to come
+            if target.is_done or left <= 0:
+                return
+            before = target.best.objective
+            self._finish_once(job, target, left)
+            if not (target.is_solved and target.best.objective < before / 2):
+                return
+
+    def _finish_once(self, job: AttackJob, target: "_Target", seconds: float) -> None:
         assert self.finish is not None and target.best.batch is not None
-        left = (limit - target.seconds) * self.share / 2  # there may be better ones to come
-        if target.is_solved or left <= 0:
-            return
         finish, candidate = self.finish, target.best.batch
-        name = f"{target.winner}{FINISHED}"
+        name = target.winner.removesuffix(FINISHED) + FINISHED
 
         def attack(
             job: AttackJob, progress: ProgressCallback | None = None
@@ -113,24 +130,28 @@ class Strongest:
             return [finish(job, candidate, progress)]
 
         began = time.process_time()
-        job = replace(job, max_seconds=left if left < math.inf else None)
+        job = replace(job, max_seconds=seconds if seconds < math.inf else None)
         (found,) = _attempt(attack, job, None)
         target.take(name, found, time.process_time() - began, fits_noise=True)
 
 
 @dataclass
 class _Target:
-    """One observation on its way through the attacks."""
+    """One observation on its way through the attacks.
+
+    A solved one needs no further attack. It is done, too, and needs no finish, once its samples are
+    proven or rounding is all that is left.
+    """
 
     evidence: Evidence | None
     best: Reconstruction
     energy: float = math.inf
     seconds: float = 0.0
     is_solved: bool = False
-    is_explained: bool = False
-    fits_noise: bool = False
+    is_done: bool = False
     stopped: bool = False
     parts: list[Part] = field(default_factory=list)
+    candidates: dict[str, Candidate] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: AttackJob, observation: Observation, tolerance: float) -> "_Target":
@@ -160,7 +181,8 @@ class _Target:
             result: its answer.
             seconds: that it took.
             fits_noise: whether it has no prior, so that it may explain the update by fitting its
-                noise: attacks with one are then tried still, and preferred if they explain it too.
+                noise: attacks with one are then tried still, and preferred if they explain it
+                nearly as well.
         """
         assert self.evidence is not None
         self.seconds += seconds
@@ -173,20 +195,40 @@ class _Target:
                 self.best = result
             return False
         judged = self.evidence.judge(result.batch)
+        if fits_noise and judged.misfit < NOISY:
+            handicap = HANDICAP * result.batch.inputs.numel()
+            judged = replace(judged, energy=judged.energy + handicap)
         proven = _is_proven(result)
         solved = judged.is_met or proven or (judged.is_explained and not fits_noise)
         outcome = "solved" if solved else "stopped" if stopped else "found"
         reason = "proven" if proven else str(result.stats.get("stage", ""))
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
         is_best = self.best.batch is None or judged.energy < self.energy
-        if judged.is_explained and self.is_explained and fits_noise != self.fits_noise:
-            is_best = self.fits_noise  # two that noise explains: the one that had a prior
         if is_best:
-            self.is_explained, self.fits_noise = judged.is_explained, fits_noise
             self.energy = judged.energy
             self.best = _judged(result, name, judged)
         self.is_solved |= solved
+        self.is_done |= proven or (judged.is_met and judged.misfit <= 1)
+        origin = name.removesuffix(FINISHED)  # errors before and after a finish are the same
+        rival = self.candidates.get(origin)
+        if rival is None or judged.energy < rival.energy:
+            self.candidates[origin] = Candidate(name, result.batch, judged)
         return is_best
+
+    def fuse(self) -> None:
+        """Answer by the mean of the candidates, unless one solved it."""
+        if self.is_solved or self.evidence is None or not math.isfinite(self.energy):
+            return
+        began = time.process_time()
+        found = fuse(list(self.candidates.values()), self.evidence)
+        if found is None:
+            return
+        seconds = time.process_time() - began
+        self.seconds += seconds
+        judged, text = found.judged, str(found)
+        self.parts.append(Part(FUSED, "found", judged.distance, judged.energy, seconds, text))
+        result = Reconstruction(found.batch, judged.distance, {"stage": text})
+        self.best = _judged(result, FUSED, judged)
 
     def result(self) -> Reconstruction:
         """The best candidate, with what every attack said and what all of them took."""
@@ -202,6 +244,15 @@ class _Target:
 
 FINISHED = " + finish"
 """How the name of an attack ends whose candidate was gone on from."""
+
+HANDICAP = 0.1
+"""Energy of each number of a candidate by which one without a prior must be ahead in noise."""
+
+FINISHES = 4
+"""Times at most that one candidate is gone on from."""
+
+FUSED = "fusion"
+"""The name of the mean of several attacks' candidates."""
 
 FAILED = "an unforeseen "
 """How the reason begins where an attack raised an error."""

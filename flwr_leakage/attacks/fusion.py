@@ -1,0 +1,121 @@
+"""The weighted mean of several attacks' candidates: errors that differ average out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from flwr_leakage.attacks.evidence import Evidence, Judgement
+from flwr_leakage.records import Batch
+
+LEAST = 0.1
+"""Weight, in units of the most likely candidate's, from which another one counts."""
+
+CLOSE = 0.4
+"""… and from which kinks of the network are no reason against it."""
+
+WALL = 2.0
+"""Energy of each direction above the mean of the energies at which two solutions are apart."""
+
+NOISY = 2.0
+"""Misfit of the most likely candidate below which little but noise is left."""
+
+FORBIDDEN = 1e12
+"""Cost of pairing samples of different labels, far above any squared distance of images."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What an attack found, by name, and how :class:`Evidence` judges it."""
+
+    name: str
+    batch: Batch
+    judged: Judgement
+
+    @property
+    def energy(self) -> float:
+        """−2 log posterior up to a constant."""
+        return self.judged.energy
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A mean of candidates.
+
+    Attributes:
+        batch: its samples, in the order of the most likely candidate.
+        judged: by the evidence.
+        weights: of each candidate's name; they sum to 1.
+    """
+
+    batch: Batch
+    judged: Judgement
+    weights: dict[str, float]
+
+    def __str__(self) -> str:
+        """What it is of."""
+        return "of " + ", ".join(f"{weight:.2f} {name}" for name, weight in self.weights.items())
+
+
+def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
+    """The mean that has the least squared error, if the candidates' errors are independent.
+
+    Weights are inverse variances. With N directions of one unknown variance v, the energy is
+    N log v up to a constant, so that v is in proportion to exp(E / N).
+
+    Candidates are added one after another, most likely first. One is left out if its labels are
+    others, or if the mean with it is less likely than the mean of the energies: between
+    neighbours of one solution the energy is convex, between two solutions there is a wall. Between
+    candidates of nearly the same energy, units that switch make a low one. Where little but noise
+    is left, energies are nearly equal and precise: the mean must be more likely
+    than without the candidate.
+
+    Returns:
+        ``None`` where nothing can be added to the most likely candidate.
+    """
+    first, *others = sorted(candidates, key=lambda candidate: candidate.energy)
+    directions = min(first.batch.inputs.numel(), len(evidence.likelihood.observed))
+    parts = [(first, first.batch.inputs.double(), 1.0)]
+    fusion: Fusion | None = None
+    for other in others:
+        weight = math.exp((first.energy - other.energy) / directions)
+        if not weight >= LEAST:
+            break
+        mean = _mean(parts)
+        inputs = _in_order(other.batch, Batch(mean, first.batch.targets))
+        if inputs is None:
+            continue
+        trial = [*parts, (other, inputs, weight)]
+        batch = Batch(_mean(trial).to(first.batch.inputs), first.batch.targets)
+        judged = evidence.judge(batch)
+        total = sum(weight for *_, weight in trial)
+        least = sum(part.energy * weight for part, _, weight in trial) / total
+        if first.judged.misfit < NOISY:
+            least = min(least, fusion.judged.energy if fusion else first.energy)
+        elif weight >= CLOSE:
+            least += WALL * directions
+        if judged.energy < least:
+            weights = {part.name: weight / total for part, _, weight in trial}
+            parts, fusion = trial, Fusion(batch, judged, weights)
+    return fusion
+
+
+def _mean(parts: Sequence[tuple[Candidate, Tensor, float]]) -> Tensor:
+    total = sum(weight for *_, weight in parts)
+    return torch.stack([inputs * (weight / total) for _, inputs, weight in parts]).sum(0)
+
+
+def _in_order(found: Batch, model: Batch) -> Tensor | None:
+    """The inputs in the order of the nearest samples of the same labels; ``None`` of others."""
+    if found.targets.shape != model.targets.shape:
+        return None
+    inputs = found.inputs.to(model.inputs)
+    number = len(model)
+    differ = (model.targets[:, None] != found.targets[None]).reshape(number, number, -1).any(-1)
+    costs = torch.cdist(model.inputs.flatten(1), inputs.flatten(1)).square() + FORBIDDEN * differ
+    _, order = linear_sum_assignment(costs.cpu().numpy())
+    order = torch.as_tensor(order)
+    return inputs[order] if torch.equal(found.targets[order], model.targets) else None
