@@ -22,6 +22,9 @@ EXACT, ROUNDING, NEAR = 5.0, 1e-5, 1e-3
 RADII, NEARBY = (1e-4, 1e-3), 24
 """How far around a candidate, relative to its size, and at how many points masks are tried."""
 
+MANY = 128
+"""Duals that are judged at once, which bounds the memory."""
+
 PROBES = 4
 """Random inputs by which it is told how layers are connected."""
 
@@ -178,6 +181,25 @@ class BatchLayer:
             self._expected(columns[best], errors[best]),
             float((columns[best] @ dual - 1).abs()),
         )
+
+    def misfits(self, duals: Tensor) -> Tensor:
+        """The misfit (M,) of each dual (M, b) at its best label, for many at once.
+
+        By Pythagoras, so that misfits below 1e-7 may be told as zero.
+        """
+        factor, sizes = self.factor, []
+        for part in duals.split(MANY):
+            part = part / (part @ factor.bias)[:, None]
+            inputs = part @ factor.right
+            outputs = part @ self.projected.T + self.offset
+            shares = []
+            for label in range(self.problem.spec.num_classes):
+                labels = torch.full((len(part),), label, device=part.device)
+                errors = self.errors(outputs, labels, inputs)
+                explained = (errors @ factor.left).square().sum(1)
+                shares.append(explained / errors.square().sum(1).clamp_min(1e-300))
+            sizes.append((1 - torch.stack(shares).amax(0)).clamp_min(0).sqrt())
+        return torch.cat(sizes).nan_to_num(torch.inf)
 
     def repaired(self, candidate: Candidate, generator: torch.Generator) -> Candidate:
         """The candidate with the errors of a point near by, where those are explained better.
