@@ -6,6 +6,7 @@ lies in the b-dimensional span U of the gradient's columns, and is dual to h. Th
 equations that were not used to find h.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -140,14 +141,21 @@ class BatchLayer:
             labels: (M,).
             inputs: (M, n) the layer's inputs, needed where it takes the network's.
         """
+        return next(self._errors(outputs, [labels], inputs))
+
+    def _errors(
+        self, outputs: Tensor, labels: Iterable[Tensor], inputs: Tensor | None
+    ) -> Iterator[Tensor]:
+        """∂L/∂z (M, m) for each of several (M,) labels, from one pass."""
         leaf = outputs.detach().clone().requires_grad_()
         images = None
         if self.takes_input and inputs is not None:
             images = inputs.reshape(-1, *self.problem.spec.shape)
         logits = logits_behind(self.problem, self.weight, leaf, images)
-        loss = self.problem.gradient_map.loss(logits, labels)
-        (errors,) = torch.autograd.grad(loss, leaf)
-        return errors * (len(leaf) / self.problem.num_samples)
+        for each in labels:
+            loss = self.problem.gradient_map.loss(logits, each)
+            (errors,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+            yield errors * (len(leaf) / self.problem.num_samples)
 
     def check(self, dual: Tensor, label: int | None = None) -> Candidate | None:
         """Let the network behind judge a dual; ``None`` where its scale t·β is zero.
@@ -193,9 +201,8 @@ class BatchLayer:
             inputs = part @ factor.right
             outputs = part @ self.projected.T + self.offset
             shares = []
-            for label in range(self.problem.spec.num_classes):
-                labels = torch.full((len(part),), label, device=part.device)
-                errors = self.errors(outputs, labels, inputs)
+            classes = torch.arange(self.problem.spec.num_classes, device=part.device)
+            for errors in self._errors(outputs, classes[:, None].expand(-1, len(part)), inputs):
                 explained = (errors @ factor.left).square().sum(1)
                 shares.append(explained / errors.square().sum(1).clamp_min(1e-300))
             sizes.append((1 - torch.stack(shares).amax(0)).clamp_min(0).sqrt())
