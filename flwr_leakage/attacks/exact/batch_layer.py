@@ -116,6 +116,15 @@ class BatchLayer:
         """The outputs z (m,) of a dual t."""
         return self.projected @ dual + self.offset
 
+    def in_units(self, inputs: Tensor) -> Tensor:
+        """What a relative error of 1 of each input (M, n) is, in units in which errors are judged.
+
+        Features are judged by their own size, images by the range of pixels.
+        """
+        if not self.takes_input:
+            return inputs.new_ones(len(inputs))
+        return inputs.square().mean(1).sqrt() * max(self.problem.spec.std)
+
     def in_pixels(self, rows: Tensor, shares: Tensor) -> Tensor:
         """Mixtures of inputs in units in which an input without signal is zero.
 

@@ -37,6 +37,9 @@ UNCHANGED = 1e-9
 CERTAIN = 1e-8
 """A misfit of rounding in double precision."""
 
+REPAIRABLE = 0.6
+"""A misfit that one wrong sign of a unit may cause. What is no sample mostly leaves more."""
+
 DOUBTFUL_OUTPUTS = 0.02
 """Outputs below this share of the mean magnitude may have the wrong sign."""
 
@@ -342,7 +345,7 @@ class BatchSearch:
         row.
         """
         limits = self.settings
-        if candidate.misfit > limits.misfit or candidate.scale_error > limits.scale_error:
+        if max(candidate.misfit, candidate.scale_error) > REPAIRABLE:
             return None
         if self._is_known(candidate.dual):
             return None
@@ -350,6 +353,8 @@ class BatchSearch:
             candidate = self.layer.repaired(candidate, self.generator)
         if candidate.is_exact:
             return candidate
+        if candidate.misfit > limits.misfit or candidate.scale_error > limits.scale_error:
+            return None
         return self._by_zeros(candidate) if self._misses >= 2 * limits.patience else None
 
     def _by_zeros(self, candidate: Candidate) -> Candidate:
