@@ -246,6 +246,29 @@ class BatchLayer:
                 break
         return best
 
+    def explained(
+        self, inputs: Tensor, label: int, spread: float, generator: torch.Generator
+    ) -> Tensor:
+        """The inputs h (n,), or a point as likely, whose errors lie in the gradient's span.
+
+        Args:
+            inputs: h (n,), as far as it is known.
+            label: the sample's.
+            spread: the standard deviation of each entry's error.
+            generator: of the points that are tried.
+        """
+        steps = torch.randn(NEARBY, len(inputs), generator=generator, dtype=torch.float64)
+        steps = torch.cat([torch.zeros_like(steps[:1]), steps]).to(inputs)
+        points = inputs + spread * steps
+        labels = torch.full((len(points),), label, device=inputs.device)
+        errors = self.errors(points @ self.matrix.T + self.offset, labels, points)
+        columns = errors @ self.factor.left
+        sizes = errors.norm(dim=1).clamp_min(1e-300)
+        misfits = (errors - columns @ self.factor.left.T).norm(dim=1) / sizes
+        if float(misfits[0]) <= EXACT * self._expected(columns[0], errors[0]) + ROUNDING:
+            return inputs
+        return points[int(misfits.argmin())]
+
     def _fit(self, dual: Tensor, errors: Tensor) -> tuple[int, Tensor, Tensor]:
         """Which errors fit best, all their columns (M, b) and misfits (M,)."""
         columns = errors @ self.factor.left

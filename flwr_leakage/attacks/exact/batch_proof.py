@@ -192,13 +192,21 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
         _uncertainty(layer, None, sample) * float(unit) <= UNCERTAIN
         for sample, unit in zip(found, units, strict=True)
     )
+    # Units near zero make gradients jump within the inputs' uncertainty: one side is right.
+    spreads = relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
+    points = torch.stack(
+        [
+            layer.explained(each, int(label), float(spread), generator)
+            for each, label, spread in zip(inputs, labels, spreads, strict=True)
+        ]
+    )
     sound = (
         residual <= NOISE * noise + ROUNDING
         and (surplus >= SURPLUS or pinned)
         and replays(
             layer,
-            lambda points: _gradient_behind(layer, points, labels),
-            inputs,
+            lambda moved: _gradient_behind(layer, moved, labels),
+            points,
             relative,
             generator,
         )
