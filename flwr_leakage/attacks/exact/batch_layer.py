@@ -20,8 +20,9 @@ from flwr_leakage.attacks.problem import Problem
 EXACT, ROUNDING, NEAR = 5.0, 1e-5, 1e-3
 """Misfits and scale errors of exact samples: so many times the noise, and float32's rounding."""
 
-RADII, NEARBY = (1e-4, 1e-3), 24
-"""How far around a candidate, relative to its size, and at how many points masks are tried."""
+RADII, NEARBY, FAR = (1e-4, 1e-3), 24, 3.0
+"""How far around a candidate, relative to its size, and at how many points masks are tried; in how
+many standard deviations where those are known."""
 
 MANY = 128
 """Duals that are judged at once, which bounds the memory."""
@@ -258,7 +259,8 @@ class BatchLayer:
             generator: of the points that are tried.
         """
         steps = torch.randn(NEARBY, len(inputs), generator=generator, dtype=torch.float64)
-        steps = torch.cat([torch.zeros_like(steps[:1]), steps]).to(inputs)
+        # No step, such as are likely, and a few as large as errors are seldom.
+        steps = torch.cat([0 * steps[:1], steps, FAR * steps]).to(inputs)
         points = inputs + spread * steps
         labels = torch.full((len(points),), label, device=inputs.device)
         errors = self.errors(points @ self.matrix.T + self.offset, labels, points)
