@@ -43,6 +43,9 @@ REPAIRABLE = 0.6
 DOUBTFUL_OUTPUTS = 0.02
 """Outputs below this share of the mean magnitude may have the wrong sign."""
 
+REPAIRS = 5
+"""Times that wrong signs of the last sample's units are looked for, by chance."""
+
 CORRECTIONS = 6
 """Times that a mask is corrected by the forward pass."""
 
@@ -172,8 +175,9 @@ class BatchSearch:
             ]
             chosen = int(torch.multinomial(torch.tensor(chances), 1, generator=self.generator))
             self._propose(sources[chosen])
-        if self._left == 1:  # the last sample is all that is left
-            self._judge("last", self.layer.factor.bias.new_ones(1))
+        for _ in range(REPAIRS):
+            if self._left == 1:  # the last sample is all that is left
+                self._judge("last", self.layer.factor.bias.new_ones(1))
         return self.found
 
     @property
