@@ -6,6 +6,7 @@ lies in the b-dimensional span U of the gradient's columns, and is dual to h. Th
 equations that were not used to find h.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,8 +20,12 @@ from flwr_leakage.attacks.problem import Problem
 EXACT, ROUNDING, NEAR = 5.0, 1e-5, 1e-3
 """Misfits and scale errors of exact samples: so many times the noise, and float32's rounding."""
 
-RADII, NEARBY = (1e-4, 1e-3), 24
-"""How far around a candidate, relative to its size, and at how many points masks are tried."""
+RADII, NEARBY, FAR = (1e-4, 1e-3), 24, 3.0
+"""How far around a candidate, relative to its size, and at how many points masks are tried; in how
+many standard deviations where those are known."""
+
+MANY = 128
+"""Duals that are judged at once, which bounds the memory."""
 
 PROBES = 4
 """Random inputs by which it is told how layers are connected."""
@@ -112,6 +117,15 @@ class BatchLayer:
         """The outputs z (m,) of a dual t."""
         return self.projected @ dual + self.offset
 
+    def in_units(self, inputs: Tensor) -> Tensor:
+        """What a relative error of 1 of each input (M, n) is, in units in which errors are judged.
+
+        Features are judged by their own size, images by the range of pixels.
+        """
+        if not self.takes_input:
+            return inputs.new_ones(len(inputs))
+        return inputs.square().mean(1).sqrt() * max(self.problem.spec.std)
+
     def in_pixels(self, rows: Tensor, shares: Tensor) -> Tensor:
         """Mixtures of inputs in units in which an input without signal is zero.
 
@@ -137,14 +151,21 @@ class BatchLayer:
             labels: (M,).
             inputs: (M, n) the layer's inputs, needed where it takes the network's.
         """
+        return next(self._errors(outputs, [labels], inputs))
+
+    def _errors(
+        self, outputs: Tensor, labels: Iterable[Tensor], inputs: Tensor | None
+    ) -> Iterator[Tensor]:
+        """∂L/∂z (M, m) for each of several (M,) labels, from one pass."""
         leaf = outputs.detach().clone().requires_grad_()
         images = None
         if self.takes_input and inputs is not None:
             images = inputs.reshape(-1, *self.problem.spec.shape)
         logits = logits_behind(self.problem, self.weight, leaf, images)
-        loss = self.problem.gradient_map.loss(logits, labels)
-        (errors,) = torch.autograd.grad(loss, leaf)
-        return errors * (len(leaf) / self.problem.num_samples)
+        for each in labels:
+            loss = self.problem.gradient_map.loss(logits, each)
+            (errors,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+            yield errors * (len(leaf) / self.problem.num_samples)
 
     def check(self, dual: Tensor, label: int | None = None) -> Candidate | None:
         """Let the network behind judge a dual; ``None`` where its scale t·β is zero.
@@ -179,6 +200,24 @@ class BatchLayer:
             float((columns[best] @ dual - 1).abs()),
         )
 
+    def misfits(self, duals: Tensor) -> Tensor:
+        """The misfit (M,) of each dual (M, b) at its best label, for many at once.
+
+        By Pythagoras, so that misfits below 1e-7 may be told as zero.
+        """
+        factor, sizes = self.factor, []
+        for part in duals.split(MANY):
+            part = part / (part @ factor.bias)[:, None]
+            inputs = part @ factor.right
+            outputs = part @ self.projected.T + self.offset
+            shares = []
+            classes = torch.arange(self.problem.spec.num_classes, device=part.device)
+            for errors in self._errors(outputs, classes[:, None].expand(-1, len(part)), inputs):
+                explained = (errors @ factor.left).square().sum(1)
+                shares.append(explained / errors.square().sum(1).clamp_min(1e-300))
+            sizes.append((1 - torch.stack(shares).amax(0)).clamp_min(0).sqrt())
+        return torch.cat(sizes).nan_to_num(torch.inf)
+
     def repaired(self, candidate: Candidate, generator: torch.Generator) -> Candidate:
         """The candidate with the errors of a point near by, where those are explained better.
 
@@ -207,6 +246,30 @@ class BatchLayer:
             if best.is_exact:
                 break
         return best
+
+    def explained(
+        self, inputs: Tensor, label: int, spread: float, generator: torch.Generator
+    ) -> Tensor:
+        """The inputs h (n,), or a point as likely, whose errors lie in the gradient's span.
+
+        Args:
+            inputs: h (n,), as far as it is known.
+            label: the sample's.
+            spread: the standard deviation of each entry's error.
+            generator: of the points that are tried.
+        """
+        steps = torch.randn(NEARBY, len(inputs), generator=generator, dtype=torch.float64)
+        # No step, such as are likely, and a few as large as errors are seldom.
+        steps = torch.cat([0 * steps[:1], steps, FAR * steps]).to(inputs)
+        points = inputs + spread * steps
+        labels = torch.full((len(points),), label, device=inputs.device)
+        errors = self.errors(points @ self.matrix.T + self.offset, labels, points)
+        columns = errors @ self.factor.left
+        sizes = errors.norm(dim=1).clamp_min(1e-300)
+        misfits = (errors - columns @ self.factor.left.T).norm(dim=1) / sizes
+        if float(misfits[0]) <= EXACT * self._expected(columns[0], errors[0]) + ROUNDING:
+            return inputs
+        return points[int(misfits.argmin())]
 
     def _fit(self, dual: Tensor, errors: Tensor) -> tuple[int, Tensor, Tensor]:
         """Which errors fit best, all their columns (M, b) and misfits (M,)."""

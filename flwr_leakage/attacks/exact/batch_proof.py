@@ -36,8 +36,8 @@ REACH, CHANGE, CHANGED = 10.0, 3.0, 0.02
 """How far inputs are moved, how much of the change a replay may miss, and at most of its size."""
 
 UNCERTAIN = 3e-4
-"""A sample is proven up to this standard deviation of its relative error, so that the error itself
-is below 1e-3 by three of them."""
+"""A sample is proven up to this standard deviation, so that the error itself is below 1e-3 by three
+of them: of features relative to their size, of images relative to the range of pixels (60 dB)."""
 
 POLISHES = 8
 """Times that errors and inputs are computed from each other."""
@@ -94,7 +94,7 @@ def conclude(
     relative = torch.tensor([_uncertainty(layer, following, sample) for sample in checked])
     verdicts: tuple[Verdict, ...] = tuple(
         "proven" if _explains(layer, c) and float(error) <= UNCERTAIN else "plausible"
-        for c, error in zip(checked, relative, strict=True)
+        for c, error in zip(checked, relative * layer.in_units(inputs), strict=True)
     )
     return BatchInputs(
         layer.name,
@@ -187,21 +187,33 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
     ones = (solved[:, -1] - 1).abs() <= NOISE * deviations + 1e-3
     # Few outputs are spanned by any samples: then each of them needs a proof of its own.
     surplus = int(layer.live.sum()) - factor.rank
-    pinned = all(_uncertainty(layer, None, sample) <= UNCERTAIN for sample in found)
+    units = layer.in_units(inputs)
+    pinned = all(
+        _uncertainty(layer, None, sample) * float(unit) <= UNCERTAIN
+        for sample, unit in zip(found, units, strict=True)
+    )
+    # Units near zero make gradients jump within the inputs' uncertainty: one side is right.
+    spreads = relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
+    points = torch.stack(
+        [
+            layer.explained(each, int(label), float(spread), generator)
+            for each, label, spread in zip(inputs, labels, spreads, strict=True)
+        ]
+    )
     sound = (
         residual <= NOISE * noise + ROUNDING
         and (surplus >= SURPLUS or pinned)
         and replays(
             layer,
-            lambda points: _gradient_behind(layer, points, labels),
-            inputs,
+            lambda moved: _gradient_behind(layer, moved, labels),
+            points,
             relative,
             generator,
         )
     )
     verdicts: tuple[Verdict, ...] = tuple(
         "proven" if sound and bool(one) and float(error) <= UNCERTAIN else "plausible"
-        for one, error in zip(ones, relative, strict=True)
+        for one, error in zip(ones, relative * units, strict=True)
     )
     return BatchInputs(
         layer.name,

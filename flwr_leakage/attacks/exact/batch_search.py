@@ -37,8 +37,14 @@ UNCHANGED = 1e-9
 CERTAIN = 1e-8
 """A misfit of rounding in double precision."""
 
+REPAIRABLE = 0.6
+"""A misfit that one wrong sign of a unit may cause. What is no sample mostly leaves more."""
+
 DOUBTFUL_OUTPUTS = 0.02
 """Outputs below this share of the mean magnitude may have the wrong sign."""
+
+REPAIRS = 5
+"""Times that wrong signs of the last sample's units are looked for, by chance."""
 
 CORRECTIONS = 6
 """Times that a mask is corrected by the forward pass."""
@@ -146,16 +152,21 @@ class BatchSearch:
         self._linked = following is not None and following.factor.rank == layer.factor.rank
         self._features = following.factor.right.T if following and self._linked else None
         self._rest = self._remainder()
+        self._peeled = torch.zeros_like(layer.factor.left)  # duals of units when tried last
+        self._misfits = torch.full_like(layer.offset, torch.inf)  # of these
 
     def run(self) -> list[Candidate]:
         """Search until all samples are found or the budget is spent."""
         ends = time.process_time() + self.settings.max_seconds
         sources = self._sources()
-        if self.layer.rectified and not self._linked:
+        peeled = -1  # samples found when peeling was tried last
+        for _ in range(self.settings.starts):
             self._lift()
-            self._peel(ends)
-        for _ in range(self.settings.starts if sources else 0):
-            self._lift()
+            if self.layer.rectified and not self._linked and len(self.found) > peeled:
+                self._peel(ends)
+                peeled = len(self.found)
+            if not sources:
+                break
             if self._left <= 1 or time.process_time() > ends:
                 break
             chances = [
@@ -164,8 +175,9 @@ class BatchSearch:
             ]
             chosen = int(torch.multinomial(torch.tensor(chances), 1, generator=self.generator))
             self._propose(sources[chosen])
-        if self._left == 1:  # the last sample is all that is left
-            self._judge("last", self.layer.factor.bias.new_ones(1))
+        for _ in range(REPAIRS):
+            if self._left == 1:  # the last sample is all that is left
+                self._judge("last", self.layer.factor.bias.new_ones(1))
         return self.found
 
     @property
@@ -241,47 +253,35 @@ class BatchSearch:
     def _peel(self, ends: float) -> None:
         """Try every unit's gradient as one sample's input, the surest first.
 
-        A unit may seem alone where a second sample's error is small. Such inputs are not exact and
-        spoil what is left, so that each round takes those whose misfit is near the least only.
+        A unit that two samples activate shows one of them once the other is found, so that few
+        samples found by other means may set off many. A unit may seem alone where a second
+        sample's error is small. Such inputs are not exact and spoil what is left, so that each
+        round takes those whose misfit is near the least only.
         """
-        tried: dict[int, tuple[Tensor, float]] = {}  # units change as samples are taken out
-        while self._left > 1:
-            for unit in self._rest.live.nonzero()[:, 0].tolist():
-                if time.process_time() > ends:
-                    return
-                dual = self._rest.factor.left[unit]
-                whole = dual @ self._rest.lift
-                whole = whole / whole.norm()
-                if unit in tried and float((tried[unit][0] - whole).norm()) < UNCHANGED:
-                    continue
-                candidate = self.layer.check(whole) if self._is_alone(unit, dual) else None
-                tried[unit] = (whole, torch.inf if candidate is None else candidate.misfit)
-            least = min((misfit for _, misfit in tried.values()), default=torch.inf)
+        while self._left > 1 and time.process_time() < ends:
+            rest = self._rest
+            duals = rest.factor.left @ rest.lift
+            duals = duals / duals.norm(dim=1, keepdim=True).clamp_min(1e-300)
+            # A unit's direction stays as it is where no sample found activates it.
+            moved = (duals - self._peeled).norm(dim=1) > UNCHANGED
+            self._misfits[moved] = torch.inf
+            tried = (moved & rest.live & self._activates(duals)).nonzero()[:, 0]
+            if len(tried):
+                self._misfits[tried] = self.layer.misfits(duals[tried])
+            self._peeled = duals
             before = len(self.found)
-            limit = min(max(10 * least, CERTAIN), self.settings.misfit)
-            for whole, misfit in list(tried.values()):
-                if misfit <= limit and self._left:
-                    self._judge("peeling", None, whole)
-            tried = {
-                unit: (whole, torch.inf if self._is_known(whole) else misfit)
-                for unit, (whole, misfit) in tried.items()
-            }
+            limit = min(max(10 * float(self._misfits.min()), CERTAIN), self.settings.misfit)
+            for unit in (self._misfits <= limit).nonzero()[:, 0].tolist():
+                if self._left:
+                    self._judge("peeling", None, duals[unit])
+                self._misfits[unit] = torch.inf
             if len(self.found) == before:
                 return
 
-    def _is_alone(self, unit: int, dual: Tensor) -> bool:
-        """Whether units that a dual leaves inactive have one mixture of errors that is zero."""
-        rest = self._rest
-        scale = dual @ rest.factor.bias
-        if not float(scale.abs()) > 1e-9 * float(dual.norm() * rest.factor.bias.norm()):
-            return False
-        outputs = rest.projected @ (dual / scale) + self.layer.offset
-        silent = outputs < -DOUBTFUL_OUTPUTS * outputs.abs().mean()
-        if not float(outputs[unit]) > 0 or int(silent.sum()) < self._left:
-            return False
-        part = rest.factor.left[silent]
-        values = torch.linalg.eigvalsh(part.T @ part)
-        return float(values[0]) < 1e-3 * float(values[1])
+    def _activates(self, duals: Tensor) -> Tensor:
+        """(m,) which units are active at the input of their own dual (m, b)."""
+        layer = self.layer
+        return (layer.projected * duals).sum(1) / (duals @ layer.factor.bias) + layer.offset > 0
 
     def _lift(self) -> None:
         """All samples that are left, by quadratic lifting, where there are units enough."""
@@ -349,7 +349,7 @@ class BatchSearch:
         row.
         """
         limits = self.settings
-        if candidate.misfit > limits.misfit or candidate.scale_error > limits.scale_error:
+        if max(candidate.misfit, candidate.scale_error) > REPAIRABLE:
             return None
         if self._is_known(candidate.dual):
             return None
@@ -357,6 +357,8 @@ class BatchSearch:
             candidate = self.layer.repaired(candidate, self.generator)
         if candidate.is_exact:
             return candidate
+        if candidate.misfit > limits.misfit or candidate.scale_error > limits.scale_error:
+            return None
         return self._by_zeros(candidate) if self._misses >= 2 * limits.patience else None
 
     def _by_zeros(self, candidate: Candidate) -> Candidate:

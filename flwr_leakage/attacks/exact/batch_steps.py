@@ -54,7 +54,7 @@ def recover_steps(
 
     proven = problem.schedule.batch_size >= problem.num_samples == len(labels)
     proven = proven and replays(layer, replay, inputs, relative, generator)
-    proven = proven and float(relative.max()) <= UNCERTAIN
+    proven = proven and float((relative * layer.in_units(inputs)).max()) <= UNCERTAIN
     verdict: Verdict = "proven" if proven else "plausible"
     return BatchInputs(
         layer.name,

@@ -50,27 +50,36 @@ def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
     return vector
 
 
-def zero_entries(values: Tensor, at_least: int, jump: float = 4.0) -> Tensor | None:
-    """Which entries are zeros: those below the widest gap of the sorted magnitudes.
+def zero_entries(values: Tensor, at_least: int, contrast: float = 10.0) -> Tensor | None:
+    """Which entries are zeros, up to noise of a size that is not known.
+
+    The sorted magnitudes are split where two Gaussians of mean zero, one for each part, explain
+    them best: k entries of root mean square σ₀ below and m − k of σ₁ above have least
+    ``k log σ₀ + (m − k) log σ₁`` (minimum error thresholding, Kittler and Illingworth 1986). A gap
+    between them is not needed: some nonzero entries are always as small as noise is.
 
     Args:
         values: (m,).
         at_least: so many zeros there must be.
-        jump: the least ratio across the gap.
+        contrast: the least σ₁ / σ₀.
 
     Returns:
-        (m,) booleans, or ``None`` where no gap is that wide.
+        (m,) booleans, or ``None`` where the two do not differ that much.
     """
-    ordered, order = values.abs().sort()
     if at_least >= len(values):
         return None
-    sizes = ordered.clamp_min(1e-9 * float(ordered[-1]) + 1e-300).log()
-    gaps = (sizes[1:] - sizes[:-1])[at_least - 1 :]
-    widest = int(gaps.argmax())
-    if float(gaps[widest].exp()) < jump:
+    ordered, order = values.abs().sort()
+    squares = ordered.clamp_min(1e-9 * float(ordered[-1]) + 1e-300).square()
+    below = torch.arange(1, len(values)).to(squares)
+    above = len(values) - below
+    low = squares.cumsum(0)[:-1] / below
+    high = squares.flip(0).cumsum(0).flip(0)[1:] / above
+    cost = (below * low.log() + above * high.log())[at_least - 1 :]
+    count = at_least + int(cost.argmin())
+    if float(high[count - 1]) < contrast**2 * float(low[count - 1]):
         return None
     zeros = torch.zeros_like(values, dtype=torch.bool)
-    zeros[order[: at_least + widest]] = True
+    zeros[order[:count]] = True
     return zeros
 
 

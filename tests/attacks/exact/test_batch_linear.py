@@ -7,7 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import AttackJob, ExactBatch, SearchSettings, recover_batch
+from flwr_leakage.attacks.exact.batch_layer import FAR, pose_layers
 from flwr_leakage.attacks.exact.batch_linear import complete
+from flwr_leakage.attacks.exact.batch_search import BatchSearch
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -72,10 +74,11 @@ def errors_of(guesses, truth):
         ((120, 60), 6, None),
         ((150,), 8, None),  # two layers: lifting alone
         ((120, 60), 6, LocalSchedule(0.01, 1, 6)),
+        ((120, 60), 6, LocalSchedule(0.0002, 1, 6)),  # an error of 3e-4, but 1e-4 of white
         ((120, 60), 4, LocalSchedule(0.1, 5, 4)),
         ((120, 60), 4, LocalSchedule(0.1, 3, 4, momentum=0.9)),
     ],
-    ids=["three layers", "two layers", "small learning rate", "five steps", "momentum"],
+    ids=["three layers", "two layers", "small learning rate", "smaller", "five steps", "momentum"],
 )
 def test_all_images_of_a_batch_are_found_and_proven(widths, size, schedule):
     truth = batch(size)
@@ -88,6 +91,62 @@ def test_all_images_of_a_batch_are_found_and_proven(widths, size, schedule):
     assert found.stats["verdicts"] == ("proven",) * size
     # What the attacker expects of its own error is right.
     assert errors.max() < 3 * max(found.stats["relative_errors"]) + 1e-5
+
+
+def pose_batch(network, truth):
+    gradient_map = GradientMap(network.double().eval())
+    truth = Batch(truth.inputs.double(), truth.targets)
+    observation = observe(gradient_map, truth, LocalSchedule(1.0, 1, len(truth)))
+    problem = pose(gradient_map, SPEC, observation, ThreatModel())
+    generator = torch.Generator().manual_seed(0)
+    layers, _ = pose_layers(problem, generator)
+    return layers, generator
+
+
+def test_one_sample_that_is_found_sets_off_the_peeling_of_its_neighbours(monkeypatch):
+    """Units that two samples activate each, in a chain, show the next one after every sample."""
+    truth, network = batch(12), mlp(71)
+    generator = torch.Generator().manual_seed(3)
+    active = torch.rand(71, 12, generator=generator) < 0.6
+    active[:11] = torch.eye(12).bool()[:11] | torch.eye(12).bool()[1:]
+    outputs = (0.5 + torch.rand(71, 12, generator=generator)) * torch.where(active, 1.0, -1.0)
+    with torch.no_grad():
+        network[1].weight.copy_(outputs @ torch.linalg.pinv(truth.inputs.flatten(1).T))
+        network[1].bias.zero_()
+    layers, generator = pose_batch(network, truth)
+    dual = torch.linalg.lstsq(layers[0].factor.right.T, truth.inputs[0].flatten().double()[:, None])
+    search = BatchSearch(layers[0], layers[1], SearchSettings(starts=3), generator)
+    given = dual.solution[:, 0]
+    monkeypatch.setattr(search, "_propose", lambda source: search._judge(source, None, given))
+    assert len(search.run()) == 12
+    assert search.accepted["peeling"] >= 3
+
+
+@pytest.mark.parametrize("unit", [1, 4, 7, 8])
+def test_a_wrong_sign_of_a_unit_is_found_by_what_the_gradient_explains(unit):
+    """A unit near zero, one of ten in the second layer, changes much of a sample's errors."""
+    truth, network = batch(5), mlp(120, 10)
+    image = truth.inputs[0].flatten().double()
+    with torch.no_grad():
+        network[3].bias[unit] -= network[:4](truth.inputs[:1])[0, unit] - 1e-6
+    layers, generator = pose_batch(network, truth)
+    first = layers[0]
+    dual = torch.linalg.lstsq(first.factor.right.T, image[:, None]).solution[:, 0]
+    right = first.check(dual, int(truth.targets[0]))
+    moved = [dual + 1e-5 * dual.norm() * torch.randn(5, generator=generator) for _ in range(8)]
+    found = [first.check(each, right.label) for each in moved]
+    wrong = max(found, key=lambda candidate: candidate.misfit)
+    assert wrong.misfit > 0.25
+    assert right.is_exact
+    spread = float((wrong.inputs - image).square().mean().sqrt())
+    point = first.explained(wrong.inputs, wrong.label, spread, generator)
+    assert (point - wrong.inputs).norm() < 5 * FAR * spread * len(image) ** 0.5
+    outputs = first.matrix @ point + first.offset
+    errors = first.errors(outputs[None], truth.targets[:1], point[None])[0]
+    left = first.factor.left
+    assert (errors - left @ (left.T @ errors)).norm() < 1e-4 * errors.norm()
+    search = BatchSearch(first, None, QUICK, generator)
+    assert search._judge("given", None, wrong.dual)
 
 
 def test_black_pixels_make_images_sparse_whatever_the_activation():

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from flwr_leakage.attacks.exact.quadratic_lifting import fits, lifted_columns
@@ -31,12 +32,23 @@ def test_nonnegative_vectors_are_found_with_their_sign():
     assert values.min() > -1e-3 * values.max()
 
 
-def test_zeros_are_what_lies_below_the_widest_gap():
+def test_zeros_are_the_smaller_of_two_sizes():
     values = torch.tensor([1.0, 1e-8, -2.0, 3e-8, 0.5, -2e-8], dtype=torch.float64)
     zeros = zero_entries(values, 2)
     assert zeros.tolist() == [False, True, False, True, False, True]
     assert zero_entries(torch.linspace(1, 2, 6), 2) is None
     assert zero_entries(values, 6) is None
+
+
+@pytest.mark.parametrize("noise", [1e-2, 1e-3, 1e-4])
+def test_zeros_are_told_where_noise_leaves_no_gap(noise):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(200, generator=generator, dtype=torch.float64)
+    values[:90] = 0
+    values += noise * torch.randn(200, generator=generator, dtype=torch.float64)
+    zeros = zero_entries(values, 24)
+    assert zeros[:90].sum() >= 88
+    assert zeros[90:].sum() <= 3
 
 
 def test_a_null_vector_says_how_unique_it_is():
