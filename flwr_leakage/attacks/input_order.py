@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers
+from flwr_leakage.attacks.linear_walk import find_linear_layers
 from flwr_leakage.attacks.problem import Problem
 
 SAME = 1e-5
@@ -41,33 +41,35 @@ class InputOrder:
         return found
 
 
-def first_layer(problem: Problem, generator: torch.Generator) -> tuple[LinearUse, InputOrder]:
-    """The first linear layer with a bias that takes the whole input, and how.
+def input_orders(problem: Problem) -> dict[str, InputOrder]:
+    """How each linear layer that takes the whole input does so, by the name of its weight.
 
     It is found by the numbers that pass: by images of zeros, of ones, of rising numbers and of
     random ones, of which the last check what the others tell.
-
-    Raises:
-        ValueError: there is none.
     """
     like, size = next(iter(problem.params.values())), torch.Size(problem.spec.shape).numel()
     rising = torch.linspace(0, 1, size)
-    probes = torch.stack(
-        [torch.zeros(size), torch.ones(size), rising, torch.rand(size, generator=generator)]
-    ).to(like)
+    drawn = torch.rand(size, generator=torch.Generator().manual_seed(0))
+    probes = torch.stack([torch.zeros(size), torch.ones(size), rising, drawn]).to(like)
     with torch.no_grad():
         uses = find_linear_layers(problem, probes.reshape(-1, *problem.spec.shape))
+    found = {}
     for use in uses:
-        if use.inputs.shape != probes.shape or use.bias is None:
-            continue
-        offset, full, ranked, drawn = use.inputs
-        scale = full - offset
-        if not bool(scale.all()):
-            continue
-        positions = ((ranked - offset) / scale * (size - 1)).round().long()
-        if not torch.equal(positions.sort().values, torch.arange(size).to(positions)):
-            continue
-        expected = scale * probes[3][positions] + offset
-        if float((expected - drawn).abs().max()) <= SAME * float(drawn.abs().max()):
-            return use, InputOrder(positions, scale, offset)
-    raise ValueError("no linear layer with bias takes the network's input.")
+        order = _order(use.inputs, probes) if use.inputs.shape == probes.shape else None
+        if order is not None:
+            found[use.weight] = order
+    return found
+
+
+def _order(inputs: Tensor, probes: Tensor) -> InputOrder | None:
+    offset, full, ranked, drawn = inputs
+    scale, size = full - offset, probes.shape[1]
+    if not bool(scale.all()):
+        return None
+    positions = ((ranked - offset) / scale * (size - 1)).round().long()
+    if not torch.equal(positions.sort().values, torch.arange(size).to(positions)):
+        return None
+    expected = scale * probes[3][positions] + offset
+    if not float((expected - drawn).abs().max()) <= SAME * float(drawn.abs().max()):
+        return None
+    return InputOrder(positions, scale, offset)

@@ -14,11 +14,11 @@ from flwr_leakage.attacks.exact.applicability import (
     ExactAttack,
     require_single_gradient,
 )
-from flwr_leakage.attacks.input_order import InputOrder, first_layer
+from flwr_leakage.attacks.input_order import InputOrder, input_orders
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
-from flwr_leakage.attacks.linear_walk import LinearUse
+from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec, Reconstruction
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
@@ -50,7 +50,7 @@ class Analytic(ExactAttack):
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """See ``ExactAttack``."""
-        use, _ = _first_layer(problem, generator)
+        use, _ = _first_layer(problem)
         return Applicability(True, f"{use.name!r} is linear on the input, with bias: x is exact.")
 
     def solve(
@@ -62,7 +62,7 @@ class Analytic(ExactAttack):
             ValueError: several samples or steps; no first linear layer with bias on the input.
         """
         began = time.process_time()
-        use, order = _first_layer(problem, generator)
+        use, order = _first_layer(problem)
         assert use.bias is not None
         errors, weight = problem.gradient[use.bias], problem.gradient[use.weight]
         if not bool(errors.any()):
@@ -136,11 +136,16 @@ def fill_in(
     return filled
 
 
-def _first_layer(problem: Problem, generator: torch.Generator) -> tuple[LinearUse, InputOrder]:
+def _first_layer(problem: Problem) -> tuple[LinearUse, InputOrder]:
     """The layer that takes the input, and in which order.
 
     Raises:
         ValueError: it, or the update, does not allow the attack.
     """
     require_single_gradient(problem, "the analytic attack")
-    return first_layer(problem, generator)
+    orders = input_orders(problem)
+    like = next(iter(problem.params.values()))
+    for use in find_linear_layers(problem, like.new_zeros(2, *problem.spec.shape)):
+        if use.weight in orders and use.bias is not None:
+            return use, orders[use.weight]
+    raise ValueError("no linear layer with bias takes the network's input.")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor, factorize
+from flwr_leakage.attacks.input_order import InputOrder, input_orders
 from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers, logits_behind
 from flwr_leakage.attacks.problem import Problem
 
@@ -79,7 +80,7 @@ class BatchLayer:
         weight: the name of W.
         bias: the name of c.
         factor: of the gradient.
-        takes_input: h is the network's input, flattened.
+        order: how h is the network's input, or ``None`` where it is not.
         sparse_inputs: h is nonnegative with zeros: outputs of a ReLU.
         rectified: errors are zero where a unit is inactive: a ReLU follows.
     """
@@ -89,9 +90,20 @@ class BatchLayer:
     weight: str
     bias: str
     factor: LayerFactor
-    takes_input: bool
+    order: InputOrder | None
     sparse_inputs: bool
     rectified: bool
+
+    @property
+    def takes_input(self) -> bool:
+        """Whether h is the network's input, in any order."""
+        return self.order is not None
+
+    def images(self, inputs: Tensor) -> Tensor | None:
+        """The images (M, C, H, W) of inputs (M, n); ``None`` of features."""
+        if self.order is None:
+            return None
+        return self.order.pixels(inputs).reshape(-1, *self.problem.spec.shape)
 
     @property
     def matrix(self) -> Tensor:
@@ -122,9 +134,10 @@ class BatchLayer:
 
         Features are judged by their own size, images by the range of pixels.
         """
-        if not self.takes_input:
+        if self.order is None:
             return inputs.new_ones(len(inputs))
-        return inputs.square().mean(1).sqrt() * max(self.problem.spec.std)
+        contrast = max(self.problem.spec.std) / float(self.order.scale.abs().min())
+        return inputs.square().mean(1).sqrt() * contrast
 
     def in_pixels(self, rows: Tensor, shares: Tensor) -> Tensor:
         """Mixtures of inputs in units in which an input without signal is zero.
@@ -136,8 +149,9 @@ class BatchLayer:
             rows: (r, n) mixtures of samples' inputs.
             shares: (r,) the sum of each mixture's weights.
         """
-        if not self.takes_input:
+        if self.order is None:
             return rows
+        rows = self.order.moved((rows - shares[:, None] * self.order.offset) / self.order.scale)
         spec = self.problem.spec
         black = spec.denormalize(rows.new_zeros(spec.shape)).flatten()
         contrast = spec.denormalize(rows.new_ones(spec.shape)).flatten() - black
@@ -158,9 +172,7 @@ class BatchLayer:
     ) -> Iterator[Tensor]:
         """∂L/∂z (M, m) for each of several (M,) labels, from one pass."""
         leaf = outputs.detach().clone().requires_grad_()
-        images = None
-        if self.takes_input and inputs is not None:
-            images = inputs.reshape(-1, *self.problem.spec.shape)
+        images = None if inputs is None else self.images(inputs)
         logits = logits_behind(self.problem, self.weight, leaf, images)
         for each in labels:
             loss = self.problem.gradient_map.loss(logits, each)
@@ -298,8 +310,10 @@ def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[Batc
     if not uses:
         raise ValueError("the network has no linear layer (F.linear, addmm, x @ W.T + c).")
     layers, refusals = [], []
+    orders = input_orders(problem)
     for index, use in enumerate(uses):
-        reason = _obstacle(problem, use, uses) or _entanglement(problem, use, probes)
+        order = orders.get(use.weight)
+        reason = _obstacle(problem, use, uses) or _entanglement(problem, use, probes, order)
         if not reason:
             assert use.bias is not None
             try:
@@ -312,7 +326,6 @@ def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[Batc
             except ValueError as error:
                 reason = str(error)
             else:
-                flat = probes.flatten(1)
                 layers.append(
                     BatchLayer(
                         problem,
@@ -320,8 +333,7 @@ def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[Batc
                         use.weight,
                         use.bias,
                         factor,
-                        takes_input=use.inputs.shape == flat.shape
-                        and torch.equal(use.inputs, flat),
+                        order=order,
                         sparse_inputs=bool((use.inputs >= 0).all() and (use.inputs == 0).any()),
                         rectified=index < len(uses) - 1 and _is_rectified(problem, use, probes),
                     )
@@ -353,12 +365,12 @@ def _obstacle(problem: Problem, use: LinearUse, uses: list[LinearUse]) -> str:
     return ""
 
 
-def _entanglement(problem: Problem, use: LinearUse, probes: Tensor) -> str:
+def _entanglement(
+    problem: Problem, use: LinearUse, probes: Tensor, order: InputOrder | None
+) -> str:
     """What else than a sample's own outputs its logits depend on, or nothing."""
-    flat = probes.flatten(1)
-    takes_input = use.inputs.shape == flat.shape and torch.equal(use.inputs, flat)
     logits = logits_behind(problem, use.weight, use.outputs, probes)
-    if not takes_input:
+    if order is None:
         others = logits_behind(problem, use.weight, use.outputs, probes.flip(0))
         if not torch.allclose(logits, others):
             return "other paths lead around it."

@@ -173,7 +173,7 @@ class ExactBatch(ExactAttack):
             "cpu_seconds": time.process_time() - began,
             **stop_mark(stopped),
         }
-        if not found.takes_input:
+        if found.order is None:
             text = (
                 f"{found.layer} takes features of the images: {len(found.labels)} of "
                 f"{problem.num_samples} samples' features and labels were found, {found.proven} "
@@ -194,7 +194,9 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
     The gradient that is left without the samples found gives the others' mean input, weighted by
     their errors, and their labels: those whose last bias still decreases most.
     """
-    inputs, labels = found.inputs.reshape(-1, *problem.spec.shape), found.labels
+    order = found.order
+    assert order is not None  # they are no features
+    inputs, labels = order.pixels(found.inputs).reshape(-1, *problem.spec.shape), found.labels
     missing = problem.num_samples - len(labels)
     if missing <= 0:
         return Batch(inputs, labels)
@@ -203,7 +205,7 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
     rest = {name: value - share * explained[name] for name, value in problem.gradient.items()}
     use = next(u for u in _linear_uses(problem) if u.name == found.layer)
     assert use.bias is not None
-    mean = mean_feature(rest[use.weight], rest[use.bias])
+    mean = order.pixels(mean_feature(rest[use.weight], rest[use.bias]))
     others = problem.spec.clamp(mean.reshape(1, *problem.spec.shape)).expand(missing, -1, -1, -1)
     last = _linear_uses(problem)[-1]
     pull = rest[last.bias] if last.bias is not None else rest[last.weight].sum(1)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_layer import BatchLayer, Candidate
 from flwr_leakage.attacks.exact.sparse_columns import null_vector
+from flwr_leakage.attacks.input_order import InputOrder
 from flwr_leakage.attacks.linear_walk import logits_behind
 from flwr_leakage.params import Params
 
@@ -49,7 +50,7 @@ class BatchInputs:
 
     Attributes:
         layer: the name of the layer.
-        takes_input: the inputs are the network's own, flattened.
+        order: how the inputs are the network's own, or ``None`` where they are features.
         inputs: (f, n).
         labels: (f,).
         errors: (f, m) ∂L/∂z of each sample.
@@ -62,7 +63,7 @@ class BatchInputs:
     """
 
     layer: str
-    takes_input: bool
+    order: InputOrder | None
     inputs: Tensor
     labels: Tensor
     errors: Tensor
@@ -98,7 +99,7 @@ def conclude(
     )
     return BatchInputs(
         layer.name,
-        layer.takes_input,
+        layer.order,
         inputs,
         torch.tensor([sample.label for sample in checked]),
         torch.stack([sample.errors for sample in checked]),
@@ -217,7 +218,7 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
     )
     return BatchInputs(
         layer.name,
-        layer.takes_input,
+        layer.order,
         inputs,
         labels,
         errors,
@@ -281,7 +282,7 @@ def _gradient_behind(layer: BatchLayer, inputs: Tensor, labels: Tensor) -> Param
     """The gradient of all parameters, with the layer's inputs given."""
     problem = layer.problem
     outputs = inputs @ layer.matrix.T + layer.offset
-    images = inputs.reshape(-1, *problem.spec.shape) if layer.takes_input else None
+    images = layer.images(inputs)
 
     def loss(params: Params) -> Tensor:
         logits = logits_behind(replace(problem, params=params), layer.weight, outputs, images)

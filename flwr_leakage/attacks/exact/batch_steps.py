@@ -47,7 +47,9 @@ def recover_steps(
     relative = relative / inputs.norm(dim=1)
 
     def replay(points: Tensor) -> Params:
-        batch = Batch(points.reshape(-1, *problem.spec.shape), labels)
+        images = layer.images(points)
+        assert images is not None  # require_steps
+        batch = Batch(images, labels)
         return simulate_gradient(
             problem.gradient_map, problem.params, problem.buffers, problem.schedule, batch
         )
@@ -58,7 +60,7 @@ def recover_steps(
     verdict: Verdict = "proven" if proven else "plausible"
     return BatchInputs(
         layer.name,
-        layer.takes_input,
+        layer.order,
         inputs,
         labels,
         errors,

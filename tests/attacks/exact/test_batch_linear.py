@@ -93,6 +93,37 @@ def test_all_images_of_a_batch_are_found_and_proven(widths, size, schedule):
     assert errors.max() < 3 * max(found.stats["relative_errors"]) + 1e-5
 
 
+class OwnInput(nn.Module):
+    """It scales and flattens its images in its own way."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = mlp(120, 60)[1:]
+
+    def forward(self, x):
+        return self.layers((x.permute(0, 2, 3, 1).flip(1).flatten(1) - 0.3) / 0.7)
+
+
+@pytest.mark.parametrize("schedule", [None, LocalSchedule(0.1, 5, 6)])
+def test_images_are_found_whatever_the_network_does_with_them_first(schedule):
+    truth = batch(6)
+    found = attack(OwnInput(), truth, schedule)
+    errors, nearest = errors_of(found.batch.inputs, truth.inputs)
+    assert sorted(nearest.tolist()) == list(range(6))
+    assert errors.max() < 1e-3
+    assert found.stats["verdicts"] == ("proven",) * 6
+
+
+def test_black_pixels_tell_images_apart_that_the_network_scales_itself():
+    truth = batch(4)
+    black = torch.rand(truth.inputs.shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    truth = Batch(torch.where(black, SPEC.normalize(torch.zeros(())), truth.inputs), truth.targets)
+    network = OwnInput()
+    network.layers = nn.Sequential(network.layers[0], nn.Sigmoid(), nn.Linear(120, 4))
+    found = attack(network, truth)
+    assert errors_of(found.batch.inputs, truth.inputs)[0].max() < 1e-3
+
+
 def pose_batch(network, truth):
     gradient_map = GradientMap(network.double().eval())
     truth = Batch(truth.inputs.double(), truth.targets)
