@@ -109,11 +109,6 @@ class KnownErrors:
         gradients = sum(self.problem.params[name].numel() for name in self.passed.names)
         return gradients + int((self.known != 0).sum())
 
-    @property
-    def tells_enough(self) -> bool:
-        """Whether equations are twice the unknowns: many of them depend on each other."""
-        return self.num_equations >= 2 * torch.Size(self.shape).numel()
-
     def inputs(self, coordinates: Tensor) -> Tensor:
         """Images of coordinates of the prior."""
         return self.prior.grey + self.prior.push(coordinates)

@@ -89,7 +89,7 @@ class Sharpening:
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
         if unknowns > self.unknowns:
             return f"{unknowns} unknowns, at most {self.unknowns} are asked for"
-        if not model.tells_enough:
+        if 2 * unknowns > equations:
             return f"{equations} equations of {unknowns} unknowns, fewer than two for each"
         if 2 * 4 * unknowns * equations > self.max_bytes:
             return f"its Jacobian takes more than {self.max_bytes} bytes"

@@ -220,7 +220,7 @@ def test_edges_are_sharp_where_equations_leave_images_open():
 
 def test_no_such_end_where_equations_are_many_or_the_budget_is_spent():
     model, _, start = near_the_truth(0.02)
-    assert Edges().obstacle(model) == "1064 equations leave the images little room"
+    assert Edges().obstacle(model) == "1064 equations leave 128 unknowns little room"
     likelihood = model.likelihood(None)
     found, steps = Edges()(model, likelihood, start, Budget(0.0))
     assert (steps, float((found - start).abs().max())) == (0, 0.0)
