@@ -58,6 +58,7 @@ from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.attacks.starts.normal import Normal
 from flwr_leakage.attacks.strongest import Strongest
 from flwr_leakage.attacks.whole_batch.batch_images import BatchImages
+from flwr_leakage.attacks.whole_batch.edges import Edges
 from flwr_leakage.attacks.whole_batch.one_sample import OneSample
 from flwr_leakage.attacks.whole_batch.sharp import Sharpening
 
@@ -78,6 +79,7 @@ __all__ = [
     "Budget",
     "ClassCounts",
     "Cosine",
+    "Edges",
     "Euclidean",
     "Evidence",
     "ExactBatch",

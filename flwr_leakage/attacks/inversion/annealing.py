@@ -4,7 +4,7 @@ See :mod:`flwr_leakage.attacks.inversion.gauss_newton` for what it minimises.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -235,6 +235,7 @@ def shortened(
     coordinates: Tensor,
     change: Tensor,
     precise: bool = False,
+    prior_cost: Callable[[Tensor], Tensor] = lambda coordinates: coordinates,
 ) -> tuple[Tensor, bool]:
     """Coordinates after a step, as short as it must be to gain, and whether it does.
 
@@ -247,12 +248,13 @@ def shortened(
         coordinates: before the step.
         change: the step.
         precise: whether to compare in double precision.
+        prior_cost: the map s ↦ Q s of the prior's ``sᵀ Q s``, for ``‖s‖²`` the identity.
     """
 
     def objective(trial: Tensor) -> float:
         gradient = model.gradient(model.inputs(trial), blur, precise=precise)
         misfit = float((weights * likelihood.residual(gradient).square()).sum())
-        return misfit + weight * float(trial.double().square().sum())
+        return misfit + weight * float((trial.double() * prior_cost(trial)).sum())
 
     start, length = objective(coordinates), 1.0
     for _ in range(SHORTENINGS):

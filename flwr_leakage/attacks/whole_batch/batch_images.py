@@ -19,6 +19,7 @@ from flwr_leakage.attacks.inversion.likelihood import estimate_noise
 from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.whole_batch.edges import Edges
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.attacks.whole_batch.sharp import Sharpening
 from flwr_leakage.records import Batch, Reconstruction
@@ -37,7 +38,8 @@ class BatchImages(OneByOne):
     and maxima; see :class:`KnownErrors`. They are solved by Gauss–Newton with a prior and a blur
     that fade, as the gradient itself is by :class:`GaussNewton`. The candidate whose equations are
     met best is kept. Where equations are more than a small batch's pixels, its masks are then
-    corrected until the equations hold (:class:`Sharpening`).
+    corrected until the equations hold (:class:`Sharpening`). Where they leave images open, an end
+    follows under a prior that lets edges be sharp (:class:`Edges`).
 
     It takes one plain step of one client. Networks that pool lose what no equation tells: their
     images stay approximate.
@@ -47,6 +49,7 @@ class BatchImages(OneByOne):
         solver: its annealings, noise, steps, products, iterations and tolerance are used; labels
             are those of the features.
         sharpening: the end without blur.
+        edges: the end where equations are too few.
     """
 
     purpose: ClassVar[str] = "batch images"
@@ -54,6 +57,7 @@ class BatchImages(OneByOne):
     search: SearchSettings = field(default_factory=SearchSettings)
     solver: GaussNewton = field(default_factory=GaussNewton)
     sharpening: Sharpening = field(default_factory=Sharpening)
+    edges: Edges = field(default_factory=Edges)
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
@@ -68,14 +72,18 @@ class BatchImages(OneByOne):
         told = time.process_time() - began
         noise = self.solver.noise_std
         likelihood = model.likelihood(estimate_noise(problem) if noise is None else noise)
+        solver, enough = self.solver, self.edges.obstacle(model)
+        if not enough:
+            share = int(self.edges.before * solver.products)
+            solver = replace(solver, products=max(1, share))
         best: Candidate | None = None
-        products = steps = chosen = sharp = 0
-        for number, annealing in enumerate(self.solver.annealings):
-            candidate = self.solver.run(model, likelihood, annealing, budget)
+        products = steps = chosen = sharp = drawn = 0
+        for number, annealing in enumerate(solver.annealings):
+            candidate = solver.run(model, likelihood, annealing, budget)
             products, steps = products + candidate.products, steps + candidate.steps
             if best is None or candidate.energy < best.energy:
                 best, chosen = candidate, number
-            if best.distance <= self.solver.solved_distance or budget.is_spent:
+            if best.distance <= solver.solved_distance or budget.is_spent:
                 break
         assert best is not None
         if not math.isfinite(best.distance):
@@ -89,9 +97,14 @@ class BatchImages(OneByOne):
             met = likelihood.distance(likelihood.residual(model.gradient(sharper, 0.0, True)))
             if met < equations:
                 inputs, equations = sharper, met
+        elif not enough and not budget.is_spent:
+            inputs, drawn = self.edges(model, likelihood, inputs, budget)
+            equations = likelihood.distance(
+                likelihood.residual(model.gradient(inputs, 0.0, precise=True))
+            )
         batch = Batch(problem.spec.clamp(inputs), found.labels)
         stats: dict[str, Any] = {
-            "stage": f"run {chosen + 1} of {len(self.solver.annealings)}, {best.stage}",
+            "stage": f"run {chosen + 1} of {len(solver.annealings)}, {best.stage}",
             "layer": found.layer,
             "features_proven": found.proven,
             "features_seconds": told,
@@ -99,6 +112,7 @@ class BatchImages(OneByOne):
             "iterations": steps,
             "products": products,
             "sharpening": f"not run: {obstacle}" if obstacle else f"{sharp} steps",
+            "edges": f"not run: {enough}" if enough else f"{drawn} steps",
             "cpu_seconds": time.process_time() - began,
             **stop_mark(best.stopped),
         }

@@ -10,11 +10,13 @@ from flwr_leakage.attacks import (
     AttackJob,
     BatchImages,
     Budget,
+    Edges,
     GaussNewton,
     Sharpening,
     pose,
 )
 from flwr_leakage.attacks.inversion.settling import spreads
+from flwr_leakage.attacks.whole_batch.edges import edge_energy, reweighted
 from flwr_leakage.attacks.whole_batch.features import FeaturePass
 from flwr_leakage.attacks.whole_batch.sharp import channels, variances
 from flwr_leakage.gradient_map import GradientMap
@@ -186,6 +188,77 @@ def test_every_unit_is_blurred_by_its_spread_over_draws():
     assert float(first[0].min()) > 0 and not bool(first[1].any())
     twice = spreads(model, model.inputs(point), [model.inputs(point + 2 * still)])[0]
     assert torch.allclose(twice, 2 * first, rtol=1e-3, atol=1e-5)
+
+
+def sharp_edges(seed):
+    """A batch of two images of a bright block each, and a network that pools most of it away."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.full((2, 1, 8, 8), 0.3) + 0.02 * torch.rand(2, 1, 8, 8, generator=generator)
+    pixels[0, :, 1:5, 2:6], pixels[1, :, 4:, :4] = 0.8, 0.7
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 4)),
+    )
+    return model, Batch(SPEC.normalize(pixels), torch.arange(2))
+
+
+def test_edges_are_sharp_where_equations_leave_images_open():
+    def off(edges, model, batch):
+        gradient_map, seen, _ = posed(model, batch)
+        solver = GaussNewton(annealings=(Annealing(factor=0.5),), products=400, iterations=30)
+        found = attacked(BatchImages(solver=solver, edges=edges), gradient_map, seen)
+        distances = torch.cdist(found.batch.inputs.flatten(1), batch.inputs.flatten(1))
+        return float(distances.amin(0).square().sum()), found.stats["edges"]
+
+    without, told = zip(*(off(Edges(0), *sharp_edges(seed)) for seed in range(3)), strict=True)
+    assert set(told) == {"not run: no step was asked for"}
+    found, told = zip(*(off(Edges(), *sharp_edges(seed)) for seed in range(3)), strict=True)
+    assert set(told) == {"14 steps"}
+    assert sum(found) < 0.85 * sum(without)
+
+
+def test_no_such_end_where_equations_are_many_or_the_budget_is_spent():
+    model, _, start = near_the_truth(0.02)
+    assert Edges().obstacle(model) == "1064 equations leave 128 unknowns little room"
+    likelihood = model.likelihood(None)
+    found, steps = Edges()(model, likelihood, start, Budget(0.0))
+    assert (steps, float((found - start).abs().max())) == (0, 0.0)
+
+
+def test_the_end_with_edges_is_kept_by_its_own_energy_alone():
+    class Rising(Edges):
+        def energy(self, model, likelihood, point):
+            return float((point - start).square().sum())
+
+    model, _, inputs = near_the_truth(0.1)
+    start = torch.stack([model.prior.coordinates(each[None]) for each in inputs.float()])
+    likelihood = model.likelihood(None)
+    found, steps = Rising(steps=2)(model, likelihood, inputs, Budget())
+    assert steps == 0 and torch.equal(found, inputs)
+    found, steps = Edges(steps=2)(model, likelihood, inputs, Budget())
+    assert steps == 2 and not torch.equal(found, inputs)
+
+
+@pytest.mark.parametrize("power", [0.5, 2.0])
+def test_squares_have_the_slope_of_the_edge_energy(power):
+    prior = ImagePrior.of(InputSpec((3, 6, 8), 4, (0.4,) * 3, (0.3,) * 3))
+    point = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(0)).double()
+    point.requires_grad_()
+    (slope,) = torch.autograd.grad(edge_energy(prior, point, power), point)
+    cost = reweighted(prior, point.detach(), power)
+    assert torch.allclose(slope, 2 * cost(point.detach()))
+    # At power 2 it is the prior itself, up to how differences see its highest frequencies.
+    lowest = torch.zeros(1, 3, 6, 8).double()
+    lowest[..., 0, :2] = 1
+    if power == 2:
+        assert torch.allclose(cost(lowest), lowest, rtol=0.02)
+
+
+@pytest.mark.parametrize("name", ["iterations", "power", "weight", "first", "before"])
+def test_settings_of_the_end_with_edges_that_make_no_sense_are_refused(name):
+    with pytest.raises(ValueError, match=name):
+        Edges(**{name: 0})
 
 
 def test_what_does_not_apply_is_refused_in_words():
