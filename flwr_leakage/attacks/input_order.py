@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.linear_walk import find_linear_layers
+from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers
 from flwr_leakage.attacks.problem import Problem
 
 SAME = 1e-5
@@ -41,8 +41,8 @@ class InputOrder:
         return found
 
 
-def input_orders(problem: Problem) -> dict[str, InputOrder]:
-    """How each linear layer that takes the whole input does so, by the name of its weight.
+def input_orders(problem: Problem) -> list[tuple[LinearUse, InputOrder]]:
+    """The linear layers that take the whole input, in the order of a pass, and how they do.
 
     It is found by the numbers that pass: by images of zeros, of ones, of rising numbers and of
     random ones, of which the last check what the others tell.
@@ -53,11 +53,11 @@ def input_orders(problem: Problem) -> dict[str, InputOrder]:
     probes = torch.stack([torch.zeros(size), torch.ones(size), rising, drawn]).to(like)
     with torch.no_grad():
         uses = find_linear_layers(problem, probes.reshape(-1, *problem.spec.shape))
-    found = {}
+    found = []
     for use in uses:
         order = _order(use.inputs, probes) if use.inputs.shape == probes.shape else None
         if order is not None:
-            found[use.weight] = order
+            found.append((use, order))
     return found
 
 

@@ -18,7 +18,7 @@ from flwr_leakage.attacks.input_order import InputOrder, input_orders
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
-from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers
+from flwr_leakage.attacks.linear_walk import LinearUse
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec, Reconstruction
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
@@ -143,9 +143,7 @@ def _first_layer(problem: Problem) -> tuple[LinearUse, InputOrder]:
         ValueError: it, or the update, does not allow the attack.
     """
     require_single_gradient(problem, "the analytic attack")
-    orders = input_orders(problem)
-    like = next(iter(problem.params.values()))
-    for use in find_linear_layers(problem, like.new_zeros(2, *problem.spec.shape)):
-        if use.weight in orders and use.bias is not None:
-            return use, orders[use.weight]
+    for use, order in input_orders(problem):
+        if use.bias is not None:
+            return use, order
     raise ValueError("no linear layer with bias takes the network's input.")

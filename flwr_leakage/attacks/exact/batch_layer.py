@@ -308,9 +308,9 @@ def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[Batc
     probes = probes.to(next(iter(problem.params.values())))
     uses = find_linear_layers(problem, probes)
     if not uses:
-        raise ValueError("the network has no linear layer (F.linear, addmm, x @ W.T + c).")
+        raise ValueError("the network has no linear layer (F.linear, addmm, einsum, x @ W + c).")
     layers, refusals = [], []
-    orders = input_orders(problem)
+    orders = {use.weight: order for use, order in input_orders(problem)}
     for index, use in enumerate(uses):
         order = orders.get(use.weight)
         reason = _obstacle(problem, use, uses) or _entanglement(problem, use, probes, order)

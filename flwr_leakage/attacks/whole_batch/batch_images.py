@@ -93,11 +93,16 @@ class BatchImages(OneByOne):
         if budget.is_spent:
             obstacle = obstacle or "the budget was spent"
         if not obstacle:
+            enough = enough or "sharpening ran"
             sharper, sharp = self.sharpening(model, likelihood, inputs, budget)
             met = likelihood.distance(likelihood.residual(model.gradient(sharper, 0.0, True)))
             if met < equations:
                 inputs, equations = sharper, met
-        elif not enough and not budget.is_spent:
+        elif not enough and equations <= solver.solved_distance:
+            enough = "the equations were met"
+        elif not enough and budget.is_spent:
+            enough = "the budget was spent"
+        elif not enough:
             inputs, drawn = self.edges(model, likelihood, inputs, budget)
             equations = likelihood.distance(
                 likelihood.residual(model.gradient(inputs, 0.0, precise=True))
@@ -112,7 +117,7 @@ class BatchImages(OneByOne):
             "iterations": steps,
             "products": products,
             "sharpening": f"not run: {obstacle}" if obstacle else f"{sharp} steps",
-            "edges": f"not run: {enough}" if enough else f"{drawn} steps",
+            "edges": f"not run: {enough}" if enough else f"{drawn} steps" if drawn else "not kept",
             "cpu_seconds": time.process_time() - began,
             **stop_mark(best.stopped),
         }

@@ -218,6 +218,14 @@ def test_edges_are_sharp_where_equations_leave_images_open():
     assert sum(found) < 0.85 * sum(without)
 
 
+def test_images_that_meet_their_equations_are_left_alone_by_the_end_with_edges():
+    model, batch = sharp_edges(0)
+    gradient_map, seen, _ = posed(model, batch)
+    solver = GaussNewton(products=20, solved_distance=10.0)
+    found = attacked(BatchImages(solver=solver), gradient_map, seen)
+    assert found.stats["edges"] == "not run: the equations were met"
+
+
 def test_no_such_end_where_equations_are_many_or_the_budget_is_spent():
     model, _, start = near_the_truth(0.02)
     assert Edges().obstacle(model) == "1064 equations leave 128 unknowns little room"
