@@ -84,6 +84,10 @@ class Equations(Protocol):
     def shape(self) -> tuple[int, ...]:
         """Of the coordinates, (B, C, H, W)."""
 
+    @property
+    def groups(self) -> Tensor:
+        """The number of the group of each equation (P,) that errors of masks move alike."""
+
     def inputs(self, coordinates: Tensor) -> Tensor:
         """Images of coordinates of the prior."""
 

@@ -33,7 +33,11 @@ from flwr_leakage.attacks.inversion.annealing import (
 )
 from flwr_leakage.attacks.inversion.blur import Blurred, kink_inputs, measure
 from flwr_leakage.attacks.inversion.label_moves import label_moves
-from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
+from flwr_leakage.attacks.inversion.likelihood import (
+    Likelihood,
+    estimate_noise,
+    kernel_groups,
+)
 from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
@@ -313,6 +317,13 @@ class _Model:
 
     def inputs(self, coordinates: Tensor) -> Tensor:
         return self.prior.grey + self.prior.push(coordinates)
+
+    @property
+    def groups(self) -> Tensor:
+        """Of each entry (P,)."""
+        return kernel_groups(
+            [value.shape for posed in self.problem.rounds for value in posed.gradient.values()]
+        )
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
         """Inputs of every ReLU and pooling, in the first gradient of a replay."""

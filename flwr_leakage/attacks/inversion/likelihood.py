@@ -7,7 +7,7 @@ changes.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,9 @@ FLOOR = 1e-6
 
 TINIEST = 1e-8
 """… and in units of the largest root mean square of all tensors."""
+
+BORROWED = 3.0
+"""Entries' worth of its tensor's mean square in that of a group: a few entries tell it badly."""
 
 VANISHES = 1e-3
 """The classes' sum of gradients counts as zero below this share of their magnitude."""
@@ -86,7 +89,9 @@ class Likelihood:
         """Mean square of each tensor's excess (T,)."""
         return self._means(self.excess(residual).square())
 
-    def variances(self, residual: Tensor, model_error: float) -> Tensor:
+    def variances(
+        self, residual: Tensor, model_error: float, groups: Tensor | None = None
+    ) -> Tensor:
         """Variance v of each entry (P,), by which its squared residual is divided.
 
         ``σ² + κ max(0, mean r² − σ²)``: what the model itself gets wrong (its blur, its
@@ -96,10 +101,17 @@ class Likelihood:
         Args:
             residual: r (P,).
             model_error: κ in [0, 1].
+            groups: of entries whose errors are alike (P,), each within one tensor; a group's mean
+                square is then read from its own entries and from three of its tensor. ``None``
+                takes each tensor as one.
         """
-        noise = self.noise.square()
-        error = (self.mean_squares(residual) - noise).clamp_min(0)
-        each = (noise + model_error * error)[self.tensors]
+        noise = self.noise.square()[self.tensors]
+        means = self.mean_squares(residual)[self.tensors]
+        if groups is not None:
+            counts = groups.bincount().to(means)
+            sums = torch.zeros_like(counts).index_add_(0, groups, self.excess(residual).square())
+            means = (sums[groups] + BORROWED * means) / (counts[groups] + BORROWED)
+        each = noise + model_error * (means - noise).clamp_min(0)
         return torch.maximum(each, self.bounds.square() / 3)
 
     def misfit(self, residual: Tensor) -> float:
@@ -142,6 +154,36 @@ class Likelihood:
     def _means(self, values: Tensor) -> Tensor:
         sums = torch.zeros_like(self.counts).index_add_(0, self.tensors, values)
         return sums / self.counts
+
+
+def kernel_groups(shapes: Sequence[torch.Size]) -> Tensor:
+    """The number of the group of each entry of some tensors (P,), one tensor after another.
+
+    What a wrong mask of one channel moves is small in all kernels that it has no part in. Groups
+    are the kernels of convolutions, one for each pair of channels, the columns of matrices, one
+    for each of their inputs, and single entries of all else.
+
+    Args:
+        shapes: of the tensors.
+
+    Example:
+        >>> kernel_groups([torch.Size((2, 1, 1, 2)), torch.Size((2, 2)), torch.Size((2,))])
+        tensor([0, 0, 1, 1, 2, 3, 2, 3, 4, 5])
+    """
+    found, first = [], 0
+    for shape in shapes:
+        if len(shape) > 2:
+            count = shape[:2].numel()
+            numbers = torch.arange(count).repeat_interleave(shape[2:].numel())
+        elif len(shape) == 2:
+            count = shape[1]
+            numbers = torch.arange(count).repeat(shape[0])
+        else:
+            count = shape.numel()
+            numbers = torch.arange(count)
+        found.append(first + numbers)
+        first += count
+    return torch.cat(found)
 
 
 def estimate_noise(problem: Problem) -> float | None:

@@ -4,7 +4,9 @@ Where a run ends, masks of units near zero are mere guesses, and a wrong one mov
 much as a right one. The equations, solved to first order, leave a normal posterior of the images.
 Draws of it tell how far each unit may still move. Units whose sign is settled keep their kink,
 doubtful ones are averages over both masks. What masks get wrong is no noise, so variances are read
-from the residual of each tensor. Both fade by themselves, as equations are met.
+from the residual, kernel by kernel and feature by feature: a wrong mask spoils those equations that
+its unit has a part in, and others stay as sure as they were. Both fade by themselves, as equations
+are met.
 """
 
 import math
@@ -92,13 +94,14 @@ class Settling:
         each = max(4, self.products // (2 * self.steps * model.passes))
         first = min(max(WIDENING * math.sqrt(start.distance), self.least), self.most)
         blurred: Equations | None = None
+        groups = model.groups
         # The first pass takes no step: the candidate's own draw comes first.
         while step <= self.steps and not budget.is_spent:
             current, blur = (model, 0.0) if blurred is None else (blurred, 1.0)
             inputs = model.inputs(point)
             here = Linearization(partial(current.gradient, blur=blur), inputs)
             residual = likelihood.residual(current.gradient(inputs, blur, precise=True))
-            weights = 1 / likelihood.variances(residual, 1.0)
+            weights = 1 / likelihood.variances(residual, 1.0, groups)
             system = System(here, prior, weights.float())
 
             def solution(right: Tensor, tolerance: float, most: int, system: System = system):

@@ -20,7 +20,7 @@ from torch import Tensor
 from flwr_leakage.attacks.exact.batch_proof import NOISE, ROUNDING, BatchInputs
 from flwr_leakage.attacks.inversion.blur import Blurred, blurred_relu, kink_inputs, measure
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
-from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
+from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, kernel_groups
 from flwr_leakage.attacks.linear_walk import logits_behind
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
@@ -109,6 +109,13 @@ class KnownErrors:
         gradients = sum(self.problem.params[name].numel() for name in self.passed.names)
         return gradients + int((self.known != 0).sum())
 
+    @property
+    def groups(self) -> Tensor:
+        """Of each equation (P,); every feature is one of its own."""
+        gradients = kernel_groups([self.problem.params[name].shape for name in self.passed.names])
+        features = torch.arange(self.known.numel()) + gradients[-1] + 1
+        return torch.cat([gradients, features])
+
     def inputs(self, coordinates: Tensor) -> Tensor:
         """Images of coordinates of the prior."""
         return self.prior.grey + self.prior.push(coordinates)
@@ -195,14 +202,27 @@ class Passed:
     spread: Tensor
 
     @classmethod
-    def of(cls, problem: Problem, weight: str, generator: torch.Generator) -> "Passed":
+    def of(
+        cls,
+        problem: Problem,
+        weight: str,
+        generator: torch.Generator,
+        chroma: float | tuple[float, float] = 0.1,
+    ) -> "Passed":
         """Try the pass.
+
+        Args:
+            problem: in double precision.
+            weight: the name of the layer's weight.
+            generator: of the images by which the network is probed.
+            chroma: of the prior; see :meth:`ImagePrior.of`.
 
         Raises:
             ValueError: logits depend on the images otherwise than through the layer, or no
                 parameter stands before it alone.
         """
-        single, prior = problem.to(torch.float32), ImagePrior.of(problem.spec).single()
+        single = problem.to(torch.float32)
+        prior = ImagePrior.of(problem.spec, chroma=chroma).single()
         draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
         images = problem.spec.clamp(prior.grey + prior.push(draws))
         narrow = FeaturePass.of(single, weight, images)

@@ -20,6 +20,7 @@ from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
+from flwr_leakage.spectral.image_prior import NATURAL_CHROMA
 
 SURE = 4.0
 """A feature is on from so many of its standard deviations."""
@@ -83,7 +84,7 @@ class OneSample:
         expected = max(FITS * float(seen.norm()), SURE * float(variances[bounds == 0].sum().sqrt()))
         if not float(left.norm()) <= expected:
             raise ValueError("the last layer's gradient is not that of one sample.")
-        passed = Passed.of(problem, layer.weight, generator)
+        passed = Passed.of(problem, layer.weight, generator, NATURAL_CHROMA)
         if passed.narrow.left_out < 0:
             raise ValueError("the last layer's features are no ReLU's outputs or their maxima.")
         # The row of the largest error says most of a column of which nothing was kept.

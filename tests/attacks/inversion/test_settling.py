@@ -58,15 +58,21 @@ def errors(attack, **settings):
     return found
 
 
-@pytest.mark.parametrize(("pooled", "most"), [(False, 0.8), (True, 1.0)])
-def test_the_end_brings_images_nearer(pooled, most):
-    model = network(pooled)
-
+def test_the_end_brings_images_nearer():
     def attack(end):
         return GaussNewton(RUNS, products=200, rewriting=OneSample(RUNS, 200, end, most_on=1.0))
 
+    without, settled = errors(attack(NONE), model=network()), errors(attack(END), model=network())
+    assert sum(settled) < 0.8 * sum(without)
+
+
+def test_an_end_that_is_less_likely_is_not_kept():
+    def attack(end):
+        return GaussNewton(RUNS, products=200, rewriting=OneSample(RUNS, 200, end, most_on=1.0))
+
+    model = network(pooled=True)
     without, settled = errors(attack(NONE), model=model), errors(attack(END), model=model)
-    assert sum(settled) < most * sum(without)
+    assert sum(settled) <= sum(without)
 
 
 def test_the_end_fits_several_local_steps_too():

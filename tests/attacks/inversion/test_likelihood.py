@@ -1,0 +1,39 @@
+import torch
+
+from flwr_leakage.attacks.inversion.likelihood import BORROWED, Likelihood, kernel_groups
+
+
+def kernels(count=4):
+    """A likelihood of one convolution's weight of ``count`` kernels and a bias, without noise."""
+    generator = torch.Generator().manual_seed(0)
+    gradient = {
+        "weight": torch.randn(count, 1, 3, 3, generator=generator, dtype=torch.float64),
+        "bias": torch.randn(count, generator=generator, dtype=torch.float64),
+    }
+    return Likelihood.of([gradient], None), kernel_groups([v.shape for v in gradient.values()])
+
+
+def test_a_spoilt_kernel_leaves_the_others_sure():
+    likelihood, groups = kernels()
+    residual = torch.zeros(40, dtype=torch.float64)
+    residual[:9] = 1.0
+    together = likelihood.variances(residual, 1.0)
+    apart = likelihood.variances(residual, 1.0, groups)
+    assert torch.allclose(together[:36], torch.full((36,), 0.25, dtype=torch.float64))
+    expected = torch.tensor([9 + BORROWED / 4, BORROWED / 4], dtype=torch.float64) / (9 + BORROWED)
+    assert torch.allclose(apart[:36], expected[[0, 1, 1, 1]].repeat_interleave(9))
+
+
+def test_groups_are_kernels_inputs_of_matrices_and_single_entries():
+    shapes = [(2, 1, 3, 3), (2,), (3, 2)]
+    groups = kernel_groups([torch.Size(shape) for shape in shapes])
+    assert groups[:18].tolist() == [0] * 9 + [1] * 9
+    assert groups[18:].tolist() == [2, 3, 4, 5, 4, 5, 4, 5]
+
+
+def test_noise_is_the_least_variance_of_a_group():
+    likelihood, groups = kernels()
+    nothing = torch.zeros(40, dtype=torch.float64)
+    assert torch.equal(
+        likelihood.variances(nothing, 1.0, groups), likelihood.noise.square()[likelihood.tensors]
+    )
