@@ -3,7 +3,8 @@
 The last linear layer's gradient of one sample is the outer product ``e [h, 1]ᵀ`` of its error and
 its features, each entry with noise, or known to lie below a threshold of pruning. Fitted to it, e
 and h tell which units of the last ReLU are on before any image is searched. With them given, the
-rest of the update is :class:`KnownErrors`, which has one ReLU less to go through.
+rest of the update is :class:`KnownErrors`, which has one ReLU less to go through. Several local
+steps are told apart first (:mod:`~flwr_leakage.attacks.whole_batch.local_steps`).
 """
 
 import math
