@@ -62,8 +62,8 @@ class ImagePrior:
             chroma: variance of each colour difference relative to that of the mean, > 0; one number
                 for both, or two.
         """
-        chroma = (chroma, chroma) if isinstance(chroma, float | int) else chroma
-        if not (spread > 0 and len(chroma) == 2 and min(chroma) > 0):
+        both = (chroma, chroma) if isinstance(chroma, float | int) else chroma
+        if not (spread > 0 and len(both) == 2 and min(both) > 0):
             raise ValueError(f"spread and chroma must be above 0, got {spread} and {chroma}.")
         channels, height, width = spec.shape
         frequencies = (
@@ -75,7 +75,7 @@ class ImagePrior:
         shares = torch.ones(channels, 1, 1, dtype=torch.float64)
         if channels == 3:
             colours = torch.nn.functional.normalize(torch.tensor(OPPONENTS, dtype=torch.float64))
-            shares[1:] = torch.tensor(chroma, dtype=torch.float64).reshape(2, 1, 1)
+            shares[1:] = torch.tensor(both, dtype=torch.float64).reshape(2, 1, 1)
         grey = torch.full((1, *spec.shape), 0.5, dtype=torch.float64)
         return cls(
             spec.normalize(grey),

@@ -3,7 +3,8 @@
 The last linear layer's gradient of one sample is the outer product ``e [h, 1]ᵀ`` of its error and
 its features, each entry with noise, or known to lie below a threshold of pruning. Fitted to it, e
 and h tell which units of the last ReLU are on before any image is searched. With them given, the
-rest of the update is :class:`KnownErrors`, which has one ReLU less to go through.
+rest of the update is :class:`KnownErrors`, which has one ReLU less to go through. Several local
+steps are told apart first (:mod:`~flwr_leakage.attacks.whole_batch.local_steps`).
 """
 
 import math
@@ -20,6 +21,7 @@ from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
+from flwr_leakage.attacks.whole_batch.local_steps import local_steps
 from flwr_leakage.spectral.image_prior import NATURAL_CHROMA
 
 SURE = 4.0
@@ -36,7 +38,7 @@ FITS = 1e-3
 class OneSample:
     """Take features and error of a single sample from the last layer, and fit what is left.
 
-    It takes one plain step of one client on one sample, through a network whose last layer has a
+    It takes plain steps of one client on one sample, through a network whose last layer has a
     bias, which tells the scale.
 
     Attributes:
@@ -68,15 +70,20 @@ class OneSample:
         """The equations, and what was observed of them.
 
         Raises:
-            ValueError: the update is of several samples or steps, the last layer has no bias or
+            ValueError: the update is of several samples or rounds, the last layer has no bias or
                 is frozen, its gradient is no outer product, its features are not those of a ReLU
-                or too many of them are on, or no equation stands before it.
+                or too many of them are on, no equation stands before it, or local steps can not
+                be told apart (see :func:`~.local_steps.local_steps`).
         """
-        if problem.num_samples != 1 or not problem.is_single_gradient:
-            raise ValueError("the update is not of one sample in one plain step.")
+        if problem.num_samples != 1 or problem.earlier:
+            raise ValueError("the update is not of one sample in one round.")
         layer = find_last_layer(problem)
         if layer.bias is None or not {layer.weight, layer.bias} <= problem.gradient.keys():
             raise ValueError("the last layer has no bias or is frozen.")
+        if not problem.is_single_gradient:
+            steps, known_of_steps = local_steps(problem, likelihood, layer, generator)
+            self._check_share(steps.known > 0)
+            return steps, known_of_steps
         seen, variances, bounds = _last_layer(problem, likelihood, layer.weight, layer.bias)
         error, features, deviations = outer_product(seen, 1 / variances)
         with_one = torch.cat([features, features.new_ones(1)])
@@ -94,11 +101,7 @@ class OneSample:
         )
         limits = torch.where(below > 0, below, SURE * deviations)
         on = features > limits
-        if not 0 < int(on.sum()) <= self.most_on * len(on):
-            raise ValueError(
-                f"{int(on.sum())} of {len(on)} features stand out, where knowing them is worth "
-                f"most if at least one does, and at most {self.most_on:.0%}."
-            )
+        self._check_share(on)
         # About as many units that are on lie below the limit as up to twice it.
         near = bool((on & (features < 2 * limits.max())).any())
         doubtful = ~on if near else torch.zeros_like(on)
@@ -110,6 +113,14 @@ class OneSample:
             problem, passed, known[None], errors[None], noise_std, below[None], doubtful[None]
         )
         return model, model.likelihood(float(likelihood.noise.min()))
+
+    def _check_share(self, on: Tensor) -> None:
+        """Knowing which features are on is worth most where they are few."""
+        if not 0 < int(on.sum()) <= self.most_on * on.numel():
+            raise ValueError(
+                f"{int(on.sum())} of {on.numel()} features stand out, where knowing them is worth "
+                f"most if at least one does, and at most {self.most_on:.0%}."
+            )
 
 
 def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,364 @@
+"""Errors and features of every local step on one sample, from the last layer's update.
+
+A linear last layer that takes T plain steps on one sample moves by the sum of T outer products,
+
+    −ΔW / η = Σ_t e_t h_tᵀ,    −Δb / η = Σ_t e_t,    e_t = softmax(W_t h_t + b_t) − y,
+
+and W_t is known once e_s and h_s of the steps before are. A sum of outer products alone could be
+mixed by any invertible (T, T) matrix. That features behind a ReLU are not negative, mostly zero,
+and that each error is the softmax of its own features, leaves one mixture. It is looked for by
+Levenberg–Marquardt over the mixing of the sum's left singular vectors, with the features in each
+column by non-negative least squares (variable projection: Golub and Pereyra 1973). The noise falls
+from far above the true one: features of neighbouring steps are alike at first.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+COARSE = (1e4, 1e3, 1e2, 10.0, 1.0)
+"""Noise that is assumed, one after another, in units of the true one."""
+
+FINE = (1e5, 3e4, 1e4, 3e3, 1e3, 3e2, 1e2, 30.0, 10.0, 3.0, 1.0)
+"""… in smaller steps."""
+
+LATE = (30.0, 1.0)
+"""… from near the true one on."""
+
+TRIES: Sequence[tuple[int, Sequence[float], float]] = (
+    (2, LATE, 1.0),
+    (1, LATE, 1.0),
+    (3, COARSE, 0.1),
+    (2, COARSE, 1.0),
+    (0, COARSE, 1.0),
+    (0, FINE, 1.0),
+    (1, FINE, 0.1),
+    (3, FINE, 1.0),
+)
+"""Start, stages, and by how much features may differ from step to step, in units of their size:
+minima differ, and the right one is known when it is met, as only it explains the sums. Ordered by
+what they added per time on 48 updates of 2, 3 and 5 steps, of which they tell all but 2."""
+
+TURNS = 20
+"""Of a stage, at most."""
+
+TINIEST = 1e-9
+"""Damping of what moves nothing, over that of what moves most."""
+
+SOFTMAX = 10.0
+"""Errors' deviation from the softmax of their features, over the relative noise."""
+
+GAIN = 1e-3
+"""A stage ends once a turn lowers its cost by less than this share."""
+
+EXPLAINED = 4.0
+"""Mean squared residual, in units of noise, from which on no other start is tried."""
+
+FITS = 100.0
+"""… up to which the best of all starts is taken: the first step was right there, where others that
+had little error were mixed up."""
+
+MOST_NOISE = 3e-4
+"""Relative noise up to which the right mixture stands out."""
+
+
+@dataclass(frozen=True)
+class StepErrors:
+    """What each step had at the last layer.
+
+    Attributes:
+        errors: e_t (T, K).
+        features: h_t (T, n), ≥ 0.
+        deviations: standard deviations of the features (T, n).
+        misfit: mean squared residual in units of noise.
+    """
+
+    errors: Tensor
+    features: Tensor
+    deviations: Tensor
+    misfit: float
+
+
+def separate_steps(
+    observed: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    target: Tensor,
+    learning_rate: float,
+    steps: int,
+    noise: float,
+) -> StepErrors:
+    """Tell the steps apart.
+
+    Args:
+        observed: −[ΔW, Δb] / η (K, n + 1), in double precision.
+        weight: W_0 (K, n).
+        bias: b_0 (K,).
+        target: y (K,), probabilities.
+        learning_rate: η.
+        steps: T, ≥ 2.
+        noise: σ of every entry of the observation, > 0.
+
+    Raises:
+        ValueError: there are as many steps as classes or more, the bias does not tell the scale,
+            noise hides the steps, or no mixture explains the sums.
+    """
+    if not 2 <= steps < len(observed):
+        raise ValueError(f"{steps} steps can not be told apart by {len(observed)} classes.")
+    live = (observed[:, :-1] != 0).any(0)
+    sums = _Sums.of(observed[:, :-1][:, live], observed[:, -1], steps, noise)
+    if not sums.reach > 0:
+        raise ValueError("the last bias's update does not tell the scale of the features.")
+    if sums.share > MOST_NOISE:
+        raise ValueError(f"noise of {sums.share:.0e} hides the local steps at the last layer.")
+    layer = _Layer(weight[:, live], bias, target, learning_rate, steps)
+    best: _Mixture | None = None
+    starts = list(_starts(sums, layer))
+    for start, stages, reach in TRIES:
+        posed = replace(sums, reach=reach * sums.reach)
+        found = _fit(posed, layer, starts[start], stages)
+        if found is not None and (best is None or found.misfit < best.misfit):
+            best = found
+        if best is not None and best.misfit <= EXPLAINED:
+            break
+    if best is None or not best.misfit <= FITS:
+        raise ValueError("the last layer's update is not that of local steps on one sample.")
+    features, deviations = (observed.new_zeros(steps, len(live)) for _ in range(2))
+    features[:, live], deviations[:, live] = best.features, best.deviations()
+    return StepErrors((sums.basis @ best.mixing).T, features, deviations, best.misfit)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Both sums in the basis of their left singular vectors, r ≤ T of them.
+
+    Attributes:
+        basis: (K, r).
+        weight: of −ΔW / η (r, n).
+        bias: of −Δb / η (r,).
+        common: the features if all steps had the same (n,).
+        noise: σ.
+        share: σ over the sums' root mean square.
+        reach: deviation of a feature from that of the step before.
+    """
+
+    basis: Tensor
+    weight: Tensor
+    bias: Tensor
+    common: Tensor
+    noise: float
+    share: float
+    reach: float
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor, steps: int, noise: float) -> "_Sums":
+        left, _, right = torch.linalg.svd(
+            torch.cat([weight, bias[:, None]], 1), full_matrices=False
+        )
+        basis = left[:, :steps]
+        common = (right[0, :-1] / right[0, -1]).clamp_min(0)
+        share = noise / float(weight.square().mean().sqrt())
+        reach = float(common.square().mean().sqrt())
+        return cls(basis, basis.T @ weight, basis.T @ bias, common, noise, share, reach)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The last layer as it trains on given features."""
+
+    weight: Tensor
+    bias: Tensor
+    target: Tensor
+    learning_rate: float
+    steps: int
+
+    def errors(self, features: Tensor) -> Tensor:
+        """e_t of all steps (K, T), for features (T, n)."""
+        return self.along(features, features[None][:0])[0]
+
+    def along(self, features: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """e_t of all steps (K, T), and their derivatives (D, K, T) along D directions (D, T, n).
+
+        ``z_t = W_0 h_t + b_0 − η Σ_{s<t} e_s (⟨h_s, h_t⟩ + 1)`` are the logits.
+        """
+        logits, products = self.weight @ features.T + self.bias[:, None], features @ features.T
+        moved, turned = self.weight @ directions.mT, directions @ features.T
+        turned = turned + turned.mT
+        errors: list[Tensor] = []
+        slopes: list[Tensor] = []
+        for step in range(len(features)):
+            own, slope = logits[:, step], moved[:, :, step]
+            for before, (error, change) in enumerate(zip(errors, slopes, strict=True)):
+                scale = self.learning_rate * (products[before, step] + 1)
+                own = own - scale * error
+                turn = self.learning_rate * turned[:, before, step, None]
+                slope = slope - scale * change - turn * error
+            shares = torch.softmax(own, 0)
+            slopes.append(shares * (slope - (slope @ shares)[:, None]))
+            errors.append(shares - self.target)
+        return torch.stack(errors, 1), torch.stack(slopes, 2)
+
+
+def _starts(sums: _Sums, layer: _Layer) -> Iterator[Tensor]:
+    """Errors (K, T) to begin with: features are alike, and so may errors be, or fall at once."""
+    same = layer.errors(sums.common.expand(layer.steps, -1))
+    later = sums.basis @ sums.bias - same[:, 0]
+    none = torch.zeros_like(same[:, 2:])
+    yield torch.cat([same[:, :1], (later / (layer.steps - 1))[:, None].expand_as(same[:, 1:])], 1)
+    yield same
+    yield torch.cat([same[:, :1], later[:, None], none], 1)
+    yield ((sums.basis @ sums.bias) / layer.steps)[:, None].expand_as(same)
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """One mixing at an assumed noise.
+
+    Attributes:
+        mixing: A (r, T), with e_t = basis A.
+        features: H (T, n), the best non-negative ones for it.
+        inverse: of the normal equations of each column (n, T, T), zero for features that are off.
+        residual: of everything, in units of its deviation.
+    """
+
+    sums: _Sums
+    layer: _Layer
+    mixing: Tensor
+    features: Tensor
+    inverse: Tensor
+    residual: Tensor
+    sigma: float
+
+    @classmethod
+    def of(
+        cls, sums: _Sums, layer: _Layer, mixing: Tensor, sigma: float, on: Tensor | None = None
+    ) -> "_Mixture":
+        """At the features that are best for it, sought from those that are taken to be on."""
+        steps = mixing.shape[1]
+        change = _changes(steps, mixing) / sums.reach
+        normal = mixing.T @ mixing / sigma**2 + change.T @ change
+        right = mixing.T @ sums.weight / sigma**2
+        features, inverse = _non_negative(normal, right, on)
+        errors = sums.basis @ mixing
+        parts = (
+            (sums.weight - mixing @ features) / sigma,
+            (sums.bias - mixing.sum(1)) / sigma,
+            (errors - layer.errors(features)) / (SOFTMAX * sums.share),
+            change @ features,
+        )
+        residual = torch.cat([part.flatten() for part in parts])
+        return cls(sums, layer, mixing, features, inverse, residual, sigma)
+
+    @property
+    def cost(self) -> float:
+        """‖residual‖²."""
+        return float(self.residual @ self.residual)
+
+    @property
+    def misfit(self) -> float:
+        """Mean squared residuals of the sums, plus that of the errors."""
+        entries = self.sums.weight.numel()
+        start = entries + len(self.mixing)
+        errors = self.residual[start : start + self.sums.basis.shape[0] * self.mixing.shape[1]]
+        return float(self.residual[:entries].square().mean() + errors.square().mean())
+
+    def slopes(self) -> Tensor:
+        """∂H/∂A (r, T, T, n), for the features that are on."""
+        rest = self.sums.weight - self.mixing @ self.features
+        own = torch.einsum("nti,kn->kitn", self.inverse, rest)
+        other = torch.einsum("nts,ks,in->kitn", self.inverse, self.mixing, self.features)
+        return (own - other) / self.sigma**2
+
+    def jacobian(self) -> Tensor:
+        """∂residual/∂A, a column for each entry of A."""
+        slopes, (rows, steps) = self.slopes(), self.mixing.shape
+        eye, each = torch.eye(rows).to(slopes), torch.eye(steps).to(slopes)
+        sums = torch.einsum("kq,in->kiqn", eye, self.features)
+        sums = sums + torch.einsum("qt,kitn->kiqn", self.mixing, slopes)
+        bias = eye[:, None].expand(rows, steps, rows)
+        own = torch.einsum("ck,it->kict", self.sums.basis, each)
+        moved = self.layer.along(self.features, slopes.flatten(0, 1))[1].reshape(own.shape)
+        change = _changes(steps, slopes) / self.sums.reach
+        parts = (
+            -sums / self.sigma,
+            -bias / self.sigma,
+            (own - moved) / (SOFTMAX * self.sums.share),
+            torch.einsum("st,kitn->kisn", change, slopes),
+        )
+        return torch.cat([part.flatten(2).flatten(0, 1) for part in parts], 1).T
+
+    def deviations(self) -> Tensor:
+        """Of the features (T, n), as if all could be on: what noise leaves open, A included."""
+        jacobian = self.jacobian()
+        normal = jacobian.T @ jacobian
+        scale = normal.diagonal().sqrt()
+        covariance = torch.linalg.inv(normal / scale[:, None] / scale) / scale[:, None] / scale
+        change = _changes(len(self.features), normal) / self.sums.reach
+        own = torch.linalg.inv(self.mixing.T @ self.mixing / self.sigma**2 + change.T @ change)
+        free = replace(self, inverse=own.expand_as(self.inverse))
+        slopes = free.slopes().flatten(0, 1)
+        mixed = torch.einsum("atn,ab,btn->tn", slopes, covariance, slopes)
+        return ((own.diagonal()[:, None] + mixed) * max(1.0, self.misfit)).sqrt()
+
+
+def _fit(sums: _Sums, layer: _Layer, errors: Tensor, stages: Sequence[float]) -> _Mixture | None:
+    """Levenberg–Marquardt over the mixing, stage by stage; ``None`` where it is not finite."""
+    mixing = sums.basis.T @ errors
+    here: _Mixture | None = None
+    for stage in stages:
+        here = _Mixture.of(sums, layer, mixing, stage * sums.noise)
+        damping = 1e-3
+        for _ in range(TURNS):
+            jacobian, before = here.jacobian(), here.cost
+            normal, slope = jacobian.T @ jacobian, jacobian.T @ here.residual
+            if not bool(torch.isfinite(normal).all()):
+                return None
+            while damping < 1e4:
+                diagonal = normal.diagonal()
+                damped = normal + damping * (diagonal + TINIEST * diagonal.max()).diag()
+                step = torch.linalg.solve(damped, slope).reshape(mixing.shape)
+                there = _Mixture.of(sums, layer, here.mixing - step, here.sigma, here.features > 0)
+                if there.cost < before:
+                    break
+                damping *= 6
+            else:
+                break
+            here, damping = there, max(damping / 6, 1e-9)
+            if before - here.cost < GAIN * before:
+                break
+        mixing = here.mixing
+    return here
+
+
+def _changes(steps: int, like: Tensor) -> Tensor:
+    """From features to their changes from step to step (T − 1, T)."""
+    eye = torch.eye(steps).to(like)
+    return eye[1:] - eye[:-1]
+
+
+def _non_negative(normal: Tensor, right: Tensor, on: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """``min_{H ≥ 0} ½ hᵀ N h − rᵀ h`` in every column, by active sets.
+
+    Args:
+        normal: N (T, T), of all columns.
+        right: r (T, n).
+        on: which are not zero, at a guess (T, n).
+
+    Returns:
+        H (T, n), and N⁻¹ among each column's features that are on (n, T, T).
+    """
+    if on is None:
+        on = torch.linalg.solve(normal, right) > 0
+    for _ in range(TURNS):
+        live = on.T.to(right)
+        both = live[:, :, None] * live[:, None, :]
+        masked = normal * both + torch.diag_embed(1 - live) * normal.diagonal()
+        inverse = torch.linalg.inv(masked) * both
+        found = torch.einsum("nts,sn->tn", inverse, right)
+        better = (on & (found > 0)) | (~on & (normal @ found < right))
+        if bool((better == on).all()):
+            break
+        on = better
+    return found, inverse

@@ -1,0 +1,144 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from one_sample import SPEC, equations, images, network, noisy, posed, pruned, refused
+from torch import nn
+
+from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample
+from flwr_leakage.attacks.inversion.linearization import Linearization
+from flwr_leakage.attacks.whole_batch.step_errors import separate_steps
+from flwr_leakage.records import LocalSchedule, ThreatModel
+
+STEPS = LocalSchedule(0.3, 3, 1)
+
+
+def walk(problem, batch):
+    """Errors and features of every step on a batch."""
+    names = list(problem.gradient)[-2:]
+    batch = replace(batch, inputs=batch.inputs.double())
+    params, errors, features = dict(problem.params), [], []
+    for _ in range(problem.schedule.num_steps):
+        found = problem.gradient_map(params, batch, problem.buffers)
+        weight, error = (found[name].detach() for name in names)
+        errors.append(error)
+        features.append(weight.T @ error / error.square().sum())
+        rate = problem.schedule.learning_rate
+        params = {k: v - rate * found[k].detach() if k in found else v for k, v in params.items()}
+    return torch.stack(errors), torch.stack(features)
+
+
+def separated(problem, noise=1e-6, steps=None, scramble=False, negated=False):
+    weight, bias = list(problem.gradient)[-2:]
+    observed = torch.cat([problem.gradient[weight], problem.gradient[bias][:, None]], 1)
+    if negated:
+        observed[:, -1] *= -1
+    if scramble:
+        observed[1:, :-1] = observed[1:, :-1].roll(1, 0)
+    return separate_steps(
+        observed,
+        problem.params[weight],
+        problem.params[bias],
+        torch.eye(4, dtype=torch.float64)[0],
+        problem.schedule.learning_rate,
+        steps or problem.schedule.num_steps,
+        noise * float(observed.square().mean().sqrt()),
+    )
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_the_last_layers_update_tells_errors_and_features_of_every_step(steps):
+    for seed in (0, 1, 3):
+        batch = images(seed=seed)
+        _, _, problem = posed(network(seed), batch, schedule=LocalSchedule(0.2, steps, 1))
+        errors, features = walk(problem, batch)
+        assert float((errors[1] - errors[0]).norm()) > 0.03 * float(errors[0].norm())
+        found = separated(problem)
+        sizes = errors.norm(dim=1, keepdim=True)
+        assert float((found.errors - errors).norm()) < 1e-2 * float(errors.norm())
+        wrong = sizes * (found.features - features)
+        assert float(wrong.norm()) < 1e-2 * float((sizes * features).norm())
+        off = (features == 0) & (found.features > 10 * found.deviations)
+        assert not bool(off.any())
+
+
+def test_sums_that_no_steps_explain_are_refused():
+    _, _, problem = posed(network(), images(), schedule=STEPS)
+    assert separated(problem).misfit < 4
+    with pytest.raises(ValueError, match="not that of local steps"):
+        separated(problem, scramble=True)
+    with pytest.raises(ValueError, match="scale of the features"):
+        separated(problem, negated=True)
+    with pytest.raises(ValueError, match="noise of 5e-04 hides"):
+        separated(problem, noise=1e-3)
+    with pytest.raises(ValueError, match="4 steps can not be told apart by 4 classes"):
+        separated(problem, steps=4)
+
+
+def test_the_truth_meets_the_equations_and_the_later_steps_are_needed_for_it():
+    batch = images()
+    _, _, problem = posed(network(), batch, schedule=STEPS)
+    model, likelihood = equations(problem)
+
+    def distance(model, inputs):
+        residual = likelihood.residual(model.gradient(inputs.double(), 0.0, precise=True))
+        return likelihood.distance(residual)
+
+    at = distance(model, batch.inputs)
+    assert at < 1e-6
+    assert distance(replace(model, later=model.later[:0]), batch.inputs) > 100 * at
+    # At θ_0 in the place of θ_t.
+    still = replace(model.problem, schedule=LocalSchedule(1e-9, 3, 1))
+    assert distance(replace(model, problem=still), batch.inputs) > 100 * at
+    assert distance(model, batch.inputs + 0.05) > 100 * at
+
+
+def test_products_are_those_of_the_first_step():
+    batch = images()
+    _, _, problem = posed(network(), batch, schedule=STEPS)
+    model, _ = equations(problem)
+    first = replace(model, later=model.later[:0])
+    assert model.passes == 1
+    direction = torch.randn(batch.inputs.shape, generator=torch.Generator().manual_seed(0))
+    all_steps, one = (
+        Linearization(lambda x, m=m: m.gradient(x, 0.0), batch.inputs) for m in (model, first)
+    )
+    torch.testing.assert_close(all_steps.push(direction), one.push(direction))
+    assert float((all_steps.value - one.value).norm()) > 1e-2 * float(one.value.norm())
+
+
+def test_images_are_nearer_than_by_the_replay_alone():
+    runs = (Annealing(factor=0.4),)
+    alone = GaussNewton(runs, products=400)
+    told = GaussNewton(runs, products=400, rewriting=OneSample(runs, products=400))
+
+    def errors(attack, equations):
+        for seed in range(3):
+            batch = images(seed=seed)
+            gradient_map, seen, _ = posed(network(), batch, schedule=STEPS)
+            (result,) = attack(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
+            assert result.stats["equations"] == equations
+            yield float((result.batch.inputs - batch.inputs).norm())
+
+    plain = sum(errors(alone, "the gradient"))
+    assert sum(errors(told, "features and error of the one sample")) < 0.75 * plain
+
+
+def test_steps_that_can_not_be_told_apart_are_refused_with_the_reason():
+    def said(model=None, **settings):
+        return refused(model or network(), images(), **{"schedule": STEPS, **settings})
+
+    assert "momentum or weight decay" in said(schedule=LocalSchedule(0.3, 3, 1, momentum=0.5))
+    assert "momentum or weight decay" in said(schedule=LocalSchedule(0.3, 1, 1, weight_decay=0.1))
+    assert "were pruned" in said(change=pruned)
+    assert "noise of" in said(change=noisy)
+    smooth = network()
+    smooth[3] = nn.Sigmoid()
+    assert "no ReLU" in said(smooth)
+    wide = network()
+    wide[2].bias.data += 1.0
+    assert "features stand out" in said(wide)
+    _, _, problem = posed(nn.Sequential(nn.BatchNorm2d(1), network()), images(), schedule=STEPS)
+    by_batch = problem.gradient_map.with_batch_norm("batch")
+    with pytest.raises(ValueError, match="batch's statistics"):
+        equations(replace(problem, gradient_map=by_batch))
