@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -116,7 +116,7 @@ class Strongest:
         One that meets the gradient is gone on from again, as long as that halves the distance.
         """
         assert target.evidence is not None
-        attack: Attack | None = None if self.finish is None else partial(_finish, self.finish)
+        attack: GoOn | None = None if self.finish is None else partial(_finish, self.finish)
         suffix = FINISHED
         if target.evidence.is_noised and self.denoising is not None:
             attack, suffix = partial(_denoise, self.denoising, target.evidence), DENOISED
@@ -258,6 +258,10 @@ FUSED = "fusion"
 
 FAILED = "an unforeseen "
 """How the reason begins where an attack raised an error."""
+
+
+GoOn = Callable[..., list[Reconstruction]]
+"""An attack whose first argument is the candidate to go on from."""
 
 
 def _finish(
