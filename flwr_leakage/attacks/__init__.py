@@ -2,6 +2,7 @@
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.denoising import Denoising
 from flwr_leakage.attacks.distance import squared_distance
 from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.exact.analytic import Analytic
@@ -79,6 +80,7 @@ __all__ = [
     "Budget",
     "ClassCounts",
     "Cosine",
+    "Denoising",
     "Edges",
     "Euclidean",
     "Evidence",

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
@@ -16,6 +17,9 @@ NOISED = 1e-8
 
 EXPLAINED = 1.05
 """The mean squared residual, in units of noise, up to which noise is all that is left."""
+
+RING = 1.35
+"""Ratio of the outer radius of a ring of frequencies to its inner one."""
 
 PLAUSIBLE = 1.5
 """Mean square of the prior's coordinates up to which an image is no fit of noise; 1 of a draw."""
@@ -48,15 +52,19 @@ class Evidence:
 
     The energy of a candidate x̂ with residuals r = g(x̂) − g* is
 
-        E = P min(χ, 1) + N log(1 + P max(0, χ − 1) / N) + Σ_i ‖L⁻¹(x̂_i − μ)‖²
+        E = Σ_t P_t (log v_t + m_t / v_t) + Σ_i Σ_k (1 + n_k) log(1 + ‖s_ik‖²)
 
-    with the misfit χ = Σ_t (P_t / P) m_t / σ_t², m_t the mean square of r over the P_t entries of
-    tensor t (entries that may have been pruned count by how far they exceed what pruning allows),
-    σ the noise, estimated from the update itself, N the numbers in x̂ (or P, if fewer), and
-    N(μ, LLᵀ) a prior of images (:mod:`flwr_leakage.attacks.inversion.likelihood`,
-    :class:`flwr_leakage.spectral.image_prior.ImagePrior`). What noise does not explain is the
-    image's error, which has N directions, not P. A candidate that fits the noise gains little
-    below χ = 1, and pays for it by the prior.
+    with m_t the mean square of r over the P_t entries of tensor t (entries that may have been
+    pruned count by how far they exceed what pruning allows), v_t the larger of m_t and σ_t², σ the
+    noise, estimated from the update itself
+    (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.energy`), and s_ik the n_k
+    coordinates of image i in ring k: of one mean or difference of the colours, and of frequencies
+    of about one size (:class:`flwr_leakage.spectral.image_prior.ImagePrior`).
+
+    How much of a colour and of a frequency an image has differs by far between images. So the
+    scale of each ring is unknown, and the ring has Cauchy's law. Noise that was fitted is dear in
+    the rings of which an image has little, where a normal law of one size for all images would take
+    it for nothing.
 
     Attributes:
         problem: in double precision.
@@ -78,33 +86,52 @@ class Evidence:
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
         return cls(problem, likelihood, ImagePrior.of(problem.spec), tolerance)
 
-    def judge(self, batch: Batch) -> Judgement:
-        """Judge a candidate, in any precision."""
+    def gradient(self, batch: Batch) -> Tensor:
+        """g(x̂) (P,), of all rounds one after another, in double precision."""
         soft = batch.targets.is_floating_point()
         batch = Batch(batch.inputs.double(), batch.targets.double() if soft else batch.targets)
-        gradients, distances = [], []
+        found = []
+        for p in self.problem.rounds:
+            gradient = simulate_gradient(
+                p.gradient_map, p.params, p.buffers, p.schedule, batch, p.members
+            )
+            found.append(ravel({name: gradient[name] for name in p.gradient}))
+        return torch.cat(found)
+
+    def judge(self, batch: Batch) -> Judgement:
+        """Judge a candidate, in any precision."""
         with torch.no_grad():
-            for p in self.problem.rounds:
-                found = simulate_gradient(
-                    p.gradient_map, p.params, p.buffers, p.schedule, batch, p.members
-                )
-                gradient, observed = ravel({k: found[k] for k in p.gradient}), ravel(p.gradient)
-                gradients.append(gradient)
-                distances.append(
-                    float((gradient - observed).square().sum() / observed.dot(observed))
-                )
-        residual = self.likelihood.residual(torch.cat(gradients))
-        rough = sum(float(self.prior.coordinates(x[None]).square().sum()) for x in batch.inputs)
-        unknowns = batch.inputs.numel()
-        energy = self.likelihood.correlated_energy(residual, unknowns) + rough
+            residual = self.likelihood.residual(self.gradient(batch))
+        sizes = [len(ravel(p.gradient)) for p in self.problem.rounds]
+        pairs = zip(residual.split(sizes), self.likelihood.observed.split(sizes), strict=True)
+        distances = [float(r.square().sum() / g.square().sum()) for r, g in pairs]
+        inputs = batch.inputs.double()
+        coordinates = torch.stack([self.prior.coordinates(x[None]) for x in inputs])
+        energy = self.likelihood.energy(residual) + ring_energy(coordinates)
         distance = sum(distances) / len(distances)
         if not math.isfinite(energy + distance):
             return Judgement(math.inf, math.inf, math.inf)
         misfit = self.likelihood.misfit(residual)
-        plausible = rough <= PLAUSIBLE * unknowns
-        explained = self._is_noised() and misfit <= EXPLAINED and plausible
+        plausible = float(coordinates.square().mean()) <= PLAUSIBLE
+        explained = self.is_noised and misfit <= EXPLAINED and plausible
         return Judgement(energy, distance, misfit, distance <= self.tolerance, explained)
 
-    def _is_noised(self) -> bool:
+    @property
+    def is_noised(self) -> bool:
+        """Whether more than rounding was added to the update."""
         noise = float((self.likelihood.counts * self.likelihood.noise.square()).sum())
         return noise > NOISED * float(self.likelihood.observed.square().sum())
+
+
+def ring_energy(coordinates: Tensor) -> float:
+    """−2 log density, up to a constant, of coordinates (B, C, H, W) whose rings have no known size.
+
+    The square of a ring's size has the inverse gamma law of shape and scale ½, so that its n
+    coordinates have Cauchy's: ``(1 + n) log(1 + ‖s‖²)``.
+    """
+    height, width = coordinates.shape[-2:]
+    squares = torch.arange(height)[:, None].square() + torch.arange(width).square()
+    numbers = (squares.clamp_min(1).double().log() / (2 * math.log(RING))).long().flatten()
+    sums = coordinates.new_zeros(*coordinates.shape[:2], int(numbers.max()) + 1)
+    sums.index_add_(-1, numbers, coordinates.square().flatten(2))
+    return float(((1 + numbers.bincount()) * sums.log1p()).sum())

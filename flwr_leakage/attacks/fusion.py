@@ -14,14 +14,14 @@ from flwr_leakage.records import Batch
 LEAST = 0.1
 """Weight, in units of the most likely candidate's, from which another one counts."""
 
-CLOSE = 0.4
-"""… and from which kinks of the network are no reason against it."""
-
-WALL = 2.0
-"""Energy of each direction above the mean of the energies at which two solutions are apart."""
-
 NOISY = 2.0
 """Misfit of the most likely candidate below which little but noise is left."""
+
+TIED = 0.7
+"""… and from which the energies do not tell which of two solutions is the better one."""
+
+WALL = 2.0
+"""Energy of each entry of the update by which a mean of such a pair may be less likely."""
 
 FORBIDDEN = 1e12
 """Cost of pairing samples of different labels, far above any squared distance of images."""
@@ -39,6 +39,13 @@ class Candidate:
     def energy(self) -> float:
         """−2 log posterior up to a constant."""
         return self.judged.energy
+
+    def weight(self, least: float, evidence: Evidence) -> float:
+        """In units of that of a candidate of the least energy: the inverse of the variance.
+
+        With P entries of one unknown variance v, the energy is P log v up to a constant.
+        """
+        return math.exp((least - self.energy) / len(evidence.likelihood.observed))
 
 
 @dataclass(frozen=True)
@@ -63,25 +70,21 @@ class Fusion:
 def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     """The mean that has the least squared error, if the candidates' errors are independent.
 
-    Weights are inverse variances. With N directions of one unknown variance v, the energy is
-    N log v up to a constant, so that v is in proportion to exp(E / N).
-
-    Candidates are added one after another, most likely first. One is left out if its labels are
-    others, or if the mean with it is less likely than the mean of the energies: between
-    neighbours of one solution the energy is convex, between two solutions there is a wall. Between
-    candidates of nearly the same energy, units that switch make a low one. Where little but noise
-    is left, energies are nearly equal and precise: the mean must be more likely
-    than without the candidate.
+    Weights are inverse variances. Candidates are added one after another, most likely first. One is
+    left out if its labels are others, or if the mean with it is not more likely than without it:
+    around one solution the energy is convex, between two solutions there is a wall. Of two that are
+    about as likely, either may be the worse one. With independent errors, their mean is better than
+    both if squared errors differ by less than three times. So a wall below :data:`WALL` is no reason
+    against it, unless little but noise is left, where energies are precise.
 
     Returns:
         ``None`` where nothing can be added to the most likely candidate.
     """
     first, *others = sorted(candidates, key=lambda candidate: candidate.energy)
-    directions = min(first.batch.inputs.numel(), len(evidence.likelihood.observed))
     parts = [(first, first.batch.inputs.double(), 1.0)]
     fusion: Fusion | None = None
     for other in others:
-        weight = math.exp((first.energy - other.energy) / directions)
+        weight = other.weight(first.energy, evidence)
         if not weight >= LEAST:
             break
         mean = _mean(parts)
@@ -92,11 +95,9 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
         batch = Batch(_mean(trial).to(first.batch.inputs), first.batch.targets)
         judged = evidence.judge(batch)
         total = sum(weight for *_, weight in trial)
-        least = sum(part.energy * weight for part, _, weight in trial) / total
-        if first.judged.misfit < NOISY:
-            least = min(least, fusion.judged.energy if fusion else first.energy)
-        elif weight >= CLOSE:
-            least += WALL * directions
+        least = fusion.judged.energy if fusion else first.energy
+        if weight >= TIED and first.judged.misfit > NOISY:
+            least = max(least, first.energy + WALL * len(evidence.likelihood.observed))
         if judged.energy < least:
             weights = {part.name: weight / total for part, _, weight in trial}
             parts, fusion = trial, Fusion(batch, judged, weights)

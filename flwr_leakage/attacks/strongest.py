@@ -2,16 +2,19 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
+from flwr_leakage.attacks.budget import Budget, stop_mark
+from flwr_leakage.attacks.denoising import Denoising
 from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.finish import Finish
-from flwr_leakage.attacks.fusion import NOISY, Candidate, fuse
+from flwr_leakage.attacks.fusion import LEAST, Candidate, fuse
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
-from flwr_leakage.records import Observation, Part, PartOutcome, Reconstruction
+from flwr_leakage.records import Batch, Observation, Part, PartOutcome, Reconstruction
 
 
 @dataclass(frozen=True)
@@ -19,15 +22,16 @@ class Strongest:
     """Try attacks one after another on the targets that are not solved yet.
 
     All candidates are judged alike, whatever objective the attack itself used: by the energy of
-    :class:`flwr_leakage.attacks.evidence.Evidence`, misfit in units of noise plus a prior of
-    images. The distance of gradients alone would prefer a candidate that fits the noise.
+    :class:`flwr_leakage.attacks.evidence.Evidence`, misfit plus a prior of images. The distance of
+    gradients alone would prefer a candidate that fits the noise.
 
     A target is *solved*, and no further attack is run on it, once a candidate's gradient meets the
     observed one within ``tolerance``, or explains an update with noise to that noise, or once an
     attack has proven all of its samples.
 
-    The most likely candidate so far is where ``finish`` goes on, unless its samples are proven or
-    rounding is all that is left. Its answer is one more candidate.
+    ``finish`` goes on from each candidate that is about as likely as the best so far, so that they
+    are compared where they lead, unless samples are proven or rounding is all that is left. Its
+    answer is one more candidate. Where an update was noised, ``denoising`` goes on instead.
 
     Where nothing solved a target, the answer is the weighted mean of the
     candidates around the most likely one, if there are several; see
@@ -49,8 +53,8 @@ class Strongest:
             limit holds, too.
         share: of the CPU seconds that are left, what an attack may take if it is not the last, in
             (0, 1]: one that is slow on a large network leaves time to the others.
-        finish: how to go on from the most likely candidate, or ``None``. It may take half as much
-            as an attack.
+        finish: how to go on from a candidate, or ``None``. It may take half as much as an attack.
+        denoising: how to go on from it under noise, or ``None``. It may take as much.
     """
 
     attacks: Mapping[str, Attack]
@@ -58,6 +62,7 @@ class Strongest:
     max_seconds: float | None = 120.0
     share: float = 0.5
     finish: Finish | None = None
+    denoising: Denoising | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.attacks, Mapping) or not self.attacks:
@@ -95,8 +100,8 @@ class Strongest:
             found = _attempt(attack, part, _within(progress, name, done, len(targets)))
             shares = _seconds(found, time.process_time() - began)
             for index, result, seconds in zip(chosen, found, shares, strict=True):
-                if targets[index].take(name, result, seconds) and self.finish is not None:
-                    self._finish(job.take([index]), targets[index], limit)
+                targets[index].take(name, result, seconds)
+                self._go_on(job.take([index]), targets[index], name, limit)
         for target in targets:
             target.fuse()
         if progress is not None:
@@ -105,34 +110,29 @@ class Strongest:
             progress(AttackProgress(len(targets), len(targets), 1, 1, mean))
         return [target.result() for target in targets]
 
-    def _finish(self, job: AttackJob, target: "_Target", limit: float) -> None:
-        """Go on from a target's new best candidate, unless nothing is left or the budget spent.
+    def _go_on(self, job: AttackJob, target: "_Target", name: str, limit: float) -> None:
+        """Go on from an attack's candidate if it may be the best, and the budget is not spent.
 
         One that meets the gradient is gone on from again, as long as that halves the distance.
         """
+        assert target.evidence is not None
+        attack: GoOn | None = None if self.finish is None else partial(_finish, self.finish)
+        suffix = FINISHED
+        if target.evidence.is_noised and self.denoising is not None:
+            attack, suffix = partial(_denoise, self.denoising, target.evidence), DENOISED
         for _ in range(FINISHES):
             left = (limit - target.seconds) * self.share / 2  # there may be better ones to come
-            if target.is_done or left <= 0:
+            if attack is None or target.is_done or left <= 0 or not target.may_win(name):
                 return
-            before = target.best.objective
-            self._finish_once(job, target, left)
-            if not (target.is_solved and target.best.objective < before / 2):
+            before = target.candidates[name]
+            began = time.process_time()
+            part = replace(job, max_seconds=left if left < math.inf else None)
+            (found,) = _attempt(partial(attack, before.batch), part, None)
+            seconds = time.process_time() - began
+            target.take(name + suffix, found, seconds, fits_noise=True)
+            after = target.candidates[name].judged
+            if not (after.is_met and after.distance < before.judged.distance / 2):
                 return
-
-    def _finish_once(self, job: AttackJob, target: "_Target", seconds: float) -> None:
-        assert self.finish is not None and target.best.batch is not None
-        finish, candidate = self.finish, target.best.batch
-        name = target.winner.removesuffix(FINISHED) + FINISHED
-
-        def attack(
-            job: AttackJob, progress: ProgressCallback | None = None
-        ) -> list[Reconstruction]:
-            return [finish(job, candidate, progress)]
-
-        began = time.process_time()
-        job = replace(job, max_seconds=seconds if seconds < math.inf else None)
-        (found,) = _attempt(attack, job, None)
-        target.take(name, found, time.process_time() - began, fits_noise=True)
 
 
 @dataclass
@@ -180,9 +180,8 @@ class _Target:
             name: of the attack.
             result: its answer.
             seconds: that it took.
-            fits_noise: whether it has no prior, so that it may explain the update by fitting its
-                noise: attacks with one are then tried still, and preferred if they explain it
-                nearly as well.
+            fits_noise: whether that it explains a noised update is no reason to end the search:
+                it began from another candidate, and may have fitted the noise.
         """
         assert self.evidence is not None
         self.seconds += seconds
@@ -195,9 +194,6 @@ class _Target:
                 self.best = result
             return False
         judged = self.evidence.judge(result.batch)
-        if fits_noise and judged.misfit < NOISY:
-            handicap = HANDICAP * result.batch.inputs.numel()
-            judged = replace(judged, energy=judged.energy + handicap)
         proven = _is_proven(result)
         solved = judged.is_met or proven or (judged.is_explained and not fits_noise)
         outcome = "solved" if solved else "stopped" if stopped else "found"
@@ -209,11 +205,17 @@ class _Target:
             self.best = _judged(result, name, judged)
         self.is_solved |= solved
         self.is_done |= proven or (judged.is_met and judged.misfit <= 1)
-        origin = name.removesuffix(FINISHED)  # errors before and after a finish are the same
+        origin = name.partition(" + ")[0]  # errors before and after a finish are the same
         rival = self.candidates.get(origin)
         if rival is None or judged.energy < rival.energy:
             self.candidates[origin] = Candidate(name, result.batch, judged)
         return is_best
+
+    def may_win(self, name: str) -> bool:
+        """Whether an attack's candidate is about as likely as the best, and so worth going on."""
+        assert self.evidence is not None
+        candidate = self.candidates.get(name)
+        return candidate is not None and candidate.weight(self.energy, self.evidence) >= LEAST
 
     def fuse(self) -> None:
         """Answer by the mean of the candidates, unless one solved it."""
@@ -245,8 +247,8 @@ class _Target:
 FINISHED = " + finish"
 """How the name of an attack ends whose candidate was gone on from."""
 
-HANDICAP = 0.1
-"""Energy of each number of a candidate by which one without a prior must be ahead in noise."""
+DENOISED = " + denoising"
+"""… likewise, under noise."""
 
 FINISHES = 4
 """Times at most that one candidate is gone on from."""
@@ -256,6 +258,29 @@ FUSED = "fusion"
 
 FAILED = "an unforeseen "
 """How the reason begins where an attack raised an error."""
+
+
+GoOn = Callable[..., list[Reconstruction]]
+"""An attack whose first argument is the candidate to go on from."""
+
+
+def _finish(
+    finish: Finish, candidate: Batch, job: AttackJob, progress: ProgressCallback | None = None
+) -> list[Reconstruction]:
+    return [finish(job, candidate, progress)]
+
+
+def _denoise(
+    denoising: Denoising,
+    evidence: Evidence,
+    candidate: Batch,
+    job: AttackJob,
+    progress: ProgressCallback | None = None,
+) -> list[Reconstruction]:
+    budget = Budget.of(job.max_seconds)
+    batch, steps = denoising(evidence, candidate, budget)
+    stats = {"stage": f"{steps} steps", **stop_mark(budget.is_spent)}
+    return [Reconstruction(batch, evidence.judge(batch).distance, stats)]
 
 
 def _attempt(

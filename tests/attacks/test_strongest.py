@@ -13,6 +13,8 @@ from flwr_leakage.attacks import (
     LBFGS,
     Adam,
     AttackJob,
+    Budget,
+    Denoising,
     Euclidean,
     Evidence,
     ExactBatch,
@@ -27,7 +29,7 @@ from flwr_leakage.attacks import (
     Strongest,
     pose,
 )
-from flwr_leakage.attacks.evidence import Judgement
+from flwr_leakage.attacks.evidence import Judgement, ring_energy
 from flwr_leakage.attacks.finish import in_granted_order
 from flwr_leakage.attacks.fusion import Candidate, fuse
 from flwr_leakage.attacks.parallel import Parallel
@@ -283,17 +285,84 @@ def test_a_finish_pairs_granted_labels_with_their_samples(granted, order):
     assert found.targets.tolist() == candidate.targets[list(order)].tolist()
 
 
-def test_of_two_that_noise_explains_the_one_with_a_prior_is_kept(job, monkeypatch):
+def test_a_candidate_gone_on_from_does_not_end_the_search_by_explaining_noise(job, monkeypatch):
     target = _Target.of(job, job.observations[0], 1e-7)
     candidate = Reconstruction(Batch(torch.zeros(1, *job.spec.shape), torch.tensor([0])), 0.0)
     answers = iter([Judgement(1.0, 0.1, 1.0, False, True), Judgement(2.0, 0.1, 1.0, False, True)])
     monkeypatch.setattr(Evidence, "judge", lambda self, batch: next(answers))
-    assert target.take("first + finish", candidate, 0.0, fits_noise=True)
+    assert target.take("first + denoising", candidate, 0.0, fits_noise=True)
     assert not target.is_solved
-    assert target.take("second", candidate, 0.0)
-    assert target.is_solved and target.winner == "second"
-    monkeypatch.setattr(Evidence, "judge", lambda *_: Judgement(-9.0, 0.1, 1.0, False, True))
-    assert target.take("second + finish", candidate, 0.0, fits_noise=True)
+    assert not target.take("second", candidate, 0.0)
+    assert target.is_solved and target.winner == "first + denoising"
+
+
+def test_candidates_are_compared_where_they_lead(job, smooth, grey):
+    best, near = (
+        Batch(0.9 * smooth.inputs, smooth.targets),
+        Batch(0.8 * smooth.inputs, smooth.targets),
+    )
+    finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(2)))
+    attacks = {"best": Answering(best), "near": Answering(near), "far": Answering(grey)}
+    (result,) = Strongest(attacks, finish=finish)(job)
+    energies = {part.name: part.energy for part in result.parts}
+    assert energies["best"] < energies["near"] < energies["far"]
+    assert set(energies) - {"fusion"} == {*attacks, "best + finish", "near + finish"}
+
+
+def test_an_image_that_has_little_of_a_ring_pays_for_noise_there():
+    across = torch.arange(16.0) / 16
+    dull = torch.stack([3 * across.cos().expand(16, 16), *torch.zeros(2, 16, 16)])[None].double()
+    lively = dull + torch.randn(dull.shape, generator=torch.Generator().manual_seed(0))
+    noise = 0.3 * torch.randn(dull.shape, generator=torch.Generator().manual_seed(1))
+    costs = [ring_energy(image + noise) - ring_energy(image) for image in (dull, lively)]
+    assert costs[0] > 4 * costs[1] > 0
+    rings = torch.zeros(1, 1, 1, 3).double()
+    rings[..., :2] = torch.tensor([2.0, 1.0])  # frequencies 0 and 1 are one ring, 2 is another
+    assert ring_energy(rings) == pytest.approx(3 * math.log(6))
+    assert ring_energy(torch.cat([rings, rings])) == pytest.approx(6 * math.log(6))
+
+
+def test_noise_is_taken_out_by_the_spectrum_of_the_image_itself(job, smooth):
+    job = noised(job)
+    fitted = Answering(
+        GradientInversion(Euclidean(), optimizer=LBFGS(100), box=False)(job)[0].batch
+    )
+    finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(100)))
+    attack = Strongest({"fitted": fitted}, finish=finish)
+    (left,) = attack(job)
+    (result,) = replace(attack, denoising=Denoising())(job)
+    assert result.stats["attack"] == result.parts[-1].name == "fitted + denoising"
+    assert result.parts[-1].energy < min(part.energy for part in left.parts)
+    assert error(result, smooth) < 0.5 * error(left, smooth)
+
+
+def test_what_was_not_noised_is_not_denoised(job, smooth, grey):
+    (result,) = Strongest({"far": Answering(grey)}, denoising=Denoising())(job)
+    assert [part.name for part in result.parts] == ["far"]
+
+
+def test_denoising_ends_once_the_budget_is_spent(job, smooth):
+    job = noised(job)
+    evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 0.0)
+    denoising, start = Denoising(steps=3), erring(smooth, 0, 0.2)
+    assert denoising(evidence, start, Budget.of(1e-9))[1] == 0
+    assert denoising(evidence, start)[1] == 3
+    same, none = replace(denoising, steps=0)(evidence, start)
+    torch.testing.assert_close(same.inputs, job.spec.clamp(start.inputs))
+    assert none == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"steps": -1}, "steps must be at least 0, got -1"),
+        ({"iterations": 0}, "iterations must be at least 1, got 0"),
+        ({"tolerance": 1.0}, r"tolerance must lie in \(0, 1\), got 1.0"),
+    ],
+)
+def test_impossible_settings_of_denoising_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        Denoising(**setting)
 
 
 def erring(batch, seed, size=0.02):
@@ -351,6 +420,20 @@ def test_a_mean_across_a_wall_is_refused(job, smooth):
     assert fuse(candidates, evidence) is None
 
 
+@pytest.mark.parametrize(
+    ("height", "apart", "fused"), [(1, 0.2, True), (3, 0.2, False), (1, 0.5, False)]
+)
+def test_a_low_wall_is_crossed_between_equals_only(height, apart, fused, job, smooth):
+    evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 1e-7)
+    one, two = erring(smooth, 0), erring(smooth, 1)
+    middle = evidence.judge(Batch((one.inputs + two.inputs) / 2, one.targets)).energy
+    unit = len(evidence.likelihood.observed)
+    low = replace(evidence.judge(one), energy=middle - height * unit)
+    high = replace(low, energy=low.energy + apart * unit)
+    found = fuse([Candidate("low", one, low), Candidate("high", two, high)], evidence)
+    assert (found is not None) == fused
+
+
 def test_what_meets_the_gradient_is_gone_on_from_but_not_what_is_proven(job, smooth, grey):
     near = erring(smooth, 0, 1e-4)
     finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(5, tolerance=1e-12)))
@@ -362,17 +445,3 @@ def test_what_meets_the_gradient_is_gone_on_from_but_not_what_is_proven(job, smo
     assert result.objective < 0.25 * first.objective
     proven = {"proven": Answering(near, {"verdicts": ("proven",)})}
     assert len(Strongest(proven, finish=finish)(job)[0].parts) == 1
-
-
-@pytest.mark.parametrize(
-    ("height", "apart", "fused"), [(1, 0.5, True), (3, 0.5, False), (1, 1.5, False)]
-)
-def test_a_low_wall_is_crossed_between_equals_only(height, apart, fused, job, smooth):
-    evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 1e-7)
-    one, two = erring(smooth, 0), erring(smooth, 1)
-    middle = evidence.judge(Batch((one.inputs + two.inputs) / 2, one.targets)).energy
-    unit = smooth.inputs.numel()
-    low = replace(evidence.judge(one), energy=middle - height * unit)
-    high = replace(low, energy=low.energy + apart * unit)
-    found = fuse([Candidate("low", one, low), Candidate("high", two, high)], evidence)
-    assert (found is not None) == fused

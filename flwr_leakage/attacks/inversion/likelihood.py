@@ -6,7 +6,6 @@ the smallest magnitude that its tensor kept. Without pruning τ is next to zero,
 changes.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -128,23 +127,6 @@ class Likelihood:
         means = self.mean_squares(residual)
         variances = torch.maximum(means, self.noise.square())
         return float((self.counts * (variances.log() + means / variances)).sum())
-
-    def correlated_energy(self, residual: Tensor, unknowns: int) -> float:
-        """−2 log likelihood up to a constant, if what noise does not explain is a wrong input's.
-
-        ``P min(χ, 1) + N log(1 + P max(0, χ − 1) / N)`` with χ the misfit of P entries. An input
-        that is off by e leaves the residual J e: P entries, but no more than N directions, each of
-        an unknown variance. :meth:`energy` takes the entries for independent, and so lets the
-        tensor with most entries or the smallest residual outvote the others.
-
-        Args:
-            residual: r (P,).
-            unknowns: numbers of the candidate, N or, if these are fewer, P.
-        """
-        entries, misfit = len(residual), self.misfit(residual)
-        directions = min(unknowns, entries)
-        beyond = entries * max(0.0, misfit - 1)
-        return entries * min(misfit, 1.0) + directions * math.log1p(beyond / directions)
 
     def distance(self, residual: Tensor) -> float:
         """``‖excess‖² / ‖g*‖²``."""

@@ -217,25 +217,6 @@ def test_likelihood_of_noise_and_of_entries_that_may_be_pruned():
     assert likelihood.energy(0 * residual) < likelihood.energy(residual)
 
 
-def test_an_error_of_few_directions_is_not_counted_once_an_entry():
-    gradient = {"large": torch.ones(90).double(), "small": torch.ones(10).double()}
-    likelihood = Likelihood.of([gradient], 0.1)
-
-    def energies(large, small):
-        residual = torch.cat([torch.full((90,), large), torch.full((10,), small)]).double()
-        return likelihood.energy(residual), likelihood.correlated_energy(residual, 2)
-
-    # Noise of size 0.1 is 100 entries of χ = 1; below that, both count it alike.
-    assert energies(0.1, 0.1)[1] == pytest.approx(100, rel=1e-5)
-    assert energies(0.05, 0.05)[1] == pytest.approx(25, rel=1e-5)
-    # Beyond it, P (χ − 1) is shared by two directions.
-    assert energies(1.0, 1.0)[1] == pytest.approx(100 + 2 * math.log1p(100 * 99 / 2), rel=1e-5)
-    # A tensor that is fitted well by accident outvotes the whole only where entries are separate.
-    (near, near_all), (far, far_all) = energies(1.0, 1.0), energies(1.1, 0.1)
-    assert far < near
-    assert far_all > near_all
-
-
 class WrongLabels:
     """A label attack that mistakes one of two."""
 
