@@ -72,10 +72,10 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
 
     Weights are inverse variances. Candidates are added one after another, most likely first. One is
     left out if its labels are others, or if the mean with it is not more likely than without it:
-    around one solution the energy is convex, between two solutions there is a wall. Of two that are
-    about as likely, either may be the worse one. With independent errors, their mean is better than
-    both if squared errors differ by less than three times. So a wall below :data:`WALL` is no reason
-    against it, unless little but noise is left, where energies are precise.
+    around one solution the energy is convex, between two solutions there is a wall. Of two that
+    are about as likely, either may be the worse one. With independent errors, their mean is better
+    than both if squared errors differ by less than three times. So a wall below :data:`WALL` is no
+    reason against it, unless little but noise is left, where energies are precise.
 
     Returns:
         ``None`` where nothing can be added to the most likely candidate.
