@@ -92,6 +92,8 @@ def local_steps(
     if problem.gradient_map.uses_batch_statistics:
         raise ValueError("the local steps follow their batch's statistics.")
     slope = problem.gradient[layer.bias]
+    if not problem.gradient[weight].any():
+        raise ValueError("the last layer's weight did not move.")
     noise, bound = _last_layer(problem, likelihood, weight)
     if bound > CERTAIN * noise:
         raise ValueError("entries of the last layer were pruned, which hides its local steps.")

@@ -118,7 +118,10 @@ def separate_steps(
     starts = list(_starts(sums, layer))
     for start, stages, reach in TRIES:
         posed = replace(sums, reach=reach * sums.reach)
-        found = _fit(posed, layer, starts[start], stages)
+        try:
+            found = _fit(posed, layer, starts[start], stages)
+        except torch.linalg.LinAlgError:  # features that nothing moves have no step
+            found = None
         if found is not None and (best is None or found.misfit < best.misfit):
             best = found
         if best is not None and best.misfit <= EXPLAINED:
@@ -126,7 +129,10 @@ def separate_steps(
     if best is None or not best.misfit <= FITS:
         raise ValueError("the last layer's update is not that of local steps on one sample.")
     features, deviations = (observed.new_zeros(steps, len(live)) for _ in range(2))
-    features[:, live], deviations[:, live] = best.features, best.deviations()
+    try:
+        features[:, live], deviations[:, live] = best.features, best.deviations()
+    except torch.linalg.LinAlgError as error:
+        raise ValueError("the last layer's update leaves its local steps open.") from error
     return StepErrors((sums.basis @ best.mixing).T, features, deviations, best.misfit)
 
 

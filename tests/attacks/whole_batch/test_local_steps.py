@@ -142,3 +142,13 @@ def test_steps_that_can_not_be_told_apart_are_refused_with_the_reason():
     by_batch = problem.gradient_map.with_batch_norm("batch")
     with pytest.raises(ValueError, match="batch's statistics"):
         equations(replace(problem, gradient_map=by_batch))
+
+
+def test_an_update_whose_bias_did_not_move_is_refused():
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    target = torch.eye(4, dtype=torch.float64)[0]
+    for _ in range(10):
+        observed = torch.outer(draw(4), torch.cat([draw(12).clamp_min(0), torch.zeros(1).double()]))
+        with pytest.raises(ValueError, match="last"):
+            separate_steps(observed, draw(4, 12) / 10, draw(4), target, 0.05, 2, 1e-8)
