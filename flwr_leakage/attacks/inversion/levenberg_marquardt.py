@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import Budget, stop_mark
+from flwr_leakage.attacks.inversion.blur import kink_inputs
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
@@ -37,6 +38,8 @@ class LevenbergMarquardt(OneByOne):
         initialisation: the first candidate.
         max_entries: a Jacobian with more entries is refused.
         chunk_size: columns of J computed together.
+        smooth_only: whether networks with ReLUs or max pooling are refused: J does not see where
+            their gradient jumps, so that the time is better spent on other attacks.
     """
 
     purpose: ClassVar[str] = "levenberg marquardt"
@@ -48,6 +51,7 @@ class LevenbergMarquardt(OneByOne):
     initialisation: Initialisation = field(default_factory=Grey)
     max_entries: int = 200_000_000
     chunk_size: int = 128
+    smooth_only: bool = False
 
     def __post_init__(self) -> None:
         if self.iterations < 1:
@@ -61,9 +65,12 @@ class LevenbergMarquardt(OneByOne):
         """Attack one problem in float64.
 
         Raises:
-            ValueError: the Jacobian has more than ``max_entries`` entries.
+            ValueError: the Jacobian has more than ``max_entries`` entries, or the network has kinks
+                where only smooth ones are asked for.
         """
         began = time.process_time()
+        if self.smooth_only and _has_kinks(problem):
+            raise ValueError("the network must be smooth, and has ReLUs or max pooling.")
         spec, shape = problem.spec, (problem.num_samples, *problem.spec.shape)
         observed = torch.cat([ravel(posed.gradient) for posed in problem.rounds])
         size = torch.Size(shape).numel()
@@ -134,3 +141,12 @@ class LevenbergMarquardt(OneByOne):
                 **stop_mark(stopped),
             },
         )
+
+
+def _has_kinks(problem: Problem) -> bool:
+    """Whether a forward pass goes through ReLUs or max pooling."""
+    grey = torch.full((1, *problem.spec.shape), 0.5)
+    inputs = problem.spec.normalize(grey).to(next(iter(problem.params.values())))
+    return bool(
+        kink_inputs(lambda: problem.gradient_map.logits(problem.params, inputs, problem.buffers))
+    )
