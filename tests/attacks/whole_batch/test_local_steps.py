@@ -146,7 +146,10 @@ def test_steps_that_can_not_be_told_apart_are_refused_with_the_reason():
 
 def test_an_update_whose_bias_did_not_move_is_refused():
     generator = torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
     target = torch.eye(4, dtype=torch.float64)[0]
     for _ in range(10):
         observed = torch.outer(draw(4), torch.cat([draw(12).clamp_min(0), torch.zeros(1).double()]))
