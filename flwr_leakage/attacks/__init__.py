@@ -16,6 +16,7 @@ from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
+from flwr_leakage.attacks.inversion.least_absolute import LeastAbsolute
 from flwr_leakage.attacks.inversion.levenberg_marquardt import LevenbergMarquardt
 from flwr_leakage.attacks.inversion.objectives.angular import Angular
 from flwr_leakage.attacks.inversion.objectives.base import Objective
@@ -99,6 +100,7 @@ __all__ = [
     "LabelImpact",
     "LabelInference",
     "LayerWeighted",
+    "LeastAbsolute",
     "LevenbergMarquardt",
     "MaskSearch",
     "Masked",

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.base import ProgressCallback
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
+from flwr_leakage.attacks.inversion.least_absolute import LeastAbsolute
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.records import Batch, InputSpec, Reconstruction
@@ -14,16 +15,17 @@ from flwr_leakage.records import Batch, InputSpec, Reconstruction
 
 @dataclass(frozen=True)
 class Finish:
-    """A gradient inversion that starts from a candidate, with the candidate's labels.
+    """An attack that starts from a candidate, with the candidate's labels.
 
     Attacks that find the neighbourhood of the samples (from grey, with a prior) need not be those
-    that converge there: on smooth networks L-BFGS on the plain distance does.
+    that converge there: on smooth networks L-BFGS on the plain distance does, with ReLUs the least
+    absolute residual.
 
     Attributes:
         attack: how it goes on; its start and its labels are replaced by the candidate's.
     """
 
-    attack: GradientInversion
+    attack: GradientInversion | LeastAbsolute
 
     def __call__(
         self, job: AttackJob, candidate: Batch, progress: ProgressCallback | None = None

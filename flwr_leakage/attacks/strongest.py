@@ -33,6 +33,10 @@ class Strongest:
     are compared where they lead, unless samples are proven or rounding is all that is left. Its
     answer is one more candidate. Where an update was noised, ``denoising`` goes on instead.
 
+    An attack among ``attacks`` that is itself a :class:`flwr_leakage.attacks.finish.Finish` goes on
+    from the likely candidates of those before it, most likely first, until one solves the target.
+    It is for what is too dear for every candidate. A noised update is left out: it would be fitted.
+
     Where nothing solved a target, the answer is the weighted mean of the
     candidates around the most likely one, if there are several; see
     :func:`flwr_leakage.attacks.fusion.fuse`.
@@ -45,8 +49,8 @@ class Strongest:
     As long as the budget is not spent, results depend on the job alone.
 
     Attributes:
-        attacks: by name, in the order in which they are tried; one that does not fit a target
-            refuses fast.
+        attacks: by name, in the order in which they are tried, attacks of their own and such as
+            go on from others; one that does not fit a target refuses fast.
         tolerance: relative squared distance at which gradients meet, ≥ 0. Float32 parameters on
             the wire leave 1e-12 to 1e-8.
         max_seconds: CPU seconds for each target, > 0, or ``None`` for no limit. The job's own
@@ -57,7 +61,7 @@ class Strongest:
         denoising: how to go on from it under noise, or ``None``. It may take as much.
     """
 
-    attacks: Mapping[str, Attack]
+    attacks: Mapping[str, Attack | Finish]
     tolerance: float = 1e-7
     max_seconds: float | None = 120.0
     share: float = 0.5
@@ -91,6 +95,10 @@ class Strongest:
                 elif target.evidence is not None:
                     chosen.append(index)
             if not chosen:
+                continue
+            if isinstance(attack, Finish):
+                for index in chosen:
+                    self._end(job.take([index]), targets[index], name, attack, limit)
                 continue
             left = limit - max(targets[index].seconds for index in chosen)
             left *= 1.0 if name == list(self.attacks)[-1] else self.share
@@ -133,6 +141,25 @@ class Strongest:
             after = target.candidates[name].judged
             if not (after.is_met and after.distance < before.judged.distance / 2):
                 return
+
+    def _end(
+        self, job: AttackJob, target: "_Target", name: str, attack: Finish, limit: float
+    ) -> None:
+        """Go on from the likely candidates of other attacks until one solves the target."""
+        assert target.evidence is not None
+        if target.evidence.is_noised:
+            target.leave_out(name, "it would fit the noise")
+            return
+        for origin, candidate in target.likely()[:ENDED]:
+            left = (limit - target.seconds) * self.share
+            if target.is_solved or left <= 0:
+                return
+            began = time.process_time()
+            part = replace(job, max_seconds=left if left < math.inf else None)
+            (found,) = _attempt(partial(_finish, attack, candidate.batch), part, None)
+            target.take(f"{origin} + {name}", found, time.process_time() - began)
+            if found.batch is None:
+                return  # it refuses the target, whatever the candidate
 
 
 @dataclass
@@ -217,6 +244,11 @@ class _Target:
         candidate = self.candidates.get(name)
         return candidate is not None and candidate.weight(self.energy, self.evidence) >= LEAST
 
+    def likely(self) -> list[tuple[str, Candidate]]:
+        """The candidates that are about as likely as the best, it first, by their origin."""
+        found = sorted(self.candidates.items(), key=lambda each: each[1].energy)
+        return [each for each in found if self.may_win(each[0])]
+
     def fuse(self) -> None:
         """Answer by the mean of the candidates, unless one solved it."""
         if self.is_solved or self.evidence is None or not math.isfinite(self.energy):
@@ -252,6 +284,9 @@ DENOISED = " + denoising"
 
 FINISHES = 4
 """Times at most that one candidate is gone on from."""
+
+ENDED = 3
+"""Candidates at most that an attack among others goes on from."""
 
 FUSED = "fusion"
 """The name of the mean of several attacks' candidates."""

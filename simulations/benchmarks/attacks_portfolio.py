@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flwr_leakage.attacks import Attack, AttackJob, Strongest
+from flwr_leakage.attacks import Attack, AttackJob, Finish, Strongest
 from flwr_leakage.attacks.base import ProgressCallback
 from flwr_leakage.attacks.presets import load_preset, preset_names
 from flwr_leakage.gradient_map import GradientMap
@@ -83,8 +83,9 @@ def run_preset(name: str, job: AttackJob) -> dict[str, Answer]:
     attack = load_preset(name)
     parts: dict[str, Noted] = {}
     if isinstance(attack, Strongest):
-        parts = {key: Noted(part, []) for key, part in attack.attacks.items()}
-        attack = replace(attack, attacks=parts)
+        own = {k: part for k, part in attack.attacks.items() if not isinstance(part, Finish)}
+        parts = {key: Noted(part, []) for key, part in own.items()}
+        attack = replace(attack, attacks={**attack.attacks, **parts})
     whole = Noted(attack, [])
     whole(job)
     answers = {}

@@ -23,6 +23,7 @@ from flwr_leakage.attacks import (
     Finish,
     GaussNewton,
     GradientInversion,
+    LeastAbsolute,
     LevenbergMarquardt,
     OrderSearch,
     Restarts,
@@ -445,3 +446,34 @@ def test_what_meets_the_gradient_is_gone_on_from_but_not_what_is_proven(job, smo
     assert result.objective < 0.25 * first.objective
     proven = {"proven": Answering(near, {"verdicts": ("proven",)})}
     assert len(Strongest(proven, finish=finish)(job)[0].parts) == 1
+
+
+def test_an_attack_among_others_goes_on_from_the_likely_ones_until_one_is_solved(job, smooth, grey):
+    near, nearer = erring(smooth, 0, 0.025), erring(smooth, 1, 0.02)
+    finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(200, tolerance=1e-12)))
+    attacks = {
+        "far": Answering(grey), "near": Answering(near), "nearer": Answering(nearer),
+        "end": finish, "later": Answering(grey),
+    }  # fmt: skip
+    (result,) = Strongest(attacks)(job)
+    assert [(part.name, part.outcome) for part in result.parts] == [
+        ("far", "found"), ("near", "found"), ("nearer", "found"), ("nearer + end", "solved"),
+        ("later", "not run"),
+    ]  # fmt: skip
+    useless = {**attacks, "end": Finish(GradientInversion(optimizer=LBFGS(1)))}
+    (result,) = Strongest(useless)(job)
+    names = [part.name for part in result.parts]
+    assert names[3:5] == ["nearer + end", "near + end"] and "far + end" not in names
+    refusing = {**attacks, "end": Finish(LeastAbsolute())}
+    (result,) = Strongest(refusing)(job)
+    assert [part.name for part in result.parts if "end" in part.name] == ["nearer + end"]
+
+
+def test_what_is_too_dear_for_every_candidate_is_not_fitted_to_noise(job, smooth):
+    job = noised(job)
+    finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(200)))
+    (result,) = Strongest({"near": Answering(erring(smooth, 0, 0.3)), "end": finish})(job)
+    assert [(part.name, part.outcome) for part in result.parts] == [
+        ("near", "found"), ("end", "not run"),
+    ]  # fmt: skip
+    assert "noise" in result.parts[1].reason

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import Budget, stop_mark
-from flwr_leakage.attacks.inversion.blur import kink_inputs
+from flwr_leakage.attacks.inversion.jacobian import Jacobian, has_kinks
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.one_by_one import OneByOne
-from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.params import ravel
-from flwr_leakage.records import Batch, Reconstruction
+from flwr_leakage.records import Reconstruction
 
 
 @dataclass(frozen=True)
@@ -69,38 +69,16 @@ class LevenbergMarquardt(OneByOne):
                 where only smooth ones are asked for.
         """
         began = time.process_time()
-        if self.smooth_only and _has_kinks(problem):
+        if self.smooth_only and has_kinks(problem):
             raise ValueError("the network must be smooth, and has ReLUs or max pooling.")
-        spec, shape = problem.spec, (problem.num_samples, *problem.spec.shape)
-        observed = torch.cat([ravel(posed.gradient) for posed in problem.rounds])
-        size = torch.Size(shape).numel()
-        if size * len(observed) > self.max_entries:
-            raise ValueError(
-                f"the Jacobian may have {self.max_entries} entries, it has {size * len(observed)}."
-            )
         targets = assume_targets(problem, self.labels, generator).values
+        model = Jacobian(problem, targets, self.chunk_size, self.max_entries)
+        spec, shape, size = problem.spec, model.shape, model.size
+        observed = torch.cat([ravel(posed.gradient) for posed in problem.rounds])
         scale = observed.norm()
 
         def residual(flat: Tensor) -> Tensor:
-            batch = Batch(flat.reshape(shape), targets)
-            found = []
-            for p in problem.rounds:
-                gradient = simulate_gradient(
-                    p.gradient_map, p.params, p.buffers, p.schedule, batch, p.members
-                )
-                found.append(ravel({k: gradient[k] for k in p.gradient}))
-            return (torch.cat(found) - observed) / scale
-
-        def columns(flat: Tensor, directions: Tensor) -> Tensor | None:
-            push = torch.func.vmap(
-                lambda direction: torch.func.jvp(residual, (flat,), (direction,))[1]
-            )
-            found = []
-            for block in directions.split(self.chunk_size):
-                if budget.is_spent:
-                    return None
-                found.append(push(block))
-            return torch.cat(found)
+            return (model.gradient(flat.reshape(shape)) - observed) / scale
 
         point = (
             self.initialisation(spec, problem.num_samples, restart, generator).double().reshape(-1)
@@ -112,12 +90,13 @@ class LevenbergMarquardt(OneByOne):
         fresh = True
         stopped = False
         while taken < self.iterations and value > self.tolerance and damping <= 1e6:
-            transposed = columns(point, basis) if fresh else None  # Jᵀ (N, P)
+            transposed = model.transposed(point.reshape(shape), budget) if fresh else None
             stopped = budget.is_spent
             if stopped:
                 break
             taken += 1
             if transposed is not None:
+                transposed /= scale
                 gram, slope = transposed @ transposed.T, transposed @ error
                 largest = gram.diagonal().max()
             factor = torch.linalg.cholesky(gram + damping * largest * basis)
@@ -141,12 +120,3 @@ class LevenbergMarquardt(OneByOne):
                 **stop_mark(stopped),
             },
         )
-
-
-def _has_kinks(problem: Problem) -> bool:
-    """Whether a forward pass goes through ReLUs or max pooling."""
-    grey = torch.full((1, *problem.spec.shape), 0.5)
-    inputs = problem.spec.normalize(grey).to(next(iter(problem.params.values())))
-    return bool(
-        kink_inputs(lambda: problem.gradient_map.logits(problem.params, inputs, problem.buffers))
-    )

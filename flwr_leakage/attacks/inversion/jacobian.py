@@ -1,0 +1,117 @@
+"""The dense Jacobian of an update with respect to the samples, by forward derivatives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
+from flwr_leakage.attacks.inversion.blur import kink_inputs
+from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.params import ravel
+from flwr_leakage.records import Batch
+
+ALIKE = 1e-10
+"""Relative distance of a batch's gradient from the mean of its samples' that is rounding."""
+
+
+@dataclass(frozen=True)
+class Jacobian:
+    """The gradients of all rounds as one function of the inputs, and its derivative.
+
+    Where a batch's gradient is the mean of its samples' own, as in one plain step without batch
+    statistics, a column is the derivative of one sample's gradient. That is cheaper by the number
+    of samples. Whether it is so is tried at the point itself.
+
+    Attributes:
+        problem: in double precision.
+        targets: of the samples.
+        chunk_size: columns computed together.
+        max_entries: a Jacobian with more entries is refused.
+    """
+
+    problem: Problem
+    targets: Tensor
+    chunk_size: int = 128
+    max_entries: int = 200_000_000
+
+    def __post_init__(self) -> None:
+        size, entries = self.size, sum(len(ravel(p.gradient)) for p in self.problem.rounds)
+        if size * entries > self.max_entries:
+            raise ValueError(
+                f"the Jacobian may have {self.max_entries} entries, it has {size * entries}."
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the inputs."""
+        return (self.problem.num_samples, *self.problem.spec.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of pixels of all samples, times channels."""
+        return torch.Size(self.shape).numel()
+
+    def gradient(self, inputs: Tensor) -> Tensor:
+        """g(x) (P,), of all rounds one after another."""
+        batch = Batch(inputs, self.targets)
+        found = []
+        for p in self.problem.rounds:
+            gradient = simulate_gradient(
+                p.gradient_map, p.params, p.buffers, p.schedule, batch, p.members
+            )
+            found.append(ravel({name: gradient[name] for name in p.gradient}))
+        return torch.cat(found)
+
+    def transposed(self, inputs: Tensor, budget: Budget = UNLIMITED) -> Tensor | None:
+        """``(∂g/∂x)ᵀ`` (N, P) at inputs; ``None`` once the budget is spent."""
+        if not self._is_mean(inputs):
+            return self._columns(self.gradient, inputs, budget)
+        blocks = []
+        for index in range(len(inputs)):
+
+            def own(sample: Tensor, index: int = index) -> Tensor:
+                return self._of_sample(sample, index) / len(inputs)
+
+            block = self._columns(own, inputs[index : index + 1], budget)
+            if block is None:
+                return None
+            blocks.append(block)
+        return torch.cat(blocks)
+
+    def _of_sample(self, sample: Tensor, index: int) -> Tensor:
+        p = self.problem
+        batch = Batch(sample, self.targets[index : index + 1])
+        gradient = p.gradient_map(p.params, batch, p.buffers)
+        return ravel({name: gradient[name] for name in p.gradient})
+
+    def _is_mean(self, inputs: Tensor) -> bool:
+        if len(inputs) == 1 or len(self.problem.rounds) > 1 or not self.problem.is_single_gradient:
+            return False
+        with torch.no_grad():
+            whole = self.gradient(inputs)
+            each = [self._of_sample(x[None], index) for index, x in enumerate(inputs)]
+        return bool((torch.stack(each).mean(0) - whole).norm() <= ALIKE * whole.norm())
+
+    def _columns(
+        self, function: Callable[[Tensor], Tensor], inputs: Tensor, budget: Budget
+    ) -> Tensor | None:
+        found = []
+        basis = torch.eye(inputs.numel(), dtype=inputs.dtype).reshape(-1, *inputs.shape)
+        for block in basis.split(self.chunk_size):
+            if budget.is_spent:
+                return None
+            found.append(
+                torch.func.vmap(lambda v: torch.func.jvp(function, (inputs,), (v,))[1])(block)
+            )
+        return torch.cat(found)
+
+
+def has_kinks(problem: Problem) -> bool:
+    """Whether a forward pass goes through ReLUs or max pooling."""
+    grey = torch.full((1, *problem.spec.shape), 0.5)
+    inputs = problem.spec.normalize(grey).to(next(iter(problem.params.values())))
+    return bool(
+        kink_inputs(lambda: problem.gradient_map.logits(problem.params, inputs, problem.buffers))
+    )
