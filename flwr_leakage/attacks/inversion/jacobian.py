@@ -36,11 +36,15 @@ class Jacobian:
     chunk_size: int = 128
     max_entries: int = 200_000_000
 
-    def __post_init__(self) -> None:
-        size, entries = self.size, sum(len(ravel(p.gradient)) for p in self.problem.rounds)
-        if size * entries > self.max_entries:
+    def require(self, entries: int) -> None:
+        """Refuse a Jacobian of too many entries of the update.
+
+        Raises:
+            ValueError: it has more than ``max_entries``.
+        """
+        if self.size * entries > self.max_entries:
             raise ValueError(
-                f"the Jacobian may have {self.max_entries} entries, it has {size * entries}."
+                f"the Jacobian may have {self.max_entries} entries, it has {self.size * entries}."
             )
 
     @property
@@ -64,17 +68,25 @@ class Jacobian:
             found.append(ravel({name: gradient[name] for name in p.gradient}))
         return torch.cat(found)
 
-    def transposed(self, inputs: Tensor, budget: Budget = UNLIMITED) -> Tensor | None:
-        """``(∂g/∂x)ᵀ`` (N, P) at inputs; ``None`` once the budget is spent."""
+    def transposed(
+        self, inputs: Tensor, budget: Budget = UNLIMITED, rows: Tensor | None = None
+    ) -> Tensor | None:
+        """``(∂g/∂x)ᵀ`` (N, P) at inputs; ``None`` once the budget is spent.
+
+        Args:
+            inputs: x.
+            budget: looked at between columns.
+            rows: which entries of the update (P,) are wanted; ``None`` for all.
+        """
         if not self._is_mean(inputs):
-            return self._columns(self.gradient, inputs, budget)
+            return self._columns(self.gradient, inputs, budget, rows)
         blocks = []
         for index in range(len(inputs)):
 
             def own(sample: Tensor, index: int = index) -> Tensor:
                 return self._of_sample(sample, index) / len(inputs)
 
-            block = self._columns(own, inputs[index : index + 1], budget)
+            block = self._columns(own, inputs[index : index + 1], budget, rows)
             if block is None:
                 return None
             blocks.append(block)
@@ -95,16 +107,19 @@ class Jacobian:
         return bool((torch.stack(each).mean(0) - whole).norm() <= ALIKE * whole.norm())
 
     def _columns(
-        self, function: Callable[[Tensor], Tensor], inputs: Tensor, budget: Budget
+        self,
+        function: Callable[[Tensor], Tensor],
+        inputs: Tensor,
+        budget: Budget,
+        rows: Tensor | None,
     ) -> Tensor | None:
         found = []
         basis = torch.eye(inputs.numel(), dtype=inputs.dtype).reshape(-1, *inputs.shape)
         for block in basis.split(self.chunk_size):
             if budget.is_spent:
                 return None
-            found.append(
-                torch.func.vmap(lambda v: torch.func.jvp(function, (inputs,), (v,))[1])(block)
-            )
+            columns = torch.func.vmap(lambda v: torch.func.jvp(function, (inputs,), (v,))[1])(block)
+            found.append(columns if rows is None else columns[:, rows])
         return torch.cat(found)
 
 

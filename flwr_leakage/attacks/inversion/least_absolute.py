@@ -37,7 +37,8 @@ class LeastAbsolute(OneByOne):
     part in, by much. Least squares spread that error over all pixels. The least sum of absolute
     values leaves spoilt equations unmet and meets the others (Candès & Tao 2005), after which
     fewer masks are wrong. Each step is made of reweighted least squares (Holland & Welsch 1977)
-    with the dense Jacobian. Of entries that may have been pruned, what exceeds their bound counts.
+    with the dense Jacobian. Of entries that may have been pruned, what exceeds their bound counts,
+    and those within it have no part in a step.
 
     Attributes:
         steps: at most, ≥ 1.
@@ -45,13 +46,13 @@ class LeastAbsolute(OneByOne):
         tolerance: stop once the relative squared distance of gradients is below this.
         labels: how labels are inferred where the threat model does not grant them.
         initialisation: the first candidate. From grey most masks are wrong.
-        max_entries: a Jacobian with more entries is refused.
+        max_entries: a Jacobian with more entries is refused, those within their bounds left out.
         chunk_size: columns of J computed together.
     """
 
     purpose: ClassVar[str] = "least absolute"
 
-    steps: int = 12
+    steps: int = 25
     reweightings: int = 5
     tolerance: float = 1e-12
     labels: LabelInference = field(default_factory=AutomaticLabels)
@@ -83,13 +84,17 @@ class LeastAbsolute(OneByOne):
         inputs, taken, stopped = start.double(), 0, False
         residual = likelihood.residual(model.gradient(inputs))
         while taken < self.steps and likelihood.distance(residual) > self.tolerance:
-            transposed = model.transposed(inputs, budget)
+            excess = likelihood.excess(residual)
+            rows = (likelihood.bounds == 0) | (excess > 0)
+            model.require(int(rows.sum()))
+            transposed = model.transposed(inputs, budget, rows)
             if transposed is None or budget.is_spent:
                 stopped = True
                 break
             taken += 1
-            step = self._step(transposed, likelihood, residual).reshape(inputs.shape)
-            least, moved = likelihood.excess(residual).sum(), False
+            wanted = residual.sign() * excess
+            step = self._step(transposed, wanted[rows]).reshape(inputs.shape)
+            least, moved = excess.sum(), False
             for length in LENGTHS:
                 trial = inputs + length * step
                 rest = likelihood.residual(model.gradient(trial))
@@ -111,18 +116,14 @@ class LeastAbsolute(OneByOne):
             },
         )
 
-    def _step(self, transposed: Tensor, likelihood: Likelihood, residual: Tensor) -> Tensor:
-        """The step (N,) whose residual to first order has the least sum of absolute values."""
+    def _step(self, transposed: Tensor, residual: Tensor) -> Tensor:
+        """The step (N,) that leaves the least sum of absolute values of r + J s, r (P',)."""
         linear, step = residual, transposed.new_zeros(len(transposed))
         for number in range(self.reweightings):
-            excess = likelihood.excess(linear)
-            near = NEAR * 0.5**number * excess.mean()
-            counts = (likelihood.bounds == 0) | (excess > 0)
-            rows = transposed[:, counts]
-            wanted = (residual - linear.clamp(-likelihood.bounds, likelihood.bounds))[counts]
-            weighted = rows / excess[counts].clamp_min(near)
-            gram = weighted @ rows.T
+            sizes = linear.abs()
+            weighted = transposed / sizes.clamp_min(NEAR * 0.5**number * sizes.mean())
+            gram = weighted @ transposed.T
             gram.diagonal().add_(RIDGE * gram.diagonal().mean())
-            step = -torch.linalg.solve(gram, weighted @ wanted)
+            step = -torch.linalg.solve(gram, weighted @ residual)
             linear = residual + step @ transposed
         return step

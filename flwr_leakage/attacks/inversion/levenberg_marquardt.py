@@ -75,6 +75,7 @@ class LevenbergMarquardt(OneByOne):
         model = Jacobian(problem, targets, self.chunk_size, self.max_entries)
         spec, shape, size = problem.spec, model.shape, model.size
         observed = torch.cat([ravel(posed.gradient) for posed in problem.rounds])
+        model.require(len(observed))
         scale = observed.norm()
 
         def residual(flat: Tensor) -> Tensor:
