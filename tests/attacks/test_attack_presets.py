@@ -64,7 +64,7 @@ def test_unknown_names_and_settings_fail():
         ("strongest", ["~attacks.cosine"], "attacks",
          ["analytic", "exact_batch", "feature_matching", "feature_recursion", "gauss_newton",
           "batch_images", "gauss_newton_smooth", "pruning_aware", "levenberg_marquardt",
-          "inverting_gradients", "l1", "ordered", "euclidean", "least_absolute"]),
+          "inverting_gradients", "l1", "angular", "ordered", "euclidean", "least_absolute"]),
         ("strongest", ["attacks.gauss_newton.products=5"], "attacks[gauss_newton].products", 5),
         ("idlg", ["+relu_sharpness=10.0"], "relu_sharpness", 10.0),
     ],
