@@ -1,5 +1,6 @@
 """Go on from a candidate that another attack found."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from flwr_leakage.attacks.base import ProgressCallback
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.inversion.least_absolute import LeastAbsolute
+from flwr_leakage.attacks.inversion.levenberg_marquardt import LevenbergMarquardt
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.records import Batch, InputSpec, Reconstruction
@@ -18,14 +20,21 @@ class Finish:
     """An attack that starts from a candidate, with the candidate's labels.
 
     Attacks that find the neighbourhood of the samples (from grey, with a prior) need not be those
-    that converge there: on smooth networks L-BFGS on the plain distance does, with ReLUs the least
-    absolute residual.
+    that converge there: on smooth networks L-BFGS on the plain distance does, and second-order
+    steps where the Jacobian is small enough, with ReLUs the least absolute residual.
 
     Attributes:
         attack: how it goes on; its start and its labels are replaced by the candidate's.
+        within: relative squared distance of gradients up to which a portfolio's candidate is near
+            enough to go on from, > 0.
     """
 
-    attack: GradientInversion | LeastAbsolute
+    attack: GradientInversion | LeastAbsolute | LevenbergMarquardt
+    within: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.within > 0:
+            raise ValueError(f"within must be positive, got {self.within}.")
 
     def __call__(
         self, job: AttackJob, candidate: Batch, progress: ProgressCallback | None = None

@@ -35,7 +35,9 @@ class Strongest:
 
     An attack among ``attacks`` that is itself a :class:`flwr_leakage.attacks.finish.Finish` goes on
     from the likely candidates of those before it, most likely first, until one solves the target.
-    It is for what is too dear for every candidate. A noised update is left out: it would be fitted.
+    It is for what is too dear for every candidate. Where a target is solved, but its gradient not
+    yet met to rounding, it goes on from the winner. A noised update is left out: it would be
+    fitted.
 
     Where nothing solved a target, the answer is the weighted mean of the
     candidates around the most likely one, if there are several; see
@@ -88,7 +90,8 @@ class Strongest:
         for name, attack in self.attacks.items():
             chosen = []
             for index, target in enumerate(targets):
-                if target.is_solved:
+                goes_on = isinstance(attack, Finish) and not target.is_done
+                if target.is_solved and not goes_on:
                     target.leave_out(name, f"{target.winner} had solved it")
                 elif target.seconds >= limit:
                     target.leave_out(name, f"the budget of {limit:g} s was spent", stops=True)
@@ -150,16 +153,20 @@ class Strongest:
         if target.evidence.is_noised:
             target.leave_out(name, "it would fit the noise")
             return
-        for origin, candidate in target.likely()[:ENDED]:
+        likely = target.likely()[:ENDED]
+        near = [each for each in likely if each[1].judged.distance <= attack.within]
+        if not near:
+            target.leave_out(name, f"no likely candidate is within {attack.within:g}")
+        for origin, candidate in near:
             left = (limit - target.seconds) * self.share
-            if target.is_solved or left <= 0:
+            if left <= 0:
                 return
             began = time.process_time()
             part = replace(job, max_seconds=left if left < math.inf else None)
             (found,) = _attempt(partial(_finish, attack, candidate.batch), part, None)
             target.take(f"{origin} + {name}", found, time.process_time() - began)
-            if found.batch is None:
-                return  # it refuses the target, whatever the candidate
+            if found.batch is None or target.is_solved:
+                return  # what refuses a target does so whatever the candidate
 
 
 @dataclass

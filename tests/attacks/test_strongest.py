@@ -477,3 +477,26 @@ def test_what_is_too_dear_for_every_candidate_is_not_fitted_to_noise(job, smooth
         ("near", "found"), ("end", "not run"),
     ]  # fmt: skip
     assert "noise" in result.parts[1].reason
+
+
+def test_what_meets_its_gradient_roughly_is_brought_to_rounding(job, smooth):
+    near = {"near": Answering(erring(smooth, 0, 1e-3)), "after": Answering(smooth)}
+    (rough,) = Strongest(near, tolerance=1e-3)(job)
+    assert [part.outcome for part in rough.parts] == ["solved", "not run"]
+    steps = {**near, "steps": Finish(LevenbergMarquardt(iterations=6, damping=1e-6))}
+    (result,) = Strongest(steps, tolerance=1e-3)(job)
+    assert [part.outcome for part in result.parts] == ["solved", "not run", "solved"]
+    assert result.stats["attack"] == "near + steps"
+    assert error(result, smooth) < 1e-3 * error(rough, smooth)
+    proven = {**steps, "near": Answering(smooth, {"verdicts": ("proven",)})}
+    (result,) = Strongest(proven, tolerance=1e-3)(job)
+    assert [part.outcome for part in result.parts] == ["solved", "not run", "not run"]
+
+
+def test_candidates_too_far_away_are_not_gone_on_from(job, smooth):
+    steps = Finish(LevenbergMarquardt(iterations=6), within=1e-9)
+    (result,) = Strongest({"near": Answering(erring(smooth, 0, 0.3)), "steps": steps})(job)
+    assert [part.outcome for part in result.parts] == ["found", "not run"]
+    assert "within 1e-09" in result.parts[1].reason
+    with pytest.raises(ValueError, match="within must be positive, got 0"):
+        Finish(LevenbergMarquardt(), within=0.0)

@@ -100,7 +100,10 @@ class LevenbergMarquardt(OneByOne):
                 transposed /= scale
                 gram, slope = transposed @ transposed.T, transposed @ error
                 largest = gram.diagonal().max()
-            factor = torch.linalg.cholesky(gram + damping * largest * basis)
+            factor, failed = torch.linalg.cholesky_ex(gram + damping * largest * basis)
+            if failed:  # rounding left it indefinite
+                fresh, damping = False, damping * 10
+                continue
             trial = point - torch.cholesky_solve(slope[:, None], factor)[:, 0]
             trial_error = residual(trial)
             trial_value = float(trial_error.square().sum())
