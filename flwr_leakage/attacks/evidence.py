@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
-from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.problem import Problem, simulate_rounds
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -90,13 +90,7 @@ class Evidence:
         """g(x̂) (P,), of all rounds one after another, in double precision."""
         soft = batch.targets.is_floating_point()
         batch = Batch(batch.inputs.double(), batch.targets.double() if soft else batch.targets)
-        found = []
-        for p in self.problem.rounds:
-            gradient = simulate_gradient(
-                p.gradient_map, p.params, p.buffers, p.schedule, batch, p.members
-            )
-            found.append(ravel({name: gradient[name] for name in p.gradient}))
-        return torch.cat(found)
+        return simulate_rounds(self.problem, batch)
 
     def judge(self, batch: Batch) -> Judgement:
         """Judge a candidate, in any precision."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from flwr_leakage.attacks.orientation import transposed_weights
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.normalization import derive_statistics
-from flwr_leakage.params import Params
+from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel
 
 
@@ -132,6 +132,22 @@ def simulate_gradient(
         return gradient_map(params, batch[: schedule.batch_size], buffers)
     delta = local_update(gradient_map, params, batch, schedule, buffers)
     return {name: -value / schedule.learning_rate for name, value in delta.items()}
+
+
+def simulate_rounds(problem: Problem, batch: Batch) -> Tensor:
+    """The pseudo-gradients of all rounds of a problem, one after another (P,).
+
+    Args:
+        problem: what is replayed; its observed entries tell which are wanted, in their order.
+        batch: the samples.
+    """
+    found = []
+    for p in problem.rounds:
+        gradient = simulate_gradient(
+            p.gradient_map, p.params, p.buffers, p.schedule, batch, p.members
+        )
+        found.append(ravel({name: gradient[name] for name in p.gradient}))
+    return torch.cat(found)
 
 
 def _split(batch: Batch, counts: Sequence[int]) -> list[Batch]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.inversion.blur import kink_inputs
-from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.problem import Problem, simulate_rounds
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 
@@ -59,14 +59,7 @@ class Jacobian:
 
     def gradient(self, inputs: Tensor) -> Tensor:
         """g(x) (P,), of all rounds one after another."""
-        batch = Batch(inputs, self.targets)
-        found = []
-        for p in self.problem.rounds:
-            gradient = simulate_gradient(
-                p.gradient_map, p.params, p.buffers, p.schedule, batch, p.members
-            )
-            found.append(ravel({name: gradient[name] for name in p.gradient}))
-        return torch.cat(found)
+        return simulate_rounds(self.problem, Batch(inputs, self.targets))
 
     def transposed(
         self, inputs: Tensor, budget: Budget = UNLIMITED, rows: Tensor | None = None
