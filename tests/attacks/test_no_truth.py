@@ -10,7 +10,7 @@ import torch
 from attacked import observe, preset
 
 import flwr_leakage.attacks
-from flwr_leakage.attacks import LBFGS, AttackJob, GradientInversion, Restarts
+from flwr_leakage.attacks import LBFGS, AttackJob, Finish, GradientInversion, Restarts
 from flwr_leakage.attacks.presets import preset_names
 from flwr_leakage.records import Batch, Disclosure, LocalSchedule, ThreatModel
 
@@ -54,6 +54,8 @@ def test_every_preset_infers_labels_without_reading_them(name, gradient_map, spe
     if isinstance(attack, Restarts):
         attack = attack.attack
     for part in getattr(attack, "attacks", {name: attack}).values():
+        if isinstance(part, Finish):
+            part = part.attack
         if isinstance(part, GradientInversion):
             optimizer = replace(part.optimizer, iterations=2)
             part = replace(part, optimizer=optimizer, batching="loop")
