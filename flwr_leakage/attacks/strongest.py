@@ -94,7 +94,8 @@ class Strongest:
                 if target.is_solved and not goes_on:
                     target.leave_out(name, f"{target.winner} had solved it")
                 elif target.seconds >= limit:
-                    target.leave_out(name, f"the budget of {limit:g} s was spent", stops=True)
+                    reason = f"the budget of {limit:g} s was spent"
+                    target.leave_out(name, reason, stops=not target.is_solved)
                 elif target.evidence is not None:
                     chosen.append(index)
             if not chosen:

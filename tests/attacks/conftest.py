@@ -2,8 +2,9 @@ import pytest
 import torch
 from attacked import observe, tiny_network
 
+from flwr_leakage.attacks import AttackJob
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import Batch, InputSpec, LocalSchedule
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 
 
 @pytest.fixture
@@ -38,3 +39,21 @@ def observations(gradient_map, images, one_step):
         )
         for i in range(3)
     ]
+
+
+@pytest.fixture
+def smooth(spec):
+    """An image such as a prior of images expects, and its label."""
+    across = torch.linspace(0.1, 0.9, 8)
+    image = spec.normalize((across[:, None] * across.sqrt()).reshape(1, *spec.shape))
+    return Batch(image, torch.tensor([1]))
+
+
+@pytest.fixture
+def job(gradient_map, spec, smooth, one_step):
+    return AttackJob(gradient_map, spec, [observe(gradient_map, smooth, one_step)], ThreatModel())
+
+
+@pytest.fixture
+def grey(spec, smooth):
+    return Batch(spec.normalize(torch.full_like(smooth.inputs, 0.5)), smooth.targets)

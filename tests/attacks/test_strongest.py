@@ -1,12 +1,12 @@
 """The portfolio: what it keeps, what it tells, and when it ends."""
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 from attacked import observe, tiny_network
+from portfolio import Answering, erring, error, noised
 from torch import nn
 
 from flwr_leakage.attacks import (
@@ -32,56 +32,10 @@ from flwr_leakage.attacks import (
 )
 from flwr_leakage.attacks.evidence import Judgement, ring_energy
 from flwr_leakage.attacks.finish import in_granted_order
-from flwr_leakage.attacks.fusion import Candidate, fuse
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.strongest import _Target
-from flwr_leakage.defenses import GaussianNoise
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, LocalSchedule, Part, Reconstruction, ThreatModel
-
-
-@dataclass(frozen=True)
-class Answering:
-    """An attack that answers what it was made with, and notes the limits that it was given."""
-
-    batch: Batch | None = None
-    stats: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
-    raises: str = ""
-    limits: list[float | None] = field(default_factory=list)
-
-    def __call__(self, job, progress=None):
-        self.limits.append(job.max_seconds)
-        if self.raises:
-            raise KeyError(self.raises)
-        objective = 1.0 if self.batch else math.nan
-        return [Reconstruction(self.batch, objective, self.stats, self.error)] * len(
-            job.observations
-        )
-
-
-@pytest.fixture
-def smooth(spec):
-    """An image such as a prior of images expects, and its label."""
-    across = torch.linspace(0.1, 0.9, 8)
-    image = spec.normalize((across[:, None] * across.sqrt()).reshape(1, *spec.shape))
-    return Batch(image, torch.tensor([1]))
-
-
-@pytest.fixture
-def job(gradient_map, spec, smooth, one_step):
-    return AttackJob(gradient_map, spec, [observe(gradient_map, smooth, one_step)], ThreatModel())
-
-
-@pytest.fixture
-def grey(spec, smooth):
-    return Batch(spec.normalize(torch.full_like(smooth.inputs, 0.5)), smooth.targets)
-
-
-def noised(job, size=0.1):
-    update = GaussianNoise(size).on_update(job.observations[0].update, Reproducible.from_seed(0))
-    return replace(job, observations=[replace(job.observations[0], update=update)])
 
 
 def test_noise_is_not_fitted(job, smooth):
@@ -366,75 +320,6 @@ def test_impossible_settings_of_denoising_are_refused(setting, message):
         Denoising(**setting)
 
 
-def erring(batch, seed, size=0.02):
-    errors = torch.randn(batch.inputs.shape, generator=torch.Generator().manual_seed(seed))
-    return Batch(batch.inputs + size * errors, batch.targets)
-
-
-def error(result, truth):
-    return float((result.batch.inputs - truth.inputs).square().mean())
-
-
-def test_errors_that_differ_average_out(job, smooth, grey):
-    one, two = (Answering(erring(smooth, seed)) for seed in (0, 1))
-    alone = [error(Strongest({"a": each})(job)[0], smooth) for each in (one, two)]
-    (result,) = Strongest({"one": one, "two": two, "far": Answering(grey)})(job)
-    assert error(result, smooth) < 0.6 * min(alone)
-    assert result.stats["attack"] == result.parts[-1].name == "fusion"
-    assert "one" in result.parts[-1].reason and "two" in result.parts[-1].reason
-    assert "far" not in result.parts[-1].reason
-    assert result.objective == result.parts[-1].objective > 1e-7
-
-
-def test_nothing_is_added_to_what_is_exact(job, smooth):
-    proven = Answering(erring(smooth, 0, 0.002), {"verdicts": ("proven",)})
-    for exact in (proven, Answering(smooth)):
-        (result,) = Strongest({"near": Answering(erring(smooth, 1)), "exact": exact})(job)
-        assert torch.equal(result.batch.inputs, exact.batch.inputs)
-
-
-def test_samples_are_fused_with_their_like(gradient_map, spec, smooth):
-    images = torch.cat([smooth.inputs, smooth.inputs.flip(-1), smooth.inputs.flip(-2)])
-    batch = Batch(images, torch.tensor([1, 1, 2]))
-    observation = observe(gradient_map, batch, LocalSchedule(0.1, batch_size=3))
-    evidence = Evidence.of(pose(gradient_map, spec, observation, ThreatModel()), 1e-7)
-    one, two = erring(batch, 0), erring(batch, 1)[[2, 1, 0]]
-    others = Batch(erring(batch, 2).inputs, torch.tensor([1, 2, 2]))
-    candidates = [Candidate(str(i), b, evidence.judge(b)) for i, b in enumerate((one, two, others))]
-    found = fuse(candidates, evidence)
-    first = min(candidates, key=lambda candidate: candidate.energy).batch
-    assert torch.equal(found.batch.targets, first.targets)
-    assert set(found.weights) == {"0", "1"}
-    order = [0, 1, 2] if torch.equal(first.inputs, one.inputs) else [2, 1, 0]
-    mean = sum(found.weights[str(i)] * b.inputs for i, b in enumerate((one, two[[2, 1, 0]])))
-    assert torch.allclose(found.batch.inputs, mean[order])
-    assert fuse([candidates[0], candidates[2]], evidence) is None
-
-
-def test_a_mean_across_a_wall_is_refused(job, smooth):
-    evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 1e-7)
-    near = erring(smooth, 0)
-    judged = evidence.judge(near)
-    grey = job.spec.normalize(torch.full_like(near.inputs, 0.5))
-    mirrored = Batch(2 * grey - near.inputs, near.targets)
-    candidates = [Candidate("near", near, judged), Candidate("mirrored", mirrored, judged)]
-    assert fuse(candidates, evidence) is None
-
-
-@pytest.mark.parametrize(
-    ("height", "apart", "fused"), [(1, 0.2, True), (3, 0.2, False), (1, 0.5, False)]
-)
-def test_a_low_wall_is_crossed_between_equals_only(height, apart, fused, job, smooth):
-    evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 1e-7)
-    one, two = erring(smooth, 0), erring(smooth, 1)
-    middle = evidence.judge(Batch((one.inputs + two.inputs) / 2, one.targets)).energy
-    unit = len(evidence.likelihood.observed)
-    low = replace(evidence.judge(one), energy=middle - height * unit)
-    high = replace(low, energy=low.energy + apart * unit)
-    found = fuse([Candidate("low", one, low), Candidate("high", two, high)], evidence)
-    assert (found is not None) == fused
-
-
 def test_what_meets_the_gradient_is_gone_on_from_but_not_what_is_proven(job, smooth, grey):
     near = erring(smooth, 0, 1e-4)
     finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(5, tolerance=1e-12)))
@@ -500,3 +385,11 @@ def test_candidates_too_far_away_are_not_gone_on_from(job, smooth):
     assert "within 1e-09" in result.parts[1].reason
     with pytest.raises(ValueError, match="within must be positive, got 0"):
         Finish(LevenbergMarquardt(), within=0.0)
+
+
+def test_a_solved_target_is_not_stopped_by_the_budget(job, smooth):
+    rough = Answering(erring(smooth, 0, 1e-3), {"cpu_seconds": 5.0})
+    steps = {"near": rough, "steps": Finish(LevenbergMarquardt(iterations=6))}
+    (result,) = Strongest(steps, tolerance=1e-3, max_seconds=4.0)(job)
+    assert [part.outcome for part in result.parts] == ["solved", "not run"]
+    assert "budget" in result.parts[1].reason and "stopped" not in result.stats

@@ -1,0 +1,73 @@
+"""The mean of likely candidates."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from attacked import observe
+from portfolio import Answering, erring, error
+
+from flwr_leakage.attacks import Strongest, pose
+from flwr_leakage.attacks.evidence import Evidence
+from flwr_leakage.attacks.fusion import Candidate, fuse
+from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
+
+
+def test_errors_that_differ_average_out(job, smooth, grey):
+    one, two = (Answering(erring(smooth, seed)) for seed in (0, 1))
+    alone = [error(Strongest({"a": each})(job)[0], smooth) for each in (one, two)]
+    (result,) = Strongest({"one": one, "two": two, "far": Answering(grey)})(job)
+    assert error(result, smooth) < 0.6 * min(alone)
+    assert result.stats["attack"] == result.parts[-1].name == "fusion"
+    assert "one" in result.parts[-1].reason and "two" in result.parts[-1].reason
+    assert "far" not in result.parts[-1].reason
+    assert result.objective == result.parts[-1].objective > 1e-7
+
+
+def test_nothing_is_added_to_what_is_exact(job, smooth):
+    proven = Answering(erring(smooth, 0, 0.002), {"verdicts": ("proven",)})
+    for exact in (proven, Answering(smooth)):
+        (result,) = Strongest({"near": Answering(erring(smooth, 1)), "exact": exact})(job)
+        assert torch.equal(result.batch.inputs, exact.batch.inputs)
+
+
+def test_samples_are_fused_with_their_like(gradient_map, spec, smooth):
+    images = torch.cat([smooth.inputs, smooth.inputs.flip(-1), smooth.inputs.flip(-2)])
+    batch = Batch(images, torch.tensor([1, 1, 2]))
+    observation = observe(gradient_map, batch, LocalSchedule(0.1, batch_size=3))
+    evidence = Evidence.of(pose(gradient_map, spec, observation, ThreatModel()), 1e-7)
+    one, two = erring(batch, 0), erring(batch, 1)[[2, 1, 0]]
+    others = Batch(erring(batch, 2).inputs, torch.tensor([1, 2, 2]))
+    candidates = [Candidate(str(i), b, evidence.judge(b)) for i, b in enumerate((one, two, others))]
+    found = fuse(candidates, evidence)
+    first = min(candidates, key=lambda candidate: candidate.energy).batch
+    assert torch.equal(found.batch.targets, first.targets)
+    assert set(found.weights) == {"0", "1"}
+    order = [0, 1, 2] if torch.equal(first.inputs, one.inputs) else [2, 1, 0]
+    mean = sum(found.weights[str(i)] * b.inputs for i, b in enumerate((one, two[[2, 1, 0]])))
+    assert torch.allclose(found.batch.inputs, mean[order])
+    assert fuse([candidates[0], candidates[2]], evidence) is None
+
+
+def test_a_mean_across_a_wall_is_refused(job, smooth):
+    evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 1e-7)
+    near = erring(smooth, 0)
+    judged = evidence.judge(near)
+    grey = job.spec.normalize(torch.full_like(near.inputs, 0.5))
+    mirrored = Batch(2 * grey - near.inputs, near.targets)
+    candidates = [Candidate("near", near, judged), Candidate("mirrored", mirrored, judged)]
+    assert fuse(candidates, evidence) is None
+
+
+@pytest.mark.parametrize(
+    ("height", "apart", "fused"), [(1, 0.2, True), (3, 0.2, False), (1, 0.5, False)]
+)
+def test_a_low_wall_is_crossed_between_equals_only(height, apart, fused, job, smooth):
+    evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 1e-7)
+    one, two = erring(smooth, 0), erring(smooth, 1)
+    middle = evidence.judge(Batch((one.inputs + two.inputs) / 2, one.targets)).energy
+    unit = len(evidence.likelihood.observed)
+    low = replace(evidence.judge(one), energy=middle - height * unit)
+    high = replace(low, energy=low.energy + apart * unit)
+    found = fuse([Candidate("low", one, low), Candidate("high", two, high)], evidence)
+    assert (found is not None) == fused
