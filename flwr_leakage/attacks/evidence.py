@@ -52,11 +52,12 @@ class Evidence:
 
     The energy of a candidate x̂ with residuals r = g(x̂) − g* is
 
-        E = Σ_t P_t (log v_t + m_t / v_t) + Σ_i Σ_k (1 + n_k) log(1 + ‖s_ik‖²)
+        E = Σ_t P_t min(1, q_t) + D_t log(1 + P_t / D_t max(0, q_t − 1))
+            + Σ_i Σ_k (1 + n_k) log(1 + ‖s_ik‖²)
 
-    with m_t the mean square of r over the P_t entries of tensor t (entries that may have been
-    pruned count by how far they exceed what pruning allows), v_t the larger of m_t and σ_t², σ the
-    noise, estimated from the update itself
+    with ``q_t = m_t / σ_t²`` of the mean square m_t of r over the P_t entries of tensor t (entries
+    that may have been pruned count by how far they exceed what pruning allows) and the noise σ,
+    estimated from the update itself, D_t the smaller of P_t and the number of unknowns
     (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.energy`), and s_ik the n_k
     coordinates of image i in ring k: of one mean or difference of the colours, and of frequencies
     of about one size (:class:`flwr_leakage.spectral.image_prior.ImagePrior`).
@@ -101,7 +102,7 @@ class Evidence:
         distances = [float(r.square().sum() / g.square().sum()) for r, g in pairs]
         inputs = batch.inputs.double()
         coordinates = torch.stack([self.prior.coordinates(x[None]) for x in inputs])
-        energy = self.likelihood.energy(residual) + ring_energy(coordinates)
+        energy = self.likelihood.energy(residual, self.unknowns) + ring_energy(coordinates)
         distance = sum(distances) / len(distances)
         if not math.isfinite(energy + distance):
             return Judgement(math.inf, math.inf, math.inf)
@@ -109,6 +110,16 @@ class Evidence:
         plausible = float(coordinates.square().mean()) <= PLAUSIBLE
         explained = self.is_noised and misfit <= EXPLAINED and plausible
         return Judgement(energy, distance, misfit, distance <= self.tolerance, explained)
+
+    @property
+    def unknowns(self) -> int:
+        """Pixels of all samples, times channels."""
+        return self.problem.num_samples * torch.Size(self.problem.spec.shape).numel()
+
+    @property
+    def equations(self) -> float:
+        """Those of the update that can be independent."""
+        return float(self.likelihood.independent(self.unknowns).sum())
 
     @property
     def is_noised(self) -> bool:

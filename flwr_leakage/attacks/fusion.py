@@ -17,11 +17,9 @@ LEAST = 0.1
 NOISY = 2.0
 """Misfit of the most likely candidate below which little but noise is left."""
 
-TIED = 0.7
-"""… and from which the energies do not tell which of two solutions is the better one."""
-
-WALL = 2.0
-"""Energy of each entry of the update by which a mean of such a pair may be less likely."""
+WALL = 1.5
+"""Energy of each equation by which a mean may else be less likely: with other masks or maxima than
+the samples', energies hardly tell which of two solutions is the better one."""
 
 FORBIDDEN = 1e12
 """Cost of pairing samples of different labels, far above any squared distance of images."""
@@ -43,9 +41,9 @@ class Candidate:
     def weight(self, least: float, evidence: Evidence) -> float:
         """In units of that of a candidate of the least energy: the inverse of the variance.
 
-        With P entries of one unknown variance v, the energy is P log v up to a constant.
+        With D equations of one unknown variance v, the energy is D log v up to a constant.
         """
-        return math.exp((least - self.energy) / len(evidence.likelihood.observed))
+        return math.exp((least - self.energy) / evidence.equations)
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,9 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     Weights are inverse variances. Candidates are added one after another, most likely first. One is
     left out if its labels are others, or if the mean with it is not more likely than without it:
     around one solution the energy is convex, between two solutions there is a wall. Of two that
-    are about as likely, either may be the worse one. With independent errors, their mean is better
-    than both if squared errors differ by less than three times. So a wall below :data:`WALL` is no
-    reason against it, unless little but noise is left, where energies are precise.
+    count, either may be the worse one. With independent errors, their mean is better than both if
+    squared errors differ by less than three times. So a wall below :data:`WALL` is no reason
+    against it, unless little but noise is left, where energies are precise.
 
     Returns:
         ``None`` where nothing can be added to the most likely candidate.
@@ -96,8 +94,8 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
         judged = evidence.judge(batch)
         total = sum(weight for *_, weight in trial)
         least = fusion.judged.energy if fusion else first.energy
-        if weight >= TIED and first.judged.misfit > NOISY:
-            least = max(least, first.energy + WALL * len(evidence.likelihood.observed))
+        if first.judged.misfit > NOISY:
+            least = max(least, first.energy + WALL * evidence.equations)
         if judged.energy < least:
             weights = {part.name: weight / total for part, _, weight in trial}
             parts, fusion = trial, Fusion(batch, judged, weights)

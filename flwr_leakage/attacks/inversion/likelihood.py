@@ -6,6 +6,7 @@ the smallest magnitude that its tensor kept. Without pruning τ is next to zero,
 changes.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -118,15 +119,33 @@ class Likelihood:
         mean = self.mean_squares(residual) / self.noise.square()
         return float((mean * self.counts).sum() / self.counts.sum())
 
-    def energy(self, residual: Tensor) -> float:
-        """−2 log likelihood up to a constant, at each tensor's most likely variance ≥ σ².
+    def energy(self, residual: Tensor, unknowns: float = math.inf) -> float:
+        """−2 log likelihood up to a constant, at each tensor's most likely error of the candidate.
 
-        ``Σ_t P_t (log v_t + m_t / v_t)`` with m_t the mean square of the excess, and v_t the
-        larger of m_t and σ_t². It ranks candidates whose misfit is far above the noise, too.
+        A residual is noise in all P_t entries of a tensor, and besides what the candidate gets
+        wrong, in D_t directions: as many as it has entries, or as there are unknowns. With m_t the
+        mean square of the excess,
+
+            Σ_t P_t log σ_t² + P_t min(1, q_t) + D_t log(1 + P_t / D_t max(0, q_t − 1))
+
+        for ``q_t = m_t / σ_t²``. With D_t = P_t, that is ``P_t (log v_t + m_t / v_t)`` with v_t the larger of m_t and σ_t².
+        It ranks candidates whose misfit is far above the noise, too. A large tensor that tells the
+        same thing many times, as the outer product of a linear layer, counts by what it tells.
+
+        Args:
+            residual: r (P,).
+            unknowns: of the candidate.
         """
-        means = self.mean_squares(residual)
-        variances = torch.maximum(means, self.noise.square())
-        return float((self.counts * (variances.log() + means / variances)).sum())
+        noise = self.noise.square()
+        means = self.mean_squares(residual) / noise
+        free = self.independent(unknowns)
+        wrong = self.counts / free * (means - 1).clamp_min(0)
+        common = self.counts * (noise.log() + means.clamp_max(1))
+        return float((common + free * wrong.log1p()).sum())
+
+    def independent(self, unknowns: float) -> Tensor:
+        """D_t, the equations of each tensor (T,) that can be independent."""
+        return self.counts.clamp_max(unknowns)
 
     def distance(self, residual: Tensor) -> float:
         """``‖excess‖² / ‖g*‖²``."""

@@ -1,3 +1,6 @@
+import math
+
+import pytest
 import torch
 
 from flwr_leakage.attacks.inversion.likelihood import BORROWED, Likelihood, kernel_groups
@@ -37,3 +40,25 @@ def test_noise_is_the_least_variance_of_a_group():
     assert torch.equal(
         likelihood.variances(nothing, 1.0, groups), likelihood.noise.square()[likelihood.tensors]
     )
+
+
+def test_energies_count_no_more_equations_than_unknowns():
+    likelihood, _ = kernels()
+    entries, rounding = likelihood.counts, likelihood.noise
+    far = 1e3 * rounding[likelihood.tensors]
+
+    def gain(tensor, unknowns):
+        better = torch.where(likelihood.tensors == tensor, far / 10, far)
+        return likelihood.energy(far, unknowns) - likelihood.energy(better, unknowns)
+
+    hundred = math.log(100)
+    for tensor in (0, 1):
+        assert gain(tensor, 10**6) == pytest.approx(float(entries[tensor]) * hundred, rel=1e-3)
+        assert gain(tensor, 4) == pytest.approx(4 * hundred, rel=1e-3)
+
+
+def test_within_the_noise_every_entry_counts():
+    likelihood, _ = kernels()
+    inside = 0.5 * likelihood.noise[likelihood.tensors]
+    costs = [likelihood.energy(inside, n) - likelihood.energy(0 * inside, n) for n in (1, 10**6)]
+    assert costs == pytest.approx([40 / 4, 40 / 4])
