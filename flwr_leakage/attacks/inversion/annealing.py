@@ -6,7 +6,6 @@ See :mod:`flwr_leakage.attacks.inversion.gauss_newton` for what it minimises.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
-from flwr_leakage.attacks.inversion.linearization import Linearization
+from flwr_leakage.attacks.inversion.linearization import Linearized
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
@@ -94,6 +93,9 @@ class Equations(Protocol):
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """The numbers (P,), differentiable twice; in double precision if precise."""
 
+    def linearize(self, inputs: Tensor, blur: float) -> Linearized:
+        """The numbers in single precision, and products with their Jacobian."""
+
     def kinks(self, inputs: Tensor) -> list[Tensor]:
         """Inputs of every ReLU and pooling for images (B, C, H, W), in single precision."""
 
@@ -166,7 +168,7 @@ def anneal(
         blur = annealing.blur * (weight / first) ** annealing.exponent if step else annealing.blur
         blur = blur if blur > SHARP else 0.0
         inputs = model.inputs(coordinates)
-        here = Linearization(partial(model.gradient, blur=blur), inputs)
+        here = model.linearize(inputs, blur)
         value = model.gradient(inputs, blur, precise=True) if precise else here.value
         residual = likelihood.residual(value)
         variances = likelihood.variances(residual, annealing.model_error)
@@ -272,7 +274,7 @@ def shortened(
 class System:
     """LᵀJᵀWJL, for one J, without forming it."""
 
-    def __init__(self, here: Linearization, prior: ImagePrior, weights: Tensor) -> None:
+    def __init__(self, here: Linearized, prior: ImagePrior, weights: Tensor) -> None:
         self.here, self.prior, self.weights = here, prior, weights
 
     def __call__(self, direction: Tensor) -> Tensor:

@@ -51,6 +51,23 @@ def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
     return outputs
 
 
+def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """``E max(0, z + σ n)``, its slope Φ(z/σ) and its curvature φ(z/σ)/σ, without autograd.
+
+    Args:
+        inputs: z, of any shape.
+        width: σ > 0, broadcast to z; ``None`` for the ReLU itself, whose curvature is 0.
+    """
+    if width is None:
+        return inputs.clamp_min(0), (inputs > 0).to(inputs), torch.zeros_like(inputs)
+    scaled = inputs / width
+    far = scaled.abs() > FAR
+    slope = torch.where(far, (scaled > 0).to(inputs), torch.special.ndtr(scaled))
+    density = torch.exp(-0.5 * scaled.square()) / math.sqrt(2 * math.pi)
+    density = torch.where(far, 0.0, density)
+    return inputs * slope + width * density, slope, density / width
+
+
 def blurred_maximum(left: Tensor, right: Tensor, width: Tensor) -> Tensor:
     """``b + E max(0, a − b + σ n) − σ/√(2π)``, which leaves equal values as they are.
 
@@ -252,12 +269,7 @@ class _Relu(torch.autograd.Function):
 
     @staticmethod
     def forward(inputs: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        scaled = inputs / width
-        far = scaled.abs() > FAR
-        slope = torch.where(far, (scaled > 0).to(inputs), torch.special.ndtr(scaled))
-        density = torch.exp(-0.5 * scaled.square()) / math.sqrt(2 * math.pi)
-        density = torch.where(far, 0.0, density)
-        return inputs * slope + width * density, slope, density / width
+        return relu_parts(inputs, width)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:

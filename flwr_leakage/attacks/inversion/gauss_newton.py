@@ -38,6 +38,7 @@ from flwr_leakage.attacks.inversion.likelihood import (
     estimate_noise,
     kernel_groups,
 )
+from flwr_leakage.attacks.inversion.linearization import Linearization, Linearized
 from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
@@ -324,6 +325,10 @@ class _Model:
         return kernel_groups(
             [value.shape for posed in self.problem.rounds for value in posed.gradient.values()]
         )
+
+    def linearize(self, inputs: Tensor, blur: float) -> Linearized:
+        """In single precision."""
+        return Linearization(partial(self.gradient, blur=blur), inputs)
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
         """Inputs of every ReLU and pooling, in the first gradient of a replay."""

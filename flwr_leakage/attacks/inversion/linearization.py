@@ -1,9 +1,28 @@
 """A function and its Jacobian at one point, by graphs that are kept for many products."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class Linearized(Protocol):
+    """f(x) and products with J = ∂f/∂x (P, N) at one point.
+
+    Attributes:
+        value: f(x), (P,).
+        products: with J or its transpose, so far.
+    """
+
+    value: Tensor
+    products: int
+
+    def push(self, direction: Tensor) -> Tensor:
+        """J v (P,), for v of the point's shape."""
+
+    def pull(self, dual: Tensor) -> Tensor:
+        """Jᵀ u, of the point's shape, for u (P,)."""
 
 
 class Linearization:

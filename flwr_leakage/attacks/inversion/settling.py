@@ -12,7 +12,6 @@ are met.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.inversion.annealing import Candidate, Equations, System, shortened
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
-from flwr_leakage.attacks.inversion.linearization import Linearization
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 
 WIDENING = 40.0
@@ -99,7 +97,7 @@ class Settling:
         while step <= self.steps and not budget.is_spent:
             current, blur = (model, 0.0) if blurred is None else (blurred, 1.0)
             inputs = model.inputs(point)
-            here = Linearization(partial(current.gradient, blur=blur), inputs)
+            here = current.linearize(inputs, blur)
             residual = likelihood.residual(current.gradient(inputs, blur, precise=True))
             weights = 1 / likelihood.variances(residual, 1.0, groups)
             system = System(here, prior, weights.float())

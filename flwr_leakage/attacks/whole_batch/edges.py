@@ -14,7 +14,6 @@ colours, are those of the images it begins with (Levin et al. 2007).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.inversion.annealing import System, shortened
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
-from flwr_leakage.attacks.inversion.linearization import Linearization
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -103,7 +101,7 @@ class Edges:
         point, taken = start, 0
         while taken < self.steps and not budget.is_spent:
             blur = self.first * (self.last / self.first) ** (taken / max(1, self.steps - 1))
-            here = Linearization(partial(model.gradient, blur=blur), model.inputs(point))
+            here = model.linearize(model.inputs(point), blur)
             residual = self._residual(model, likelihood, point, blur)
             variances = likelihood.variances(residual, 1.0)
             unit = float((likelihood.observed.square() / variances).sum())

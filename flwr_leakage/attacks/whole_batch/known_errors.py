@@ -13,14 +13,23 @@ of them are linear in the images, one convolution at a time.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_proof import NOISE, ROUNDING, BatchInputs
-from flwr_leakage.attacks.inversion.blur import Blurred, blurred_relu, kink_inputs, measure
+from flwr_leakage.attacks.inversion.blur import (
+    Blurred,
+    blurred_relu,
+    kink_inputs,
+    measure,
+    relu_parts,
+)
+from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, kernel_groups
+from flwr_leakage.attacks.inversion.linearization import Linearization, Linearized
 from flwr_leakage.attacks.linear_walk import logits_behind
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
@@ -151,6 +160,35 @@ class KnownErrors:
         passed = replace(self.passed, deviations=widths[:-1], spread=widths[-1])
         return replace(self, passed=passed, opened=True)
 
+    def linearize(self, inputs: Tensor, blur: float) -> Linearized:
+        """The equations at images (B, C, H, W), and products with their Jacobian."""
+        chain = self.passed.chain
+        if chain is None:
+            return Linearization(partial(self.gradient, blur=blur), inputs)
+        widths = [blur * each for each in self.passed.deviations] if blur else []
+        params = self.passed.narrow.problem.params
+        return ChainLinearization(chain, params, widths, partial(self._top, blur=blur), inputs)
+
+    def _top(self, outputs: Tensor, blur: float) -> Top:
+        """What outputs (n, B) are worth: see :meth:`gradient`."""
+        errors = self.errors.T.to(outputs)
+        one, zero = torch.ones_like(outputs), torch.zeros_like(outputs)
+        if self.passed.narrow.left_out < 0:
+            return Top(outputs, one, errors, zero)
+        sure, open_ = (each.T for each in self._sides(blur))
+        width = self._width(blur, outputs.T)
+        own, slope, curvature = relu_parts(outputs, None if width is None else width.T)
+        told = torch.where(sure, outputs, torch.where(open_, own, outputs.clamp_min(0)))
+        slopes = torch.where(sure, one, torch.where(open_, slope, (outputs > 0).to(outputs)))
+        live = torch.where(sure | open_, slopes, 0.0)
+        bent = torch.where(open_, curvature, 0.0)
+        return Top(told, slopes, errors * live, errors * bent)
+
+    def _sides(self, blur: float) -> tuple[Tensor, Tensor]:
+        """Whether a unit is on for sure, and whether it is as the candidate has it (B, n)."""
+        open_ = self.doubtful & ((self.bounds > 0) | (blur <= DECIDED or self.opened))
+        return (self.known > 0) & ~self.doubtful, open_
+
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Gradients of all names, then features (P,), of blurred ReLUs and pooling."""
         run = self.features if precise else self.passed.narrow
@@ -165,8 +203,7 @@ class KnownErrors:
                 outputs = run(params, inputs.to(dtype))
             live = told = outputs
             if self.passed.narrow.left_out >= 0:
-                sure = (self.known > 0) & ~self.doubtful
-                open_ = self.doubtful & ((self.bounds > 0) | (blur <= DECIDED or self.opened))
+                sure, open_ = self._sides(blur)
                 own = torch.where(open_, self._relu(outputs, blur), outputs.clamp_min(0))
                 told = torch.where(sure, outputs, own)
                 live = torch.where(sure | open_, told, 0.0)
@@ -178,9 +215,12 @@ class KnownErrors:
 
     def _relu(self, outputs: Tensor, blur: float) -> Tensor:
         """The ReLU that was left out, blurred."""
-        if not blur:
-            return outputs.clamp_min(0)
-        return blurred_relu(outputs, (blur * self.passed.spread).to(outputs.dtype))
+        width = self._width(blur, outputs)
+        return outputs.clamp_min(0) if width is None else blurred_relu(outputs, width)
+
+    def _width(self, blur: float, outputs: Tensor) -> Tensor | None:
+        """σ of the blur of the ReLU that was left out (B, n), ``None`` for no blur."""
+        return (blur * self.passed.spread).to(outputs).expand_as(outputs) if blur else None
 
 
 @dataclass(frozen=True)
@@ -193,6 +233,7 @@ class Passed:
         prior: of images, in single precision.
         deviations: of the inputs of ReLUs and pooling before the layer.
         spread: of the layer's inputs, without the ReLU that is left out.
+        chain: that the pass is, or ``None`` if it is more than layers and ReLUs in a row.
     """
 
     narrow: FeaturePass
@@ -200,6 +241,7 @@ class Passed:
     prior: ImagePrior
     deviations: Sequence[Tensor]
     spread: Tensor
+    chain: Chain | None
 
     @classmethod
     def of(
@@ -229,7 +271,8 @@ class Passed:
         names = _names_before(narrow, images)
         deviations = measure(lambda: narrow(single.params, images))
         spread = narrow(single.params, images).detach().std()
-        return cls(narrow, names, prior, deviations, spread)
+        chain = Chain.of(partial(narrow, single.params), single.params, names, images)
+        return cls(narrow, names, prior, deviations, spread, chain)
 
 
 def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.inversion.blur import Blurred
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
+from flwr_leakage.attacks.inversion.linearization import Linearized
 from flwr_leakage.attacks.labels.last_layer import LastLayer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
@@ -46,11 +47,22 @@ class LocalSteps(KnownErrors):
         Its slope is that of the first step's.
         """
         first = super().gradient(inputs, blur, precise)
+        return first + self._later(first.detach(), inputs, blur, precise)
+
+    def linearize(self, inputs: Tensor, blur: float) -> Linearized:
+        """The equations, and products with the slope of the first step's."""
+        here = super().linearize(inputs, blur)
+        if self.passed.chain is not None:
+            here.value = here.value + self._later(here.value, inputs, blur, precise=False)
+        return here
+
+    def _later(self, first: Tensor, inputs: Tensor, blur: float, precise: bool) -> Tensor:
+        """Gradients of the steps after the first, summed, and zero for its features (P,)."""
         run = self.features if precise else self.passed.narrow
         params, rate = run.problem.params, self.problem.schedule.learning_rate
         point = {name: params[name].detach() for name in self.passed.names}
         sizes = [value.numel() for value in point.values()]
-        last = first.detach()[: sum(sizes)]
+        last = first[: sum(sizes)]
         total = torch.zeros_like(first)
         for errors in self.later.to(first):
             steps = zip(point.items(), last.split(sizes), strict=True)
@@ -64,7 +76,7 @@ class LocalSteps(KnownErrors):
             point = {name: value.detach() for name, value in point.items()}
             last = torch.cat([each.flatten() for each in found])
             total[: len(last)] += last
-        return first + total
+        return total
 
 
 def local_steps(

@@ -7,8 +7,9 @@ from one_sample import SPEC, equations, images, network, noisy, posed, pruned, r
 from torch import nn
 
 from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample
+from flwr_leakage.attacks.inversion.linearization import Linearization
 from flwr_leakage.attacks.whole_batch.one_sample import outer_product
-from flwr_leakage.records import ThreatModel
+from flwr_leakage.records import LocalSchedule, ThreatModel
 
 
 @pytest.mark.parametrize("change", [lambda delta: delta, noisy, pruned])
@@ -131,3 +132,36 @@ def test_what_does_not_apply_is_told_and_the_gradient_is_fitted():
 def test_settings_out_of_range_are_named(settings, word):
     with pytest.raises(ValueError, match=word):
         OneSample(**settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "steps"),
+    [
+        *((lambda delta: delta, 1), (lambda delta: delta, 3)),
+        *((partial(noisy, share=0.1), 1), (pruned, 1)),  # in several steps these are refused
+    ],
+)
+@pytest.mark.parametrize("blur", [0.0, 0.2, 1.0])
+def test_a_chain_of_layers_has_the_same_products_as_autograd(change, steps, blur):
+    batch = images()
+    _, _, problem = posed(network(), batch, change, LocalSchedule(0.3, steps, 1))
+    model, _ = equations(problem)
+    assert model.passed.chain is not None
+    widths = [0.3 * each.abs() + 0.1 for each in model.kinks(batch.inputs)]
+    for each in (model, model.blurred_by(widths)):
+        expected = Linearization(partial(each.gradient, blur=blur), batch.inputs)
+        found = each.linearize(batch.inputs, blur)
+        torch.testing.assert_close(found.value, expected.value)
+        direction, dual = torch.randn_like(batch.inputs), torch.randn_like(expected.value)
+        torch.testing.assert_close(found.push(direction), expected.push(direction))
+        torch.testing.assert_close(found.pull(dual), expected.pull(dual))
+
+
+def test_a_network_that_is_no_chain_has_its_products_by_autograd():
+    batch = images()
+    layers = [*network()]
+    model = nn.Sequential(*layers[:2], nn.BatchNorm2d(6), *layers[2:]).eval()
+    _, _, problem = posed(model, batch)
+    found, _ = equations(problem)
+    assert found.passed.chain is None
+    assert isinstance(found.linearize(batch.inputs, 0.5), Linearization)
