@@ -128,9 +128,10 @@ class Likelihood:
 
             Σ_t P_t log σ_t² + P_t min(1, q_t) + D_t log(1 + P_t / D_t max(0, q_t − 1))
 
-        for ``q_t = m_t / σ_t²``. With D_t = P_t, that is ``P_t (log v_t + m_t / v_t)`` with v_t the larger of m_t and σ_t².
-        It ranks candidates whose misfit is far above the noise, too. A large tensor that tells the
-        same thing many times, as the outer product of a linear layer, counts by what it tells.
+        for ``q_t = m_t / σ_t²``. With D_t = P_t, that is ``P_t (log v_t + m_t / v_t)`` with v_t the
+        larger of m_t and σ_t². It ranks candidates whose misfit is far above the noise, too. A
+        large tensor that tells the same thing many times, as the outer product of a linear layer,
+        counts by what it tells.
 
         Args:
             residual: r (P,).
