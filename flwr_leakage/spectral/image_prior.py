@@ -10,12 +10,16 @@ from torch import Tensor
 
 from flwr_leakage.records import InputSpec
 
-NATURAL_CHROMA = (0.05, 0.01)
-"""Variances of the two colour differences relative to that of the mean, in natural images.
+NATURAL_CHROMA = (0.1, 0.04)
+"""Variances of the two colour differences relative to that of the mean, of colourful images.
 
-Means over 2,000 training images of CIFAR-10, without the frequency zero. Ruderman, Cronin and
-Chiao (1998) found even smaller ones in logarithms of cone responses.
+Their means over 2,000 training images of CIFAR-10, without the frequency zero, are 0.05 and 0.01,
+but images differ. Ruderman, Cronin and Chiao (1998) found even smaller ones in logarithms of cone
+responses.
 """
+
+NATURAL_FALL = 0.75
+"""Frequency, in units of the highest, at which lenses and pixels leave variance/e of 1/f²."""
 
 OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
 """Mean and two differences of red, green and blue: in natural images these are nearly uncorrelated
@@ -48,12 +52,17 @@ class ImagePrior:
 
     @classmethod
     def of(
-        cls, spec: InputSpec, spread: float = 0.25, chroma: float | tuple[float, float] = 0.1
+        cls,
+        spec: InputSpec,
+        spread: float = 0.25,
+        chroma: float | tuple[float, float] = 0.1,
+        fall: float = math.inf,
     ) -> "ImagePrior":
         """The prior of inputs of a specification, in double precision.
 
         The coefficient of frequency (u, v) has a variance in proportion to 1/(1 + u² + v²):
-        natural images have a power spectrum of about 1/f² (Field 1987).
+        natural images have a power spectrum of about 1/f² (Field 1987), which falls faster at the
+        highest ones, as by exp(−(f / fall)²).
 
         Args:
             spec: shape and normalisation of the inputs.
@@ -61,16 +70,22 @@ class ImagePrior:
                 places, in pixel values, > 0.
             chroma: variance of each colour difference relative to that of the mean, > 0; one number
                 for both, or two.
+            fall: in units of the highest frequency along each axis, > 0; infinite for none.
         """
         both = (chroma, chroma) if isinstance(chroma, float | int) else chroma
-        if not (spread > 0 and len(both) == 2 and min(both) > 0):
-            raise ValueError(f"spread and chroma must be above 0, got {spread} and {chroma}.")
+        if not (spread > 0 and len(both) == 2 and min(both) > 0 and fall > 0):
+            raise ValueError(
+                f"spread, chroma and fall must be above 0, got {spread}, {chroma} and {fall}."
+            )
         channels, height, width = spec.shape
         frequencies = (
             torch.arange(height).double()[:, None] ** 2 + torch.arange(width).double() ** 2
         )
         variances = 1 / (1 + frequencies)
         variances = variances * (spread**2 * height * width / variances.sum())
+        heights = torch.arange(height).double()[:, None] / height
+        widths = torch.arange(width).double() / width
+        variances = variances * (-(heights**2 + widths**2) / fall**2).exp()
         colours = torch.eye(channels, dtype=torch.float64)
         shares = torch.ones(channels, 1, 1, dtype=torch.float64)
         if channels == 3:
@@ -85,6 +100,11 @@ class ImagePrior:
             cosine_transform(height),
             cosine_transform(width),
         )
+
+    @classmethod
+    def natural(cls, spec: InputSpec) -> "ImagePrior":
+        """With the colours of natural images, and their fall at the highest frequencies."""
+        return cls.of(spec, chroma=NATURAL_CHROMA, fall=NATURAL_FALL)
 
     def single(self) -> "ImagePrior":
         """The same prior in single precision."""

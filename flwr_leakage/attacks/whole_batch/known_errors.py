@@ -249,7 +249,7 @@ class Passed:
         problem: Problem,
         weight: str,
         generator: torch.Generator,
-        chroma: float | tuple[float, float] = 0.1,
+        prior: ImagePrior | None = None,
     ) -> "Passed":
         """Try the pass.
 
@@ -257,14 +257,14 @@ class Passed:
             problem: in double precision.
             weight: the name of the layer's weight.
             generator: of the images by which the network is probed.
-            chroma: of the prior; see :meth:`ImagePrior.of`.
+            prior: of each image; ``None`` for :meth:`ImagePrior.of`.
 
         Raises:
             ValueError: logits depend on the images otherwise than through the layer, or no
                 parameter stands before it alone.
         """
         single = problem.to(torch.float32)
-        prior = ImagePrior.of(problem.spec, chroma=chroma).single()
+        prior = (prior or ImagePrior.of(problem.spec)).single()
         draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
         images = problem.spec.clamp(prior.grey + prior.push(draws))
         narrow = FeaturePass.of(single, weight, images)

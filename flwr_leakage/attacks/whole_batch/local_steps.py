@@ -25,7 +25,7 @@ from flwr_leakage.attacks.labels.last_layer import LastLayer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.step_errors import separate_steps
-from flwr_leakage.spectral.image_prior import NATURAL_CHROMA
+from flwr_leakage.spectral.image_prior import ImagePrior
 
 CERTAIN = 10.0
 """A feature is on from so many deviations: errors of a mixture are alike in all of them."""
@@ -124,7 +124,7 @@ def local_steps(
         schedule.num_steps,
         noise,
     )
-    passed = Passed.of(problem, weight, generator, NATURAL_CHROMA)
+    passed = Passed.of(problem, weight, generator, ImagePrior.natural(problem.spec))
     if passed.narrow.left_out < 0:
         raise ValueError("the last layer's features are no ReLU's outputs or their maxima.")
     limits = CERTAIN * steps.deviations

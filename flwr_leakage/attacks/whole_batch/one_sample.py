@@ -22,7 +22,7 @@ from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.local_steps import local_steps
-from flwr_leakage.spectral.image_prior import NATURAL_CHROMA
+from flwr_leakage.spectral.image_prior import ImagePrior
 
 SURE = 4.0
 """A feature is on from so many of its standard deviations."""
@@ -91,7 +91,7 @@ class OneSample:
         expected = max(FITS * float(seen.norm()), SURE * float(variances[bounds == 0].sum().sqrt()))
         if not float(left.norm()) <= expected:
             raise ValueError("the last layer's gradient is not that of one sample.")
-        passed = Passed.of(problem, layer.weight, generator, NATURAL_CHROMA)
+        passed = Passed.of(problem, layer.weight, generator, ImagePrior.natural(problem.spec))
         if passed.narrow.left_out < 0:
             raise ValueError("the last layer's features are no ReLU's outputs or their maxima.")
         # The row of the largest error says most of a column of which nothing was kept.
