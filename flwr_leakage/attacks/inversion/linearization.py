@@ -1,12 +1,13 @@
 """A function and its Jacobian at one point, by graphs that are kept for many products."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
+@runtime_checkable
 class Linearized(Protocol):
     """f(x) and products with J = ∂f/∂x (P, N) at one point.
 
