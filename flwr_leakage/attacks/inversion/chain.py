@@ -19,6 +19,7 @@ the same way: up, then down.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ from flwr_leakage.attacks.inversion.blur import relu_parts
 from flwr_leakage.attacks.relus import relu_call
 from flwr_leakage.function_mode import FunctionMode
 from flwr_leakage.params import Params
+
+MOST_ENTRIES = 1_000_000
+"""Of the patches that one sample has in a layer: 36,864 in 3×3 of 16 channels at 16×16 places."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,9 @@ class Chain:
     ) -> "Chain | None":
         """The chain that a pass of images (B, C, H, W) is, or ``None`` if it is more than that.
 
+        Layers of large maps are none, either: there autograd's convolutions are as fast, and their
+        patches would take much memory.
+
         A pass is a chain if each of its layers and ReLUs takes what the one before gave, number by
         number, the first takes the images, and the outputs are the last one's. So reshaping and
         dropout in eval mode make no difference, and a normalisation, a pooling or a branch is
@@ -132,11 +139,13 @@ class Chain:
             forward: the pass, which takes its parameters from ``params``.
             params: by name.
             names: of those whose gradients are wanted.
-            images: draws of what it takes.
+            images: what it may take, as far from images as candidates get.
         """
         with torch.no_grad(), _Recorder({id(v): k for k, v in params.items()}) as recorder:
             outputs = forward(images)
-        layers: list[Layer] = []
+        posed: list[Callable[[], Layer]] = []
+        used: list[str] = []
+        entries = 0
         relus: list[torch.Size | None] = []
         before = images
         for call in recorder.calls:
@@ -146,17 +155,20 @@ class Chain:
                 return None
             before = call.outputs
             if call.layer is not None:
-                layers.append(call.layer)
+                posed.append(call.layer)
+                used += [name for name in call.names if name]
+                entries = max(entries, call.entries)
                 relus.append(None)
-            elif not layers or relus[-1] is not None:
+            elif not posed or relus[-1] is not None:
                 return None
             else:
                 relus[-1] = call.inputs.shape[1:]
-        used = [name for layer in layers for name in (layer.weight, layer.bias) if name]
         wanted = sorted(name for name in used if name in set(names))
         if recorder.is_foreign or not _same(outputs, before) or wanted != sorted(names):
             return None
-        return cls(layers, relus, names)
+        if entries > MOST_ENTRIES:
+            return None
+        return cls([pose() for pose in posed], relus, names)
 
 
 def _same(some: Tensor, others: Tensor) -> bool:
@@ -165,9 +177,21 @@ def _same(some: Tensor, others: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Call:
+    """A layer or a ReLU.
+
+    Attributes:
+        inputs: what it took.
+        outputs: what it gave.
+        layer: poses it, ``None`` for a ReLU.
+        names: of the layer's weight and bias.
+        entries: of a sample's columns.
+    """
+
     inputs: Tensor
     outputs: Tensor
-    layer: Layer | None
+    layer: Callable[[], Layer] | None = None
+    names: tuple[str, str] = ("", "")
+    entries: int = 0
 
 
 class _Recorder(FunctionMode):
@@ -195,33 +219,38 @@ class _Recorder(FunctionMode):
         inputs = relu.inputs if relu is not None else args[0] if args else kwargs["input"]
         inputs = inputs.detach().clone()  # a ReLU may work in place
         outputs = function(*args, **kwargs)
-        layer = None
+        call = _Call(inputs, outputs.detach().clone())
         if relu is None:
-            layer = self._layer(function, inputs, args[1:], kwargs)
-            self.is_foreign |= layer is None
-        self.calls.append(_Call(inputs, outputs.detach().clone(), layer))
+            found = self._layer(function, call, args[1:], kwargs)
+            self.is_foreign |= found is None
+            call = found or call
+        self.calls.append(call)
         return outputs
 
     def _layer(
         self,
         function: Callable[..., Any],
-        inputs: Tensor,
+        call: _Call,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Layer | None:
+    ) -> _Call | None:
+        inputs, outputs = call.inputs, call.outputs
         given = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
         weight, bias = given["weight"], given.get("bias")
         names = self.names.get(id(weight), ""), self.names.get(id(bias), "")
         if not names[0] or (bias is not None and not names[1]):
             return None
         if function is F.linear:
-            return Layer(*names, weight.shape[1]) if inputs.ndim == 2 else None
+            pose = partial(Layer, *names, weight.shape[1])
+            return replace(call, layer=pose, names=names) if inputs.ndim == 2 else None
         padding = given.get("padding", 0)
         if given.get("groups", 1) != 1 or isinstance(padding, str) or inputs.ndim != 4:
             return None
         stride, dilation = given.get("stride", 1), given.get("dilation", 1)
         settings = (padding, dilation, stride)
-        return Layer.convolution(*names, weight.shape[2:], inputs.shape[1:], *settings)
+        pose = partial(Layer.convolution, *names, weight.shape[2:], inputs.shape[1:], *settings)
+        entries = weight[0].numel() * outputs[0, 0].numel()
+        return replace(call, layer=pose, names=names, entries=entries)
 
 
 _CONVOLUTIONS = {F.conv2d, torch.conv2d}

@@ -36,6 +36,9 @@ from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
 from flwr_leakage.params import Params
 from flwr_leakage.spectral.image_prior import ImagePrior
 
+BEYOND = 3.0
+"""Deviations of the prior, in units of a draw's, at which a pass is tried to be a chain."""
+
 DECIDED = 0.3
 """Blur up to which a candidate's own units are nearer to the truth than to take them for off."""
 
@@ -271,7 +274,9 @@ class Passed:
         names = _names_before(narrow, images)
         deviations = measure(lambda: narrow(single.params, images))
         spread = narrow(single.params, images).detach().std()
-        chain = Chain.of(partial(narrow, single.params), single.params, names, images)
+        # Not clamped: a model that clamps its inputs is no chain for candidates beyond.
+        far = prior.grey + BEYOND * prior.push(draws)
+        chain = Chain.of(partial(narrow, single.params), single.params, names, far)
         return cls(narrow, names, prior, deviations, spread, chain)
 
 

@@ -107,6 +107,13 @@ def test_what_is_more_than_a_chain_is_none(model):
     assert seen(model)[0] is None
 
 
+def test_layers_of_large_maps_are_left_to_autograd(monkeypatch):
+    assert seen(plain)[0] is not None
+    entries = 2 * 9 * 4 * 3  # of the first layer, the second one has 3 · 6 · 16
+    monkeypatch.setattr("flwr_leakage.attacks.inversion.chain.MOST_ENTRIES", entries)
+    assert seen(plain)[0] is None
+
+
 def test_a_chain_has_every_wanted_parameter_once():
     model = plain().eval()
     model[6].weight.data.fill_(0.1)

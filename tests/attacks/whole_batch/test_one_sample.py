@@ -160,8 +160,10 @@ def test_a_chain_of_layers_has_the_same_products_as_autograd(change, steps, blur
 def test_a_network_that_is_no_chain_has_its_products_by_autograd():
     batch = images()
     layers = [*network()]
-    model = nn.Sequential(*layers[:2], nn.BatchNorm2d(6), *layers[2:]).eval()
-    _, _, problem = posed(model, batch)
-    found, _ = equations(problem)
-    assert found.passed.chain is None
-    assert isinstance(found.linearize(batch.inputs, 0.5), Linearization)
+    normalised = [*layers[:2], nn.BatchNorm2d(6), *layers[2:]]
+    clamped = [nn.Hardtanh(-4 / 3, 2.0), *layers]  # of all images, but not of all candidates
+    for model in (normalised, clamped):
+        _, _, problem = posed(nn.Sequential(*model).eval(), batch)
+        found, _ = equations(problem)
+        assert found.passed.chain is None
+        assert isinstance(found.linearize(batch.inputs, 0.5), Linearization)
