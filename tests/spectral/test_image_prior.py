@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -80,6 +82,21 @@ def test_the_cosine_transform_is_orthonormal_and_has_the_known_entries():
     torch.testing.assert_close(found, expected)
 
 
-def test_a_prior_without_spread_is_refused():
-    with pytest.raises(ValueError, match=r"above 0, got 0.0 and 0.1"):
-        ImagePrior.of(SPECS[0], spread=0.0)
+@pytest.mark.parametrize(
+    ("settings", "got"),
+    [({"spread": 0.0}, "0.0, 0.1 and inf"), ({"fall": -1.0}, "0.25, 0.1 and -1.0")],
+)
+def test_a_prior_without_spread_or_fall_is_refused(settings, got):
+    with pytest.raises(ValueError, match=f"above 0, got {got}"):
+        ImagePrior.of(SPECS[0], **settings)
+
+
+def test_natural_images_have_colours_and_fall_at_their_highest_frequencies():
+    spec = InputSpec((3, 32, 32), 10)
+    natural, plain = ImagePrior.natural(spec).deviations, ImagePrior.of(spec, chroma=1.0).deviations
+    shares = (natural / plain).square()
+    expected = torch.tensor([1.0, 0.1, 0.04], dtype=torch.float64)
+    torch.testing.assert_close(shares[:, 0, 0], expected)
+    # A fall of 0.75 of the highest frequency leaves 1/e at 24 of 32.
+    torch.testing.assert_close(shares[:, 24, 0], expected / math.e)
+    torch.testing.assert_close(shares[:, 0, 24], expected / math.e)
