@@ -355,8 +355,8 @@ class ChainLinearization:
     def push(self, direction: Tensor) -> Tensor:
         """J v (P,), for v of the point's shape."""
         self.products += 1
-        moved: list[Tensor] = []  # columns, then what reaches the ReLU
-        inner: list[Tensor] = []
+        moved: list[Tensor] = []  # columns of each layer
+        inner: list[Tensor] = []  # what reaches the ReLU behind it
         values = _below(direction)
         for (layer, weight, _), bend in zip(self._each(), self._bends, strict=True):
             moved.append(layer.columns(values))
