@@ -141,7 +141,8 @@ class Strongest:
             part = replace(job, max_seconds=left if left < math.inf else None)
             (found,) = _attempt(partial(attack, before.batch), part, None)
             seconds = time.process_time() - began
-            target.take(name + suffix, found, seconds, fits_noise=True)
+            denoised = suffix == DENOISED
+            target.take(name + suffix, found, seconds, fits_noise=True, replaces=denoised)
             after = target.candidates[name].judged
             if not (after.is_met and after.distance < before.judged.distance / 2):
                 return
@@ -207,7 +208,12 @@ class _Target:
         self.stopped |= stops
 
     def take(
-        self, name: str, result: Reconstruction, seconds: float, fits_noise: bool = False
+        self,
+        name: str,
+        result: Reconstruction,
+        seconds: float,
+        fits_noise: bool = False,
+        replaces: bool = False,
     ) -> bool:
         """Judge what an attack answered, and keep it if it is the most likely so far: if so.
 
@@ -217,6 +223,8 @@ class _Target:
             seconds: that it took.
             fits_noise: whether that it explains a noised update is no reason to end the search:
                 it began from another candidate, and may have fitted the noise.
+            replaces: whether it takes the place of the candidate of its attack where both explain
+                a noised update: they differ in the prior alone, and its own is the finer one.
         """
         assert self.evidence is not None
         self.seconds += seconds
@@ -234,15 +242,18 @@ class _Target:
         outcome = "solved" if solved else "stopped" if stopped else "found"
         reason = "proven" if proven else str(result.stats.get("stage", ""))
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
+        origin = name.partition(" + ")[0]  # errors before and after a finish are the same
+        rival = self.candidates.get(origin)
+        is_better = rival is None or judged.energy < rival.energy
         is_best = self.best.batch is None or judged.energy < self.energy
+        if replaces and rival is not None and judged.is_explained and rival.judged.is_explained:
+            is_better, is_best = True, is_best or self.winner == rival.name
         if is_best:
             self.energy = judged.energy
             self.best = _judged(result, name, judged)
         self.is_solved |= solved
         self.is_done |= proven or (judged.is_met and judged.misfit <= 1)
-        origin = name.partition(" + ")[0]  # errors before and after a finish are the same
-        rival = self.candidates.get(origin)
-        if rival is None or judged.energy < rival.energy:
+        if is_better:
             self.candidates[origin] = Candidate(name, result.batch, judged)
         return is_best
 

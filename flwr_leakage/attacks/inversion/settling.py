@@ -6,7 +6,8 @@ Draws of it tell how far each unit may still move. Units whose sign is settled k
 doubtful ones are averages over both masks. What masks get wrong is no noise, so variances are read
 from the residual, kernel by kernel and feature by feature: a wrong mask spoils those equations that
 its unit has a part in, and others stay as sure as they were. Both fade by themselves, as equations
-are met.
+are met. What they leave open is the prior's: at first the run's own, then, as there is an image to
+tell kinds of patches by, :class:`flwr_leakage.spectral.patch_prior.PatchPrior`.
 """
 
 import math
@@ -17,9 +18,12 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
-from flwr_leakage.attacks.inversion.annealing import Candidate, Equations, System, shortened
+from flwr_leakage.attacks.inversion.annealing import Candidate, Equations, shortened
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
+from flwr_leakage.attacks.inversion.linearization import Linearized
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
+from flwr_leakage.spectral.image_prior import ImagePrior
+from flwr_leakage.spectral.patch_prior import PatchCost, PatchPrior
 
 WIDENING = 40.0
 """First blur over the relative distance of the equations, between its limits."""
@@ -51,6 +55,8 @@ class Settling:
             worse equations are met.
         most: … at most.
         last: … of the last draw, > 0.
+        patches_from: share of the steps, ≥ 0, after which the prior is of patches; above 1 it
+            never is.
     """
 
     steps: int = 12
@@ -59,6 +65,7 @@ class Settling:
     least: float = 0.6
     most: float = 2.0
     last: float = 0.08
+    patches_from: float = 0.3
 
     def __post_init__(self) -> None:
         if self.steps < 0:
@@ -72,6 +79,8 @@ class Settling:
                 "last, least and most must be positive and ascend, "
                 f"got {self.last}, {self.least} and {self.most}."
             )
+        if not self.patches_from >= 0:
+            raise ValueError(f"patches_from must be at least 0, got {self.patches_from}.")
 
     def __call__(
         self, model: Equations, likelihood: Likelihood, start: Candidate, budget: Budget
@@ -93,6 +102,7 @@ class Settling:
         first = min(max(WIDENING * math.sqrt(start.distance), self.least), self.most)
         blurred: Equations | None = None
         groups = model.groups
+        patches = PatchPrior.of(prior)
         # The first pass takes no step: the candidate's own draw comes first.
         while step <= self.steps and not budget.is_spent:
             current, blur = (model, 0.0) if blurred is None else (blurred, 1.0)
@@ -100,26 +110,30 @@ class Settling:
             here = current.linearize(inputs, blur)
             residual = likelihood.residual(current.gradient(inputs, blur, precise=True))
             weights = 1 / likelihood.variances(residual, 1.0, groups)
-            system = System(here, prior, weights.float())
+            kinds = patches.at(inputs) if step >= self.patches_from * self.steps else None
+            posterior = Posterior(here, prior, weights.float(), kinds)
 
-            def solution(right: Tensor, tolerance: float, most: int, system: System = system):
+            def solution(right: Tensor, tolerance: float, most: int, posterior=posterior):
                 def product(flat: Tensor) -> Tensor:
-                    return system(flat.reshape(model.shape)).flatten() + flat
+                    return posterior(flat.reshape(model.shape)).flatten()
 
                 found, _ = conjugate_gradients(product, right.flatten(), tolerance, most)
                 return found.reshape(model.shape)
 
             if blurred is not None:
-                right = system.pull_back((weights * residual).float()) + point
+                right = posterior.pull_back((weights * residual).float()) + posterior.cost(point)
                 change = -solution(right, TOLERANCE, each - each // 4)
                 point, _ = shortened(
-                    current, likelihood, blur, weights, 1.0, point, change, precise=True
+                    *(current, likelihood, blur, weights, 1.0),
+                    *(point, change, True, posterior.cost),
                 )
             if step < self.steps:
                 # Randomise, then optimise: the solution is a draw of the linearised posterior.
+                # What is not solved stays a draw of the run's prior.
                 own = torch.randn(model.shape, generator=generator)
                 noise = torch.randn(len(weights), generator=generator)
-                rest = system.pull_back(weights.sqrt().float() * noise) - system(own)
+                right = posterior.pull_back(weights.sqrt().float() * noise)
+                rest = right + posterior.noise(own, generator) - posterior(own)
                 draw = own + solution(rest, TIGHT, each // 4)
                 blur = first * (self.last / first) ** (step / self.steps)
                 found = spreads(model, model.inputs(point), [model.inputs(point + draw)])
@@ -136,6 +150,40 @@ class Settling:
             stopped=budget.is_spent,
         )
         return end.judged(model, likelihood)
+
+
+class Posterior:
+    """The precision LᵀJᵀWJL + Q of the linearised posterior, with sᵀ Q s the prior's cost.
+
+    Q is the identity, or that of patches.
+    """
+
+    def __init__(
+        self, here: Linearized, prior: ImagePrior, weights: Tensor, patches: PatchCost | None
+    ) -> None:
+        self.here, self.prior, self.weights, self.patches = here, prior, weights, patches
+
+    def __call__(self, direction: Tensor) -> Tensor:
+        """Its product with a direction (1, C, H, W)."""
+        image = self.prior.push(direction)
+        dual = self.here.pull(self.weights * self.here.push(image))
+        if self.patches is None:
+            return self.prior.pull(dual) + direction
+        return self.prior.pull(dual + self.patches.product(image))
+
+    def pull_back(self, dual: Tensor) -> Tensor:
+        """LᵀJᵀ u."""
+        return self.prior.pull(self.here.pull(dual))
+
+    def cost(self, direction: Tensor) -> Tensor:
+        """Q d."""
+        if self.patches is None:
+            return direction
+        return self.prior.pull(self.patches.product(self.prior.push(direction)))
+
+    def noise(self, own: Tensor, generator: torch.Generator) -> Tensor:
+        """A draw of N(0, Q); ``own`` is one of N(0, I)."""
+        return own if self.patches is None else self.prior.pull(self.patches.noise(generator))
 
 
 def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[Tensor]:
