@@ -41,7 +41,7 @@ class Denoising:
         tolerance: relative, of a step's linear system, in (0, 1).
     """
 
-    steps: int = 8
+    steps: int = 4
     iterations: int = 250
     tolerance: float = 1e-3
 

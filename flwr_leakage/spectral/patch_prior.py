@@ -125,7 +125,8 @@ class PatchCost:
     def product(self, direction: Tensor) -> Tensor:
         """Q d, of a direction (B, C, H, W), normalised."""
         patches = _taken((direction / self.scale).flatten(1), self.index)
-        products = (self.precisions @ patches[..., None])[..., 0]
+        # As rows, which is three times as fast; the matrices are symmetric.
+        products = (patches[..., None, :] @ self.precisions)[..., 0, :]
         return self._returned(self.share * products, direction)
 
     def __call__(self, inputs: Tensor) -> float:
@@ -191,4 +192,4 @@ def _places(size: int, side: int, stride: int) -> list[int]:
 
 def _taken(flat: Tensor, index: Tensor) -> Tensor:
     """Patches (B, N, D) of flat images (B, C·H·W)."""
-    return flat[:, index]
+    return flat.index_select(1, index.flatten()).reshape(len(flat), *index.shape)
