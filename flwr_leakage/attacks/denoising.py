@@ -63,21 +63,29 @@ class Denoising:
             candidate: where to begin.
             budget: looked at between steps.
         """
-        inputs = candidate.inputs.double()
-        patches = PatchPrior.of(evidence.prior)
-        found, taken = [], 0
-        for prior in (None, patches):
-            answer, steps = self._solve(evidence, Batch(inputs, candidate.targets), prior, budget)
-            if steps or not found:
-                found.append(answer)
-            taken += steps
+        start = Batch(candidate.inputs.double(), candidate.targets)
+        priors = (None, PatchPrior.of(evidence.prior))
+        answers = [self.solve(evidence, start, prior, budget) for prior in priors]
+        found = [inputs for inputs, steps in answers if steps] or [start.inputs]
         mean = evidence.problem.spec.clamp(torch.stack(found).mean(0))
+        taken = sum(steps for _, steps in answers)
         return Batch(mean.to(candidate.inputs), candidate.targets), taken
 
-    def _solve(
-        self, evidence: Evidence, candidate: Batch, patches: PatchPrior | None, budget: Budget
+    def solve(
+        self,
+        evidence: Evidence,
+        candidate: Batch,
+        patches: PatchPrior | None = None,
+        budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, int]:
-        """Images under one prior, in double precision, and the steps that led to them."""
+        """Images under one prior, and the steps that led to them.
+
+        Args:
+            evidence: of the update.
+            candidate: where to begin, in double precision.
+            patches: the prior, or ``None`` for that of the spectrum.
+            budget: looked at between steps.
+        """
         likelihood, taken, inputs = evidence.likelihood, 0, candidate.inputs
 
         def gradient(images: Tensor) -> Tensor:

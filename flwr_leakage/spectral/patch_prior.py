@@ -103,7 +103,11 @@ class PatchPrior:
         white = torch.einsum("kij,bnj->bnki", self.whitening, patches)
         kinds = (self.log_scales - white.square().sum(-1) / 2).argmax(-1)
         return PatchCost(
-            self.whitening.to(inputs), kinds, self.scale.to(inputs), self.grey.to(inputs), self.index
+            self.whitening.to(inputs),
+            kinds,
+            self.scale.to(inputs),
+            self.grey.to(inputs),
+            self.index,
         )
 
 
@@ -117,6 +121,7 @@ class PatchCost:
     def __init__(
         self, whitening: Tensor, kinds: Tensor, scale: Tensor, grey: Tensor, index: Tensor
     ) -> None:
+        self.kinds = kinds
         self.roots = whitening[kinds]
         self.precisions = self.roots.mT @ self.roots
         self.scale, self.grey, self.index = scale, grey, index

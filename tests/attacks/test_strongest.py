@@ -36,6 +36,7 @@ from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.strongest import _Target
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, LocalSchedule, Part, Reconstruction, ThreatModel
+from flwr_leakage.spectral.patch_prior import PatchPrior
 
 
 def test_noise_is_not_fitted(job, smooth):
@@ -291,6 +292,37 @@ def test_noise_is_taken_out_by_the_spectrum_of_the_image_itself(job, smooth):
     assert error(result, smooth) < 0.5 * error(left, smooth)
 
 
+def test_of_two_that_explain_the_noise_the_denoised_one_is_the_answer(job, monkeypatch):
+    def taken(*explained):
+        target = _Target.of(job, job.observations[0], 1e-7)
+        candidate = Reconstruction(Batch(torch.zeros(1, *job.spec.shape), torch.tensor([0])), 0.0)
+        answers = iter(
+            Judgement(energy, 0.1, 1.0, False, met)
+            for energy, met in zip((1.0, 2.0), explained, strict=True)
+        )
+        monkeypatch.setattr(Evidence, "judge", lambda self, batch: next(answers))
+        target.take("first", candidate, 0.0)
+        target.take("first + denoising", candidate, 0.0, fits_noise=True, replaces=True)
+        assert target.candidates["first"].name == target.winner
+        return target.winner
+
+    assert taken(True, True) == "first + denoising"
+    assert taken(True, False) == taken(False, True) == taken(False, False) == "first"
+
+
+def test_both_priors_of_denoising_have_a_part_in_the_answer(job, smooth):
+    job = noised(job)
+    evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 0.0)
+    start, denoising = erring(smooth, 0, 0.2), Denoising()
+    patches = PatchPrior.of(evidence.prior)
+    double = Batch(start.inputs.double(), start.targets)
+    answers = [denoising.solve(evidence, double, prior)[0] for prior in (None, patches)]
+    assert not torch.allclose(*answers, atol=1e-3)
+    mean, _ = denoising(evidence, start)
+    expected = job.spec.clamp(torch.stack(answers).mean(0)).float()
+    torch.testing.assert_close(mean.inputs, expected)
+
+
 def test_what_was_not_noised_is_not_denoised(job, smooth, grey):
     (result,) = Strongest({"far": Answering(grey)}, denoising=Denoising())(job)
     assert [part.name for part in result.parts] == ["far"]
@@ -301,7 +333,7 @@ def test_denoising_ends_once_the_budget_is_spent(job, smooth):
     evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 0.0)
     denoising, start = Denoising(steps=3), erring(smooth, 0, 0.2)
     assert denoising(evidence, start, Budget.of(1e-9))[1] == 0
-    assert denoising(evidence, start)[1] == 3
+    assert denoising(evidence, start)[1] == 6  # under each of two priors
     same, none = replace(denoising, steps=0)(evidence, start)
     torch.testing.assert_close(same.inputs, job.spec.clamp(start.inputs))
     assert none == 0

@@ -242,6 +242,7 @@ def shortened(
     change: Tensor,
     precise: bool = False,
     prior_cost: Callable[[Tensor], Tensor] = lambda coordinates: coordinates,
+    residual: Tensor | None = None,
 ) -> tuple[Tensor, bool]:
     """Coordinates after a step, as short as it must be to gain, and whether it does.
 
@@ -255,14 +256,17 @@ def shortened(
         change: the step.
         precise: whether to compare in double precision.
         prior_cost: the map s ↦ Q s of the prior's ``sᵀ Q s``, for ``‖s‖²`` the identity.
+        residual: before the step, where it is known as precisely.
     """
 
-    def objective(trial: Tensor) -> float:
-        gradient = model.gradient(model.inputs(trial), blur, precise=precise)
-        misfit = float((weights * likelihood.residual(gradient).square()).sum())
+    def objective(trial: Tensor, known: Tensor | None = None) -> float:
+        if known is None:
+            gradient = model.gradient(model.inputs(trial), blur, precise=precise)
+            known = likelihood.residual(gradient)
+        misfit = float((weights * known.square()).sum())
         return misfit + weight * float((trial.double() * prior_cost(trial)).sum())
 
-    start, length = objective(coordinates), 1.0
+    start, length = objective(coordinates, residual), 1.0
     for _ in range(SHORTENINGS):
         trial = coordinates + length * change
         if objective(trial) < start:

@@ -125,7 +125,7 @@ class Settling:
                 change = -solution(right, TOLERANCE, each - each // 4)
                 point, _ = shortened(
                     *(current, likelihood, blur, weights, 1.0),
-                    *(point, change, True, posterior.cost),
+                    *(point, change, True, posterior.cost, residual),
                 )
             if step < self.steps:
                 # Randomise, then optimise: the solution is a draw of the linearised posterior.

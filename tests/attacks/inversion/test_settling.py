@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from attacked import observe
@@ -66,6 +68,20 @@ def test_the_end_brings_images_nearer():
     assert sum(settled) < 0.8 * sum(without)
 
 
+def test_the_prior_of_patches_brings_an_image_with_an_edge_nearer():
+    pixels = torch.full((1, 1, 8, 8), 0.25)
+    pixels[..., 4:, :] = 0.75
+    batch = Batch(SPEC.normalize(pixels), torch.tensor([1]))
+
+    def error(patches_from):
+        end = replace(END, patches_from=patches_from)
+        attack = GaussNewton(RUNS, products=200, rewriting=OneSample(RUNS, 200, end, most_on=1.0))
+        results = [attacked(attack, network(), batch, share=share) for share in (3e-3, 1e-2, 3e-2)]
+        return sum(float((result.batch.inputs - batch.inputs).norm()) for result in results)
+
+    assert error(0.3) < 0.9 * error(2.0)
+
+
 def test_an_end_that_is_less_likely_is_not_kept():
     def attack(end):
         return GaussNewton(RUNS, products=200, rewriting=OneSample(RUNS, 200, end, most_on=1.0))
@@ -120,7 +136,7 @@ def test_nothing_is_blurred_far_from_the_kink():
 @pytest.mark.parametrize(
     ("settings", "word"),
     [({"steps": -1}, "steps"), ({"products": 0}, "products"), ({"before": 0.0}, "before"),
-     ({"last": 0.0}, "last"), ({"least": 3.0}, "ascend")],
+     ({"last": 0.0}, "last"), ({"least": 3.0}, "ascend"), ({"patches_from": -0.1}, "from")],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(settings, word):
     with pytest.raises(ValueError, match=word):
