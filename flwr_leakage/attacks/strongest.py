@@ -29,8 +29,8 @@ class Strongest:
     observed one within ``tolerance``, or explains an update with noise to that noise, or once an
     attack has proven all of its samples.
 
-    ``finish`` goes on from each candidate that is about as likely as the best so far, so that they
-    are compared where they lead, unless samples are proven or rounding is all that is left. Its
+    ``finish`` goes on from each candidate that is not far less likely than the best, so that
+    they are compared where they lead, unless samples are proven or rounding is all that is left. Its
     answer is one more candidate. Where an update was noised, ``denoising`` goes on instead.
 
     An attack among ``attacks`` that is itself a :class:`flwr_leakage.attacks.finish.Finish` goes on
@@ -134,7 +134,7 @@ class Strongest:
             attack, suffix = partial(_denoise, self.denoising, target.evidence), DENOISED
         for _ in range(FINISHES):
             left = (limit - target.seconds) * self.share / 2  # there may be better ones to come
-            if attack is None or target.is_done or left <= 0 or not target.may_win(name):
+            if attack is None or target.is_done or left <= 0 or not target.may_win(name, FAR):
                 return
             before = target.candidates[name]
             began = time.process_time()
@@ -257,11 +257,11 @@ class _Target:
             self.candidates[origin] = Candidate(name, result.batch, judged)
         return is_best
 
-    def may_win(self, name: str) -> bool:
-        """Whether an attack's candidate is about as likely as the best, and so worth going on."""
+    def may_win(self, name: str, least: float = LEAST) -> bool:
+        """Whether an attack's candidate has this weight at least, and so is worth going on from."""
         assert self.evidence is not None
         candidate = self.candidates.get(name)
-        return candidate is not None and candidate.weight(self.energy, self.evidence) >= LEAST
+        return candidate is not None and candidate.weight(self.energy, self.evidence) >= least
 
     def likely(self) -> list[tuple[str, Candidate]]:
         """The candidates that are about as likely as the best, it first, by their origin."""
@@ -300,6 +300,10 @@ FINISHED = " + finish"
 
 DENOISED = " + denoising"
 """… likewise, under noise."""
+
+FAR = 1e-3
+"""Weight from which an attack's own candidate is gone on from: a second may change it by far more
+than what tells it from the best, as that of an attack that fits other equations."""
 
 FINISHES = 4
 """Times at most that one candidate is gone on from."""

@@ -252,13 +252,10 @@ def test_a_candidate_gone_on_from_does_not_end_the_search_by_explaining_noise(jo
     assert target.is_solved and target.winner == "first + denoising"
 
 
-def test_candidates_are_compared_where_they_lead(job, smooth, grey):
-    best, near = (
-        Batch(0.9 * smooth.inputs, smooth.targets),
-        Batch(0.8 * smooth.inputs, smooth.targets),
-    )
+def test_candidates_are_compared_where_they_lead(job, smooth):
+    best, near, far = (Batch(x * smooth.inputs, smooth.targets) for x in (0.9, 0.8, -9.0))
     finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(2)))
-    attacks = {"best": Answering(best), "near": Answering(near), "far": Answering(grey)}
+    attacks = {"best": Answering(best), "near": Answering(near), "far": Answering(far)}
     (result,) = Strongest(attacks, finish=finish)(job)
     energies = {part.name: part.energy for part in result.parts}
     assert energies["best"] < energies["near"] < energies["far"]
