@@ -29,8 +29,8 @@ class Strongest:
     observed one within ``tolerance``, or explains an update with noise to that noise, or once an
     attack has proven all of its samples.
 
-    ``finish`` goes on from each candidate that is not far less likely than the best, so that
-    they are compared where they lead, unless samples are proven or rounding is all that is left. Its
+    ``finish`` goes on from each candidate that is not far less likely than the best, so that they
+    are compared where they lead, unless samples are proven or rounding is all that is left. Its
     answer is one more candidate. Where an update was noised, ``denoising`` goes on instead.
 
     An attack among ``attacks`` that is itself a :class:`flwr_leakage.attacks.finish.Finish` goes on
