@@ -96,12 +96,13 @@ class PatchPrior:
             inputs: (B, C, H, W), normalised.
 
         Returns:
-            In the inputs' precision. It bounds −2 log density from above, up to a constant, and
-            touches it here, if the likeliest kind is the only one.
+            In the inputs' precision. Up to a constant it is nowhere below −2 log of the likeliest
+            kinds' density, and equal to it here.
         """
         patches = _taken(((inputs.double() - self.grey) / self.scale).flatten(1), self.index)
-        white = torch.einsum("kij,bnj->bnki", self.whitening, patches)
-        kinds = (self.log_scales - white.square().sum(-1) / 2).argmax(-1)
+        # Kind by kind: all at once would take 0.6 GB of an image of 224 × 224.
+        squares = [(patches @ root.T).square().sum(-1) for root in self.whitening]
+        kinds = (self.log_scales - torch.stack(squares, -1) / 2).argmax(-1)
         return PatchCost(
             self.whitening.to(inputs),
             kinds,
@@ -121,9 +122,8 @@ class PatchCost:
     def __init__(
         self, whitening: Tensor, kinds: Tensor, scale: Tensor, grey: Tensor, index: Tensor
     ) -> None:
-        self.kinds = kinds
-        self.roots = whitening[kinds]
-        self.precisions = self.roots.mT @ self.roots
+        self.whitening, self.kinds = whitening, kinds
+        self.precisions = (whitening.mT @ whitening)[kinds]
         self.scale, self.grey, self.index = scale, grey, index
         self.share = grey.numel() / index.numel()
 
@@ -141,9 +141,9 @@ class PatchCost:
 
     def noise(self, generator: torch.Generator) -> Tensor:
         """A draw of N(0, Q), (B, C, H, W): Q⁻¹ of it is a draw of the prior."""
-        shape = (*self.roots.shape[:2], self.roots.shape[-1], 1)
-        white = torch.randn(shape, generator=generator, dtype=self.roots.dtype)
-        patches = (self.roots.mT @ white)[..., 0]
+        shape = (len(self.kinds), *self.index.shape)
+        white = torch.randn(shape, generator=generator, dtype=self.whitening.dtype)
+        patches = (white[..., None, :] @ self.whitening[self.kinds])[..., 0, :]
         images = self.grey.expand(len(patches), *self.grey.shape[1:])
         return self._returned(math.sqrt(self.share) * patches, images)
 
