@@ -8,7 +8,9 @@ Every sample found is taken out of the equations, and makes the rest easier. Pro
 * ``errors``: a sparse vector of the span of S gives a mask;
 * ``features``: a sparse nonnegative vector of the span of the next layer's inputs gives a mask;
 * ``inputs``: a sparse nonnegative vector of the span of the layer's own inputs (outputs of a ReLU,
-  or images with black pixels) is a sample's input itself.
+  or images with black pixels) is a sample's input itself;
+* ``rays``: the same for outputs of a ReLU, by linear programs from a unit's gradient, which lead to
+  many samples where one or two attract nearly all starts of ``inputs``.
 
 A mask becomes an input by closure: the next layer's inputs a, which the next gradient spans, are
 zero off the mask, which leaves one of them; on the mask the layer's outputs are a. The outputs that
@@ -26,7 +28,12 @@ from torch import Tensor
 from flwr_leakage.attacks.exact.batch_layer import EXACT, ROUNDING, BatchLayer, Candidate
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor
 from flwr_leakage.attacks.exact.quadratic_lifting import fits, lifted_columns
-from flwr_leakage.attacks.exact.sparse_columns import null_vector, sparsest, zero_entries
+from flwr_leakage.attacks.exact.sparse_columns import (
+    extreme_ray,
+    null_vector,
+    sparsest,
+    zero_entries,
+)
 
 FROM_ROWS = 0.75
 """The share of starts at a row of U instead of a Gaussian vector."""
@@ -162,7 +169,7 @@ class BatchSearch:
         peeled = -1  # samples found when peeling was tried last
         for _ in range(self.settings.starts):
             self._lift()
-            if self.layer.rectified and not self._linked and len(self.found) > peeled:
+            if len(self.found) > peeled and self._may_peel(peeled < 0):
                 self._peel(ends)
                 peeled = len(self.found)
             if not sources:
@@ -187,7 +194,8 @@ class BatchSearch:
     def _sources(self) -> list[str]:
         layer = self.layer
         sources = ["errors", "features"] if layer.rectified and self._linked else []
-        return sources + ["inputs"] * (layer.takes_input or layer.sparse_inputs)
+        sources += ["inputs"] * (layer.takes_input or layer.sparse_inputs)
+        return sources + ["rays"] * layer.sparse_inputs
 
     def _propose(self, source: str) -> None:
         """One random start of a source."""
@@ -213,8 +221,11 @@ class BatchSearch:
                 dual = self._close(~zeros)
         else:
             basis, triangle = rest.orthonormal
-            values = basis @ sparsest(basis, triangle @ start, nonnegative=True)
-            zeros = zero_entries(values, rank)
+            if source == "rays":
+                vector = extreme_ray(basis, triangle @ row)
+            else:
+                vector = sparsest(basis, triangle @ start, nonnegative=True)
+            zeros = None if vector is None else zero_entries(basis @ vector, rank)
             if zeros is not None:
                 dual, _ = null_vector(rest.pixels[zeros])
         self._judge(source, dual)
@@ -249,6 +260,16 @@ class BatchSearch:
         equations = torch.cat([projected[mask], -share * outputs[mask, None]], dim=1)
         offset = -self.layer.offset[mask, None]
         return torch.linalg.lstsq(equations, offset).solution[:-1, 0]
+
+    def _may_peel(self, first: bool) -> bool:
+        """Whether units that one sample alone activates are worth a pass of all units.
+
+        Where masks come from the next layer, too, many samples mostly share each unit, and it is
+        tried once, and again after each sample if that has found any.
+        """
+        if not self.layer.rectified:
+            return False
+        return not self._linked or first or "peeling" in self.accepted
 
     def _peel(self, ends: float) -> None:
         """Try every unit's gradient as one sample's input, the surest first.

@@ -7,13 +7,16 @@ zeros too. Both lie in spans that the gradient tells, and are sparse there as no
 samples is (SPEAR: Dimitrov et al. 2024; dictionary learning: SPEAR++ 2025).
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
 ROUNDS, DECAY, START = 60, 0.85, 0.3
 
 
-def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
+def sparsest(
+    basis: Tensor, start: Tensor, nonnegative: bool = False, near: float = START
+) -> Tensor:
     """A vector v, near a start, for which ``basis @ v`` has many zeros.
 
     A local minimum of ``Σ_j log((Mv)_j² + e²)`` on the unit sphere as e falls (iteratively
@@ -24,13 +27,14 @@ def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
         basis: M (m, b), columns orthonormal.
         start: (b,).
         nonnegative: entries below zero count like zeros that are missed.
+        near: the first e, relative to the start's largest entry. Small ones stay near the start.
 
     Returns:
         v (b,) of length 1.
     """
     vector = start / start.norm()
     values = basis @ vector
-    width = START * float(values.abs().max())
+    width = near * float(values.abs().max())
     identity = torch.eye(len(vector), dtype=basis.dtype, device=basis.device)
     for _ in range(ROUNDS):
         weights = 1 / (values.square() + width**2)
@@ -48,6 +52,44 @@ def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
         values = basis @ vector
         width *= DECAY
     return vector
+
+
+PROGRAMS, SLACK = 4, 1e-2
+"""Linear programs of a start, and what counts as near zero, relative to the mean entry."""
+
+
+def extreme_ray(basis: Tensor, start: Tensor) -> Tensor | None:
+    """A nonnegative vector ``basis @ v``, near a start, with many zeros.
+
+    A vertex of ``{v : Mv ≥ 0, Σ Mv = 1}`` of least ``Σ_j w_j (Mv)_j``, and again with weights
+    ``w_j = 1 / ((Mv)_j + e)`` of the one before (reweighted ℓ₁, Candès, Wakin and Boyd 2008), from
+    which :func:`sparsest` ends. A sample's ReLU outputs are an extreme ray of that cone. A program
+    has no local minima, and its rays are near the start: gradients of units, mixtures of the few
+    samples that activate them, lead to many different ones.
+
+    Args:
+        basis: M (m, b), columns orthonormal.
+        start: (b,).
+
+    Returns:
+        v (b,), or ``None`` where no such vector is found.
+    """
+    from scipy.optimize import linprog  # takes most of a second to import
+
+    matrix = basis.numpy(force=True)
+    values = matrix @ start.numpy(force=True)
+    values = values if values.sum() > 0 else -values
+    slack = np.full(len(matrix), SLACK / len(matrix))
+    for _ in range(PROGRAMS):
+        weights = 1 / (values.clip(0) + SLACK * np.abs(values).mean())
+        solved = linprog(
+            matrix.T @ weights, -matrix, slack, matrix.sum(0)[None], [1.0], (None, None)
+        )
+        if solved.x is None:
+            return None
+        values = matrix @ solved.x
+    # A vertex is as exact as its entries at zero are. There are more, without the slack.
+    return sparsest(basis, torch.from_numpy(solved.x).to(basis), nonnegative=True, near=SLACK)
 
 
 def zero_entries(values: Tensor, at_least: int, contrast: float = 10.0) -> Tensor | None:

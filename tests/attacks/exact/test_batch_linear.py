@@ -153,6 +153,22 @@ def test_one_sample_that_is_found_sets_off_the_peeling_of_its_neighbours(monkeyp
     assert search.accepted["peeling"] >= 3
 
 
+def test_units_of_one_sample_are_peeled_where_the_next_layer_tells_masks_too():
+    truth, network = batch(12), mlp(71, 60)
+    generator = torch.Generator().manual_seed(3)
+    active = torch.rand(71, 12, generator=generator) < 0.6
+    active[:3] = torch.eye(12).bool()[:3]
+    outputs = (0.5 + torch.rand(71, 12, generator=generator)) * torch.where(active, 1.0, -1.0)
+    with torch.no_grad():
+        network[1].weight.copy_(outputs @ torch.linalg.pinv(truth.inputs.flatten(1).T))
+        network[1].bias.zero_()
+    layers, generator = pose_batch(network, truth)
+    assert layers[0].factor.rank == layers[1].factor.rank
+    search = BatchSearch(layers[0], layers[1], SearchSettings(starts=1), generator)
+    search.run()
+    assert search.accepted["peeling"] >= 3
+
+
 @pytest.mark.parametrize("unit", [1, 4, 7, 8])
 def test_a_wrong_sign_of_a_unit_is_found_by_what_the_gradient_explains(unit):
     """A unit near zero, one of ten in the second layer, changes much of a sample's errors."""

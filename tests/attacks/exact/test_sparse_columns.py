@@ -2,7 +2,12 @@ import pytest
 import torch
 
 from flwr_leakage.attacks.exact.quadratic_lifting import fits, lifted_columns
-from flwr_leakage.attacks.exact.sparse_columns import null_vector, sparsest, zero_entries
+from flwr_leakage.attacks.exact.sparse_columns import (
+    extreme_ray,
+    null_vector,
+    sparsest,
+    zero_entries,
+)
 
 
 def planted(units=120, samples=5, seed=0):
@@ -30,6 +35,42 @@ def test_nonnegative_vectors_are_found_with_their_sign():
     values = basis @ sparsest(basis, triangle[:, 2] + 0.1, nonnegative=True)
     assert values.sum() > 0
     assert values.min() > -1e-3 * values.max()
+
+
+def features_alike(samples=24, entries=240, seed=0):
+    """ReLU outputs of samples that have most of their size in common, a third of them zero."""
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.rand(entries, 1, generator=generator, dtype=torch.float64)
+    own = torch.randn(entries, samples, generator=generator, dtype=torch.float64)
+    columns = (common + own).clamp_min(0)
+    return columns, *torch.linalg.qr(columns)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4])
+def test_rays_from_mixtures_of_a_few_are_samples_and_many_of_them(noise):
+    columns, basis, triangle = features_alike()
+    generator = torch.Generator().manual_seed(1)
+    if noise:
+        noisy = columns + noise * torch.randn(
+            columns.shape, generator=generator, dtype=torch.float64
+        )
+        basis, triangle = torch.linalg.qr(noisy)
+    directions = triangle / triangle.norm(dim=0)
+    mixtures = torch.randn(24, 40, generator=generator, dtype=torch.float64)
+    mixtures *= torch.rand(24, 40, generator=generator) < 0.3
+    found = []
+    for start in (triangle @ mixtures).T:
+        ray = extreme_ray(basis, start)
+        likeness = directions.T @ (ray / ray.norm())
+        if likeness.max() > 1 - 100 * max(noise, 1e-6) ** 2:
+            found.append(int(likeness.argmax()))
+    assert len(found) >= 20
+    assert len(set(found)) >= 10
+
+
+def test_no_ray_where_nothing_is_nonnegative():
+    basis, _ = torch.linalg.qr(torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]]).double())
+    assert extreme_ray(basis, torch.ones(2, dtype=torch.float64)) is None
 
 
 def test_zeros_are_the_smaller_of_two_sizes():
