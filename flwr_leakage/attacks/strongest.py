@@ -134,7 +134,7 @@ class Strongest:
             attack, suffix = partial(_denoise, self.denoising, target.evidence), DENOISED
         for _ in range(FINISHES):
             left = (limit - target.seconds) * self.share / 2  # there may be better ones to come
-            if attack is None or target.is_done or left <= 0 or not target.may_win(name, FAR):
+            if attack is None or target.is_done or left <= 0 or not target.may_lead(name):
                 return
             before = target.candidates[name]
             began = time.process_time()
@@ -182,6 +182,7 @@ class _Target:
     evidence: Evidence | None
     best: Reconstruction
     energy: float = math.inf
+    plain: float = math.inf  # the least of candidates that were not gone on from
     seconds: float = 0.0
     is_solved: bool = False
     is_done: bool = False
@@ -244,6 +245,8 @@ class _Target:
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
         origin = name.partition(" + ")[0]  # errors before and after a finish are the same
         rival = self.candidates.get(origin)
+        if name == origin:
+            self.plain = min(self.plain, judged.energy)
         is_better = rival is None or judged.energy < rival.energy
         is_best = self.best.batch is None or judged.energy < self.energy
         if replaces and rival is not None and judged.is_explained and rival.judged.is_explained:
@@ -257,16 +260,27 @@ class _Target:
             self.candidates[origin] = Candidate(name, result.batch, judged)
         return is_best
 
-    def may_win(self, name: str, least: float = LEAST) -> bool:
-        """Whether an attack's candidate has this weight at least, and so is worth going on from."""
+    def may_win(self, name: str, energy: float) -> bool:
+        """Whether an attack's candidate is about as likely as one of an energy."""
+        return self._has_weight(name, energy, LEAST)
+
+    def may_lead(self, name: str) -> bool:
+        """Whether an attack's candidate is worth going on from.
+
+        Beside one that was gone on from already, a better one may look unlikely, so that what
+        counts is also the best of those that were not.
+        """
+        return self._has_weight(name, self.energy, FAR) or self.may_win(name, self.plain)
+
+    def _has_weight(self, name: str, energy: float, least: float) -> bool:
         assert self.evidence is not None
         candidate = self.candidates.get(name)
-        return candidate is not None and candidate.weight(self.energy, self.evidence) >= least
+        return candidate is not None and candidate.weight(energy, self.evidence) >= least
 
     def likely(self) -> list[tuple[str, Candidate]]:
         """The candidates that are about as likely as the best, it first, by their origin."""
         found = sorted(self.candidates.items(), key=lambda each: each[1].energy)
-        return [each for each in found if self.may_win(each[0])]
+        return [each for each in found if self.may_win(each[0], self.energy)]
 
     def fuse(self) -> None:
         """Answer by the mean of the candidates, unless one solved it."""

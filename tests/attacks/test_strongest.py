@@ -262,6 +262,19 @@ def test_candidates_are_compared_where_they_lead(job, smooth):
     assert set(energies) - {"fusion"} == {*attacks, "best + finish", "near + finish"}
 
 
+def test_a_finish_of_one_candidate_does_not_bar_the_others_from_theirs(job, monkeypatch):
+    target = _Target.of(job, job.observations[0], 1e-7)
+    scale = target.evidence.equations
+    candidate = Reconstruction(Batch(torch.zeros(1, *job.spec.shape), torch.tensor([0])), 0.0)
+    energies = {"first": 0.0, "first + finish": -20.0, "better": -1.0, "worse": 6.0}
+    answers = iter(Judgement(e * scale, 0.1, 9.0, False, False) for e in energies.values())
+    monkeypatch.setattr(Evidence, "judge", lambda self, batch: next(answers))
+    for name in energies:
+        target.take(name, candidate, 0.0)
+    assert target.winner == "first + finish"
+    assert [name for name in energies if target.may_lead(name)] == ["first", "better"]
+
+
 def test_an_image_that_has_little_of_a_ring_pays_for_noise_there():
     across = torch.arange(16.0) / 16
     dull = torch.stack([3 * across.cos().expand(16, 16), *torch.zeros(2, 16, 16)])[None].double()
