@@ -14,6 +14,7 @@ from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.inversion.annealing import Annealing
+from flwr_leakage.attacks.inversion.dense_gauss_newton import DenseGaussNewton
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.inversion.least_absolute import LeastAbsolute
@@ -82,6 +83,7 @@ __all__ = [
     "ClassCounts",
     "Cosine",
     "Denoising",
+    "DenseGaussNewton",
     "Edges",
     "Euclidean",
     "Evidence",

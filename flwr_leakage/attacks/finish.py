@@ -1,15 +1,14 @@
 """Go on from a candidate that another attack found."""
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import ProgressCallback
+from flwr_leakage.attacks.inversion.dense_gauss_newton import DenseGaussNewton
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.inversion.least_absolute import LeastAbsolute
-from flwr_leakage.attacks.inversion.levenberg_marquardt import LevenbergMarquardt
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.records import Batch, InputSpec, Reconstruction
@@ -25,16 +24,9 @@ class Finish:
 
     Attributes:
         attack: how it goes on; its start and its labels are replaced by the candidate's.
-        within: relative squared distance of gradients up to which a portfolio's candidate is near
-            enough to go on from, > 0.
     """
 
-    attack: GradientInversion | LeastAbsolute | LevenbergMarquardt
-    within: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not self.within > 0:
-            raise ValueError(f"within must be positive, got {self.within}.")
+    attack: GradientInversion | LeastAbsolute | DenseGaussNewton
 
     def __call__(
         self, job: AttackJob, candidate: Batch, progress: ProgressCallback | None = None

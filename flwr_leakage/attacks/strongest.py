@@ -155,11 +155,7 @@ class Strongest:
         if target.evidence.is_noised:
             target.leave_out(name, "it would fit the noise")
             return
-        likely = target.likely()[:ENDED]
-        near = [each for each in likely if each[1].judged.distance <= attack.within]
-        if not near:
-            target.leave_out(name, f"no likely candidate is within {attack.within:g}")
-        for origin, candidate in near:
+        for origin, candidate in target.likely()[:ENDED]:
             left = (limit - target.seconds) * self.share
             if left <= 0:
                 return

@@ -11,6 +11,7 @@ from flwr_leakage.attacks import (
     LBFGS,
     Analytic,
     AttackJob,
+    DenseGaussNewton,
     FeatureMatching,
     FeatureRecursion,
     GradientInversion,
@@ -46,6 +47,7 @@ CASES = [
         GradientInversion(optimizer=LBFGS(iterations=2), labels="joint"), tiny_network, id="joint"
     ),
     pytest.param(LevenbergMarquardt(iterations=1), tiny_network, id="levenberg marquardt"),
+    pytest.param(DenseGaussNewton(steps=1), tiny_network, id="dense gauss newton"),
     pytest.param(
         FeatureMatching(layer_iterations=5, fit_iterations=2), tiny_network, id="feature matching"
     ),

@@ -15,6 +15,7 @@ from flwr_leakage.attacks import (
     AttackJob,
     Budget,
     Denoising,
+    DenseGaussNewton,
     Euclidean,
     Evidence,
     ExactBatch,
@@ -134,8 +135,9 @@ def test_a_best_candidate_is_gone_on_from(job, smooth, grey):
     finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(200, tolerance=1e-12)))
     attacks = {"near": Answering(near), "later": Answering(grey)}
     (result,) = Strongest(attacks, finish=finish)(job)
-    outcomes = [(part.name, part.outcome) for part in result.parts]
-    assert outcomes == [("near", "found"), ("near + finish", "solved"), ("later", "not run")]
+    first, *finished, last = [(part.name, part.outcome) for part in result.parts]
+    assert (first, last) == (("near", "found"), ("later", "not run"))
+    assert set(finished) == {("near + finish", "solved")}  # again, as long as that halves it
     assert result.stats["attack"] == "near + finish"
     with pytest.raises(ValueError, match="one observation, got 2"):
         finish(replace(job, observations=list(job.observations) * 2), near)
@@ -410,7 +412,7 @@ def test_what_meets_its_gradient_roughly_is_brought_to_rounding(job, smooth):
     near = {"near": Answering(erring(smooth, 0, 1e-3)), "after": Answering(smooth)}
     (rough,) = Strongest(near, tolerance=1e-3)(job)
     assert [part.outcome for part in rough.parts] == ["solved", "not run"]
-    steps = {**near, "steps": Finish(LevenbergMarquardt(iterations=6, damping=1e-6))}
+    steps = {**near, "steps": Finish(DenseGaussNewton(steps=6))}
     (result,) = Strongest(steps, tolerance=1e-3)(job)
     assert [part.outcome for part in result.parts] == ["solved", "not run", "solved"]
     assert result.stats["attack"] == "near + steps"
@@ -420,18 +422,9 @@ def test_what_meets_its_gradient_roughly_is_brought_to_rounding(job, smooth):
     assert [part.outcome for part in result.parts] == ["solved", "not run", "not run"]
 
 
-def test_candidates_too_far_away_are_not_gone_on_from(job, smooth):
-    steps = Finish(LevenbergMarquardt(iterations=6), within=1e-9)
-    (result,) = Strongest({"near": Answering(erring(smooth, 0, 0.3)), "steps": steps})(job)
-    assert [part.outcome for part in result.parts] == ["found", "not run"]
-    assert "within 1e-09" in result.parts[1].reason
-    with pytest.raises(ValueError, match="within must be positive, got 0"):
-        Finish(LevenbergMarquardt(), within=0.0)
-
-
 def test_a_solved_target_is_not_stopped_by_the_budget(job, smooth):
     rough = Answering(erring(smooth, 0, 1e-3), {"cpu_seconds": 5.0})
-    steps = {"near": rough, "steps": Finish(LevenbergMarquardt(iterations=6))}
+    steps = {"near": rough, "steps": Finish(DenseGaussNewton(steps=6))}
     (result,) = Strongest(steps, tolerance=1e-3, max_seconds=4.0)(job)
     assert [part.outcome for part in result.parts] == ["solved", "not run"]
     assert "budget" in result.parts[1].reason and "stopped" not in result.stats

@@ -9,6 +9,7 @@ from attacked import observe, tiny_network
 from flwr_leakage.attacks import (
     LBFGS,
     AttackJob,
+    DenseGaussNewton,
     GradientInversion,
     LevenbergMarquardt,
     Strongest,
@@ -21,6 +22,7 @@ KNOWN = ThreatModel(labels="known")
 ATTACKS = [
     GradientInversion(optimizer=LBFGS(iterations=200, tolerance=1e-14), dtype="float64"),
     LevenbergMarquardt(),
+    DenseGaussNewton(),
 ]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import Budget, stop_mark
-from flwr_leakage.attacks.inversion.jacobian import Jacobian, has_kinks
+from flwr_leakage.attacks.inversion.jacobian import Jacobian
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
@@ -38,8 +38,6 @@ class LevenbergMarquardt(OneByOne):
         initialisation: the first candidate.
         max_entries: a Jacobian with more entries is refused.
         chunk_size: columns of J computed together.
-        smooth_only: whether networks with ReLUs or max pooling are refused: J does not see where
-            their gradient jumps, so that the time is better spent on other attacks.
     """
 
     purpose: ClassVar[str] = "levenberg marquardt"
@@ -51,7 +49,6 @@ class LevenbergMarquardt(OneByOne):
     initialisation: Initialisation = field(default_factory=Grey)
     max_entries: int = 200_000_000
     chunk_size: int = 128
-    smooth_only: bool = False
 
     def __post_init__(self) -> None:
         if self.iterations < 1:
@@ -65,12 +62,9 @@ class LevenbergMarquardt(OneByOne):
         """Attack one problem in float64.
 
         Raises:
-            ValueError: the Jacobian has more than ``max_entries`` entries, or the network has kinks
-                where only smooth ones are asked for.
+            ValueError: the Jacobian has more than ``max_entries`` entries.
         """
         began = time.process_time()
-        if self.smooth_only and has_kinks(problem):
-            raise ValueError("the network must be smooth, and has ReLUs or max pooling.")
         targets = assume_targets(problem, self.labels, generator).values
         model = Jacobian(problem, targets, self.chunk_size, self.max_entries)
         spec, shape, size = problem.spec, model.shape, model.size

@@ -1,0 +1,97 @@
+"""Small smooth networks: whole batches from grey, and what pruning left open."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from attacked import observe, tiny_network
+from torch import nn
+
+from flwr_leakage.attacks import AttackJob, DenseGaussNewton, Finish, LevenbergMarquardt
+from flwr_leakage.attacks.evidence import Evidence
+from flwr_leakage.attacks.problem import pose
+from flwr_leakage.defenses import GaussianNoise, GradientPruning
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.randomness import Reproducible
+from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
+
+
+def case(spec, images, defense=None, num_steps=1, model=None):
+    batch = Batch(images, torch.arange(len(images)) % 4)
+    gradient_map = GradientMap(tiny_network() if model is None else model)
+    seen = observe(gradient_map, batch, LocalSchedule(0.1, num_steps, len(images)))
+    if defense is not None:
+        update = defense.on_update(seen.update, Reproducible.from_seed(0))
+        seen = replace(seen, update=update)
+    return AttackJob(gradient_map, spec, [seen], ThreatModel()), batch
+
+
+def error(found, batch):
+    return float((found.inputs - batch.inputs).square().mean().sqrt())
+
+
+@pytest.fixture
+def blobs(spec):
+    """Images of low frequencies, as those of the prior are."""
+    coarse = torch.rand(2, spec.shape[0], 3, 3, generator=torch.Generator().manual_seed(3))
+    images = nn.functional.interpolate(coarse, spec.shape[1:], mode="bilinear", align_corners=True)
+    return spec.normalize(images)
+
+
+@pytest.mark.parametrize(("count", "steps"), [(1, 1), (2, 1), (1, 3)])
+def test_smooth_networks_are_solved_from_grey(spec, blobs, count, steps):
+    job, batch = case(spec, blobs[:count], num_steps=steps)
+    (found,) = DenseGaussNewton()(job)
+    assert error(found.batch, batch) < 1e-3
+    assert found.objective < 1e-12
+    assert found.stats["iterations"] <= 20
+
+
+def test_what_pruning_left_open_is_filled_by_the_prior(spec, blobs):
+    job, batch = case(spec, blobs[:1], GradientPruning(0.9))
+    (found,) = DenseGaussNewton()(job)
+    plain = LevenbergMarquardt()(job)[0]
+    assert error(found.batch, batch) < 0.3 * error(plain.batch, batch)
+    problem = pose(job.gradient_map, spec, job.observations[0], job.threat)
+    evidence = Evidence.of(problem, 1e-7)
+    residual = evidence.likelihood.residual(evidence.gradient(found.batch))
+    kept = evidence.likelihood.observed != 0
+    assert int(kept.sum()) < 0.15 * len(kept)
+    excess = evidence.likelihood.excess(residual)
+    assert float(excess.norm()) < 1e-4 * float(evidence.likelihood.observed.norm())
+
+
+def test_an_update_with_noise_is_met_to_its_noise(spec, blobs):
+    job, _ = case(spec, blobs[:1], GaussianNoise(1e-3))
+    (found,) = DenseGaussNewton()(job)
+    problem = pose(job.gradient_map, spec, job.observations[0], job.threat)
+    misfit = Evidence.of(problem, 1e-7).judge(found.batch).misfit
+    assert 0.5 < misfit < 1.3
+    assert found.stats["misfit"] == pytest.approx(misfit, rel=0.1)
+
+
+def test_it_goes_on_from_a_candidate(spec, blobs):
+    job, batch = case(spec, blobs[:1])
+    near = Batch(batch.inputs + 0.01, batch.targets)
+    found = Finish(DenseGaussNewton())(job, near)
+    assert found.stats["iterations"] < DenseGaussNewton()(job)[0].stats["iterations"]
+    assert error(found.batch, batch) < 1e-3
+
+
+def test_what_does_not_fit_is_refused(spec, blobs):
+    relu = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 4))
+    job, _ = case(spec, blobs[:1], model=relu)
+    assert "must be smooth" in DenseGaussNewton()(job)[0].error
+    job, _ = case(spec, blobs[:1])
+    assert "10 entries" in DenseGaussNewton(max_entries=10)(job)[0].error
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        DenseGaussNewton(steps=0)
+    with pytest.raises(ValueError, match=r"model_error must lie in \(0, 1\], got 0"):
+        DenseGaussNewton(model_error=0.0)
+
+
+def test_it_ends_with_its_start_once_the_budget_is_spent(spec, blobs):
+    job, _ = case(spec, blobs[:1])
+    (found,) = DenseGaussNewton()(replace(job, max_seconds=1e-9))
+    assert found.stats["stopped"] == "budget" and found.stats["iterations"] == 0
+    assert bool(torch.isfinite(found.batch.inputs).all())
