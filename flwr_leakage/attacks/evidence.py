@@ -6,7 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
+from flwr_leakage.attacks.inversion.likelihood import (
+    Likelihood,
+    estimate_noise,
+    kernel_groups,
+)
 from flwr_leakage.attacks.problem import Problem, simulate_rounds
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
@@ -52,13 +56,15 @@ class Evidence:
 
     The energy of a candidate x̂ with residuals r = g(x̂) − g* is
 
-        E = Σ_t P_t min(1, q_t) + D_t log(1 + P_t / D_t max(0, q_t − 1))
+        E = Σ_t P_t min(1, q_t) + Σ_g D_g log(1 + P_g / D_g max(0, q_g − 1))
             + Σ_i Σ_k (1 + n_k) log(1 + ‖s_ik‖²)
 
-    with ``q_t = m_t / σ_t²`` of the mean square m_t of r over the P_t entries of tensor t (entries
-    that may have been pruned count by how far they exceed what pruning allows) and the noise σ,
-    estimated from the update itself, D_t the smaller of P_t and the number of unknowns
-    (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.energy`), and s_ik the n_k
+    with ``q = m / σ_t²`` of the mean square m of r over the P_t entries of tensor t, or the P_g of
+    group g: a kernel, or a column of a matrix
+    (:func:`flwr_leakage.attacks.inversion.likelihood.kernel_groups`). Entries that may have been
+    pruned count by how far they exceed what pruning allows. The noise σ is estimated from the
+    update itself. D_g is P_g, or less where the tensor has more entries than there are unknowns
+    (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.energy`). s_ik are the n_k
     coordinates of image i in ring k: of one mean or difference of the colours, and of frequencies
     of about one size (:class:`flwr_leakage.spectral.image_prior.ImagePrior`).
 
@@ -70,12 +76,14 @@ class Evidence:
     Attributes:
         problem: in double precision.
         likelihood: of all rounds' residuals.
+        groups: the number of the group of each entry (P,).
         prior: of each sample.
         tolerance: a distance at which the gradient counts as met.
     """
 
     problem: Problem
     likelihood: Likelihood
+    groups: Tensor
     prior: ImagePrior
     tolerance: float
 
@@ -85,7 +93,8 @@ class Evidence:
         problem = problem.to(torch.float64)
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
-        return cls(problem, likelihood, ImagePrior.of(problem.spec), tolerance)
+        groups = kernel_groups([value.shape for each in gradients for value in each.values()])
+        return cls(problem, likelihood, groups, ImagePrior.of(problem.spec), tolerance)
 
     def gradient(self, batch: Batch) -> Tensor:
         """g(x̂) (P,), of all rounds one after another, in double precision."""
@@ -102,7 +111,8 @@ class Evidence:
         distances = [float(r.square().sum() / g.square().sum()) for r, g in pairs]
         inputs = batch.inputs.double()
         coordinates = torch.stack([self.prior.coordinates(x[None]) for x in inputs])
-        energy = self.likelihood.energy(residual, self.unknowns) + ring_energy(coordinates)
+        energy = self.likelihood.energy(residual, self.unknowns, self.groups)
+        energy += ring_energy(coordinates)
         distance = sum(distances) / len(distances)
         if not math.isfinite(energy + distance):
             return Judgement(math.inf, math.inf, math.inf)

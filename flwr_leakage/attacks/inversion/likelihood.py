@@ -119,7 +119,9 @@ class Likelihood:
         mean = self.mean_squares(residual) / self.noise.square()
         return float((mean * self.counts).sum() / self.counts.sum())
 
-    def energy(self, residual: Tensor, unknowns: float = math.inf) -> float:
+    def energy(
+        self, residual: Tensor, unknowns: float = math.inf, groups: Tensor | None = None
+    ) -> float:
         """−2 log likelihood up to a constant, at each tensor's most likely error of the candidate.
 
         A residual is noise in all P_t entries of a tensor, and besides what the candidate gets
@@ -133,16 +135,28 @@ class Likelihood:
         large tensor that tells the same thing many times, as the outer product of a linear layer,
         counts by what it tells.
 
+        What a candidate gets wrong, as a mask of one channel, may move some groups of a tensor's
+        entries by much, others by little. With groups, the last sum is over them, each with its own
+        P_g and q_g, and D_g = D_t P_g / P_t.
+
         Args:
             residual: r (P,).
             unknowns: of the candidate.
+            groups: of entries whose errors are alike (P,), each within one tensor; ``None`` takes
+                each tensor as one.
         """
-        noise = self.noise.square()
-        means = self.mean_squares(residual) / noise
-        free = self.independent(unknowns)
-        wrong = self.counts / free * (means - 1).clamp_min(0)
-        common = self.counts * (noise.log() + means.clamp_max(1))
-        return float((common + free * wrong.log1p()).sum())
+        squares = self.excess(residual).square() / self.noise.square()[self.tensors]
+        means = self._means(squares)
+        common = self.counts * (self.noise.square().log() + means.clamp_max(1))
+        shares = self.independent(unknowns) / self.counts
+        counts = self.counts
+        if groups is not None:
+            counts = groups.bincount().to(squares)
+            means = torch.zeros_like(counts).index_add_(0, groups, squares) / counts
+            tensors = torch.zeros(len(counts), dtype=torch.int64).scatter_(0, groups, self.tensors)
+            shares = shares[tensors]
+        wrong = (means - 1).clamp_min(0) / shares
+        return float(common.sum() + (shares * counts * wrong.log1p()).sum())
 
     def independent(self, unknowns: float) -> Tensor:
         """D_t, the equations of each tensor (T,) that can be independent."""
