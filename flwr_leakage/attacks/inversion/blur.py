@@ -32,8 +32,8 @@ below the normal numbers, where processors take several times as long."""
 OUTSIDE = -1e4
 """Value of padding around the windows of max pooling, in place of −∞, whose differences are NaN."""
 
-_MAX_POOLS = {F.max_pool2d, torch.max_pool2d}
-_ADAPTIVE_MAX_POOLS = {F.adaptive_max_pool2d}
+MAX_POOLS = {F.max_pool2d, torch.max_pool2d}
+ADAPTIVE_MAX_POOLS = {F.adaptive_max_pool2d}
 
 
 def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
@@ -77,6 +77,25 @@ def blurred_maximum(left: Tensor, right: Tensor, width: Tensor) -> Tensor:
         width: σ > 0, broadcast.
     """
     return right + blurred_relu(left - right, width) - width / math.sqrt(2 * math.pi)
+
+
+def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tensor:
+    """The blurred maximum of several, by pairs, of which each has the root mean square width.
+
+    Args:
+        values: of one shape.
+        widths: σ > 0 of each, broadcast.
+    """
+    values, widths = list(values), list(widths)
+    while len(values) > 1:
+        pairs = zip(values[::2], values[1::2], widths[::2], widths[1::2], strict=False)
+        merged = [
+            (a, b, v if v is w else torch.lerp(v**2, w**2, 0.5).sqrt()) for a, b, v, w in pairs
+        ]
+        odd = len(values) // 2 * 2
+        values = [blurred_maximum(a, b, w) for a, b, w in merged] + values[odd:]
+        widths = [w for _, _, w in merged] + widths[odd:]
+    return values[0]
 
 
 def windows_of(
@@ -123,7 +142,7 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
 
 
 def _tournament(inputs: Tensor, width: Tensor, *window: Any, **settings: Any) -> Tensor:
-    """The blurred maximum of every window, by pairs, of which each has the root mean square width.
+    """The blurred maximum of every window; see :func:`blurred_largest`.
 
     Args:
         inputs: of the pooling.
@@ -136,15 +155,7 @@ def _tournament(inputs: Tensor, width: Tensor, *window: Any, **settings: Any) ->
     if width.ndim == inputs.ndim and width.shape[-2:].numel() > 1:
         widths = windows_of(width.expand_as(inputs), *window, **settings, outside=0.0)
         widths = [each.clamp_min(float(width.min())) for each in widths]
-    while len(maps) > 1:
-        pairs = zip(maps[::2], maps[1::2], widths[::2], widths[1::2], strict=False)
-        merged = [
-            (a, b, v if v is w else torch.lerp(v**2, w**2, 0.5).sqrt()) for a, b, v, w in pairs
-        ]
-        odd = len(maps) // 2 * 2
-        maps = [blurred_maximum(a, b, w) for a, b, w in merged] + maps[odd:]
-        widths = [w for _, _, w in merged] + widths[odd:]
-    return maps[0]
+    return blurred_largest(maps, widths)
 
 
 class Blurred(FunctionMode):
@@ -174,13 +185,14 @@ class Blurred(FunctionMode):
         inputs = args[0] if args else kwargs.pop("input")
         width = self.widths[self.calls % len(self.widths)].to(inputs.dtype)
         self.calls += 1
-        if function in _MAX_POOLS:
+        if function in MAX_POOLS:
             kwargs.pop("return_indices", None)
             return _tournament(inputs, width, *args[1:], **kwargs)
-        if function in _ADAPTIVE_MAX_POOLS:
-            size = _window(inputs, args[1] if len(args) > 1 else kwargs["output_size"])
-            assert size is not None  # has_kinks
-            return _tournament(inputs, width, size)
+        if function in ADAPTIVE_MAX_POOLS:
+            size = args[1] if len(args) > 1 else kwargs["output_size"]
+            window = adaptive_window(inputs.shape, size)
+            assert window is not None  # has_kinks
+            return _tournament(inputs, width, window)
         call = relu_call(function, args, kwargs)
         if call is not None:
             return call.answer(blurred_relu(inputs.clone(), width))
@@ -228,23 +240,24 @@ def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
 
 def has_kinks(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call is a ReLU or a max pooling that can be blurred."""
-    if function in _MAX_POOLS:
+    if function in MAX_POOLS:
         asks_indices = args[6] if len(args) > 6 else kwargs.get("return_indices", False)
         return not asks_indices
-    if function in _ADAPTIVE_MAX_POOLS:
+    if function in ADAPTIVE_MAX_POOLS:
         if kwargs.get("return_indices", False) or len(args) > 2:
             return False
         inputs = args[0] if args else kwargs["input"]
-        return _window(inputs, args[1] if len(args) > 1 else kwargs["output_size"]) is not None
+        size = args[1] if len(args) > 1 else kwargs["output_size"]
+        return adaptive_window(inputs.shape, size) is not None
     return function is F.leaky_relu or relu_call(function, args, kwargs) is not None
 
 
-def _window(inputs: Tensor, output_size: Any) -> tuple[int, int] | None:
-    """The windows of adaptive pooling, where they are all alike."""
+def adaptive_window(shape: Sequence[int], output_size: Any) -> tuple[int, int] | None:
+    """The windows of adaptive pooling of inputs of a shape (…, H, W), where they are all alike."""
     wanted = (output_size, output_size) if isinstance(output_size, int) else output_size
     sizes = [
         (have, have if want is None else want)
-        for have, want in zip(inputs.shape[-2:], wanted, strict=True)
+        for have, want in zip(shape[-2:], wanted, strict=True)
     ]
     if any(have % want for have, want in sizes):
         return None

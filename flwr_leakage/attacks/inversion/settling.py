@@ -96,7 +96,7 @@ class Settling:
         if not self.steps:
             return start
         prior, generator = model.prior, torch.Generator().manual_seed(0)
-        point = prior.coordinates(start.inputs.float())[None]
+        point = torch.stack([prior.coordinates(image[None]) for image in start.inputs.float()])
         products, step = 0, 0
         each = max(4, self.products // (2 * self.steps * model.passes))
         first = min(max(WIDENING * math.sqrt(start.distance), self.least), self.most)

@@ -1,10 +1,12 @@
-"""The equations of one image whose features and error the last layer's gradient tells.
+"""The equations of one image whose features and error a linear layer's gradient tells.
 
-The last linear layer's gradient of one sample is the outer product ``e [h, 1]ᵀ`` of its error and
-its features, each entry with noise, or known to lie below a threshold of pruning. Fitted to it, e
-and h tell which units of the last ReLU are on before any image is searched. With them given, the
-rest of the update is :class:`KnownErrors`, which has one ReLU less to go through. Several local
-steps are told apart first (:mod:`~flwr_leakage.attacks.whole_batch.local_steps`).
+A linear layer's gradient of one sample is the outer product ``e [h, 1]ᵀ`` of its error and its
+features, each entry with noise, or known to lie below a threshold of pruning. Fitted to it, e and h
+tell which units of the ReLU before it are on before any image is searched. With them given, the
+rest of the update is :class:`KnownErrors`, which has fewer ReLUs to go through: of several linear
+layers in a row, that nearest to the images leaves none between them to be searched. Several local
+steps are told apart first, by the last layer
+(:mod:`~flwr_leakage.attacks.whole_batch.local_steps`).
 """
 
 import math
@@ -18,7 +20,8 @@ from torch import Tensor
 from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
 from flwr_leakage.attacks.inversion.settling import Settling
-from flwr_leakage.attacks.labels.last_layer import find_last_layer
+from flwr_leakage.attacks.labels.last_layer import LastLayer, find_last_layer
+from flwr_leakage.attacks.linear_walk import find_linear_layers
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.local_steps import local_steps
@@ -36,17 +39,16 @@ FITS = 1e-3
 
 @dataclass(frozen=True)
 class OneSample:
-    """Take features and error of a single sample from the last layer, and fit what is left.
+    """Take features and error of a single sample from a linear layer, and fit what is left.
 
-    It takes plain steps of one client on one sample, through a network whose last layer has a
-    bias, which tells the scale.
+    It takes plain steps of one client on one sample, through a network with a linear layer that has
+    a bias, which tells the scale, and takes a ReLU's outputs, or their maxima. Layers are tried in
+    the order of a pass.
 
     Attributes:
         annealings: one run from grey each, ≥ 1 of them.
         products: of a run, as of :class:`~flwr_leakage.attacks.GaussNewton`.
         settling: likewise.
-        most_on: share of the features that are not zero, at most, in (0, 1]. Which are on is worth
-            most where they are few, as in trained networks.
     """
 
     purpose: ClassVar[str] = "features and error of the one sample"
@@ -54,15 +56,12 @@ class OneSample:
     annealings: Sequence[Annealing] = (Annealing(),)
     products: int = 1300
     settling: Settling = field(default_factory=Settling)
-    most_on: float = 0.3
 
     def __post_init__(self) -> None:
         if not self.annealings:
             raise ValueError("annealings must hold at least one run, got none.")
         if self.products < 1:
             raise ValueError(f"products must be at least 1, got {self.products}.")
-        if not 0 < self.most_on <= 1:
-            raise ValueError(f"most_on must lie in (0, 1], got {self.most_on}.")
 
     def __call__(
         self, problem: Problem, likelihood: Likelihood, generator: torch.Generator
@@ -72,55 +71,80 @@ class OneSample:
         Raises:
             ValueError: the update is of several samples or rounds, the last layer has no bias or
                 is frozen, its gradient is no outer product, its features are not those of a ReLU
-                or too many of them are on, no equation stands before it, or local steps can not
-                be told apart (see :func:`~.local_steps.local_steps`).
+                or none is on, no equation stands before it, or local steps can not be told apart
+                (see :func:`~.local_steps.local_steps`); and no layer before it can be taken in its
+                place.
         """
         if problem.num_samples != 1 or problem.earlier:
             raise ValueError("the update is not of one sample in one round.")
-        layer = find_last_layer(problem)
-        if layer.bias is None or not {layer.weight, layer.bias} <= problem.gradient.keys():
+        last = find_last_layer(problem)
+        if problem.is_single_gradient:
+            for layer in _layers_before(problem, last):
+                try:
+                    return _behind(problem, likelihood, layer, generator)
+                except ValueError:
+                    continue  # a layer further behind may tell its features
+        if last.bias is None or not {last.weight, last.bias} <= problem.gradient.keys():
             raise ValueError("the last layer has no bias or is frozen.")
         if not problem.is_single_gradient:
-            steps, known_of_steps = local_steps(problem, likelihood, layer, generator)
-            self._check_share(steps.known > 0)
-            return steps, known_of_steps
-        seen, variances, bounds = _last_layer(problem, likelihood, layer.weight, layer.bias)
-        error, features, deviations = outer_product(seen, 1 / variances)
-        with_one = torch.cat([features, features.new_ones(1)])
-        left = ((seen - error[:, None] * with_one).abs() - bounds).clamp_min(0)
-        expected = max(FITS * float(seen.norm()), SURE * float(variances[bounds == 0].sum().sqrt()))
-        if not float(left.norm()) <= expected:
-            raise ValueError("the last layer's gradient is not that of one sample.")
-        passed = Passed.of(problem, layer.weight, generator, ImagePrior.natural(problem.spec))
-        if passed.narrow.left_out < 0:
-            raise ValueError("the last layer's features are no ReLU's outputs or their maxima.")
-        # The row of the largest error says most of a column of which nothing was kept.
-        largest = int(error.abs().argmax())
-        below = torch.where(
-            (bounds[:, :-1] > 0).all(0), bounds[largest, :-1] / error[largest].abs(), 0.0
-        )
-        limits = torch.where(below > 0, below, SURE * deviations)
-        on = features > limits
-        self._check_share(on)
-        # About as many units that are on lie below the limit as up to twice it.
-        near = bool((on & (features < 2 * limits.max())).any())
-        doubtful = ~on if near else torch.zeros_like(on)
-        known = torch.where(on | (doubtful & (below == 0)), features, 0.0)
-        errors = torch.where(on | doubtful, error @ problem.params[layer.weight], 0.0)
-        below = torch.where(doubtful, below, 0.0)
-        noise_std = deviations[on].median().clamp_min(FLOOR * known.square().mean().sqrt())
-        model = KnownErrors(
-            problem, passed, known[None], errors[None], noise_std, below[None], doubtful[None]
-        )
-        return model, model.likelihood(float(likelihood.noise.min()))
+            return local_steps(problem, likelihood, last, generator)
+        return _behind(problem, likelihood, last, generator)
 
-    def _check_share(self, on: Tensor) -> None:
-        """Knowing which features are on is worth most where they are few."""
-        if not 0 < int(on.sum()) <= self.most_on * on.numel():
-            raise ValueError(
-                f"{int(on.sum())} of {on.numel()} features stand out, where knowing them is worth "
-                f"most if at least one does, and at most {self.most_on:.0%}."
-            )
+
+def _layers_before(problem: Problem, last: LastLayer) -> list[LastLayer]:
+    """Linear layers before the last that are trained and have a bias, in the order of a pass."""
+    dummy = next(iter(problem.params.values())).new_zeros(1, *problem.spec.shape)
+    with torch.no_grad():
+        uses = find_linear_layers(problem, dummy)
+    return [
+        LastLayer(use.weight, use.bias)
+        for use in uses
+        if use.inputs.ndim == 2
+        and use.bias is not None
+        and {use.weight, use.bias} <= problem.gradient.keys()
+        and use.weight != last.weight
+    ]
+
+
+def _behind(
+    problem: Problem, likelihood: Likelihood, layer: LastLayer, generator: torch.Generator
+) -> tuple[KnownErrors, Likelihood]:
+    """The equations of one layer's features and error, and what was observed of them.
+
+    Raises:
+        ValueError: its gradient is no outer product, or its features are not those of a ReLU.
+    """
+    assert layer.bias is not None
+    seen, variances, bounds = _layer_gradient(problem, likelihood, layer.weight, layer.bias)
+    error, features, deviations = outer_product(seen, 1 / variances)
+    with_one = torch.cat([features, features.new_ones(1)])
+    left = ((seen - error[:, None] * with_one).abs() - bounds).clamp_min(0)
+    expected = max(FITS * float(seen.norm()), SURE * float(variances[bounds == 0].sum().sqrt()))
+    if not float(left.norm()) <= expected:
+        raise ValueError(f"the gradient of {layer.weight} is not that of one sample.")
+    passed = Passed.of(problem, layer.weight, generator, ImagePrior.natural(problem.spec))
+    if passed.narrow.left_out < 0:
+        raise ValueError(f"the features at {layer.weight} are no ReLU's outputs or their maxima.")
+    # The row of the largest error says most of a column of which nothing was kept.
+    largest = int(error.abs().argmax())
+    below = torch.where(
+        (bounds[:, :-1] > 0).all(0), bounds[largest, :-1] / error[largest].abs(), 0.0
+    )
+    limits = torch.where(below > 0, below, SURE * deviations)
+    on = features > limits
+    if not bool(on.any()):
+        raise ValueError(f"no feature at {layer.weight} stands out.")
+    # About as many units that are on lie below the limit as up to twice it.
+    near = bool((on & (features < 2 * limits.max())).any())
+    doubtful = ~on if near else torch.zeros_like(on)
+    known = torch.where(on | (doubtful & (below == 0)), features, 0.0)
+    errors = torch.where(on | doubtful, error @ problem.params[layer.weight], 0.0)
+    below = torch.where(doubtful, below, 0.0)
+    noise_std = deviations[on].median().clamp_min(FLOOR * known.square().mean().sqrt())
+    model = KnownErrors(
+        problem, passed, known[None], errors[None], noise_std, below[None], doubtful[None]
+    )
+    return model, model.likelihood(float(likelihood.noise.min()))
 
 
 def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +177,7 @@ def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Te
     return error, row[:-1], deviations[:-1]
 
 
-def _last_layer(
+def _layer_gradient(
     problem: Problem, likelihood: Likelihood, weight: str, bias: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The layer's gradient [∂L/∂W, ∂L/∂b], variances and thresholds of its entries."""

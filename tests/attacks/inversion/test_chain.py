@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.inversion.blur import Blurred
-from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
+from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Layer, Top
 from flwr_leakage.attacks.inversion.linearization import Linearization
 
 SHAPE = (2, 7, 6)
@@ -30,6 +30,20 @@ class Functional(nn.Module):
     def forward(self, x):
         x = F.relu(self.first(x), inplace=True)
         return self.second(x.view(len(x), -1)).clamp(min=0)
+
+
+class Pooled(nn.Module):
+    """As tutorials write it, pooling before a ReLU and behind it, windows that overlap, a mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 3, 2), nn.Conv2d(3, 4, 2, padding=1)
+        self.pool, self.third = nn.MaxPool2d(2, stride=1), nn.Linear(4 * 3, 5)
+
+    def forward(self, x):
+        x = self.pool(F.relu(self.first(x)))
+        x = F.relu(F.max_pool2d(self.second(x), 2))
+        return self.third(F.avg_pool2d(x, (1, 2)).reshape(len(x), -1))
 
 
 class Residual(nn.Module):
@@ -56,15 +70,16 @@ def seen(model, names=None, batch=2):
     return chain, params, forward, images
 
 
-@pytest.mark.parametrize("model", [plain, Functional])
+@pytest.mark.parametrize("model", [plain, Functional, Pooled])
 @pytest.mark.parametrize("names", [None, ["0.weight", "6.bias"]])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("blur", [0.0, 0.5])
 def test_values_and_products_are_those_of_autograd(model, names, batch, blur):
-    if names and model is Functional:
+    if names and model is not plain:
         names = ["second.weight", "first.bias"]
     chain, params, forward, images = seen(model, names, batch)
-    widths = [torch.rand(batch, *relu) + 0.1 for relu in chain.relus if relu is not None]
+    kinks = [step for step in chain.steps if not isinstance(step, Layer) and step.has_kinks]
+    widths = [torch.rand(batch, *step.shape) + 0.1 for step in kinks]
     widths[0] = widths[0].mean((0, 2, 3), keepdim=True)  # one for each channel
     errors = torch.randn(forward(images).shape)
 
@@ -95,7 +110,9 @@ def test_values_and_products_are_those_of_autograd(model, names, batch, blur):
     [
         Residual,
         lambda: nn.Sequential(nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2), nn.ReLU()),
-        lambda: nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        lambda: nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.MaxPool2d(2, padding=1)),
+        lambda: nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(3)),
+        lambda: nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(2, 2, 3), nn.ReLU()),
         lambda: nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.ReLU()),
         lambda: nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), nn.ReLU()),
         lambda: nn.Sequential(nn.Conv2d(2, 2, 3), nn.Sigmoid()),

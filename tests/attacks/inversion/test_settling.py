@@ -62,7 +62,7 @@ def errors(attack, **settings):
 
 def test_the_end_brings_images_nearer():
     def attack(end):
-        return GaussNewton(RUNS, products=200, rewriting=OneSample(RUNS, 200, end, most_on=1.0))
+        return GaussNewton(RUNS, products=200, rewriting=OneSample(RUNS, 200, end))
 
     without, settled = errors(attack(NONE), model=network()), errors(attack(END), model=network())
     assert sum(settled) < 0.8 * sum(without)
@@ -75,7 +75,7 @@ def test_the_prior_of_patches_brings_an_image_with_an_edge_nearer():
 
     def error(patches_from):
         end = replace(END, patches_from=patches_from)
-        attack = GaussNewton(RUNS, products=200, rewriting=OneSample(RUNS, 200, end, most_on=1.0))
+        attack = GaussNewton(RUNS, products=200, rewriting=OneSample(RUNS, 200, end))
         results = [attacked(attack, network(), batch, share=share) for share in (3e-3, 1e-2, 3e-2)]
         return sum(float((result.batch.inputs - batch.inputs).norm()) for result in results)
 
@@ -84,7 +84,7 @@ def test_the_prior_of_patches_brings_an_image_with_an_edge_nearer():
 
 def test_an_end_that_is_less_likely_is_not_kept():
     def attack(end):
-        return GaussNewton(RUNS, products=200, rewriting=OneSample(RUNS, 200, end, most_on=1.0))
+        return GaussNewton(RUNS, products=200, rewriting=OneSample(RUNS, 200, end))
 
     model = network(pooled=True)
     without, settled = errors(attack(NONE), model=model), errors(attack(END), model=model)
