@@ -32,6 +32,14 @@ class Budget:
         """CPU seconds until the end, ≥ 0."""
         return max(self.ends - time.process_time(), 0.0)
 
+    def part(self, share: float) -> "Budget":
+        """From now on a share in (0, 1] of what is left."""
+        return Budget.of(share * self.left) if self.left < math.inf else self
+
+    def affordable(self, count: int, seconds: float) -> int:
+        """How many of ``count`` pieces of work, each of so many seconds, fit into what is left."""
+        return int(min(count, self.left / max(seconds, 1e-9)))
+
     @property
     def is_spent(self) -> bool:
         """Whether the end has come."""

@@ -40,7 +40,7 @@ class Judgement:
             what pruning allows.
         is_met: whether the distance is within the tolerance.
         is_explained: whether an update that was noised is explained to its noise, by images that
-            are likely under the prior.
+            are likely under the prior, and tells more than they leave open.
     """
 
     energy: float
@@ -119,6 +119,9 @@ class Evidence:
         misfit = self.likelihood.misfit(residual)
         plausible = float(coordinates.square().mean()) <= PLAUSIBLE
         explained = self.is_noised and misfit <= EXPLAINED and plausible
+        if explained:  # what is all noise is explained by anything, and tells nothing of samples
+            nothing = self.likelihood.misfit(-self.likelihood.observed)
+            explained = (nothing - misfit) * len(residual) >= self.unknowns
         return Judgement(energy, distance, misfit, distance <= self.tolerance, explained)
 
     @property

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,7 +11,7 @@ from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.denoising import Denoising
 from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.finish import Finish
-from flwr_leakage.attacks.fusion import LEAST, Candidate, fuse
+from flwr_leakage.attacks.fusion import Candidate, fuse
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.records import Batch, Observation, Part, PartOutcome, Reconstruction
@@ -258,7 +258,7 @@ class _Target:
 
     def may_win(self, name: str, energy: float) -> bool:
         """Whether an attack's candidate is about as likely as one of an energy."""
-        return self._has_weight(name, energy, LEAST)
+        return self._has_weight(name, energy, LIKELY)
 
     def may_lead(self, name: str) -> bool:
         """Whether an attack's candidate is worth going on from.
@@ -301,7 +301,7 @@ class _Target:
             stats["stopped"] = "budget"
         error = self.best.error
         if self.best.batch is None and len(self.parts) > 1:
-            error = "; ".join(f"{part.name}: {part.reason}" for part in self.parts if part.reason)
+            error = _merged(self.parts)
         return replace(self.best, stats=stats, error=error, parts=tuple(self.parts))
 
 
@@ -314,6 +314,9 @@ DENOISED = " + denoising"
 FAR = 1e-3
 """Weight from which an attack's own candidate is gone on from: a second may change it by far more
 than what tells it from the best, as that of an attack that fits other equations."""
+
+LIKELY = 0.1
+"""… from which an attack among others goes on from it, too."""
 
 FINISHES = 4
 """Times at most that one candidate is gone on from."""
@@ -371,6 +374,15 @@ def _judged(result: Reconstruction, name: str, judged: Judgement) -> Reconstruct
         "misfit": judged.misfit,
     }
     return replace(result, objective=judged.distance, stats=stats)
+
+
+def _merged(parts: Sequence[Part]) -> str:
+    """Why no part found anything, each reason once."""
+    names: dict[str, list[str]] = {}
+    for part in parts:
+        if part.reason:
+            names.setdefault(part.reason, []).append(part.name)
+    return "; ".join(f"{', '.join(who)}: {reason}" for reason, who in names.items())
 
 
 def _is_proven(result: Reconstruction) -> bool:

@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,6 +27,12 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 TINIEST = 1e-300
 """Instead of a sum of squares that is zero; its pixel is not seen."""
 
+ROUNDING = 1e-5
+"""Relative distance of the gradient from an outer product up to which it is rounding."""
+
+BEYOND = 1e-3
+"""Of the pixels' range: an image may lie so far beyond it by rounding."""
+
 FILLED, MAX_ITERATIONS = 1e-6, 1000
 """Relative tolerance and most iterations of what fills in pixels."""
 
@@ -41,6 +47,10 @@ class Analytic(ExactAttack):
     Of a pruned update the kept entries are exact. A pixel of which none was kept is known up to
     ``|x_j| ≤ τ / max_i |δ_i|``, with τ the smallest magnitude kept; it is filled in by the prior of
     images (:class:`flwr_leakage.spectral.image_prior.ImagePrior`), given the others.
+
+    Where ``∂L/∂W`` and δ xᵀ differ by rounding alone, in the rows of several units, and x lies in
+    the range of images, x is proven: no other sample has this gradient, whatever follows the layer,
+    as masks of dropout that nobody else knows.
 
     Takes an update of one sample in one plain step, and a model whose first layer is linear and
     has a bias.
@@ -85,11 +95,17 @@ class Analytic(ExactAttack):
             told = f"the others, within {bound:.1g} of zero, by the prior"
             stage = f"{int(seen.sum())} of {len(seen)} pixels, {told}"
         targets = assume_targets(problem, SignOfGradient(), generator).values
-        clamped = problem.spec.clamp(inputs.reshape(1, *problem.spec.shape))
+        images = inputs.reshape(1, *problem.spec.shape)
+        clamped = problem.spec.clamp(images)
+        stats: dict[str, Any] = {"stage": stage}
+        beyond = problem.spec.denormalize(images) - problem.spec.denormalize(clamped)
+        is_told = not is_pruned and int((errors != 0).sum()) > 1
+        if is_told and float(misfit) <= ROUNDING**2 and float(beyond.abs().max()) <= BEYOND:
+            stats["verdicts"] = ("proven",)
         return Reconstruction(
             batch=answer(clamped, targets),
             objective=float(misfit),
-            stats={"stage": stage, "cpu_seconds": time.process_time() - began},
+            stats={**stats, "cpu_seconds": time.process_time() - began},
         )
 
 

@@ -4,6 +4,7 @@ See :mod:`flwr_leakage.attacks.inversion.gauss_newton` for what it minimises.
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -25,6 +26,9 @@ SHORTENINGS = 6
 
 PRECISE = 1e-3
 """Relative residual below which gradients are evaluated in double precision."""
+
+FEWEST = 5
+"""Iterations of a step at least, however little time there is: fewer lead nowhere."""
 
 SHARP = 3e-3
 """Blur below which there is none."""
@@ -59,7 +63,11 @@ class Annealing:
 
 @dataclass(frozen=True)
 class Effort:
-    """What a run may take; see :class:`~flwr_leakage.attacks.GaussNewton`."""
+    """What a run may take; see :class:`~flwr_leakage.attacks.GaussNewton`.
+
+    Where a budget does not allow for all products, steps take fewer iterations each, so that a run
+    comes to its end.
+    """
 
     steps: int
     products: int
@@ -139,6 +147,16 @@ class Candidate:
             misfit=likelihood.misfit(residual),
         )
 
+    def grouped_energy(self, model: Equations, likelihood: Likelihood) -> float:
+        """The energy where each group of equations has its own error, which ranks ends of runs.
+
+        Wrong masks and maxima spoil few groups; see :meth:`.Likelihood.energy`.
+        """
+        residual = likelihood.residual(model.gradient(self.inputs, 0.0, precise=True))
+        unknowns = self.inputs.numel()
+        misfit = likelihood.energy(residual, unknowns, model.groups)
+        return misfit + self.prior_mean_square * unknowns
+
 
 def anneal(
     model: Equations,
@@ -164,6 +182,7 @@ def anneal(
     products, passes, step, unit, stage = 0, 0, 0, 0.0, "ended by its steps"
     weight = first = 0.0
     precise = stopped = False
+    iterations = effort.iterations
     while step < effort.steps:
         blur = annealing.blur * (weight / first) ** annealing.exponent if step else annealing.blur
         blur = blur if blur > SHARP else 0.0
@@ -180,7 +199,14 @@ def anneal(
         weights = 1 / (unit * variances)
         system = System(here, prior, weights.float())
         if not step:
+            began = time.process_time()
             first = 0.1 * system.largest_eigenvalue(model.shape)
+            # An iteration is a product with J and one with its transpose.
+            each = (time.process_time() - began) / POWER_ITERATIONS
+            planned = max(1, effort.products // (2 * model.passes))
+            allowed = budget.affordable(planned, each)
+            stopped = allowed < planned
+            iterations = max(FEWEST, iterations * allowed // planned) if stopped else iterations
             weight = max(first, 1 / unit)
             first = weight
         right = system.pull_back((weights * residual).float()) + weight * coordinates
@@ -188,9 +214,7 @@ def anneal(
         def product(flat: Tensor, system: System = system, weight: float = weight) -> Tensor:
             return system(flat.reshape(model.shape)).flatten() + weight * flat
 
-        change, _ = conjugate_gradients(
-            product, -right.flatten(), effort.tolerance, effort.iterations
-        )
+        change, _ = conjugate_gradients(product, -right.flatten(), effort.tolerance, iterations)
 
         coordinates, accepted = shortened(
             model,

@@ -52,7 +52,7 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 DRAWS = 16
 """Images of the prior that tell how far the inputs of ReLUs and pooling spread."""
 
-EXPLAINED = 1.5
+EXPLAINED = 1.1
 """Misfit up to which noise explains what is left, so that no further run is made."""
 
 CONTENT = 0.03
@@ -89,7 +89,7 @@ class GaussNewton(OneByOne):
         trial_steps: of a short run, ≥ 1.
         solved_distance: no further run once the relative squared distance is at most this.
         labels: how labels are inferred.
-        settling: the end of the best run of one image, kept where it lowers the energy.
+        settling: the end of the best runs of one image, kept where it lowers the energy.
         rewriting: other equations that the update tells of the same images, to be fitted in the
             place of its own where they apply, with annealings, products and an end of their own.
     """
@@ -135,37 +135,45 @@ class GaussNewton(OneByOne):
         noise = estimate_noise(problem) if self.noise_std is None else self.noise_std
         likelihood = Likelihood.of([posed.gradient for posed in problem.rounds], noise)
         model = _Model.of(problem, assumed.values, generator)
-        products = steps = chosen = moved = 0
+        products = steps = moved = 0
         if assumed.may_change and self.label_trials:
             model, moved, products, steps = self._correct_labels(model, likelihood, budget)
         solver, equations, known, fitted = self._choose(problem, model, likelihood, generator)
-        best: Candidate | None = None
-        settles = problem.num_samples == 1 and solver.settling.steps > 0
-        if settles:
+        ends = solver.settling.candidates if problem.num_samples == 1 else 0
+        ends = min(ends, len(solver.annealings)) if solver.settling.steps else 0
+        if ends:
             share = int(solver.settling.before * solver.products)
             solver = replace(solver, products=max(1, share))
+        runs: list[Candidate] = []
+        left = len(solver.annealings) * solver.products + ends * solver.settling.products
         for number, annealing in enumerate(solver.annealings):
-            found = solver.run(equations, known, annealing, budget)
+            part = budget.part(solver.products / left)
+            found = solver.run(equations, known, annealing, part)
+            left -= solver.products
             products, steps = products + found.products, steps + found.steps
-            found = found.judged(model, likelihood)
-            if best is None or found.energy < best.energy:
-                best, chosen = found, number
-            if self._explains(best) or budget.is_spent:
+            stage = f"run {number + 1} of {len(solver.annealings)}, {found.stage}"
+            runs.append(replace(found, stage=stage))
+            if self._explains(runs[-1].judged(model, likelihood)) or budget.is_spent:
                 break
-        assert best is not None
-        if settles and not (self._explains(best) or budget.is_spent):
-            found = solver.settling(equations, known, best, budget)
+        rank = partial(Candidate.grouped_energy, model=equations, likelihood=known)
+        runs.sort(key=rank)
+        best = runs[0]
+        for run in runs[:ends]:
+            if self._explains(best.judged(model, likelihood)) or budget.is_spent:
+                break
+            part = budget.part(solver.settling.products / left)
+            found = solver.settling(equations, known, run, part)
+            left -= solver.settling.products
             products, steps = products + found.products, steps + found.steps
-            found = found.judged(model, likelihood)
-            if found.energy < best.energy:
-                best = found
+            best = min(best, found, key=rank)
+        best = best.judged(model, likelihood)
         if not math.isfinite(best.distance):
             return failure("the objective was never finite.")
         return Reconstruction(
             batch=answer(problem.spec.clamp(best.inputs), model.targets),
             objective=best.distance,
             stats={
-                "stage": f"run {chosen + 1} of {len(solver.annealings)}, {best.stage}",
+                "stage": best.stage,
                 "equations": fitted,
                 "misfit": best.misfit,
                 "energy": best.energy,

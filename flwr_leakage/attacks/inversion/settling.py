@@ -11,6 +11,7 @@ tell kinds of patches by, :class:`flwr_leakage.spectral.patch_prior.PatchPrior`.
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -57,6 +58,9 @@ class Settling:
         last: … of the last draw, > 0.
         patches_from: share of the steps, ≥ 0, after which the prior is of patches; above 1 it
             never is.
+        candidates: of several runs, so many are gone on from, the most likely ones, ≥ 1.
+
+    Where a budget does not allow for all products, each step takes fewer.
     """
 
     steps: int = 12
@@ -66,12 +70,14 @@ class Settling:
     most: float = 2.0
     last: float = 0.08
     patches_from: float = 0.3
+    candidates: int = 1
 
     def __post_init__(self) -> None:
         if self.steps < 0:
             raise ValueError(f"steps must be at least 0, got {self.steps}.")
-        if self.products < 1:
-            raise ValueError(f"products must be at least 1, got {self.products}.")
+        for name in ("products", "candidates"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not 0 < self.before <= 1:
             raise ValueError(f"before must lie in (0, 1], got {self.before}.")
         if not 0 < self.last <= self.least <= self.most:
@@ -97,7 +103,7 @@ class Settling:
             return start
         prior, generator = model.prior, torch.Generator().manual_seed(0)
         point = torch.stack([prior.coordinates(image[None]) for image in start.inputs.float()])
-        products, step = 0, 0
+        products, step, is_short = 0, 0, False
         each = max(4, self.products // (2 * self.steps * model.passes))
         first = min(max(WIDENING * math.sqrt(start.distance), self.least), self.most)
         blurred: Equations | None = None
@@ -105,6 +111,7 @@ class Settling:
         patches = PatchPrior.of(prior)
         # The first pass takes no step: the candidate's own draw comes first.
         while step <= self.steps and not budget.is_spent:
+            began = time.process_time()
             current, blur = (model, 0.0) if blurred is None else (blurred, 1.0)
             inputs = model.inputs(point)
             here = current.linearize(inputs, blur)
@@ -140,6 +147,11 @@ class Settling:
                 blurred = model.blurred_by([(blur * unit).clamp_min(TINIEST) for unit in found])
             products += here.products
             step += 1
+            iterations = max(1, here.products // 2)
+            seconds = (time.process_time() - began) / iterations
+            left = budget.affordable((self.steps + 1 - step) * each, seconds)
+            if left < (self.steps + 1 - step) * each:
+                each, is_short = max(4, left // (self.steps + 1 - step)), True
         end = replace(
             start,
             inputs=model.inputs(point).double(),
@@ -147,7 +159,7 @@ class Settling:
             steps=step,
             products=products,
             stage=f"{start.stage}, settled in {step} steps",
-            stopped=budget.is_spent,
+            stopped=is_short or budget.is_spent,
         )
         return end.judged(model, likelihood)
 
