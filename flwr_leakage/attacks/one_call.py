@@ -151,8 +151,8 @@ def attack(
 
     Args:
         model: the network; gradients belong to its present parameters. Parameters that require no
-            gradient are frozen. Dropout is left out, with a warning where it is active, by a module or
-            a function.
+            gradient are frozen. Dropout is left out, with a warning where a module or a function
+            applies it.
         update: gradients, or parameters before and after; a list of them is attacked together.
         spec: input shape, classes and normalisation.
         preset: the name of a preset in ``conf/attack``, or an attack.
