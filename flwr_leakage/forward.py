@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from flwr_leakage.dropout import Dropouts
 from flwr_leakage.function_mode import FunctionMode
 from flwr_leakage.params import Params
 
@@ -80,10 +81,12 @@ class PlainKernels:
     Attributes:
         recurrent: whether the model has recurrent layers; others keep oneDNN and cuDNN, for speed.
         normalizes: whether it normalises over a layer or an instance.
+        skips_dropout: leave out dropout that is not switched off by eval mode.
     """
 
     recurrent: bool
     normalizes: bool
+    skips_dropout: bool = False
 
     @staticmethod
     def of(model: nn.Module) -> "PlainKernels":
@@ -108,6 +111,8 @@ class PlainKernels:
                 stack.enter_context(cudnn.flags(enabled=False))
             if self.normalizes:
                 stack.enter_context(_WrittenOut())
+            if self.skips_dropout:
+                stack.enter_context(Dropouts(skip=True))
             yield
 
 

@@ -1,13 +1,16 @@
 """The gradient map x ↦ ∇_θ L(x, y; θ), and local training as a differentiable function."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_leakage.forward import PlainKernels, gradient_by_autograd, logits_of, trained_names
+from flwr_leakage.losses import Loss, following, scalar
+from flwr_leakage.model_copy import copy_of, require_plain
 from flwr_leakage.normalization import (
     BatchNormMode,
     StatelessBatchNorm,
@@ -17,8 +20,6 @@ from flwr_leakage.normalization import (
 )
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, LocalSchedule
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class GradientMap:
@@ -30,7 +31,7 @@ class GradientMap:
     Args:
         model: any module; it is copied, with BatchNorm made free of side effects.
         loss: (logits, targets) ↦ scalar; the mean cross-entropy by default, which takes class
-            indices (B,) and probabilities (B, K).
+            indices (B,) and probabilities (B, K). A module's tensors follow the logits' dtype.
         batch_norm: ``batch`` if the client trains in train mode, ``running`` in eval mode.
         trained: the model's parameters that the client's optimizer holds, such as
             ``model.head.parameters()``; by default all that require a gradient.
@@ -43,7 +44,8 @@ class GradientMap:
             sample at a time; empty where it can. See ``differentiated_by_autograd``.
 
     Raises:
-        ValueError: no parameter is trained, or one of ``trained`` is none of the model's.
+        ValueError: no parameter is trained, or one of ``trained`` is none of the model's; the model
+            is scripted, parallel or not initialised; the loss is no function.
     """
 
     def __init__(
@@ -53,9 +55,10 @@ class GradientMap:
         batch_norm: BatchNormMode = "running",
         trained: Iterable[nn.Parameter] | None = None,
     ) -> None:
+        require_plain(model)
         self.trained = trained_names(model, trained)
         self.model = without_side_effects(model, batch_norm).requires_grad_(False)
-        self.loss = loss
+        self.loss = following(loss)
         self.batch_norm: BatchNormMode = batch_norm
         self.kernels = PlainKernels.of(self.model)
         self.transposed: frozenset[str] = frozenset()
@@ -110,6 +113,14 @@ class GradientMap:
         other.one_by_one = reason
         return other
 
+    def without_dropout(self) -> "GradientMap":
+        """Return the same map without dropout that a model applies in eval mode, too."""
+        if self.kernels.skips_dropout:
+            return self
+        other = copy.copy(self)
+        other.kernels = replace(self.kernels, skips_dropout=True)
+        return other
+
     def with_transposed(self, names: frozenset[str]) -> "GradientMap":
         """Return the same map as a function of the transposes of some matrices."""
         other = copy.copy(self)
@@ -119,7 +130,7 @@ class GradientMap:
     def with_loss(self, loss: Loss) -> "GradientMap":
         """Return the same map with another loss."""
         other = copy.copy(self)
-        other.loss = loss
+        other.loss = following(loss)
         return other
 
     def logits(
@@ -151,14 +162,7 @@ class GradientMap:
         Raises:
             ValueError: the loss returns one number a sample, or none that is a tensor.
         """
-        value = self.loss(self.logits(params, batch.inputs, buffers), batch.targets)
-        if not isinstance(value, Tensor) or value.ndim > 0:
-            shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            raise ValueError(
-                f"the loss must return a scalar tensor, got {shape}; average or sum it, as "
-                f"training does (reduction='mean' or 'sum')."
-            )
-        return value
+        return scalar(self.loss(self.logits(params, batch.inputs, buffers), batch.targets))
 
     def __call__(
         self,
@@ -224,7 +228,7 @@ class GradientMap:
 
 
 def _switch_mode(model: nn.Module, mode: BatchNormMode) -> nn.Module:
-    switched = copy.deepcopy(model)
+    switched = copy_of(model)  # hooks may have left tensors of the last pass
     for module in switched.modules():
         if isinstance(module, StatelessBatchNorm):
             module.mode = mode

@@ -5,7 +5,6 @@ audit must not change the model that it looks at. Here every BatchNorm layer of 
 model is replaced by one of equal parameters and buffers that only reads.
 """
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from flwr_leakage.model_copy import copy_of
 from flwr_leakage.params import Params
 
 BatchNormMode = Literal["batch", "running"]
@@ -66,10 +66,14 @@ def without_side_effects(model: nn.Module, mode: BatchNormMode) -> nn.Module:
 
 
 def with_stateless_batch_norm(model: nn.Module, mode: BatchNormMode) -> nn.Module:
-    """Copy ``model``, every other layer in the mode that it is in; see ``without_side_effects``."""
+    """Copy ``model``, every other layer in the mode that it is in; see ``without_side_effects``.
+
+    Raises:
+        ValueError: the mode is unknown, or the model cannot be copied; see ``copy_of``.
+    """
     if mode not in ("batch", "running"):
         raise ValueError(f"batch_norm must be 'batch' or 'running', got {mode!r}.")
-    stateless = copy.deepcopy(model)
+    stateless = copy_of(model)
     for parent in list(stateless.modules()):
         # named_children() lists a layer under the first of its names only.
         for name, child in list(parent._modules.items()):

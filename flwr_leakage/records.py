@@ -8,6 +8,7 @@ model grants by name, in ``Disclosure``.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -90,6 +91,11 @@ class InputSpec:
     std: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
+        sizes = self.shape
+        if len(sizes) != 3 or not all(isinstance(n, Integral) and n > 0 for n in sizes):
+            raise ValueError(f"shape must be (C, H, W) of one input, all positive, got {sizes!r}.")
+        if not isinstance(self.num_classes, Integral) or self.num_classes < 1:
+            raise ValueError(f"num_classes must be a positive integer, got {self.num_classes!r}.")
         channels = self.shape[0]
         for name in ("mean", "std"):
             if len(getattr(self, name)) == 1:

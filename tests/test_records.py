@@ -66,6 +66,9 @@ def test_clamp_projects_onto_the_box_of_pixels():
         ({"mean": (0.1, 0.1)}, "each of 3 channels"),
         ({"std": (0.5, 0.0, 1.0)}, "std must be positive"),
         ({"std": (0.5, math.nan, 1.0)}, "std must be positive"),
+        ({"shape": (28, 28)}, r"shape must be \(C, H, W\) .* got \(28, 28\)"),
+        ({"shape": (3, 0, 2)}, r"all positive, got \(3, 0, 2\)"),
+        ({"num_classes": 0}, "num_classes must be a positive integer, got 0"),
     ],
 )
 def test_a_wrong_spec_is_refused(settings, said):

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,14 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from flwr_leakage.attacks.base import Attack, ProgressCallback
 from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.loss_check import check_loss
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.presets import load_preset
-from flwr_leakage.gradient_map import GradientMap, Loss
-from flwr_leakage.normalization import BatchNormMode, mode_of
+from flwr_leakage.attacks.problem import require_arguments
+from flwr_leakage.dropout import functional_dropout
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.losses import Loss
+from flwr_leakage.normalization import BatchNormMode, mode_of, with_stateless_batch_norm
 from flwr_leakage.params import Params, scale, subtract
 from flwr_leakage.records import (
     BatchNormKnowledge,
@@ -147,7 +151,8 @@ def attack(
 
     Args:
         model: the network; gradients belong to its present parameters. Parameters that require no
-            gradient are frozen. Dropout is left out, with a warning where the model's is active.
+            gradient are frozen. Dropout is left out, with a warning where a module or a function
+            applies it.
         update: gradients, or parameters before and after; a list of them is attacked together.
         spec: input shape, classes and normalisation.
         preset: the name of a preset in ``conf/attack``, or an attack.
@@ -160,7 +165,8 @@ def attack(
             clients', weighted by these numbers; they sum to ``num_examples``.
         same_samples: the updates stem from the same samples, the latest last: they are attacked
             jointly, with one reconstruction.
-        loss: (logits, targets) ↦ scalar.
+        loss: (logits, targets) ↦ scalar, of the client; class weights of a module may be in single
+            precision.
         batch_norm: whether the client normalised with ``batch`` or ``running`` statistics; that of
             the model's own mode by default: a model in train mode has ``batch``.
         batch_norm_knowledge: what the attacker knows of those statistics in the first case;
@@ -180,8 +186,9 @@ def attack(
         ValueError: the preset is unknown; parameters before and after came without a schedule,
             or with other names than the model's; a tuple of gradients has another length than
             the parameters; an update is none of the above; an update's targets are not one for
-            each sample.
+            each sample; the loss does not take logits and class ids in float64.
     """
+    require_arguments(spec, num_examples)
     updates = update if isinstance(update, list) else [update]
     for given in updates:
         if not isinstance(given, tuple | Mapping | ParameterChange):
@@ -192,11 +199,15 @@ def attack(
     if targets is None:
         labels: list[Tensor | None] = [None] * len(updates)
     else:
-        labels = [targets] if isinstance(targets, Tensor) else list(targets)
+        labels = _labels(targets)
     if len(labels) != len(updates):
-        raise ValueError(f"targets must hold one tensor for each of {len(updates)} updates.")
-    _warn_of_dropout(model)
+        raise ValueError(
+            f"targets must hold one tensor for each of {len(updates)} updates, got {len(labels)}."
+        )
     gradient_map = GradientMap(model, loss, batch_norm or mode_of(model))
+    _warn_of_dropout(model, spec, gradient_map.batch_norm)
+    first, device = labels[0] if labels else None, next(model.parameters()).device
+    check_loss(gradient_map.loss, num_examples, spec.num_classes, first, device)
     observations = [
         _observe(gradient_map, given, num_examples, schedule, label, index, tuple(members))
         for index, (given, label) in enumerate(zip(updates, labels, strict=True))
@@ -214,7 +225,8 @@ def attack(
     if workers > 1 or folder is not None:
         chosen = Parallel(chosen, workers, folder=folder)
     job = AttackJob(gradient_map, spec, observations, threat, seed, max_seconds=max_seconds)
-    results = chosen(job, progress)
+    with torch.random.fork_rng(devices=[]):  # a model may draw from the global generator
+        results = chosen(job, progress)
     return results if isinstance(update, list) else results[0]
 
 
@@ -224,6 +236,32 @@ def _describe(update: object) -> str:
     kinds = sorted({type(entry).__name__ for entry in update})
     hint = "; the gradients of one update go into a tuple" if kinds == ["Tensor"] else ""
     return f"a list of {', '.join(kinds)}{hint}"
+
+
+def _labels(targets: object) -> list[Tensor | None]:
+    """The targets of each update.
+
+    Raises:
+        ValueError: they are no tensors with one entry a sample.
+    """
+    given: list[Any] = list(targets) if isinstance(targets, list | tuple) else [targets]
+    for each in given:
+        if not isinstance(each, Tensor) or each.ndim == 0:
+            shown = "a tensor of shape ()" if isinstance(each, Tensor) else repr(each)
+            raise ValueError(
+                "targets must be a tensor of class ids (B,) or probabilities (B, K), for a list of "
+                f"updates a list of such tensors, got {shown}; torch.tensor([7]) is one id."
+            )
+    return given
+
+
+def _require_tensors(what: str, entries: Mapping[str, object]) -> None:
+    wrong = {name: value for name, value in entries.items() if not isinstance(value, Tensor)}
+    for name, value in wrong.items():
+        raise ValueError(
+            f"{what}[{name!r}] must be a torch.Tensor, got {type(value).__module__}."
+            f"{type(value).__qualname__}; torch.as_tensor makes one of an array."
+        )
 
 
 def _observe(
@@ -250,6 +288,8 @@ def _observe(
         buffers_after = {name: given.after[name] for name in buffers if name in given.after}
         after = {name: given.after[name] for name in params}
         params = {name: given.before[name] for name in params}
+        _require_tensors("update.before", {**params, **buffers})
+        _require_tensors("update.after", {**after, **buffers_after})
         delta = scale(subtract(after, params), 1 / given.server_learning_rate)
     else:
         schedule = schedule or LocalSchedule(1.0, batch_size=num_examples)
@@ -284,26 +324,50 @@ def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
     else:
         pairs = list(given.items())
     found = {name: value for name, value in pairs if value is not None}
+    _require_tensors("update", found)
     zeros = {name: torch.zeros_like(v) for name, v in params.items() if name not in trained}
     merged = {**zeros, **found}
     # In the order of the parameters; unknown names are kept, to be told of.
     return {name: merged[name] for name in [*params, *merged] if name in merged}
 
 
-def _warn_of_dropout(model: nn.Module) -> None:
+def _warn_of_dropout(model: nn.Module, spec: InputSpec, mode: BatchNormMode) -> None:
     """Nobody can know the masks of a client that trained with dropout."""
     active = [
         f"{name or type(layer).__name__} (p={layer.p:g})"
         for name, layer in model.named_modules()
         if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0
     ]
-    if active:
-        warnings.warn(
-            f"the model is in train mode and has dropout: {', '.join(active[:3])}. The client's "
-            "masks are unknown, so the attack leaves dropout out, and matches an update that was "
-            "computed with it only roughly. If the client trained without, pass model.eval().",
-            stacklevel=3,
-        )
+    active += [
+        f"{name or type(layer).__name__} (dropout={layer.dropout:g})"
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.RNNBase) and layer.training and layer.dropout > 0
+    ]
+    own = with_stateless_batch_norm(model, mode)
+    for layer in own.modules():
+        if isinstance(layer, _DropoutNd):
+            layer.eval()  # named above
+    active += _functions_that_drop(own, spec)
+    always = _functions_that_drop(own.eval(), spec)
+    if not active and not always:
+        return
+    kept = f" {', '.join(always[:3])} drops in eval mode, too." if always else ""
+    where = "the model is in train mode and has dropout" if model.training else "the model drops"
+    advice = "" if always else " If the client trained without, pass model.eval()."
+    warnings.warn(
+        f"{where}: {', '.join(active[:3])}.{kept} The client's masks are unknown, so the attack "
+        "leaves dropout out, and matches an update that was computed with it only roughly."
+        f"{advice}",
+        stacklevel=3,
+    )
+
+
+def _functions_that_drop(model: nn.Module, spec: InputSpec) -> list[str]:
+    like = next(model.parameters())
+    try:
+        return functional_dropout(model, like.new_zeros(2, *spec.shape))
+    except (RuntimeError, IndexError, TypeError, AssertionError, ValueError):
+        return []  # a model that takes no such inputs is told of where the update is
 
 
 def _check_targets(

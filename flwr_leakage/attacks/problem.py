@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.loss_check import check_loss
 from flwr_leakage.attacks.orientation import transposed_weights
+from flwr_leakage.dropout import Dropouts
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.normalization import derive_statistics
 from flwr_leakage.params import Params, ravel
@@ -106,6 +109,16 @@ class Problem:
         )
 
 
+def require_arguments(spec: object, num_examples: object) -> None:
+    """Raise ``ValueError`` unless these are a spec and a positive integer."""
+    if not isinstance(spec, InputSpec):
+        raise ValueError(
+            f"spec must be an InputSpec of shape (C, H, W) and classes, got {type(spec).__name__}."
+        )
+    if not isinstance(num_examples, Integral) or num_examples < 1:
+        raise ValueError(f"num_examples must be a positive integer, got {num_examples!r}.")
+
+
 def simulate_gradient(
     gradient_map: GradientMap,
     params: Params,
@@ -162,7 +175,8 @@ def pose(
 
     Raises:
         ValueError: entries are missing, of a wrong shape, not finite or all zero; the number of
-            examples is not positive; the model has another number of outputs than classes; the
+            examples is not positive; the model takes other inputs or has another number of outputs
+            than classes; the loss cannot be computed; the
             threat model grants what was not disclosed, or in another shape; rounds differ in their
             samples or granted targets.
     """
@@ -175,7 +189,7 @@ def pose(
             f"members must sum to the update's {update.num_examples} examples, got {counts}."
         )
     _check_update(gradient_map.params, observation)
-    gradient_map = gradient_map.with_transposed(_check_outputs(gradient_map, spec, observation))
+    gradient_map = as_met(gradient_map, spec, observation.params, observation.buffers)
     schedule = update.schedule
     touched = sum(schedule.num_samples_used(count) for count in counts)
     if observation.members and threat.batch_norm in ("exact", "derived"):
@@ -187,6 +201,8 @@ def pose(
         gradient_map, spec, observation, threat, min(touched, schedule.batch_size)
     )
     targets = _granted_targets(spec, observation, threat, touched)
+    device = next(iter(observation.params.values())).device
+    check_loss(gradient_map.loss, touched, spec.num_classes, targets, device)
     earlier = tuple(pose(gradient_map, spec, other, threat) for other in observation.earlier)
     if any(other.num_samples != touched for other in earlier):
         raise ValueError(
@@ -240,28 +256,41 @@ def _granted_targets(
     return targets
 
 
-def _check_outputs(
-    gradient_map: GradientMap, spec: InputSpec, observation: Observation
-) -> frozenset[str]:
-    """One output a class, by two dummy inputs: BatchNorm takes no single one.
+def as_met(
+    gradient_map: GradientMap,
+    spec: InputSpec,
+    params: Params,
+    buffers: Params,
+) -> GradientMap:
+    """The map as a pass of two dummy inputs meets it: BatchNorm takes no single one.
 
-    Returns:
-        The names of the weights that this pass takes as (inputs, outputs).
+    Weights taken as (inputs, outputs) are transposed, and dropout of eval mode is left out.
+
+    Raises:
+        ValueError: the model takes no such inputs, or has not one output a class.
     """
-    params, buffers = observation.params, observation.buffers
     dummy = next(iter(params.values())).new_zeros(2, *spec.shape)
     found = []
-    with torch.no_grad():
-        names = transposed_weights(
-            params, lambda: found.append(gradient_map.logits(params, dummy, buffers))
-        )
+    walk = Dropouts(skip=False)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), walk:
+            names = transposed_weights(
+                params, lambda: found.append(gradient_map.logits(params, dummy, buffers))
+            )
+    except (RuntimeError, IndexError, TypeError, AssertionError) as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise ValueError(
+            f"the model must take inputs of spec.shape {tuple(spec.shape)}, got "
+            f"{type(error).__name__} for two of them: {first}"
+        ) from error
     (logits,) = found
     if logits.shape != (2, spec.num_classes):
         raise ValueError(
             f"the model must have one output for each of {spec.num_classes} classes, got "
             f"{logits[0].numel()}."
         )
-    return names
+    gradient_map = gradient_map.without_dropout() if walk.found else gradient_map
+    return gradient_map.with_transposed(names)
 
 
 def _check_update(expected: Params, observation: Observation) -> None:

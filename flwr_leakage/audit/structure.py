@@ -1,7 +1,8 @@
 """Before any training: what the update of a model, batch size and schedule is open to."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import nn
@@ -10,7 +11,8 @@ from torch.nn import functional as F
 from flwr_leakage.attacks import Analytic, ExactBatch, FeatureMatching, FeatureRecursion
 from flwr_leakage.attacks.exact.applicability import ExactAttack
 from flwr_leakage.attacks.job import AttackJob
-from flwr_leakage.attacks.problem import pose
+from flwr_leakage.attacks.loss_check import check_loss
+from flwr_leakage.attacks.problem import as_met, pose, require_arguments
 from flwr_leakage.audit.structure_report import (
     RECOVERED_DB,
     Directions,
@@ -18,11 +20,13 @@ from flwr_leakage.audit.structure_report import (
     Structure,
     Verdict,
 )
-from flwr_leakage.gradient_map import GradientMap, Loss, local_update
+from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.losses import Loss
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.operators import BatchJacobian, LinearOperator, UpdateJacobian
-from flwr_leakage.per_sample import separate
+from flwr_leakage.params import Params
+from flwr_leakage.per_sample import differentiable, separate
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel, Update
 from flwr_leakage.spectral import numerical_rank, rows_needed
@@ -76,40 +80,86 @@ def structure(
         tolerance: singular values below this share of the largest count as zero.
         max_products: most products for a rank; where more are needed, it is bounded from below.
         seed: of the synthetic batch.
+
+    Dropout is left out, also where the model applies it in eval mode. What ``torch.func`` cannot
+    differentiate is differentiated by plain autograd. Where that fails, too, the rank is not
+    computed, and the result says why.
+
+    Raises:
+        ValueError: the spec is none, or the model does not fit it; the loss cannot be computed; the
+            update is zero.
     """
-    gradient_map = GradientMap(model, loss, batch_norm)
+    with torch.random.fork_rng(devices=[]):  # a model may draw from the global generator
+        return _structure(
+            GradientMap(model, loss, batch_norm),
+            type(model).__name__,
+            spec,
+            num_examples,
+            schedule,
+            exact_attacks() if attacks is None else attacks,
+            attempt,
+            partial(_directions, tolerance=tolerance, max_products=max_products),
+            seed,
+        )
+
+
+def _structure(
+    gradient_map: GradientMap,
+    name: str,
+    spec: InputSpec,
+    num_examples: int,
+    schedule: LocalSchedule | None,
+    attacks: Mapping[str, ExactAttack],
+    attempt: bool,
+    count: Callable[[LinearOperator, torch.Generator], Directions],
+    seed: int,
+) -> Structure:
+    require_arguments(spec, num_examples)
     schedule = schedule or LocalSchedule(1.0, 1, num_examples)
     batch = synthetic_batch(spec, schedule.num_samples_used(num_examples), seed)
     batch = Batch(batch.inputs.to(next(iter(gradient_map.params.values()))), batch.targets)
+    check_loss(gradient_map.loss, len(batch), spec.num_classes, device=batch.inputs.device)
+    gradient_map = as_met(gradient_map, spec, gradient_map.params, gradient_map.buffers)
     params, buffers = gradient_map.params, gradient_map.buffers
-    change = local_update(gradient_map, params, batch, schedule, buffers)
+    precise = Batch(batch.inputs.double(), batch.targets)
+    doubled = {name: value.double() for name, value in params.items()}
+    by_any_means = differentiable(gradient_map, doubled, buffers, precise)
+    change = local_update(by_any_means, params, batch, schedule, buffers)
     update = Update({k: v.detach() for k, v in change.items()}, buffers, schedule, num_examples)
     job = AttackJob(
         gradient_map, spec, [Observation(1, 0, params, buffers, update)], ThreatModel(), seed
     )
-    openings = [
-        _open(name, attack, job, batch, attempt)
-        for name, attack in (exact_attacks() if attacks is None else attacks).items()
-    ]
-    doubled = {name: value.double() for name, value in params.items()}
-    precise = Batch(batch.inputs.double(), batch.targets)
+    openings = [_open(name, attack, job, batch, attempt) for name, attack in attacks.items()]
     draw = make_generator(seed, purpose="random rows")
-    alone = separate(gradient_map, doubled, buffers, precise, torch.ones(len(batch)))[[0]]
-    one = _directions(alone.jacobian(), draw, tolerance, max_products)
-    together = one
-    if len(batch) > 1:
-        joint: LinearOperator
-        if schedule.num_steps == 1 and not schedule.weight_decay:
-            joint = BatchJacobian(gradient_map, doubled, precise, buffers)
-        else:
-            joint = UpdateJacobian(gradient_map, doubled, precise, schedule, buffers)
-        together = _directions(joint, draw, tolerance, max_products)
+    one = together = None
+    reason = ""
+    try:
+        alone = separate(by_any_means, doubled, buffers, precise, torch.ones(len(batch)))[[0]]
+        one = together = count(alone.jacobian(), draw)
+        if len(batch) > 1:
+            together = count(_jacobian(by_any_means, doubled, precise, schedule, buffers), draw)
+    except RuntimeError as error:  # torch.func and autograd refuse in many ways
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    unknowns, equations = batch.inputs.numel(), sum(value.numel() for value in params.values())
     title = (
-        f"{type(model).__name__}: {_some(len(batch), 'sample')} of "
+        f"{name}: {_some(len(batch), 'sample')} of "
         f"{'×'.join(map(str, spec.shape))}, {_some(schedule.num_steps, 'local step')}; "
-        f"{one.equations:,} equations for {together.unknowns:,} input values"
+        f"{equations:,} equations for {unknowns:,} input values"
     )
-    return Structure(title, one, together, tuple(openings))
+    return Structure(title, one, together, tuple(openings), reason)
+
+
+def _jacobian(
+    gradient_map: GradientMap,
+    params: Params,
+    batch: Batch,
+    schedule: LocalSchedule,
+    buffers: Params,
+) -> LinearOperator:
+    """Of the update of a whole batch, in its inputs."""
+    if schedule.num_steps == 1 and not schedule.weight_decay:
+        return BatchJacobian(gradient_map, params, batch, buffers)
+    return UpdateJacobian(gradient_map, params, batch, schedule, buffers)
 
 
 def synthetic_batch(spec: InputSpec, count: int, seed: int) -> Batch:

@@ -74,15 +74,17 @@ class Structure:
 
     Attributes:
         title: the setting in words.
-        one_sample: of a sample whose batch mates are known.
-        together: of all samples of the update.
+        one_sample: of a sample whose batch mates are known; ``None`` where it was not computed.
+        together: of all samples of the update; ``None`` likewise.
         openings: one for each exact attack.
+        not_computed: why a rank was not computed, or empty.
     """
 
     title: str
-    one_sample: Directions
-    together: Directions
+    one_sample: Directions | None
+    together: Directions | None
     openings: tuple[Opening, ...]
+    not_computed: str = ""
 
     def __getitem__(self, attack: str) -> Opening:
         """The entry of one attack."""
@@ -98,8 +100,13 @@ class Structure:
             )
             for each in self.openings
         ]
-        lines = [self.title, f"  one sample: {self.one_sample}"]
-        if self.together.unknowns > self.one_sample.unknowns:
-            lines.append(f"  all samples together: {self.together}")
+        lines = [self.title]
+        one, together = self.one_sample, self.together
+        if one is not None:
+            lines.append(f"  one sample: {one}")
+        if one is not None and together is not None and together.unknowns > one.unknowns:
+            lines.append(f"  all samples together: {together}")
+        if self.not_computed:
+            lines.append(f"  rank not computed: {self.not_computed}")
         wrapped = [textwrap.fill(line, LINE, subsequent_indent="    ") for line in lines]
         return "\n".join([*wrapped, "Exact attacks", *rows])

@@ -12,7 +12,8 @@ from torch.optim import SGD, Optimizer
 from flwr_leakage.capture.names import NamedTensor
 from flwr_leakage.capture.tape import Autocast, Backward, Constant, Entry, Value, play
 from flwr_leakage.capture.training import CapturedTraining
-from flwr_leakage.gradient_map import GradientMap, Loss
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.losses import Loss
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import Batch, LocalSchedule
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_leakage.gradient_map import Loss
+from flwr_leakage.losses import FollowingLoss, Loss
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,8 @@ def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
 
 def stable(loss: Loss) -> StableCrossEntropy | None:
     """The loss itself without cancellation, where it is torch's cross-entropy; else ``None``."""
+    if isinstance(loss, FollowingLoss):
+        loss = loss.loss
     if loss is F.cross_entropy:
         return StableCrossEntropy()
     if type(loss) is nn.CrossEntropyLoss and loss.reduction in ("mean", "sum"):

@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.gradient_map import GradientMap, Loss
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.losses import Loss
 from flwr_leakage.records import Batch, Exposure
 
 SEPARABLE = 1e-3

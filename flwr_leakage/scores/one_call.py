@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_leakage.gradient_map import GradientMap, Loss, local_update
+from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.losses import Loss
 from flwr_leakage.normalization import BatchNormMode, mode_of
 from flwr_leakage.operators import Budget
 from flwr_leakage.params import Params, add

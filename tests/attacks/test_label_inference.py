@@ -4,6 +4,7 @@ from attacked import observe, tiny_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
 from flwr_leakage.attacks import (
     AutomaticLabels,
@@ -24,11 +25,12 @@ SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
 INFERRED = ThreatModel(labels="inferred")
 
 
-def problem_of(labels, *, seed=0, steps=1, bias=True):
+def problem_of(labels, *, seed=0, steps=1, bias=True, loss=F.cross_entropy, scale=1.0):
     network = tiny_network(seed)
     if not bias:
         network[-1].bias = None
-    gradient_map = GradientMap(network)
+    network[-1].weight.data *= scale
+    gradient_map = GradientMap(network, loss)
     generator = torch.Generator().manual_seed(seed)
     inputs = SPEC.normalize(torch.rand(len(labels), *SPEC.shape, generator=generator))
     schedule = LocalSchedule(0.01, num_steps=steps, batch_size=len(labels))
@@ -207,3 +209,14 @@ def test_public_images_take_the_place_of_dummies():
     private = SPEC.normalize(torch.rand(len(labels), *SPEC.shape, generator=generator))
     found = ClassCounts("dummies", public=private)(problem, torch.Generator())
     assert found.tolist() == labels
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0, 3], [1, 2, 2, 3], [3, 3, 3, 3, 0, 0]])
+def test_counts_allow_for_the_weights_of_classes(labels):
+    weight = torch.tensor([0.5, 1.0, 2.0, 4.0])
+    true = torch.bincount(torch.tensor(labels), minlength=4)
+    softmax = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    gradient = softmax - true * weight / (true * weight).sum()
+    assert class_counts(gradient, softmax, len(labels), 3 * weight).tolist() == true.tolist()
+    problem = problem_of(labels, loss=nn.CrossEntropyLoss(weight=weight), scale=0.05)
+    assert ClassCounts()(problem, torch.Generator().manual_seed(0)).tolist() == sorted(labels)

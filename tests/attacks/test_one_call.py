@@ -1,4 +1,6 @@
 import inspect
+import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks import LBFGS, GradientInversion
 from flwr_leakage.attacks.one_call import ParameterChange, attack
-from flwr_leakage.records import LocalSchedule
+from flwr_leakage.records import InputSpec, LocalSchedule
 
 SOLVER = GradientInversion(optimizer=LBFGS(iterations=150, tolerance=1e-12))
 
@@ -206,3 +208,137 @@ def test_dropout_that_is_active_is_warned_of(spec, images):
     attack(network, gradients, spec=spec, preset=quick)
     with pytest.warns(UserWarning, match=r"train mode and has dropout: 2 \(p=0.3\)"):
         attack(network.train(), gradients, spec=spec, preset=quick)
+
+
+class Drops(nn.Module):
+    """Dropout by a function: in train mode, or always."""
+
+    def __init__(self, always):
+        super().__init__()
+        self.always, self.layer = always, nn.Linear(64, 4)
+
+    def forward(self, x):
+        return self.layer(F.dropout(x.flatten(1), 0.2, training=self.always or self.training))
+
+
+def test_dropout_by_functions_is_warned_of_and_draws_nothing(spec, images):
+    quick = GradientInversion(optimizer=LBFGS(iterations=1))
+    for always, mode, said in (
+        (False, True, r"train mode and has dropout: dropout \(p=0.2\).* pass model.eval\(\)"),
+        (True, False, r"drops: dropout \(p=0.2\)\. .* drops in eval mode, too"),
+    ):
+        network = Drops(always).train(mode)
+        gradients = loss_gradients(network, images[:1], torch.tensor([1]))
+        state = torch.get_rng_state()
+        with pytest.warns(UserWarning, match=said):
+            result = attack(network, gradients, spec=spec, preset=quick)
+        assert result.error == ""
+        assert torch.equal(torch.get_rng_state(), state)
+    network = Drops(always=False).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attack(network, gradients, spec=spec, preset=quick)
+
+
+def test_layers_in_both_modes_are_taken_where_the_statistics_are_named(spec, images):
+    network = nn.Sequential(
+        nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+    )
+    gradients = loss_gradients(network.eval(), images[:1], torch.tensor([1]))
+    network[1].train()
+    settings = {"spec": spec, "preset": GradientInversion(optimizer=LBFGS(iterations=1))}
+    assert attack(network, gradients, batch_norm="running", **settings).error == ""
+    with pytest.raises(ValueError, match="all in eval mode"):
+        attack(network, gradients, **settings)
+
+
+def test_what_a_model_draws_is_put_back(spec, images):
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 4)
+
+        def forward(self, x):
+            return self.layer(x.flatten(1) + 1e-3 * torch.randn(64))
+
+    network = Noisy()
+    gradients = loss_gradients(network, images[:1], torch.tensor([1]))
+    state = torch.get_rng_state()
+    attack(network, gradients, spec=spec, preset="analytic")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", ["analytic", "strongest", "feature_matching"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 2.0, 4.0])),
+        partial(F.cross_entropy, weight=torch.tensor([0.5, 1.0, 2.0, 4.0])),
+    ],
+)
+def test_one_image_is_recovered_through_a_weighted_loss(name, loss, spec, images):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 10, 3, padding=1, stride=2), nn.Tanh()]
+    body = [*layers, nn.Flatten(), nn.Linear(160, 4)]
+    if name == "analytic":
+        body = [nn.Flatten(), nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 4)]
+    network = nn.Sequential(*body)
+    value = loss(network(images[:1]), torch.tensor([2]))
+    gradients = torch.autograd.grad(value, list(network.parameters()))
+    result = attack(network, gradients, spec=spec, loss=loss, preset=name, max_seconds=5)
+    assert result.error == ""
+    assert result.batch.targets.tolist() == [2]
+    assert float((result.batch.inputs - images[:1]).abs().max()) < 0.02
+
+
+def test_a_loss_that_attacks_cannot_compute_is_refused(spec, images):
+    network, weight = tiny_network(), torch.ones(4)
+    gradients = loss_gradients(network, images[:1], torch.tensor([0]))
+    for loss, said in (
+        (lambda z, y: F.cross_entropy(z, y, weight=weight), "must work in float64"),
+        (nn.MSELoss(), "stretched to one shape"),
+        (nn.BCEWithLogitsLoss(), r"class ids \(B,\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            attack(network, gradients, spec=spec, loss=loss)
+
+
+def test_wrong_arguments_are_refused_in_words(spec, images):
+    network = tiny_network()
+    gradients = loss_gradients(network, images[:1], torch.tensor([0]))
+    names = [name for name, _ in network.named_parameters()]
+    arrays = {name: value.numpy() for name, value in zip(names, gradients, strict=True)}
+    change = ParameterChange(arrays, arrays)
+    unchecked = inspect.unwrap(attack)  # as users call it, without the tests' type checker
+    one = {"schedule": LocalSchedule(0.1)}
+    for update, settings, said in (
+        (arrays, {}, r"update\['0.weight'\] must be a torch.Tensor, got numpy.ndarray"),
+        (change, one, r"update must be|update.before\['0.weight'\] must be a torch.Tensor"),
+        (gradients, {"num_examples": 0}, "num_examples must be a positive integer, got 0"),
+        (gradients, {"num_examples": 1.0}, "positive integer, got 1.0"),
+        (gradients, {"targets": [2]}, r"class ids \(B,\).* got 2; torch.tensor"),
+        (gradients, {"targets": 2}, r"class ids \(B,\).* got 2; torch.tensor"),
+        (gradients, {"targets": torch.tensor(2)}, r"got a tensor of shape \(\)"),
+        (gradients, {"spec": None}, "spec must be an InputSpec .* got NoneType"),
+        (gradients, {"loss": "cross_entropy"}, "loss must be a function .* got 'cross_entropy'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            unchecked(network, update, **{"spec": spec, "preset": SOLVER, **settings})
+
+
+def test_a_spec_that_the_model_does_not_take_is_named(images):
+    network = tiny_network()
+    gradients = loss_gradients(network, images[:1], torch.tensor([0]))
+    result = attack(network, gradients, spec=InputSpec((3, 8, 8), 4), preset=SOLVER)
+    assert "must take inputs of spec.shape (3, 8, 8), got RuntimeError" in result.error
+    assert "3 channels" in result.error
+
+
+def test_a_compiled_model_is_attacked_under_its_own_names(spec, images):
+    network = torch.compile(tiny_network(), backend="eager")
+    gradients = loss_gradients(network, images[:1], torch.tensor([3]))
+    named = dict(zip(dict(network.named_parameters()), gradients, strict=True))
+    assert all(name.startswith("_orig_mod.") for name in named)
+    (first, second) = attack(network, [gradients, named], spec=spec, preset=SOLVER)
+    assert torch.equal(first.batch.inputs, second.batch.inputs)
+    assert float((first.batch.inputs - images[:1]).abs().max()) < 0.05

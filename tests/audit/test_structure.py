@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import flwr_leakage
 from flwr_leakage.attacks import AttackJob
@@ -139,3 +140,64 @@ def test_the_text_is_narrow_and_the_same_each_time():
     assert first == second
     assert max(map(len, first.splitlines())) <= 100
     assert first.startswith("MLP: 2 samples of 1×12×12, 1 local step; 25,004 equations for 288")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z, y: F.mse_loss(z, F.one_hot(y, 4).to(z)),
+        lambda z, y: F.mse_loss(z, torch.zeros(len(y), 4).scatter_(1, y[:, None], 1.0).to(z)),
+        nn.CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 2.0, 4.0])),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_losses_that_vmap_refuses_are_differentiated_one_by_one(loss, count):
+    found = structure(mlp(), SPEC, count, loss=loss, max_products=9)
+    assert found.not_computed == ""
+    assert found.one_sample.unknowns == 144 and found.together.unknowns == count * 144
+    assert found["analytic"].verdict == (APPLIES if count == 1 else NOT)
+
+
+def test_a_rank_that_cannot_be_computed_is_told(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no derivative\nof this")
+
+    monkeypatch.setattr("flwr_leakage.audit.structure.separate", refuse)
+    found = structure(mlp(), SPEC)
+    assert found.one_sample is None and found.together is None
+    assert found.not_computed == "no derivative"
+    assert found["analytic"].verdict == APPLIES
+    assert "rank not computed: no derivative" in str(found)
+
+
+def test_a_frozen_first_layer_is_open_to_nothing():
+    for frozen in ("weight", "bias"):
+        network = mlp()
+        first = next(layer for layer in network.modules() if isinstance(layer, nn.Linear))
+        getattr(first, frozen).requires_grad_(False)
+        found = structure(network, SPEC, max_products=9)["analytic"]
+        assert found.verdict == NOT
+        assert "must be trained, got '" in found.reason and f".{frozen}' frozen" in found.reason
+
+
+def test_dropout_in_eval_mode_is_left_out_and_draws_nothing():
+    class Drops(nn.Sequential):
+        def forward(self, x):
+            return super().forward(F.dropout(x.flatten(1), 0.5)) * x.mean().sigmoid()
+
+    torch.manual_seed(0)
+    network = Drops(nn.Linear(144, 20), nn.ReLU(), nn.Linear(20, 4))
+    state = torch.get_rng_state()
+    first, second = (str(structure(network, SPEC, max_products=9)) for _ in "ab")
+    assert first == second and "not computed" not in first
+    assert "(test_structure.py:" in first and "dropout.py" not in first
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_wrong_arguments_of_a_structure_are_refused_in_words():
+    with pytest.raises(ValueError, match=r"must take inputs of spec.shape \(1, 9, 9\)"):
+        structure(mlp(), InputSpec((1, 9, 9), 4))
+    with pytest.raises(ValueError, match=r"class ids \(B,\)"):
+        structure(mlp(), SPEC, loss=nn.MSELoss())
+    with pytest.raises(ValueError, match="num_examples must be a positive integer, got 0"):
+        structure(mlp(), SPEC, 0)

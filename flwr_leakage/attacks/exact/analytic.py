@@ -53,7 +53,7 @@ class Analytic(ExactAttack):
     as masks of dropout that nobody else knows.
 
     Takes an update of one sample in one plain step, and a model whose first layer is linear and
-    has a bias.
+    has a bias, both of them trained.
     """
 
     purpose: ClassVar[str] = "analytic"
@@ -76,9 +76,7 @@ class Analytic(ExactAttack):
         assert use.bias is not None
         errors, weight = problem.gradient[use.bias], problem.gradient[use.weight]
         if not bool(errors.any()):
-            raise ValueError(
-                "the first layer's bias has a zero gradient: it is frozen, or no unit was active."
-            )
+            raise ValueError("the first layer's bias has a zero gradient: no unit was active.")
         kept = (weight != 0).to(weight)
         seen = kept.T @ errors.square() > 0
         taken, stage = mean_feature(weight, errors), "all pixels"
@@ -159,7 +157,17 @@ def _first_layer(problem: Problem) -> tuple[LinearUse, InputOrder]:
         ValueError: it, or the update, does not allow the attack.
     """
     require_single_gradient(problem, "the analytic attack")
+    trained = problem.gradient_map.trained
+    frozen = []
     for use, order in input_orders(problem):
         if use.bias is not None:
-            return use, order
+            own = [name for name in (use.weight, use.bias) if name not in trained]
+            if not own:
+                return use, order
+            frozen += own
+    if frozen:
+        raise ValueError(
+            "the weight and the bias of the linear layer that takes the network's input must be "
+            f"trained, got {' and '.join(map(repr, frozen))} frozen."
+        )
     raise ValueError("no linear layer with bias takes the network's input.")

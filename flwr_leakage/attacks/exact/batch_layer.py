@@ -16,6 +16,7 @@ from torch import Tensor
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor, factorize
 from flwr_leakage.attacks.input_order import InputOrder, input_orders
 from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers, logits_behind
+from flwr_leakage.attacks.loss_check import is_plain_mean
 from flwr_leakage.attacks.problem import Problem
 
 EXACT, ROUNDING, NEAR = 5.0, 1e-5, 1e-3
@@ -383,6 +384,8 @@ def _entanglement(
     doubled = loss(logits[[0, 1, 0, 1]], labels.repeat(2))
     if not torch.allclose(doubled, loss(logits[:2], labels)):
         return "the loss is not a mean over samples."
+    if not is_plain_mean(loss, logits):
+        return "the loss is not a plain mean over samples: it weighs them by their classes."
     return ""
 
 

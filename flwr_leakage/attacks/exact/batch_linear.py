@@ -93,6 +93,7 @@ def recover_batch(
         raise ValueError(
             f"none of the {layer.factor.rank} samples that {layer.name} shows was found; tried "
             f"{search.proposals or 'nothing, as neither its inputs nor its errors are sparse'}."
+            f"{_surplus(problem, layer.name, layer.factor.rank)}"
         )
     # Rounding of linear algebra differs from call to call and decides who is found first.
     found = sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
@@ -161,6 +162,7 @@ class ExactBatch(ExactAttack):
         search = replace(self.search, max_seconds=allowed)
         found = recover_batch(problem, search, generator, self.images_only)
         stopped = budget.is_spent and len(found.labels) < problem.num_samples
+        surplus = _surplus(problem, found.layer, found.rank)
         stats: dict[str, Any] = {
             **(found.stats or {}),
             "layer": found.layer,
@@ -171,13 +173,14 @@ class ExactBatch(ExactAttack):
             "relative_errors": found.relative_errors.tolist(),
             "refusals": found.refusals,
             "cpu_seconds": time.process_time() - began,
+            **({"stage": surplus.strip().rstrip(".")} if surplus else {}),
             **stop_mark(stopped),
         }
         if found.order is None:
             text = (
                 f"{found.layer} takes features of the images: {len(found.labels)} of "
                 f"{problem.num_samples} samples' features and labels were found, {found.proven} "
-                "proven, but no images."
+                f"proven, but no images.{surplus}"
             )
             return Reconstruction(None, torch.nan, {**stats, "features": found}, text)
         batch = complete(problem, found)
@@ -186,6 +189,16 @@ class ExactBatch(ExactAttack):
         inputs = problem.spec.clamp(batch.inputs).to(torch.get_default_dtype())
         distance = gradient_distance(problem, batch)
         return Reconstruction(Batch(inputs, batch.targets), distance, stats)
+
+
+def _surplus(problem: Problem, name: str, rank: int) -> str:
+    """That a layer shows more samples than the update is said to hold, in words, or nothing."""
+    if not problem.is_single_gradient or rank <= problem.num_samples:
+        return ""
+    return (
+        f" {name} shows {rank} samples, num_examples says {problem.num_samples}: it may be too "
+        "small."
+    )
 
 
 def complete(problem: Problem, found: BatchInputs) -> Batch:

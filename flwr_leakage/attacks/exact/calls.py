@@ -9,13 +9,13 @@ import jaxtyping
 import torch
 from torch import nn
 
-from flwr_leakage import forward, function_mode, gradient_map
+from flwr_leakage import dropout, forward, function_mode, gradient_map, model_copy
 
 _TORCH = str(Path(torch.__file__).parent)
 _CHECKS = str(Path(jaxtyping.__file__).parent)
 _OWN = str(Path(__file__).parent)
 _PASS = gradient_map.__file__
-_AROUND = {function_mode.__file__, forward.__file__}
+_AROUND = {each.__file__ for each in (dropout, forward, function_mode, model_copy)}
 
 
 def describe_call(function: Callable[..., Any]) -> str:

@@ -8,12 +8,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from flwr_leakage.attacks.labels.last_layer import find_last_bias, find_last_layer
+from flwr_leakage.attacks.loss_check import class_weights
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec
 
 
 def class_counts(
-    bias_gradient: Float[Tensor, " K"], mean_softmax: Float[Tensor, " K"], num_samples: int
+    bias_gradient: Float[Tensor, " K"],
+    mean_softmax: Float[Tensor, " K"],
+    num_samples: int,
+    weights: Float[Tensor, " K"] | None = None,
 ) -> Int[Tensor, " K"]:
     """Round ``B · (p̄ − ∂L/∂b)`` to non-negative integers that sum to B.
 
@@ -24,12 +28,18 @@ def class_counts(
         bias_gradient: of the last layer, averaged over the samples.
         mean_softmax: the attacker's estimate of p̄.
         num_samples: B.
+        weights: w_k of a loss that weighs the classes: p̄ − ∂L/∂b is then the share of class k in
+            Σᵢ w(yᵢ), so that it is divided by w_k first.
 
     Example:
         >>> class_counts(torch.tensor([-0.5, 0.25, 0.25]), torch.tensor([0.5, 0.25, 0.25]), 2)
         tensor([2, 0, 0])
     """
     expected = (num_samples * (mean_softmax - bias_gradient)).clamp_min(0).double()
+    if weights is not None:
+        # A class of weight 0 leaves nothing in the update.
+        expected = torch.where(weights > 0, expected / weights.double().clamp_min(1e-30), 0.0)
+        expected = num_samples * expected / expected.sum().clamp_min(1e-30)
     total = expected.sum()
     if total > num_samples:
         expected = expected * num_samples / total
@@ -123,8 +133,8 @@ class ClassCounts:
         """Labels (B,) in ascending order, with repetitions.
 
         Raises:
-            ValueError: the logits have no bias that is trained, or the update is of several steps
-                and the last layer is not linear.
+            ValueError: the logits have no bias that is trained, the update is of several steps
+                and the last layer is not linear, or the loss couples the samples.
         """
         bias = find_last_bias(problem)
         if bias is None:
@@ -146,7 +156,8 @@ class ClassCounts:
             problem.schedule.learning_rate,
             problem.schedule.num_steps,
         )
-        counts = class_counts(bias_gradient, softmax, problem.num_samples)
+        weights = class_weights(problem.gradient_map.loss, softmax.clamp_min(1e-12).log())
+        counts = class_counts(bias_gradient, softmax, problem.num_samples, weights)
         return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
     @staticmethod

@@ -305,3 +305,23 @@ def test_a_seed_gives_the_same_result():
     )
     assert torch.equal(first.labels, second.labels)
     torch.testing.assert_close(first.inputs, second.inputs, atol=1e-5, rtol=0)
+
+
+def test_more_samples_than_were_reported_are_told_of():
+    truth, gradient_map = batch(4), GradientMap(mlp(60))
+    observation = observe(gradient_map, truth, LocalSchedule(0.1, 1, 4))
+    said = replace(observation, update=replace(observation.update, num_examples=2))
+    short = ExactBatch(SearchSettings(max_seconds=1))
+    (found,) = short(AttackJob(gradient_map, SPEC, [said], ThreatModel()))
+    told = found.error or found.stats["stage"]
+    assert "1 shows 4 samples, num_examples says 2: it may be too small" in told
+    assert "stage" not in attack(mlp(60), truth).stats
+
+
+def test_a_loss_that_weighs_classes_is_refused():
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 2.0, 4.0]))
+    gradient_map = GradientMap(mlp(60), loss)
+    observation = observe(gradient_map, batch(3), LocalSchedule(0.1, 1, 3))
+    (found,) = ExactBatch(QUICK)(AttackJob(gradient_map, SPEC, [observation], ThreatModel()))
+    assert found.batch is None
+    assert "it weighs them by their classes" in found.error

@@ -314,3 +314,16 @@ def test_outputs_that_are_not_trusted_tell_nothing(images):
 def test_settings_out_of_range_are_refused(name, value, message):
     with pytest.raises(ValueError, match=message):
         FeatureMatching(**{name: value})
+
+
+def test_analytic_needs_a_first_layer_that_is_trained(images):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 4))
+    network[1].bias.requires_grad_(False)
+    gradient_map, observation = case(network, images[:1])
+    problem = pose(gradient_map, SPEC, observation, INFERRED)
+    said = "must be trained, got '1.bias' frozen"
+    with pytest.raises(ValueError, match=said):
+        Analytic().check(problem, generator())
+    (result,) = Analytic()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
+    assert said in result.error

@@ -1,0 +1,134 @@
+"""Whether a loss can be computed at all, told before any attack, in words."""
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_leakage.losses import Loss, scalar
+
+BROADCAST = "Using a target size"
+"""How torch's warning begins that logits and targets were stretched to one shape."""
+
+
+def check_loss(
+    loss: Loss,
+    count: int,
+    num_classes: int,
+    granted: Tensor | None = None,
+    device: torch.device | None = None,
+) -> None:
+    """Raise ``ValueError`` for a loss that the attacks cannot compute and differentiate.
+
+    They compute in float64, whatever the client did.
+
+    Args:
+        loss: (logits, targets) ↦ scalar.
+        count: samples of a batch; two are tried at most.
+        num_classes: K.
+        granted: targets that are known. The loss takes probabilities where these are, else class
+            indices.
+        device: of the logits; the CPU by default.
+    """
+    rows = min(count, 2)
+    targets = torch.arange(rows, device=device) % num_classes
+    if granted is not None and granted.is_floating_point():
+        targets = granted[:rows].to(targets.device)
+    problem = _problem(loss, num_classes, targets, torch.float64)
+    if problem and not _problem(loss, num_classes, targets, torch.float32):
+        raise ValueError(
+            f"the loss must work in float64, in which attacks compute, but {problem}; hand over "
+            "the loss module itself, whose weights are cast, or cast them to the logits' dtype."
+        )
+    if problem:
+        raise ValueError(
+            "the loss must take logits (B, K) and "
+            f"{'probabilities (B, K)' if targets.is_floating_point() else 'class ids (B,)'} and "
+            f"return a scalar, but {problem}. A loss of one-hot targets goes into a function: "
+            f"lambda logits, ids: loss(logits, F.one_hot(ids, {num_classes}).to(logits))."
+        )
+
+
+def _problem(loss: Loss, num_classes: int, targets: Tensor, dtype: torch.dtype) -> str:
+    """What goes wrong in a precision, or nothing.
+
+    Raises:
+        ValueError: the value is no scalar.
+    """
+    size = len(targets) * num_classes
+    logits = torch.linspace(-1, 1, size, dtype=dtype, device=targets.device)
+    logits = logits.reshape(-1, num_classes).requires_grad_()
+    if targets.is_floating_point():
+        targets = targets.to(dtype)
+    shapes = f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)}"
+    with warnings.catch_warnings(record=True) as told, torch.enable_grad():
+        warnings.simplefilter("always")
+        try:
+            value = loss(logits, targets)
+            if isinstance(value, Tensor) and value.ndim == 0:
+                torch.autograd.grad(value, logits)
+        except Exception as error:  # a loss is the user's own code
+            first = (str(error).strip().splitlines() or [""])[0]
+            return f"of {shapes} in {dtype} it says {type(error).__name__}: {first}"
+    if any(str(each.message).startswith(BROADCAST) for each in told):
+        return f"{shapes} are stretched to one shape"
+    scalar(value)
+    return ""
+
+
+def is_plain_mean(loss: Loss, logits: Tensor) -> bool:
+    """Whether the loss of a batch is the mean of its samples', whatever their classes.
+
+    It is not where classes have weights: the mean of torch's losses divides by the sum of those.
+
+    Args:
+        loss: (logits, class ids) ↦ scalar.
+        logits: (M, K) of some inputs; one is used for each class.
+    """
+    if loss is F.cross_entropy:
+        return True
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    rows = logits[ids % len(logits)]
+    alone = torch.stack([loss(rows[i : i + 1], ids[i : i + 1]) for i in range(len(ids))])
+    return torch.allclose(loss(rows, ids), alone.mean())
+
+
+def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
+    """The weight (K,) of each class in the loss, of mean 1; ``None`` where all are equal.
+
+    A weighted mean has the gradient Σᵢ w(yᵢ) gᵢ / Σⱼ w(yⱼ), with gᵢ of sample i alone. A batch of
+    one sample of each class tells the weights.
+
+    Args:
+        loss: (logits, class ids) ↦ scalar.
+        logits: (K,) of any input.
+
+    Raises:
+        ValueError: a sample's gradient is no multiple of that of it alone.
+    """
+    if loss is F.cross_entropy:
+        return None
+    ids = torch.arange(len(logits), device=logits.device)
+    rows = torch.stack([logits.detach().roll(i) for i in range(len(ids))])
+    together = _slopes(loss, rows, ids)
+    alone = torch.cat([_slopes(loss, rows[i : i + 1], ids[i : i + 1]) for i in range(len(ids))])
+    alone = alone.nan_to_num()  # 0 / 0 of a class of weight 0
+    size = alone.square().sum(1).clamp_min(torch.finfo(alone.dtype).tiny)
+    weights = (together * alone).sum(1) / size
+    rest = (together - weights[:, None] * alone).norm()
+    if not float(rest) <= 1e-3 * float(together.norm()):
+        raise ValueError(
+            "labels are counted for a loss that is a mean or a sum over samples, weighted by class "
+            "or not, got one that couples them; hand the labels over (labels known)."
+        )
+    if not float(weights.mean()) > 0:
+        return None  # nobody can tell
+    weights = weights / weights.mean()
+    return None if float((weights - 1).abs().max()) < 1e-3 else weights
+
+
+def _slopes(loss: Loss, logits: Tensor, ids: Tensor) -> Tensor:
+    with torch.enable_grad():
+        leaf = logits.detach().clone().requires_grad_()
+        return torch.autograd.grad(loss(leaf, ids), leaf)[0]

@@ -1,0 +1,84 @@
+"""Dropout that a model applies by functions, where no module tells of it."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flwr_leakage.function_mode import FunctionMode
+
+ACTIVE = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+IDLE = (F.alpha_dropout, F.feature_alpha_dropout)
+"""Functions (inputs, p = 0.5, training), which is true or false by default."""
+
+PLAIN = (torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout)
+"""Functions (inputs, p, train)."""
+
+ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+
+
+class Dropouts(FunctionMode):
+    """Note the functions of a pass that drop something; leave them out if asked to.
+
+    Args:
+        skip: compute the pass as if nothing were dropped.
+
+    Attributes:
+        found: what dropped, in words, each once.
+    """
+
+    def __init__(self, skip: bool) -> None:
+        super().__init__()
+        self.skip = skip
+        self.found: list[str] = []
+
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Note a dropout, and leave it out if asked to."""
+        given = dict(zip(_names(function), args, strict=False)) | kwargs
+        if function in ATTENTION:
+            rate = given.get("dropout_p", 0.0) if given.get("training", True) else 0.0
+        elif function in ACTIVE or function in IDLE:
+            rate = given.get("p", 0.5) if given.get("training", function in ACTIVE) else 0.0
+        elif function in PLAIN:
+            rate = given["p"] if given["train"] else 0.0
+        else:
+            return function(*args, **kwargs)
+        if rate > 0:
+            self._note(function, rate)
+        if not rate > 0 or not self.skip:
+            return function(*args, **kwargs)
+        return function(**given | {"dropout_p": 0.0}) if function in ATTENTION else given["input"]
+
+    def _note(self, function: Callable[..., Any], rate: float) -> None:
+        text = f"{function.__name__} (p={rate:g})"
+        if text not in self.found:
+            self.found.append(text)
+
+
+def _names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Of the arguments, as far as they may be given without."""
+    if function is F.scaled_dot_product_attention:
+        return ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    if function is F.multi_head_attention_forward:
+        return tuple(inspect.signature(function).parameters)
+    return ("input", "p", "train" if function in PLAIN else "training", "inplace")
+
+
+def functional_dropout(model: nn.Module, inputs: Tensor) -> list[str]:
+    """Which functions drop something in a pass of a model in the mode that it is in, in words.
+
+    Those of ``nn.Dropout`` modules in train mode among them. The global random state is kept.
+
+    Args:
+        model: a copy, as a pass in train mode may change it.
+        inputs: of the pass.
+    """
+    walk = Dropouts(skip=False)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), walk:
+        model(inputs)
+    return walk.found

@@ -1,0 +1,78 @@
+"""Losses whose own tensors follow the precision of the logits, and what a loss must return."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class FollowingLoss:
+    """A loss whose own tensors, such as class weights, are cast to the logits' dtype.
+
+    Torch's losses take weights of the logits' dtype only, and a client's single precision is
+    analysed in double.
+
+    Attributes:
+        loss: a module with floating parameters or buffers, or a ``partial`` with such arguments.
+    """
+
+    loss: nn.Module | partial[Tensor]
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss, a scalar."""
+        if isinstance(self.loss, partial):
+            args = [_like(value, logits) for value in self.loss.args]
+            options = {name: _like(value, logits) for name, value in self.loss.keywords.items()}
+            return self.loss.func(*args, logits, targets, **options)
+        own = {**dict(self.loss.named_parameters()), **dict(self.loss.named_buffers())}
+        state = {name: _like(value, logits) for name, value in own.items()}
+        value: Tensor = torch.func.functional_call(self.loss, state, (logits, targets))
+        return value
+
+
+def following(loss: Loss) -> Loss:
+    """The loss in any precision of the logits, where it is a module or ``partial`` of tensors.
+
+    Raises:
+        ValueError: it cannot be called.
+    """
+    if not callable(loss):
+        raise ValueError(
+            f"the loss must be a function (logits, targets) ↦ scalar, got {loss!r}; the default is "
+            "torch.nn.functional.cross_entropy."
+        )
+    tensors: list[object] = []
+    if isinstance(loss, nn.Module) and not isinstance(loss, torch.jit.ScriptModule):
+        tensors = [*loss.parameters(), *loss.buffers()]
+    elif isinstance(loss, partial):
+        tensors = [*loss.args, *loss.keywords.values()]
+    if any(isinstance(value, Tensor) and value.is_floating_point() for value in tensors):
+        return FollowingLoss(loss)  # type: ignore[arg-type]
+    return loss
+
+
+def scalar(value: object) -> Tensor:
+    """The value of a loss.
+
+    Raises:
+        ValueError: it is one number a sample, or no tensor.
+    """
+    if not isinstance(value, Tensor) or value.ndim > 0:
+        shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(
+            f"the loss must return a scalar tensor, got {shape}; average or sum it, as "
+            f"training does (reduction='mean' or 'sum')."
+        )
+    return value
+
+
+def _like(value: Any, logits: Tensor) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.to(logits)
+    return value

@@ -1,0 +1,93 @@
+"""A copy of a model that can be computed with other parameters, or why there is none."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+class Uncompiled(nn.Module):
+    """Stands for a ``torch.compile``d module: the module itself, under the name that it has there.
+
+    Compiled code is made anew for each of the transforms that differentiate it, which is slow.
+    """
+
+    def __init__(self, compiled: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = compiled._modules["_orig_mod"]
+        self.training = compiled.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module itself gives."""
+        module = self._orig_mod
+        assert module is not None
+        return module(*args, **kwargs)
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A deep copy, names unchanged, without compiled code.
+
+    Tensors that a forward pass left on the modules, such as the weights of ``nn.utils.weight_norm``
+    or features kept for later, are copied without their history: hooks compute them anew.
+
+    Raises:
+        ValueError: the model is not one whose parameters can be replaced.
+    """
+    require_plain(model)
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for tensor in _tensors(list(vars(module).values())):
+            if not tensor.is_leaf:
+                memo[id(tensor)] = tensor.detach().clone()
+    copied = copy.deepcopy(model, memo)
+    for parent in list(copied.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and _is_compiled(child):
+                setattr(parent, name, Uncompiled(child))
+    return Uncompiled(copied) if _is_compiled(copied) else copied
+
+
+def require_plain(model: object) -> None:
+    """Raise ``ValueError``, in words, for a model whose parameters cannot be replaced."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be an nn.Module, got {type(model).__name__}.")
+    for name, module in model.named_modules():
+        kind, where = type(module).__name__, f" as {name!r}" if name else ""
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"the model must be an nn.Module of Python code, got a ScriptModule{where}; pass "
+                "the nn.Module that it was made from, with the same weights (load_state_dict)."
+            )
+        if isinstance(module, PARALLEL):
+            raise ValueError(
+                f"the model must be on its own, got a {kind}{where}; pass model.module, and its "
+                "names of the parameters."
+            )
+        own = [*module._parameters.items(), *module._buffers.items()]
+        for entry, value in own:
+            if isinstance(value, UninitializedParameter | UninitializedBuffer):
+                raise ValueError(
+                    f"the model's parameters must have shapes, got {entry!r} of {kind}{where} "
+                    "uninitialised; call the model once on an input first."
+                )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    # torch._dynamo, which has the class, is slow to import.
+    return type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules
+
+
+def _tensors(values: list[Any]) -> Iterator[Tensor]:
+    """The tensors in plain containers that are no parameters or modules."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(list(value))
+        elif isinstance(value, dict):
+            yield from _tensors(list(value.values()))
