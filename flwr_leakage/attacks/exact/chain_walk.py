@@ -32,7 +32,7 @@ from flwr_leakage.attacks.exact.geometry import (
 )
 from flwr_leakage.attacks.linear_walk import LinearUse, LinearWalk
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.relus import relu_call
+from flwr_leakage.attacks.relus import leaky_call, relu_call
 
 _SIGMOIDS = (torch.sigmoid, Tensor.sigmoid, F.sigmoid)
 _TANHS = (torch.tanh, Tensor.tanh, F.tanh)
@@ -81,9 +81,10 @@ class ChainWalk(LinearWalk):
         elif function is F.batch_norm:
             outputs = function(*args, **kwargs)
             self._normalise(outputs, *args, **kwargs)
-        elif (activation := _activation(function, args, kwargs)) is not None:
+        elif (found := _activation(function, args, kwargs)) is not None:
+            activation, given = found
             outputs = function(*args, **kwargs)
-            self._add(ChainUse("", None, inputs, outputs, activation=activation))
+            self._add(ChainUse("", None, given, outputs, activation=activation))
         else:
             outputs = super().on_call(function, args, kwargs)
         if len(self.uses) > before:
@@ -144,18 +145,17 @@ class ChainWalk(LinearWalk):
 
 def _activation(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Activation | None:
-    """The activation that a function computes, or ``None``."""
-    if relu_call(function, args, kwargs) is not None:
-        return RELU
-    if function in _SIGMOIDS:
-        return SIGMOID
-    if function in _TANHS:
-        return TANH
-    if function is F.leaky_relu:
-        tilt = kwargs.get("negative_slope", args[1] if len(args) > 1 else 0.01)
-        return leaky_relu(float(tilt))
-    return None
+) -> tuple[Activation, Tensor] | None:
+    """The activation that a function computes, and of what, or ``None``."""
+    if (call := relu_call(function, args, kwargs)) is not None:
+        return RELU, call.inputs
+    if function in _SIGMOIDS or function in _TANHS:
+        activation = SIGMOID if function in _SIGMOIDS else TANH
+        return activation, args[0] if args else kwargs["input"]
+    call = leaky_call(function, args, kwargs)
+    if call is None or isinstance(call.slope, Tensor):  # which may be trained
+        return None
+    return leaky_relu(call.slope), call.inputs
 
 
 def trace_chain(problem: Problem) -> list[Link]:
