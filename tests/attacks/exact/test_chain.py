@@ -3,6 +3,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from attacked import observe
+from relu_spellings import SPELLINGS
 from torch import nn
 from torch.nn import functional as F
 
@@ -203,6 +204,29 @@ def test_the_attack_is_the_same_however_a_chain_is_written(style):
     quick = FeatureMatching(fading=FadingPrior(rounds=2, iterations=20), newton=GaussNewton(0))
     (expected,), (found,) = (quick(chain_in_style(each)[0]) for each in (Modules, style))
     torch.testing.assert_close(found.batch.inputs, expected.batch.inputs, rtol=0, atol=1e-4)
+
+
+def spelled(relu):
+    network = Modules()
+    network.relu = SPELLINGS[relu] if isinstance(SPELLINGS[relu], nn.Module) else Lambda(relu)
+    return network
+
+
+class Lambda(nn.Module):
+    def __init__(self, relu):
+        super().__init__()
+        self.relu = relu
+
+    def forward(self, x):
+        return SPELLINGS[self.relu](x)
+
+
+@pytest.mark.parametrize("relu", SPELLINGS)
+def test_the_attack_is_the_same_however_a_relu_is_written(relu):
+    quick = FeatureMatching(fading=FadingPrior(rounds=1, iterations=5), newton=GaussNewton(0))
+    styles = Modules, lambda: spelled(relu)
+    (expected,), (found,) = (quick(chain_in_style(each)[0]) for each in styles)
+    assert torch.equal(found.batch.inputs, expected.batch.inputs)
 
 
 class Pooled(Modules):
