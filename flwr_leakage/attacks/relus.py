@@ -47,7 +47,8 @@ def relu_call(function: Callable[..., Any], args: Args, kwargs: Kwargs) -> ReluC
     ``1[z > 0]``. Those of several calls are not told: of ``(z + z.abs()) / 2`` none is a ReLU.
 
     Numbers may agree by chance: a threshold that is learned and exactly zero is taken for zeros,
-    and a mask that keeps all is taken for ``1[z > 0]`` where all of z is positive.
+    and a mask that keeps all for ``1[z > 0]`` where all of z is positive, if it is of truths. One
+    of numbers, as of an attention, must hold a zero.
 
     Example:
         >>> call = relu_call(torch.clamp, (torch.tensor([-1.0, 2.0]),), {"min": 0})
@@ -145,7 +146,7 @@ def _product(args: Args, kwargs: Kwargs) -> ReluCall | None:
         # Products of other tensors are many: one number tells most of them.
         if not _keeps_shape(inputs, mask) or _first(mask) not in (0, 1):
             continue
-        if _is_mask(mask, inputs):
+        if _is_mask(mask, inputs) and (mask.dtype == torch.bool or not _keeps_all(mask)):
             return ReluCall(inputs)
     return None
 
@@ -196,12 +197,16 @@ def _is_mask(mask: Tensor, inputs: Tensor) -> bool:
         return True
     if bool(_numbers(mask != (inputs >= 0)).any()):
         return False
-    return not bool(_numbers(mask).all())  # of what a ReLU gave, it is any mask that keeps all
+    return not _keeps_all(mask)  # of what a ReLU gave, 1[z ≥ 0] is any mask that keeps all
+
+
+def _keeps_all(mask: Tensor) -> bool:
+    return bool(_numbers(mask).all())
 
 
 def _first(values: Tensor) -> float:
     numbers = _numbers(values)
-    return float(numbers[(0,) * numbers.ndim]) if numbers.numel() else math.nan
+    return float(numbers[(0,) * numbers.ndim].item()) if numbers.numel() else math.nan
 
 
 def _numbers(values: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 Layers are told by the functions that compute them (``F.conv2d``, ``F.linear`` and products with a
 transposed parameter, ``F.batch_norm``, activations), not by modules: ``F.relu`` and ``nn.ReLU``,
 ``view`` and ``nn.Flatten``, a module called twice or a function written by hand are the same chain.
-Whether a layer follows another is told by the numbers that pass.
+Whether a layer follows another is told by the numbers that pass, and so is a ReLU that is computed
+by several calls, such as ``(z + z.abs()) / 2``.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,6 +37,9 @@ from flwr_leakage.attacks.relus import leaky_call, relu_call
 
 _SIGMOIDS = (torch.sigmoid, Tensor.sigmoid, F.sigmoid)
 _TANHS = (torch.tanh, Tensor.tanh, F.tanh)
+
+LARGE = 1e4
+"""Times the probe, a function that is a ReLU of small numbers only, as ReLU6, is none."""
 
 
 @dataclass(frozen=True)
@@ -174,14 +178,16 @@ def trace_chain(problem: Problem) -> list[Link]:
     # A layer follows another if it takes in what that one put out. Random values tell them apart.
     stream = torch.Generator().manual_seed(0)
     probe = torch.rand(1, *problem.spec.shape, dtype=like.dtype, generator=stream)
-    walk = ChainWalk({id(value): name for name, value in problem.params.items()})
-    with walk:
-        logits = problem.gradient_map.logits(problem.params, probe, problem.buffers)
+    walk, logits = _walked(problem, probe)
     links: list[Link] = []
     previous, used = probe, set[str]()
     for number, use in enumerate(walk.uses):
         called = ", ".join(dict.fromkeys(walk.between.get(number, [])))
         what = repr(use.name) if use.weight else "an activation"
+        if number > 0 and not _same(use.inputs, previous) and _is_relu(problem, probe, number):
+            relu = ChainUse("", None, previous, use.inputs, activation=RELU)
+            _extend(links, relu, "an activation", problem)
+            previous = use.inputs
         if not _same(use.inputs, previous):
             raise ValueError(
                 f"the model must be a chain of layers; {what} does not follow what is before it"
@@ -205,6 +211,21 @@ def trace_chain(problem: Problem) -> list[Link]:
     if links[-1].geometry is not None:
         raise ValueError("the model's last layer must be linear.")
     return links
+
+
+def _walked(problem: Problem, probe: Tensor) -> tuple[ChainWalk, Tensor]:
+    walk = ChainWalk({id(value): name for name, value in problem.params.items()})
+    with walk:
+        return walk, problem.gradient_map.logits(problem.params, probe, problem.buffers)
+
+
+def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
+    """Whether the calls before a layer compute together a ReLU of what the last one put out."""
+    for factor in (1, LARGE):
+        uses = _walked(problem, factor * probe)[0].uses
+        if not _same(uses[number].inputs, uses[number - 1].outputs.clamp_min(0)):
+            return False
+    return True
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import AttackJob, FadingPrior, FeatureMatching, pose
-from flwr_leakage.attacks.exact.chain import IDENTITY, features_of
+from flwr_leakage.attacks.exact.chain import IDENTITY, RELU, features_of
 from flwr_leakage.attacks.exact.chain_walk import trace_chain
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -206,19 +206,38 @@ def test_the_attack_is_the_same_however_a_chain_is_written(style):
     torch.testing.assert_close(found.batch.inputs, expected.batch.inputs, rtol=0, atol=1e-4)
 
 
-def spelled(relu):
-    network = Modules()
-    network.relu = SPELLINGS[relu] if isinstance(SPELLINGS[relu], nn.Module) else Lambda(relu)
-    return network
-
-
 class Lambda(nn.Module):
     def __init__(self, relu):
         super().__init__()
         self.relu = relu
 
     def forward(self, x):
-        return SPELLINGS[self.relu](x)
+        return self.relu(x)
+
+
+class Halved(Modules):
+    """A ReLU of three calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu = Lambda(lambda z: (z + z.abs()) / 2)
+
+
+class Capped(Modules):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU6()
+
+
+def test_a_relu_of_several_calls_is_told_by_its_numbers():
+    _, chain, _ = chain_in_style(Halved)
+    assert [link.activation for link in chain] == [RELU, RELU, RELU, IDENTITY]
+
+
+def spelled(relu):
+    network = Modules()
+    network.relu = Lambda(SPELLINGS[relu])
+    return network
 
 
 @pytest.mark.parametrize("relu", SPELLINGS)
@@ -285,6 +304,7 @@ class Tokens(nn.Module):
         (Pooled, r"'c' does not follow .*: mul \(test_chain.py:\d+\)"),
         (Mirrored, r"'a' does not follow .*: pad \(test_chain.py:\d+\)"),
         (PooledModule, r"'d' does not follow .*: max_pool2d \(of MaxPool2d\)"),
+        (Capped, r"'b' does not follow .*: hardtanh \(test_chain.py:\d+\)"),
         (Twice, "'a' does not follow"),
         (Frozen, "'a' is frozen: its gradient is not in the update"),
         (Tied, "'first' cannot be part of a chain, as it is used twice"),
