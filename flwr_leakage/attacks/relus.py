@@ -144,7 +144,7 @@ def _product(args: Args, kwargs: Kwargs) -> ReluCall | None:
         return None
     for inputs, mask in ((left, right), (right, left)):
         # Products of other tensors are many: one number tells most of them.
-        if not _keeps_shape(inputs, mask) or _first(mask) not in (0, 1):
+        if _first(mask) not in (0, 1) or not _keeps_shape(inputs, mask):
             continue
         if _is_mask(mask, inputs) and (mask.dtype == torch.bool or not _keeps_all(mask)):
             return ReluCall(inputs)

@@ -38,10 +38,10 @@ def test_every_spelling_is_one_relu(spelling):
     assert call.in_place == ("in place" in spelling)
 
 
-@pytest.mark.parametrize(
-    "spelling", [s for s in SPELLINGS if s != "rrelu"]
-)  # has no rule for batches
+@pytest.mark.parametrize("spelling", [s for s in SPELLINGS if s != "rrelu"])
 def test_it_is_told_within_derivatives_of_batches(spelling):
+    """PyTorch has no rule for a batch of ``rrelu``."""
+
     def gradient(weight, z):
         return torch.func.grad(lambda w: SPELLINGS[spelling](w * z).square().sum())(weight)
 

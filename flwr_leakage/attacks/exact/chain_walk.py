@@ -223,6 +223,8 @@ def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
     """Whether the calls before a layer compute together a ReLU of what the last one put out."""
     for factor in (1, LARGE):
         uses = _walked(problem, factor * probe)[0].uses
+        if number >= len(uses):  # a mask that keeps all is no ReLU
+            return False
         if not _same(uses[number].inputs, uses[number - 1].outputs.clamp_min(0)):
             return False
     return True
