@@ -55,6 +55,7 @@ class LinearWalk(FunctionMode):
 
     Attributes:
         uses: the layers, in their order.
+        computed: calls of ``F.linear`` whose weight is no parameter as it is.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class LinearWalk(FunctionMode):
         self.replaced = replaced
         self.outputs = outputs
         self.uses: list[LinearUse] = []
+        self.computed = 0
         self._transposed: dict[int, str] = {}
         self._products: dict[int, tuple[str, Tensor]] = {}
         self._kept: list[Tensor] = []  # keeps ids from being used again
@@ -77,6 +79,7 @@ class LinearWalk(FunctionMode):
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
         if function is F.linear:
             bias = tensors[2] if len(tensors) > 2 else None
+            self.computed += not self._name(tensors[1])
             return self._note(tensors[0], self._name(tensors[1]), bias, outputs)
         if function in TRANSPOSES and tensors and self._name(tensors[0]) and tensors[0].ndim == 2:
             if outputs.shape == tensors[0].shape[::-1]:
@@ -133,6 +136,21 @@ def find_linear_layers(problem: Problem, inputs: Tensor) -> list[LinearUse]:
     with walk:
         problem.gradient_map.logits(problem.params, inputs, problem.buffers)
     return walk.uses
+
+
+def told_of_computed_weights(problem: Problem) -> str:
+    """What a message that misses a linear layer adds where weights are computed; else nothing."""
+    walk = LinearWalk({id(value): name for name, value in problem.params.items()})
+    like = next(iter(problem.params.values()))
+    with torch.no_grad(), walk:
+        zeros = like.new_zeros(1, *problem.spec.shape)
+        problem.gradient_map.logits(problem.params, zeros, problem.buffers)
+    if not walk.computed:
+        return ""
+    return (
+        "; weights of linear layers are computed from other parameters (a parametrization, such as "
+        "weight_norm), so that their own gradients are not in the update"
+    )
 
 
 def logits_behind(

@@ -1,34 +1,33 @@
 """Which calls compute a ReLU, as a function mode meets them, however a model spells them."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch.nn import functional as F
 
-_PLAIN = {F.relu, torch.relu, Tensor.relu}
-_CLAMPS = {
-    torch.clamp, Tensor.clamp, torch.clip, Tensor.clip, torch.clamp_min, Tensor.clamp_min,
-}  # fmt: skip
-_CLAMPS_IN_PLACE = {
-    torch.clamp_, Tensor.clamp_, torch.clip_, Tensor.clip_, torch.clamp_min_, Tensor.clamp_min_,
-}  # fmt: skip
-_IN_PLACE = {torch.relu_, Tensor.relu_, *_CLAMPS_IN_PLACE}
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class ReluCall:
-    """One call that computes ``max(0, z)``.
+    """One call that computes ``max(0, z)``, or ``max(0, z) + s min(0, z)``.
 
     Attributes:
         inputs: z, of any shape.
         in_place: whether the call writes its outputs into z.
+        slope: s; a tensor, broadcast to z, where it may be a parameter.
     """
 
     inputs: Tensor
-    in_place: bool
+    in_place: bool = False
+    slope: float | Tensor = 0.0
 
     def answer(self, outputs: Tensor) -> Tensor:
         """What the call returns where ``outputs`` stand for its own.
@@ -38,10 +37,18 @@ class ReluCall:
         return self.inputs.copy_(outputs) if self.in_place else outputs
 
 
-def relu_call(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> ReluCall | None:
-    """The ReLU that a call computes, or ``None``: ``relu``, ``clamp(min=0)``, ``threshold(0, 0)``.
+def relu_call(function: Callable[..., Any], args: Args, kwargs: Kwargs) -> ReluCall | None:
+    """The ReLU that a call computes, or ``None``.
+
+    ``relu``, ``clamp(min=0)`` and ``threshold(0, 0)`` are told by their names; leaky ReLUs are
+    ReLUs where their slope is zero and no parameter that is trained. Other spellings are told by
+    the numbers of the call: ``maximum``, ``max`` and ``fmax`` with a tensor of zeros, ``where`` and
+    ``masked_fill`` that put zeros where z is not positive, and ``z * mask`` with the mask
+    ``1[z > 0]``. Those of several calls are not told: of ``(z + z.abs()) / 2`` none is a ReLU.
+
+    Numbers may agree by chance: a threshold that is learned and exactly zero is taken for zeros,
+    and a mask that keeps all for ``1[z > 0]`` where all of z is positive, if it is of truths. One
+    of numbers, as of an attention, must hold a zero.
 
     Example:
         >>> call = relu_call(torch.clamp, (torch.tensor([-1.0, 2.0]),), {"min": 0})
@@ -50,26 +57,194 @@ def relu_call(
         >>> relu_call(torch.clamp, (torch.tensor([-1.0, 2.0]), 0, 1), {}) is None
         True
     """
-    if function in _PLAIN or function is torch.relu_ or function is Tensor.relu_:
-        in_place = function in _IN_PLACE or bool(_given(args, kwargs, 1, "inplace"))
-    elif function in _CLAMPS or function in _CLAMPS_IN_PLACE:
-        upper = _given(args, kwargs, 2, "max")
-        if not _is_zero(_given(args, kwargs, 1, "min")) or upper is not None:
-            return None
-        in_place = function in _IN_PLACE
-    elif function is F.threshold:
-        bounds = _given(args, kwargs, 1, "threshold"), _given(args, kwargs, 2, "value")
-        if not all(_is_zero(bound) for bound in bounds):
-            return None
-        in_place = bool(_given(args, kwargs, 3, "inplace"))
-    else:
+    read = _RELUS.get(function)
+    if read is not None:
+        return read(args, kwargs)
+    call = leaky_call(function, args, kwargs)
+    if call is None or not _is_zero(call.slope):
         return None
-    return ReluCall(args[0] if args else kwargs["input"], in_place)
+    # The gradient by a slope that is trained would be lost with the call.
+    return None if isinstance(call.slope, Tensor) and call.slope.requires_grad else call
 
 
-def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str) -> Any:
-    return args[position] if len(args) > position else kwargs.get(name)
+def leaky_call(function: Callable[..., Any], args: Args, kwargs: Kwargs) -> ReluCall | None:
+    """The leaky ReLU of any slope that a call computes, or ``None``; not the other ReLUs.
+
+    ``leaky_relu``, ``prelu``, and ``rrelu`` outside of training.
+    """
+    read = _LEAKY.get(function)
+    return None if read is None else read(args, kwargs)
+
+
+def _given(args: Args, kwargs: Kwargs, position: int, name: str, default: Any = None) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name, default)
+
+
+def _plain(args: Args, kwargs: Kwargs, in_place: bool = False) -> ReluCall:
+    in_place = in_place or bool(_given(args, kwargs, 1, "inplace"))
+    return ReluCall(_given(args, kwargs, 0, "input"), in_place)
+
+
+def _clamp(args: Args, kwargs: Kwargs, in_place: bool = False) -> ReluCall | None:
+    inputs, least = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "min")
+    if _given(args, kwargs, 2, "max") is not None or not _is_zero(least):
+        return None
+    return ReluCall(inputs, in_place) if _keeps_shape(inputs, least) else None
+
+
+def _threshold(args: Args, kwargs: Kwargs, in_place: bool = False) -> ReluCall | None:
+    bounds = _given(args, kwargs, 1, "threshold"), _given(args, kwargs, 2, "value")
+    in_place = in_place or bool(_given(args, kwargs, 3, "inplace"))
+    if not all(_is_zero(bound) for bound in bounds):
+        return None
+    return ReluCall(_given(args, kwargs, 0, "input"), in_place)
+
+
+def _maximum(args: Args, kwargs: Kwargs) -> ReluCall | None:
+    left, right = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "other")
+    if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
+        return None  # the maximum of one tensor, or along an axis
+    for inputs, other in ((left, right), (right, left)):
+        if _keeps_shape(inputs, other) and _is_zero(other):
+            return ReluCall(inputs)
+    return None
+
+
+def _where(args: Args, kwargs: Kwargs) -> ReluCall | None:
+    condition = _given(args, kwargs, 0, "condition")
+    return _chosen(condition, _given(args, kwargs, 1, "input"), _given(args, kwargs, 2, "other"))
+
+
+def _where_method(args: Args, kwargs: Kwargs) -> ReluCall | None:
+    condition, other = _given(args, kwargs, 1, "condition"), _given(args, kwargs, 2, "other")
+    return _chosen(condition, args[0], other)
+
+
+def _masked_fill(args: Args, kwargs: Kwargs) -> ReluCall | None:
+    mask, value = _given(args, kwargs, 1, "mask"), _given(args, kwargs, 2, "value")
+    return _chosen(mask, value, _given(args, kwargs, 0, "input"))
+
+
+def _chosen(condition: Any, where: Any, elsewhere: Any) -> ReluCall | None:
+    """The ReLU that ``where`` a condition holds, and ``elsewhere``, are together."""
+    if not (isinstance(condition, Tensor) and condition.dtype == torch.bool):
+        return None
+    for inputs, other, is_kept in ((where, elsewhere, True), (elsewhere, where, False)):
+        if not isinstance(inputs, Tensor) or inputs.shape != condition.shape:
+            continue
+        kept = condition if is_kept else ~condition
+        if _keeps_shape(inputs, other) and _is_zero(other) and _is_mask(kept, inputs):
+            return ReluCall(inputs)
+    return None
+
+
+def _product(args: Args, kwargs: Kwargs) -> ReluCall | None:
+    left, right = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "other")
+    if not (isinstance(left, Tensor) and isinstance(right, Tensor)) or left.shape != right.shape:
+        return None
+    for inputs, mask in ((left, right), (right, left)):
+        # Products of other tensors are many: one number tells most of them.
+        if _first(mask) not in (0, 1) or not _keeps_shape(inputs, mask):
+            continue
+        if _is_mask(mask, inputs) and (mask.dtype == torch.bool or not _keeps_all(mask)):
+            return ReluCall(inputs)
+    return None
+
+
+def _leaky(args: Args, kwargs: Kwargs, in_place: bool = False) -> ReluCall:
+    slope = float(_given(args, kwargs, 1, "negative_slope", 0.01))
+    in_place = in_place or bool(_given(args, kwargs, 2, "inplace"))
+    return ReluCall(_given(args, kwargs, 0, "input"), in_place, slope)
+
+
+def _parametric(args: Args, kwargs: Kwargs) -> ReluCall:
+    inputs, slope = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "weight")
+    if slope.numel() > 1:  # one a channel
+        slope = slope.reshape(-1, *[1] * (inputs.ndim - 2))
+    return ReluCall(inputs, False, slope)
+
+
+def _randomised(args: Args, kwargs: Kwargs, in_place: bool = False) -> ReluCall | None:
+    lower = _given(args, kwargs, 1, "lower", 1 / 8)
+    upper = _given(args, kwargs, 2, "upper", 1 / 3)
+    if _given(args, kwargs, 3, "training", False) and lower != upper:
+        return None
+    in_place = in_place or bool(_given(args, kwargs, 4, "inplace"))
+    return ReluCall(_given(args, kwargs, 0, "input"), in_place, (lower + upper) / 2)
+
+
+def _keeps_shape(inputs: Tensor, other: Any) -> bool:
+    """Whether a result of both has the shape and the type of the inputs."""
+    if not isinstance(other, Tensor):
+        return isinstance(inputs, Tensor)
+    if not inputs.is_floating_point() or torch.result_type(inputs, other) != inputs.dtype:
+        return False
+    if other.shape == inputs.shape or other.ndim == 0:
+        return True
+    sizes = zip(other.shape[::-1], inputs.shape[::-1], strict=False)
+    return other.ndim <= inputs.ndim and all(mine in (1, theirs) for mine, theirs in sizes)
 
 
 def _is_zero(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not bool(_numbers(value).any())
     return isinstance(value, int | float) and value == 0
+
+
+def _is_mask(mask: Tensor, inputs: Tensor) -> bool:
+    """Whether a mask is ``1[z > 0]``, or ``1[z ≥ 0]`` with some zeros."""
+    if not bool(_numbers(mask != (inputs > 0)).any()):
+        return True
+    if bool(_numbers(mask != (inputs >= 0)).any()):
+        return False
+    return not _keeps_all(mask)  # of what a ReLU gave, 1[z ≥ 0] is any mask that keeps all
+
+
+def _keeps_all(mask: Tensor) -> bool:
+    return bool(_numbers(mask).all())
+
+
+def _first(values: Tensor) -> float:
+    numbers = _numbers(values)
+    return float(numbers[(0,) * numbers.ndim].item()) if numbers.numel() else math.nan
+
+
+def _numbers(values: Tensor) -> Tensor:
+    """The numbers of a tensor within ``torch.func``'s transforms: of a ``vmap``, all at once.
+
+    There a tensor that is batched cannot be asked for a truth, as it has many.
+    """
+    while _functorch.is_functorch_wrapped_tensor(values):
+        values = _functorch.get_unwrapped(values)
+    return values
+
+
+_Read = Callable[[Args, Kwargs], ReluCall | None]
+
+
+def _table(*rows: tuple[_Read, tuple[Any, ...]]) -> dict[Callable[..., Any], _Read]:
+    return {function: read for read, functions in rows for function in functions}
+
+
+_RELUS = _table(
+    (_plain, (F.relu, torch.relu, Tensor.relu)),
+    (partial(_plain, in_place=True), (torch.relu_, Tensor.relu_)),
+    (_clamp, (torch.clamp, Tensor.clamp, torch.clip, Tensor.clip)),
+    (_clamp, (torch.clamp_min, Tensor.clamp_min)),
+    (partial(_clamp, in_place=True), (torch.clamp_, Tensor.clamp_, torch.clip_, Tensor.clip_)),
+    (partial(_clamp, in_place=True), (torch.clamp_min_, Tensor.clamp_min_)),
+    (_threshold, (F.threshold, torch.threshold)),
+    (partial(_threshold, in_place=True), (torch.threshold_,)),
+    (_maximum, (torch.maximum, Tensor.maximum, torch.max, Tensor.max, torch.fmax, Tensor.fmax)),
+    (_where, (torch.where,)),
+    (_where_method, (Tensor.where,)),
+    (_masked_fill, (torch.masked_fill, Tensor.masked_fill)),
+    (_product, (torch.mul, Tensor.mul, torch.multiply, Tensor.multiply)),
+)
+_LEAKY = _table(
+    (_leaky, (F.leaky_relu,)),
+    (partial(_leaky, in_place=True), (F.leaky_relu_,)),
+    (_parametric, (torch.prelu, Tensor.prelu)),
+    (_randomised, (F.rrelu, torch.rrelu)),
+    (partial(_randomised, in_place=True), (torch.rrelu_,)),
+)

@@ -18,7 +18,7 @@ from flwr_leakage.attacks.input_order import InputOrder, input_orders
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
-from flwr_leakage.attacks.linear_walk import LinearUse
+from flwr_leakage.attacks.linear_walk import LinearUse, told_of_computed_weights
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec, Reconstruction
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
@@ -170,4 +170,5 @@ def _first_layer(problem: Problem) -> tuple[LinearUse, InputOrder]:
             "the weight and the bias of the linear layer that takes the network's input must be "
             f"trained, got {' and '.join(map(repr, frozen))} frozen."
         )
-    raise ValueError("no linear layer with bias takes the network's input.")
+    told = told_of_computed_weights(problem)
+    raise ValueError(f"no linear layer with bias takes the network's input{told}.")

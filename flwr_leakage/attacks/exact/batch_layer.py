@@ -15,7 +15,12 @@ from torch import Tensor
 
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor, factorize
 from flwr_leakage.attacks.input_order import InputOrder, input_orders
-from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers, logits_behind
+from flwr_leakage.attacks.linear_walk import (
+    LinearUse,
+    find_linear_layers,
+    logits_behind,
+    told_of_computed_weights,
+)
 from flwr_leakage.attacks.loss_check import is_plain_mean
 from flwr_leakage.attacks.problem import Problem
 
@@ -309,7 +314,10 @@ def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[Batc
     probes = probes.to(next(iter(problem.params.values())))
     uses = find_linear_layers(problem, probes)
     if not uses:
-        raise ValueError("the network has no linear layer (F.linear, addmm, einsum, x @ W + c).")
+        told = told_of_computed_weights(problem)
+        raise ValueError(
+            f"the network has no linear layer (F.linear, addmm, einsum, x @ W + c){told}."
+        )
     layers, refusals = [], []
     orders = {use.weight: order for use, order in input_orders(problem)}
     for index, use in enumerate(uses):

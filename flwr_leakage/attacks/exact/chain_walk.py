@@ -3,7 +3,8 @@
 Layers are told by the functions that compute them (``F.conv2d``, ``F.linear`` and products with a
 transposed parameter, ``F.batch_norm``, activations), not by modules: ``F.relu`` and ``nn.ReLU``,
 ``view`` and ``nn.Flatten``, a module called twice or a function written by hand are the same chain.
-Whether a layer follows another is told by the numbers that pass.
+Whether a layer follows another is told by the numbers that pass, and so is a ReLU that is computed
+by several calls, such as ``(z + z.abs()) / 2``.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,10 +33,13 @@ from flwr_leakage.attacks.exact.geometry import (
 )
 from flwr_leakage.attacks.linear_walk import LinearUse, LinearWalk
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.relus import relu_call
+from flwr_leakage.attacks.relus import leaky_call, relu_call
 
 _SIGMOIDS = (torch.sigmoid, Tensor.sigmoid, F.sigmoid)
 _TANHS = (torch.tanh, Tensor.tanh, F.tanh)
+
+LARGE = 1e4
+"""Times the probe, a function that is a ReLU of small numbers only, as ReLU6, is none."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,10 @@ class ChainWalk(LinearWalk):
         elif function is F.batch_norm:
             outputs = function(*args, **kwargs)
             self._normalise(outputs, *args, **kwargs)
-        elif (activation := _activation(function, args, kwargs)) is not None:
+        elif (found := _activation(function, args, kwargs)) is not None:
+            activation, given = found
             outputs = function(*args, **kwargs)
-            self._add(ChainUse("", None, inputs, outputs, activation=activation))
+            self._add(ChainUse("", None, given, outputs, activation=activation))
         else:
             outputs = super().on_call(function, args, kwargs)
         if len(self.uses) > before:
@@ -144,18 +149,17 @@ class ChainWalk(LinearWalk):
 
 def _activation(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Activation | None:
-    """The activation that a function computes, or ``None``."""
-    if relu_call(function, args, kwargs) is not None:
-        return RELU
-    if function in _SIGMOIDS:
-        return SIGMOID
-    if function in _TANHS:
-        return TANH
-    if function is F.leaky_relu:
-        tilt = kwargs.get("negative_slope", args[1] if len(args) > 1 else 0.01)
-        return leaky_relu(float(tilt))
-    return None
+) -> tuple[Activation, Tensor] | None:
+    """The activation that a function computes, and of what, or ``None``."""
+    if (call := relu_call(function, args, kwargs)) is not None:
+        return RELU, call.inputs
+    if function in _SIGMOIDS or function in _TANHS:
+        activation = SIGMOID if function in _SIGMOIDS else TANH
+        return activation, args[0] if args else kwargs["input"]
+    call = leaky_call(function, args, kwargs)
+    if call is None or isinstance(call.slope, Tensor):  # which may be trained
+        return None
+    return leaky_relu(call.slope), call.inputs
 
 
 def trace_chain(problem: Problem) -> list[Link]:
@@ -174,14 +178,16 @@ def trace_chain(problem: Problem) -> list[Link]:
     # A layer follows another if it takes in what that one put out. Random values tell them apart.
     stream = torch.Generator().manual_seed(0)
     probe = torch.rand(1, *problem.spec.shape, dtype=like.dtype, generator=stream)
-    walk = ChainWalk({id(value): name for name, value in problem.params.items()})
-    with walk:
-        logits = problem.gradient_map.logits(problem.params, probe, problem.buffers)
+    walk, logits = _walked(problem, probe)
     links: list[Link] = []
     previous, used = probe, set[str]()
     for number, use in enumerate(walk.uses):
         called = ", ".join(dict.fromkeys(walk.between.get(number, [])))
         what = repr(use.name) if use.weight else "an activation"
+        if number > 0 and not _same(use.inputs, previous) and _is_relu(problem, probe, number):
+            relu = ChainUse("", None, previous, use.inputs, activation=RELU)
+            _extend(links, relu, "an activation", problem)
+            previous = use.inputs
         if not _same(use.inputs, previous):
             raise ValueError(
                 f"the model must be a chain of layers; {what} does not follow what is before it"
@@ -205,6 +211,23 @@ def trace_chain(problem: Problem) -> list[Link]:
     if links[-1].geometry is not None:
         raise ValueError("the model's last layer must be linear.")
     return links
+
+
+def _walked(problem: Problem, probe: Tensor) -> tuple[ChainWalk, Tensor]:
+    walk = ChainWalk({id(value): name for name, value in problem.params.items()})
+    with walk:
+        return walk, problem.gradient_map.logits(problem.params, probe, problem.buffers)
+
+
+def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
+    """Whether the calls before a layer compute together a ReLU of what the last one put out."""
+    for factor in (1, LARGE):
+        uses = _walked(problem, factor * probe)[0].uses
+        if number >= len(uses):  # a mask that keeps all is no ReLU
+            return False
+        if not _same(uses[number].inputs, uses[number - 1].outputs.clamp_min(0)):
+            return False
+    return True
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.relus import relu_call
+from flwr_leakage.attacks.relus import ReluCall, leaky_call, relu_call
 from flwr_leakage.function_mode import FunctionMode
 
 LEAST = 1e-3
@@ -161,9 +161,10 @@ def _tournament(inputs: Tensor, width: Tensor, *window: Any, **settings: Any) ->
 class Blurred(FunctionMode):
     """Within this context every ReLU and every max pooling over images is blurred.
 
-    They are caught as functions, however a model spells them: modules, functional calls, methods,
-    in place, ``clamp(min=0)``. Layers are told apart by the order of their calls in a forward
-    pass, and a replay of several steps passes them again and again.
+    They are caught as functions, however a model spells them
+    (:func:`flwr_leakage.attacks.relus.relu_call`), leaky ReLUs of any slope, too. Layers are told
+    apart by the order of their calls in a forward pass, and a replay of several steps passes them
+    again and again.
 
     Args:
         deviations: of the inputs of each call of a forward pass, from :func:`measure`; each is
@@ -180,26 +181,33 @@ class Blurred(FunctionMode):
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Replace what has kinks, leave all else."""
-        if not self.widths or not has_kinks(function, args, kwargs):
+        if not self.widths:
             return function(*args, **kwargs)
-        inputs = args[0] if args else kwargs.pop("input")
+        if _is_pooling(function, args, kwargs):
+            return self._pool(function, *args, **kwargs)
+        call = _relu(function, args, kwargs)
+        if call is None:
+            return function(*args, **kwargs)
+        outputs = blurred_relu(call.inputs.clone(), self._width(call.inputs))
+        if isinstance(call.slope, Tensor) or call.slope:
+            outputs = call.slope * call.inputs + (1 - call.slope) * outputs
+        return call.answer(outputs)
+
+    def _width(self, inputs: Tensor) -> Tensor:
         width = self.widths[self.calls % len(self.widths)].to(inputs.dtype)
         self.calls += 1
+        return width
+
+    def _pool(
+        self, function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        width = self._width(input)
         if function in MAX_POOLS:
             kwargs.pop("return_indices", None)
-            return _tournament(inputs, width, *args[1:], **kwargs)
-        if function in ADAPTIVE_MAX_POOLS:
-            size = args[1] if len(args) > 1 else kwargs["output_size"]
-            window = adaptive_window(inputs.shape, size)
-            assert window is not None  # has_kinks
-            return _tournament(inputs, width, window)
-        call = relu_call(function, args, kwargs)
-        if call is not None:
-            return call.answer(blurred_relu(inputs.clone(), width))
-        slope = args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01)
-        outputs = slope * inputs + (1 - slope) * blurred_relu(inputs.clone(), width)
-        in_place = args[2] if len(args) > 2 else kwargs.get("inplace", False)
-        return inputs.copy_(outputs) if in_place else outputs
+            return _tournament(input, width, *args, **kwargs)
+        window = adaptive_window(input.shape, args[0] if args else kwargs["output_size"])
+        assert window is not None  # _is_pooling
+        return _tournament(input, width, window)
 
 
 class _Recorder(FunctionMode):
@@ -212,7 +220,10 @@ class _Recorder(FunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if has_kinks(function, args, kwargs):
+        call = _relu(function, args, kwargs)
+        if call is not None:
+            self.inputs.append(call.inputs.detach().clone())
+        elif _is_pooling(function, args, kwargs):
             inputs = args[0] if args else kwargs["input"]
             self.inputs.append(inputs.detach().clone())
         return function(*args, **kwargs)
@@ -238,8 +249,17 @@ def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
     return recorder.inputs
 
 
-def has_kinks(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call is a ReLU or a max pooling that can be blurred."""
+def _relu(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ReluCall | None:
+    """The ReLU, or leaky one, that a call computes."""
+    return leaky_call(function, args, kwargs) or relu_call(function, args, kwargs)
+
+
+def _is_pooling(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether a call is a max pooling that can be blurred."""
     if function in MAX_POOLS:
         asks_indices = args[6] if len(args) > 6 else kwargs.get("return_indices", False)
         return not asks_indices
@@ -249,7 +269,7 @@ def has_kinks(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         inputs = args[0] if args else kwargs["input"]
         size = args[1] if len(args) > 1 else kwargs["output_size"]
         return adaptive_window(inputs.shape, size) is not None
-    return function is F.leaky_relu or relu_call(function, args, kwargs) is not None
+    return False
 
 
 def adaptive_window(shape: Sequence[int], output_size: Any) -> tuple[int, int] | None:

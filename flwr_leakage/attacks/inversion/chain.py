@@ -339,16 +339,16 @@ class ChainLinearization:
         found = top(values)
         self._slope, self._curvature = found.slope, found.curvature
         errors, gradients, biases = found.errors, [], []
-        for index, step in reversed(list(enumerate(self._at))):
-            if isinstance(step, _Reached):
-                step = step.by(errors)
-                gradients.append(step.errors @ step.columns.T)
-                biases.append(step.errors)
+        for index, here in reversed(list(enumerate(self._at))):
+            if isinstance(here, _Reached):
+                reached = here.by(errors)
+                self._at[index] = reached
+                gradients.append(reached.errors @ reached.columns.T)
+                biases.append(reached.errors)
                 if index:
-                    errors = step.down(errors)
+                    errors = reached.down(errors)
             else:
-                step, errors = step.reached_by(errors)
-            self._at[index] = step
+                self._at[index], errors = here.reached_by(errors)
         self.value = self._joined(gradients[::-1], biases[::-1], found.told)
 
     def push(self, direction: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ matrix of each window.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -79,6 +79,7 @@ def _take(values: Tensor, places: Tensor) -> Tensor:
     return taken.reshape(-1, samples)
 
 
+@runtime_checkable
 class Bend(Protocol):
     """A stage at a point."""
 
@@ -92,6 +93,7 @@ class Bend(Protocol):
         """The same with ``φ'' δ`` for errors δ of its outputs, and ``φ'ᵀ δ``."""
 
 
+@runtime_checkable
 class Stage(Protocol):
     """A ReLU or a pooling."""
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import Budget, stop_mark
-from flwr_leakage.attacks.inversion.jacobian import Jacobian, has_kinks
+from flwr_leakage.attacks.inversion.jacobian import Jacobian
+from flwr_leakage.attacks.inversion.kinks import calls_kinks, is_rough
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
@@ -97,15 +98,18 @@ class DenseGaussNewton(OneByOne):
 
         Raises:
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network has ReLUs
-                or max pooling: J does not see where its gradient jumps.
+                or other kinks: J does not see where its gradient jumps.
         """
         began = time.process_time()
-        if has_kinks(problem):
+        if calls_kinks(problem):
             raise ValueError("the network must be smooth, and has ReLUs or max pooling.")
         targets = assume_targets(problem, self.labels, generator).values
         model = Jacobian(problem, targets, self.chunk_size, self.max_entries)
         posterior = _Posterior.of(problem, model, self.model_error)
         likelihood, prior = posterior.likelihood, posterior.prior
+        model.require(int((likelihood.bounds == 0).sum()))  # before passes of a large network
+        if is_rough(problem):
+            raise ValueError("the network must be smooth, and its derivative jumps between images.")
         start = self.initialisation(problem.spec, problem.num_samples, restart, generator)
         point = torch.stack([prior.coordinates(image[None]) for image in start.double()])
         here, taken, stopped, is_settled = posterior.at(point), 0, False, False

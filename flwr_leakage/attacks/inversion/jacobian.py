@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
-from flwr_leakage.attacks.inversion.blur import kink_inputs
 from flwr_leakage.attacks.problem import Problem, simulate_rounds
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
@@ -114,12 +113,3 @@ class Jacobian:
             columns = torch.func.vmap(lambda v: torch.func.jvp(function, (inputs,), (v,))[1])(block)
             found.append(columns if rows is None else columns[:, rows])
         return torch.cat(found)
-
-
-def has_kinks(problem: Problem) -> bool:
-    """Whether a forward pass goes through ReLUs or max pooling."""
-    grey = torch.full((1, *problem.spec.shape), 0.5)
-    inputs = problem.spec.normalize(grey).to(next(iter(problem.params.values())))
-    return bool(
-        kink_inputs(lambda: problem.gradient_map.logits(problem.params, inputs, problem.buffers))
-    )

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
-from flwr_leakage.attacks.inversion.jacobian import Jacobian, has_kinks
+from flwr_leakage.attacks.inversion.jacobian import Jacobian
+from flwr_leakage.attacks.inversion.kinks import has_kinks
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels

@@ -3,11 +3,12 @@ from collections import OrderedDict
 import pytest
 import torch
 from attacked import observe
+from relu_spellings import SPELLINGS
 from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import AttackJob, FadingPrior, FeatureMatching, pose
-from flwr_leakage.attacks.exact.chain import IDENTITY, features_of
+from flwr_leakage.attacks.exact.chain import IDENTITY, RELU, features_of
 from flwr_leakage.attacks.exact.chain_walk import trace_chain
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -205,6 +206,48 @@ def test_the_attack_is_the_same_however_a_chain_is_written(style):
     torch.testing.assert_close(found.batch.inputs, expected.batch.inputs, rtol=0, atol=1e-4)
 
 
+class Lambda(nn.Module):
+    def __init__(self, relu):
+        super().__init__()
+        self.relu = relu
+
+    def forward(self, x):
+        return self.relu(x)
+
+
+class Halved(Modules):
+    """A ReLU of three calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu = Lambda(lambda z: (z + z.abs()) / 2)
+
+
+class Capped(Modules):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU6()
+
+
+def test_a_relu_of_several_calls_is_told_by_its_numbers():
+    _, chain, _ = chain_in_style(Halved)
+    assert [link.activation for link in chain] == [RELU, RELU, RELU, IDENTITY]
+
+
+def spelled(relu):
+    network = Modules()
+    network.relu = Lambda(SPELLINGS[relu])
+    return network
+
+
+@pytest.mark.parametrize("relu", SPELLINGS)
+def test_the_attack_is_the_same_however_a_relu_is_written(relu):
+    quick = FeatureMatching(fading=FadingPrior(rounds=1, iterations=5), newton=GaussNewton(0))
+    styles = Modules, lambda: spelled(relu)
+    (expected,), (found,) = (quick(chain_in_style(each)[0]) for each in styles)
+    assert torch.equal(found.batch.inputs, expected.batch.inputs)
+
+
 class Pooled(Modules):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.b(F.relu(self.a(x)))), 1, 1) * 2
@@ -261,6 +304,7 @@ class Tokens(nn.Module):
         (Pooled, r"'c' does not follow .*: mul \(test_chain.py:\d+\)"),
         (Mirrored, r"'a' does not follow .*: pad \(test_chain.py:\d+\)"),
         (PooledModule, r"'d' does not follow .*: max_pool2d \(of MaxPool2d\)"),
+        (Capped, r"'b' does not follow .*: hardtanh \(test_chain.py:\d+\)"),
         (Twice, "'a' does not follow"),
         (Frozen, "'a' is frozen: its gradient is not in the update"),
         (Tied, "'first' cannot be part of a chain, as it is used twice"),

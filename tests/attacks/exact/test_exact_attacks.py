@@ -10,6 +10,7 @@ from flwr_leakage.attacks import (
     LBFGS,
     Analytic,
     AttackJob,
+    ExactBatch,
     FeatureMatching,
     GradientInversion,
     LevenbergMarquardt,
@@ -141,6 +142,18 @@ def test_analytic_is_exact_through_a_first_linear_layer(images):
     gradient_map, observation = case(tiny_network(), images[:1])
     (refused,) = Analytic()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert "no linear layer with bias takes the network's input" in refused.error
+    assert "computed from other parameters" not in refused.error
+
+
+def test_a_weight_that_is_computed_is_told_of(images):
+    normed = nn.utils.parametrizations.weight_norm
+    network = nn.Sequential(
+        nn.Flatten(), normed(nn.Linear(64, 20)), nn.ReLU(), normed(nn.Linear(20, 4))
+    )
+    gradient_map, observation = case(network, images[:1])
+    for attack in (Analytic(), ExactBatch()):
+        (refused,) = attack(AttackJob(gradient_map, SPEC, [observation], INFERRED))
+        assert "weights of linear layers are computed from other parameters" in refused.error
 
 
 class Odd(nn.Module):

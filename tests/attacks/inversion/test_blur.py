@@ -1,5 +1,6 @@
 import pytest
 import torch
+from relu_spellings import SPELLINGS
 from torch import nn
 from torch.nn import functional as F
 
@@ -80,22 +81,6 @@ class Written(nn.Module):
         return self.last(self.pool(self.relu(self.first(inputs))).flatten(1))
 
 
-def _in_place(z):
-    z.relu_()
-    return z
-
-
-RELUS = {
-    "module": nn.ReLU(),
-    "module in place": nn.ReLU(inplace=True),
-    "functional": F.relu,
-    "functional in place": lambda z: F.relu(z, inplace=True),
-    "torch": torch.relu,
-    "method": lambda z: z.relu(),
-    "method in place": _in_place,
-    "clamp": lambda z: z.clamp(min=0),
-    "clamp_min": lambda z: torch.clamp_min(z, 0),
-}
 POOLS = {
     "module": nn.MaxPool2d(2),
     "functional": lambda z: F.max_pool2d(z, 2),
@@ -119,12 +104,12 @@ def _gradient(network, inputs, deviations, amount):
 
 @pytest.mark.parametrize("amount", [0.0, 0.8])
 @pytest.mark.parametrize(
-    ("relu", "pool"), [(r, "module") for r in RELUS] + [("module", p) for p in POOLS]
+    ("relu", "pool"), [(r, "module") for r in SPELLINGS] + [("module", p) for p in POOLS]
 )
 def test_any_spelling_of_a_network_is_blurred_alike(relu, pool, amount):
     inputs = draw(2, 1, 8, 8).float()
     reference = Written(nn.ReLU(), nn.MaxPool2d(2))
-    network = Written(RELUS[relu], POOLS[pool])
+    network = Written(SPELLINGS[relu], POOLS[pool])
     deviations = measure(lambda: network(inputs))
     assert [tuple(d.shape) for d in deviations] == [(1, 3, 1, 1), (1, 3, 1, 1)]
     expected = _gradient(reference, inputs, deviations, amount)

@@ -16,6 +16,13 @@ from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
 
 
+class Kinked(nn.Module):
+    """A ReLU of several calls."""
+
+    def forward(self, x):
+        return (x + x.abs()) / 2
+
+
 def case(spec, images, defense=None, num_steps=1, model=None):
     batch = Batch(images, torch.arange(len(images)) % 4)
     gradient_map = GradientMap(tiny_network() if model is None else model)
@@ -82,6 +89,9 @@ def test_what_does_not_fit_is_refused(spec, blobs):
     relu = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 4))
     job, _ = case(spec, blobs[:1], model=relu)
     assert "must be smooth" in DenseGaussNewton()(job)[0].error
+    hand = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), Kinked(), nn.Linear(20, 4))
+    job, _ = case(spec, blobs[:1], model=hand)
+    assert "derivative jumps" in DenseGaussNewton()(job)[0].error
     job, _ = case(spec, blobs[:1])
     assert "10 entries" in DenseGaussNewton(max_entries=10)(job)[0].error
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
