@@ -71,3 +71,14 @@ def test_a_low_wall_is_crossed_between_likely_candidates(height, apart, fused, j
     high = replace(low, energy=low.energy + apart * unit)
     found = fuse([Candidate("low", one, low), Candidate("high", two, high)], evidence)
     assert (found is not None) == fused
+
+
+def test_what_explains_nothing_is_no_part_of_a_mean(job, smooth):
+    """Though it is about as likely, as grey is under the prior."""
+    evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 1e-7)
+    one, two = erring(smooth, 0), erring(smooth, 1)
+    found = [Candidate(name, b, evidence.judge(b)) for name, b in (("a", one), ("b", two))]
+    near, other = sorted(found, key=lambda candidate: candidate.energy)
+    assert fuse([near, other], evidence) is not None
+    blind = replace(other, judged=replace(other.judged, distance=1.2))
+    assert fuse([near, blind], evidence) is None

@@ -91,6 +91,8 @@ def test_where_all_refuse_the_error_names_every_reason(job):
     assert result.batch is None
     assert result.error == "one: too many.; two: too few."
     assert [part.outcome for part in result.parts] == ["refused", "refused"]
+    attacks["three"] = attacks["one"]
+    assert Strongest(attacks)(job)[0].error == "one, three: too many.; two: too few."
 
 
 def test_an_update_that_can_not_be_attacked_has_no_parts(job):
@@ -113,6 +115,16 @@ def test_an_update_explained_to_its_noise_ends_the_search(job, smooth, grey):
     assert [part.outcome for part in result.parts] == ["found", "solved", "not run"]
     assert result.stats["misfit"] < 1.05
     assert result.objective > 1e-4
+
+
+def test_noise_alone_is_solved_by_nothing(job, grey):
+    """As any image explains it to its own estimate of the noise."""
+    seen = job.observations[0]
+    stream = torch.Generator().manual_seed(0)
+    delta = {k: torch.randn(v.shape, generator=stream) for k, v in seen.update.delta.items()}
+    noise = replace(seen, update=replace(seen.update, delta=delta))
+    (result,) = Strongest({"grey": Answering(grey)})(replace(job, observations=[noise]))
+    assert [part.outcome for part in result.parts] == ["found"]
 
 
 def test_a_budget_is_shared_out_and_what_it_leaves_out_is_told(job, grey):

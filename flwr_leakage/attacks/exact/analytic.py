@@ -31,7 +31,7 @@ ROUNDING = 1e-5
 """Relative distance of the gradient from an outer product up to which it is rounding."""
 
 BEYOND = 1e-3
-"""Of the pixels' range: an image may lie so far beyond it by rounding."""
+"""Of the pixels' range: so far a proven image may lie beyond it, or pixels of zero from others."""
 
 FILLED, MAX_ITERATIONS = 1e-6, 1000
 """Relative tolerance and most iterations of what fills in pixels."""
@@ -87,7 +87,7 @@ class Analytic(ExactAttack):
         misfit = misfit / weight.square().sum()
         inputs = order.pixels(taken)
         if is_pruned and not bool(seen.all()):
-            bound = float(weight[weight != 0].abs().min() / errors.abs().max())
+            bound = _least(weight) / float(errors.abs().max())
             dark, near = (order.pixels(torch.full_like(taken, each)) for each in (0.0, bound))
             inputs = fill_in(problem.spec, inputs, order.moved(seen), dark, (near - dark).abs())
             told = f"the others, within {bound:.1g} of zero, by the prior"
@@ -97,8 +97,11 @@ class Analytic(ExactAttack):
         clamped = problem.spec.clamp(images)
         stats: dict[str, Any] = {"stage": stage}
         beyond = problem.spec.denormalize(images) - problem.spec.denormalize(clamped)
+        off = float(beyond.abs().max())
+        if not bool(seen.all()):  # zeros that the sample has, or that pruning made of little
+            off = max(off, _least(weight) / float(errors.abs().max()) * max(problem.spec.std))
         is_told = not is_pruned and int((errors != 0).sum()) > 1
-        if is_told and float(misfit) <= ROUNDING**2 and float(beyond.abs().max()) <= BEYOND:
+        if is_told and float(misfit) <= ROUNDING**2 and off <= BEYOND:
             stats["verdicts"] = ("proven",)
         return Reconstruction(
             batch=answer(clamped, targets),
@@ -148,6 +151,11 @@ def fill_in(
     filled = inputs.clone()
     filled[~seen] = grey[~seen] + found
     return filled
+
+
+def _least(weight: Tensor) -> float:
+    """The smallest magnitude that is not zero."""
+    return float(weight[weight != 0].abs().min())
 
 
 def _first_layer(problem: Problem) -> tuple[LinearUse, InputOrder]:

@@ -6,6 +6,7 @@ import torch
 from attacked import observe, tiny_network
 from torch import nn
 
+import flwr_leakage
 from flwr_leakage.attacks import (
     LBFGS,
     Analytic,
@@ -340,3 +341,50 @@ def test_analytic_needs_a_first_layer_that_is_trained(images):
         Analytic().check(problem, generator())
     (result,) = Analytic()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert said in result.error
+
+
+def dropping(probability=0.5):
+    """A network whose client drops units that nobody else knows."""
+    torch.manual_seed(3)
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Dropout(probability), nn.Linear(20, 4))
+    )
+
+
+def test_one_sample_is_proven_whatever_dropout_did_behind_its_layer():
+    network, batch = dropping().train(), Batch(torch.rand(1, 1, 8, 8), torch.tensor([2]))
+    batch = Batch(SPEC.normalize(batch.inputs), batch.targets)
+    loss = nn.functional.cross_entropy(network(batch.inputs), batch.targets)
+    gradient = torch.autograd.grad(loss, list(network.parameters()))
+    for preset in ("analytic", "strongest"):
+        with pytest.warns(UserWarning, match="[Dd]ropout"):
+            result = flwr_leakage.attack(network, gradient, spec=SPEC, preset=preset)
+        assert result.stats["verdicts"] == ("proven",)
+        torch.testing.assert_close(result.batch.inputs, batch.inputs, atol=1e-4, rtol=1e-4)
+
+
+def test_nothing_is_proven_by_a_gradient_that_is_no_outer_product_of_an_image():
+    network = dropping(0.0)
+
+    def verdicts(images, change=lambda gradient: gradient):
+        batch = Batch(SPEC.normalize(images), torch.arange(len(images)))
+        loss = nn.functional.cross_entropy(network(batch.inputs), batch.targets)
+        gradient = change(torch.autograd.grad(loss, list(network.parameters())))
+        found = flwr_leakage.attack(network, gradient, spec=SPEC, preset="analytic")
+        return found.stats.get("verdicts")
+
+    one = torch.rand(1, 1, 8, 8, generator=generator())
+    assert verdicts(one) == ("proven",)
+    assert verdicts(one + 0.2) is None  # beyond the range of pixels
+    assert verdicts(torch.rand(2, 1, 8, 8, generator=generator())) is None
+
+    def noised(gradient):
+        return tuple(g + 1e-3 * g.std() * torch.randn(g.shape) for g in gradient)
+
+    def pruned(gradient):
+        limits = (g[g != 0].abs().median() for g in gradient)
+        return tuple(
+            torch.where(g.abs() > t, g, 0.0) for g, t in zip(gradient, limits, strict=True)
+        )
+
+    assert verdicts(one, noised) is verdicts(one, pruned) is None

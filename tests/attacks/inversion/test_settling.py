@@ -35,7 +35,7 @@ def network(pooled=False):
     )
 
 
-def attacked(attack, model, batch, schedule=None, share=1e-3):
+def attacked(attack, model, batch, schedule=None, share=1e-3, max_seconds=None):
     gradient_map = GradientMap(model)
     schedule = schedule or LocalSchedule(1.0, batch_size=len(batch))
     seen = observe(gradient_map, batch, schedule)
@@ -46,7 +46,8 @@ def attacked(attack, model, batch, schedule=None, share=1e-3):
         for k, v in seen.update.delta.items()
     }
     seen = Observation(1, 0, seen.params, seen.buffers, Update(delta, {}, schedule, len(batch)))
-    (result,) = attack(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
+    job = AttackJob(gradient_map, SPEC, [seen], ThreatModel(), max_seconds=max_seconds)
+    (result,) = attack(job)
     assert result.error == ""
     return result
 
@@ -141,3 +142,29 @@ def test_nothing_is_blurred_far_from_the_kink():
 def test_settings_out_of_range_are_named(settings, word):
     with pytest.raises(ValueError, match=word):
         Settling(**settings)
+
+
+@pytest.mark.parametrize("candidates", [1, 2, 3])
+def test_so_many_runs_are_gone_on_from(candidates, monkeypatch):
+    begun = []
+
+    def counted(self, model, likelihood, start, budget):
+        begun.append(start.stage.partition(",")[0])
+        return start
+
+    monkeypatch.setattr(Settling, "__call__", counted)
+    runs = tuple(Annealing(blur=blur, factor=0.4) for blur in (0.5, 1.0, 2.0))
+    end = replace(END, candidates=candidates)
+    attack = GaussNewton(runs, products=100, rewriting=OneSample(runs, 100, end))
+    attacked(attack, network(), images())
+    assert len(set(begun)) == len(begun) == candidates
+
+
+def test_a_budget_is_shared_by_the_run_and_its_end():
+    """Each step takes fewer products then, and both come to their end."""
+    end = Settling(steps=6, products=100_000)
+    run = (Annealing(factor=0.4),)
+    attack = GaussNewton(run, products=100_000, rewriting=OneSample(run, 100_000, end))
+    result = attacked(attack, network(), images(), max_seconds=2.0)
+    assert result.stats["stopped"] == "budget"
+    assert "settled in 7 steps" in result.stats["stage"]

@@ -166,3 +166,39 @@ def test_a_network_that_is_no_chain_has_its_products_by_autograd():
         found, _ = equations(problem)
         assert found.passed.chain is None
         assert isinstance(found.linearize(batch.inputs, 0.5), Linearization)
+
+
+def hidden(pooled=True, bias=True):
+    """A head of two linear layers, behind pooling as tutorials write it."""
+    torch.manual_seed(0)
+    pool = [nn.MaxPool2d(2)] if pooled else []
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), *pool, nn.Flatten()),
+        *(nn.Linear(6 * (16 if pooled else 64), 20, bias=bias), nn.ReLU(), nn.Linear(20, 4)),
+    )
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("change", [lambda delta: delta, noisy, pruned])
+def test_of_several_linear_layers_the_first_tells_its_features(pooled, change):
+    batch = images()
+    model = hidden(pooled)
+    _, _, problem = posed(model, batch, change)
+    equations_, likelihood = equations(problem)
+    assert equations_.passed.narrow.weight == f"{4 if pooled else 3}.weight"
+    assert equations_.passed.chain is not None
+    features = model[: 4 if pooled else 3](batch.inputs).detach().double()
+    known = equations_.known * (equations_.bounds == 0)
+    sure = ~equations_.doubtful
+    assert float((known - features)[sure].norm() / features.norm()) < 0.1
+    truth = batch.inputs.double()
+    at, off = (
+        likelihood.distance(likelihood.residual(equations_.gradient(each, 0.0, precise=True)))
+        for each in (truth, truth + 0.05)
+    )
+    assert at < min(2e-4, off / 20)
+
+
+def test_a_layer_that_tells_no_features_leaves_it_to_the_next():
+    _, _, problem = posed(hidden(bias=False), images())
+    assert equations(problem)[0].passed.narrow.weight == "6.weight"
