@@ -48,6 +48,7 @@ from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.labels.counts import ClassCounts, class_counts, mean_feature
 from flwr_leakage.attacks.labels.idlg import SignOfGradient, idlg_label
 from flwr_leakage.attacks.labels.llg import LabelImpact, labels_from_impact
+from flwr_leakage.attacks.labels.nearest import NearestGradient
 from flwr_leakage.attacks.labels.yin import SmallestMinimum, smallest_columns
 from flwr_leakage.attacks.optimizers.adam import Adam
 from flwr_leakage.attacks.optimizers.base import Minimum, Optimizer
@@ -108,6 +109,7 @@ __all__ = [
     "Masked",
     "MeanSquare",
     "Minimum",
+    "NearestGradient",
     "NoiseAware",
     "Normal",
     "Objective",

@@ -7,9 +7,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import (
+    Analytic,
+    AttackJob,
     AutomaticLabels,
     ClassCounts,
     LabelImpact,
+    NearestGradient,
     SignOfGradient,
     SmallestMinimum,
     class_counts,
@@ -20,6 +23,7 @@ from flwr_leakage.attacks import (
 )
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
+from flwr_leakage.spectral.image_prior import ImagePrior
 
 SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
 INFERRED = ThreatModel(labels="inferred")
@@ -139,8 +143,9 @@ def test_labels_are_not_read_from_a_frozen_head(labels):
     batch = Batch(torch.rand(len(labels), *SPEC.shape, generator=rng(3)), torch.tensor(labels))
     observation = observe(gradient_map, batch, LocalSchedule(0.01, batch_size=len(labels)))
     problem = pose(gradient_map, SPEC, observation, INFERRED)
+    method = SignOfGradient() if len(labels) == 1 else AutomaticLabels()
     with pytest.raises(ValueError, match=r"is trained, the model has none|and it is frozen"):
-        AutomaticLabels()(problem, rng(0))
+        method(problem, rng(0))
 
 
 def rng(seed):
@@ -220,3 +225,46 @@ def test_counts_allow_for_the_weights_of_classes(labels):
     assert class_counts(gradient, softmax, len(labels), 3 * weight).tolist() == true.tolist()
     problem = problem_of(labels, loss=nn.CrossEntropyLoss(weight=weight), scale=0.05)
     assert ClassCounts()(problem, torch.Generator().manual_seed(0)).tolist() == sorted(labels)
+
+
+class Similar(nn.Module):
+    """Logits of a cosine similarity: no layer gives them."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.Tanh())
+        self.prototypes = nn.Parameter(torch.randn(4, 30))
+
+    def forward(self, x):
+        return 10 * F.cosine_similarity(self.features(x)[:, None], self.prototypes[None], dim=-1)
+
+
+def similar(label, seed):
+    torch.manual_seed(seed)
+    gradient_map = GradientMap(Similar())
+    prior = ImagePrior.of(SPEC).single()
+    inputs = SPEC.clamp(prior.grey + prior.push(torch.randn(1, *SPEC.shape)))
+    batch = Batch(inputs, torch.tensor([label]))
+    return gradient_map, batch, observe(gradient_map, batch, LocalSchedule(1.0))
+
+
+def test_a_label_that_no_layer_tells_is_that_of_the_nearest_gradient():
+    for seed in range(8):
+        gradient_map, batch, seen = similar(seed % 4, seed)
+        problem = pose(gradient_map, SPEC, seen, INFERRED)
+        with pytest.raises(ValueError, match="linear layer"):
+            SignOfGradient()(problem, torch.Generator())
+        for labels in (AutomaticLabels(), NearestGradient(batch.inputs)):
+            assert labels(problem, torch.Generator().manual_seed(0)).tolist() == [seed % 4]
+
+
+def test_analytic_tells_the_label_by_its_image():
+    gradient_map, batch, seen = similar(3, 0)
+    (found,) = Analytic()(AttackJob(gradient_map, SPEC, [seen], INFERRED))
+    assert found.batch.targets.tolist() == [3]
+    torch.testing.assert_close(found.batch.inputs, batch.inputs, atol=1e-4, rtol=1e-4)
+
+
+def test_the_nearest_gradient_is_of_one_sample():
+    with pytest.raises(ValueError, match="from 2"):
+        NearestGradient()(problem_of([0, 1]), torch.Generator())

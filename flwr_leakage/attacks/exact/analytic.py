@@ -16,8 +16,9 @@ from flwr_leakage.attacks.exact.applicability import (
 )
 from flwr_leakage.attacks.input_order import InputOrder, input_orders
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
+from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.counts import mean_feature
-from flwr_leakage.attacks.labels.idlg import SignOfGradient
+from flwr_leakage.attacks.labels.nearest import NearestGradient
 from flwr_leakage.attacks.linear_walk import LinearUse, told_of_computed_weights
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec, Reconstruction
@@ -92,9 +93,10 @@ class Analytic(ExactAttack):
             inputs = fill_in(problem.spec, inputs, order.moved(seen), dark, (near - dark).abs())
             told = f"the others, within {bound:.1g} of zero, by the prior"
             stage = f"{int(seen.sum())} of {len(seen)} pixels, {told}"
-        targets = assume_targets(problem, SignOfGradient(), generator).values
         images = inputs.reshape(1, *problem.spec.shape)
         clamped = problem.spec.clamp(images)
+        labels = AutomaticLabels(otherwise=NearestGradient(clamped))
+        targets = assume_targets(problem, labels, generator).values
         stats: dict[str, Any] = {"stage": stage}
         beyond = problem.spec.denormalize(images) - problem.spec.denormalize(clamped)
         off = float(beyond.abs().max())

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.labels.counts import ClassCounts
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
+from flwr_leakage.attacks.labels.nearest import NearestGradient
 from flwr_leakage.attacks.problem import Problem
 
 
@@ -17,13 +18,19 @@ class AutomaticLabels:
 
     Attributes:
         single: the label attack for one sample.
+        otherwise: the same where that does not apply: no layer gives the logits, or it is frozen.
         batch: the label attack for several samples.
     """
 
     single: SignOfGradient = field(default_factory=SignOfGradient)
+    otherwise: NearestGradient = field(default_factory=NearestGradient)
     batch: ClassCounts = field(default_factory=ClassCounts)
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
         """Labels (B,) in ascending order."""
-        method = self.single if problem.num_samples == 1 else self.batch
-        return method(problem, generator)
+        if problem.num_samples > 1:
+            return self.batch(problem, generator)
+        try:
+            return self.single(problem, generator)
+        except ValueError:
+            return self.otherwise(problem, generator)

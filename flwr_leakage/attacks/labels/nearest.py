@@ -1,0 +1,59 @@
+"""The label of a single sample under which images have a gradient like the observed one."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.params import ravel
+from flwr_leakage.records import Batch
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+
+@dataclass(frozen=True)
+class NearestGradient:
+    """``argmax_k cos(∂L(x, k)/∂θ, g*)``, the mean over images x.
+
+    Networks whose logits no layer gives away, as those of a cosine similarity, leave no gradient
+    to read a label from. But the label decides more of a gradient's direction than the image does.
+    It takes K gradients of all images.
+
+    Attributes:
+        images: (N, C, H, W), normalised; ``None`` for draws of the prior.
+        draws: N, of the prior.
+    """
+
+    images: Tensor | None = None
+    draws: int = 8
+
+    def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
+        """The label (1,).
+
+        Raises:
+            ValueError: the update stems from several samples.
+        """
+        if problem.num_samples != 1:
+            raise ValueError(
+                "the nearest gradient tells the label of 1 sample, the update stems from "
+                f"{problem.num_samples}."
+            )
+        observed = ravel(problem.gradient)
+        images = self.images
+        if images is None:
+            prior = ImagePrior.of(problem.spec)
+            draws = torch.randn(self.draws, *problem.spec.shape, generator=generator).double()
+            images = problem.spec.clamp(prior.grey + prior.push(draws))
+        images = images.to(observed)
+
+        def likeness(label: int) -> float:
+            cosines = []
+            for image in images:
+                batch = Batch(image[None], torch.tensor([label]))
+                found = problem.gradient_map(problem.params, batch, problem.buffers)
+                own = ravel({name: found[name] for name in problem.gradient})
+                cosines.append(float(torch.cosine_similarity(own, observed, dim=0)))
+            return sum(cosines) / len(cosines)
+
+        return torch.tensor([max(range(problem.spec.num_classes), key=likeness)])
