@@ -163,6 +163,14 @@ def relu_resnet(spec):
     return ResNet8(spec.shape, spec.num_classes, width=16)
 
 
+def pooled(spec):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(spec.shape[0], 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        nn.Linear(96, spec.num_classes),
+    )
+
+
 CASES = {
     "undefended": (lambda spec: tiny_network(), Defense()),
     "linear network": (
@@ -170,6 +178,7 @@ CASES = {
         Defense(),
     ),
     "ReLU network with BatchNorm": (relu_resnet, Defense()),
+    "max pooling": (pooled, Defense()),
     "pruned": (lambda spec: tiny_network(), GradientPruning(0.5)),
     "noisy": (lambda spec: tiny_network(), GaussianNoise(0.1)),
 }

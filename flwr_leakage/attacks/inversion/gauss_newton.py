@@ -92,6 +92,8 @@ class GaussNewton(OneByOne):
         settling: the end of the best runs of one image, kept where it lowers the energy.
         rewriting: other equations that the update tells of the same images, to be fitted in the
             place of its own where they apply, with annealings, products and an end of their own.
+        both: whether the gradient itself is fitted, too, and the likelier of both ends answered.
+            Where there are no other equations, the update is refused then.
     """
 
     purpose: ClassVar[str] = "gauss newton"
@@ -108,12 +110,15 @@ class GaussNewton(OneByOne):
     labels: LabelInference = field(default_factory=AutomaticLabels)
     settling: Settling = field(default_factory=partial(Settling, steps=0))
     rewriting: "Rewriting | None" = None
+    both: bool = False
 
     def __post_init__(self) -> None:
         if not self.annealings:
             raise ValueError("annealings must hold at least one run, got none.")
         if self.label_trials < 0:
             raise ValueError(f"label_trials must be at least 0, got {self.label_trials}.")
+        if self.both and self.rewriting is None:
+            raise ValueError("both needs a rewriting, got none.")
         for name in ("steps", "products", "iterations", "trial_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
@@ -128,7 +133,8 @@ class GaussNewton(OneByOne):
         """Attack one problem.
 
         Raises:
-            ValueError: labels can not be inferred for this model or update.
+            ValueError: labels can not be inferred for this model or update, or both fits are
+                asked for and the update tells no other equations.
         """
         began = time.process_time()
         assumed = assume_targets(problem, self.labels, generator)
@@ -139,34 +145,15 @@ class GaussNewton(OneByOne):
         if assumed.may_change and self.label_trials:
             model, moved, products, steps = self._correct_labels(model, likelihood, budget)
         solver, equations, known, fitted = self._choose(problem, model, likelihood, generator)
-        ends = solver.settling.candidates if problem.num_samples == 1 else 0
-        ends = min(ends, len(solver.annealings)) if solver.settling.steps else 0
-        if ends:
-            share = int(solver.settling.before * solver.products)
-            solver = replace(solver, products=max(1, share))
-        runs: list[Candidate] = []
-        left = len(solver.annealings) * solver.products + ends * solver.settling.products
-        for number, annealing in enumerate(solver.annealings):
-            part = budget.part(solver.products / left)
-            found = solver.run(equations, known, annealing, part)
-            left -= solver.products
-            products, steps = products + found.products, steps + found.steps
-            stage = f"run {number + 1} of {len(solver.annealings)}, {found.stage}"
-            runs.append(replace(found, stage=stage))
-            if self._explains(runs[-1].judged(model, likelihood)) or budget.is_spent:
-                break
-        rank = partial(Candidate.grouped_energy, model=equations, likelihood=known)
-        runs.sort(key=rank)
-        best = runs[0]
-        for run in runs[:ends]:
-            if self._explains(best.judged(model, likelihood)) or budget.is_spent:
-                break
-            part = budget.part(solver.settling.products / left)
-            found = solver.settling(equations, known, run, part)
-            left -= solver.settling.products
-            products, steps = products + found.products, steps + found.steps
-            best = min(best, found, key=rank)
-        best = best.judged(model, likelihood)
+        share = 1.0 if not self.both else 0.7
+        found = solver._fit(equations, known, model, likelihood, budget.part(share))
+        best, products, steps = found[0], products + found[1], steps + found[2]
+        if self.both and not (self._explains(best) or budget.is_spent):
+            found = self._fit(model, likelihood, model, likelihood, budget)
+            products, steps = products + found[1], steps + found[2]
+            energies = (each.grouped_energy(model, likelihood) for each in (found[0], best))
+            if next(energies) < next(energies):
+                best, fitted = found[0], "the gradient, which is the likelier fit"
         if not math.isfinite(best.distance):
             return failure("the objective was never finite.")
         return Reconstruction(
@@ -187,6 +174,50 @@ class GaussNewton(OneByOne):
             },
         )
 
+    def _fit(
+        self,
+        equations: Equations,
+        known: Likelihood,
+        model: Equations,
+        likelihood: Likelihood,
+        budget: Budget,
+    ) -> tuple[Candidate, int, int]:
+        """The likeliest end of all annealings, judged by the gradient; products; steps.
+
+        Args:
+            equations: what is fitted.
+            known: what was observed of it.
+            model: the gradient.
+            likelihood: what was observed of that.
+            budget: of all runs and their ends.
+        """
+        settling, products, steps = self.settling, 0, 0
+        is_single = model.shape[0] == 1 and settling.steps > 0
+        ends = min(settling.candidates, len(self.annealings)) if is_single else 0
+        each = max(1, int(settling.before * self.products)) if ends else self.products
+        left = len(self.annealings) * each + ends * settling.products
+        runs: list[Candidate] = []
+        for number, annealing in enumerate(self.annealings):
+            part = budget.part(each / left)
+            run = replace(self, products=each).run(equations, known, annealing, part)
+            left, products, steps = left - each, products + run.products, steps + run.steps
+            stage = f"run {number + 1} of {len(self.annealings)}, {run.stage}"
+            runs.append(replace(run, stage=stage))
+            if self._explains(run.judged(model, likelihood)) or budget.is_spent:
+                break
+        rank = partial(Candidate.grouped_energy, model=equations, likelihood=known)
+        runs.sort(key=rank)
+        best = runs[0]
+        for run in runs[:ends]:
+            if self._explains(best.judged(model, likelihood)) or budget.is_spent:
+                break
+            part = budget.part(settling.products / left)
+            end = settling(equations, known, run, part)
+            left -= settling.products
+            products, steps = products + end.products, steps + end.steps
+            best = min(best, end, key=rank)
+        return best.judged(model, likelihood), products, steps
+
     def _explains(self, candidate: Candidate) -> bool:
         """Whether nothing but noise is left."""
         return candidate.distance <= self.solved_distance or candidate.misfit <= EXPLAINED
@@ -204,6 +235,10 @@ class GaussNewton(OneByOne):
         try:
             equations, known = self.rewriting(problem, likelihood, generator)
         except ValueError as refusal:
+            if self.both:
+                raise ValueError(
+                    f"there is the gradient alone to be fitted, as {refusal}"
+                ) from None
             return self, model, likelihood, f"the gradient, as {refusal}"
         solver = replace(
             self,

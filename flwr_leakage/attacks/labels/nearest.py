@@ -14,7 +14,7 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 @dataclass(frozen=True)
 class NearestGradient:
-    """``argmax_k cos(∂L(x, k)/∂θ, g*)``, the mean over images x.
+    """``argmax_k cos²(∂L(x, k)/∂θ, g*)``, the mean over images x.
 
     Networks whose logits no layer gives away, as those of a cosine similarity, leave no gradient
     to read a label from. But the label decides more of a gradient's direction than the image does.
@@ -53,7 +53,7 @@ class NearestGradient:
                 batch = Batch(image[None], torch.tensor([label]))
                 found = problem.gradient_map(problem.params, batch, problem.buffers)
                 own = ravel({name: found[name] for name in problem.gradient})
-                cosines.append(float(torch.cosine_similarity(own, observed, dim=0)))
+                cosines.append(float(torch.cosine_similarity(own, observed, dim=0)) ** 2)
             return sum(cosines) / len(cosines)
 
         return torch.tensor([max(range(problem.spec.num_classes), key=likeness)])

@@ -5,13 +5,14 @@ import torch
 from attacked import observe, tiny_network
 from torch import nn
 
-from flwr_leakage.attacks.inversion.annealing import Annealing
+from flwr_leakage.attacks.inversion.annealing import Annealing, Candidate
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.label_moves import label_moves
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, estimate_noise
 from flwr_leakage.attacks.inversion.linearization import Linearization
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose, simulate_gradient
+from flwr_leakage.attacks.whole_batch.one_sample import OneSample
 from flwr_leakage.defenses.pruning import GradientPruning
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import ravel
@@ -247,10 +248,16 @@ def test_moves_of_labels_are_ranked_and_leave_absent_classes_alone():
 
 def test_what_does_not_apply_is_refused_in_words():
     network = nn.Sequential(nn.Conv2d(1, 4, 8, bias=False), nn.Flatten())
-    gradient_map, observation = seen_by_server(network, smooth_image(), torch.tensor([2]))
+    labels = torch.tensor([2, 3])
+    gradient_map, observation = seen_by_server(network, smooth_image(count=2), labels)
     result = solve(GaussNewton(), gradient_map, observation)
     assert result.batch is None
-    assert "the network must end in a linear layer" in result.error
+    assert "class counts need a bias of the logits" in result.error
+    both = GaussNewton(rewriting=OneSample(), both=True)
+    gradient_map, observation = seen_by_server(tiny_network(), smooth_image(), labels[:1])
+    result = solve(both, gradient_map, observation)
+    assert result.batch is None
+    assert "the gradient alone to be fitted, as the features at" in result.error
 
 
 @pytest.mark.parametrize(
@@ -260,6 +267,7 @@ def test_what_does_not_apply_is_refused_in_words():
         ({"steps": 0}, "steps"),
         ({"noise_std": -1.0}, "noise_std"),
         ({"tolerance": 1.0}, "tolerance"),
+        ({"both": True}, "rewriting"),
     ],
 )
 def test_settings_out_of_range_are_named(settings, word):
@@ -273,3 +281,29 @@ def test_settings_out_of_range_are_named(settings, word):
 def test_annealings_out_of_range_are_named(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         Annealing(**settings)
+
+
+@pytest.mark.parametrize("likelier", ["features", "gradient"])
+def test_of_both_fits_the_likelier_is_answered(likelier, monkeypatch):
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        *(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(384, 4))
+    )
+    image = smooth_image()
+    gradient_map, observation = seen_by_server(network, image, torch.tensor([2]))
+    near, far = (
+        Candidate(each.double(), math.nan, math.nan, math.nan, 0.0, 1, 1, "")
+        for each in (0.9 * image, 0.5 * image)
+    )
+
+    def fitted(self, equations, known, model, likelihood, budget):
+        of_features = equations is not model
+        found = near if of_features == (likelier == "features") else far
+        return found.judged(model, likelihood), 1, 1
+
+    monkeypatch.setattr(GaussNewton, "_fit", fitted)
+    attack = GaussNewton(rewriting=OneSample(), both=True)
+    result = solve(attack, gradient_map, observation)
+    torch.testing.assert_close(result.batch.inputs, SPEC.clamp(0.9 * image))
+    assert likelier in result.stats["equations"]
+    assert result.stats["products"] == 2
