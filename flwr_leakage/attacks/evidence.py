@@ -1,7 +1,7 @@
 """One measure for candidates of any attack: misfit in units of noise, plus a prior of images."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from flwr_leakage.attacks.inversion.likelihood import (
     kernel_groups,
 )
 from flwr_leakage.attacks.problem import Problem, simulate_rounds
+from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
+from flwr_leakage.attacks.whole_batch.one_sample import OneSample
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -73,9 +75,15 @@ class Evidence:
     the rings of which an image has little, where a normal law of one size for all images would take
     it for nothing.
 
+    The gradient of one clean sample may tell a layer's features and error
+    (:class:`~flwr_leakage.attacks.whole_batch.one_sample.OneSample`). Then r is that of the
+    equations which are left with both given: else what a candidate gets wrong in its features runs
+    through all layers behind, and an attack that fits these first seems the better one.
+
     Attributes:
         problem: in double precision.
         likelihood: of all rounds' residuals.
+        told: equations in the place of the gradient, and what was observed of them, or ``None``.
         groups: the number of the group of each entry (P,).
         prior: of each sample.
         tolerance: a distance at which the gradient counts as met.
@@ -86,6 +94,7 @@ class Evidence:
     groups: Tensor
     prior: ImagePrior
     tolerance: float
+    told: tuple[KnownErrors, Likelihood] | None = None
 
     @classmethod
     def of(cls, problem: Problem, tolerance: float) -> "Evidence":
@@ -94,7 +103,14 @@ class Evidence:
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
         groups = kernel_groups([value.shape for each in gradients for value in each.values()])
-        return cls(problem, likelihood, groups, ImagePrior.of(problem.spec), tolerance)
+        found = cls(problem, likelihood, groups, ImagePrior.of(problem.spec), tolerance)
+        if found.is_noised or problem.num_samples != 1 or not problem.is_single_gradient:
+            return found
+        try:
+            told = OneSample()(problem, likelihood, torch.Generator().manual_seed(0))
+        except ValueError:
+            return found  # the gradient itself is all that there is
+        return replace(found, told=told)
 
     def gradient(self, batch: Batch) -> Tensor:
         """g(x̂) (P,), of all rounds one after another, in double precision."""
@@ -111,8 +127,7 @@ class Evidence:
         distances = [float(r.square().sum() / g.square().sum()) for r, g in pairs]
         inputs = batch.inputs.double()
         coordinates = torch.stack([self.prior.coordinates(x[None]) for x in inputs])
-        energy = self.likelihood.energy(residual, self.unknowns, self.groups)
-        energy += ring_energy(coordinates)
+        energy = self._misfit_energy(residual, inputs) + ring_energy(coordinates)
         distance = sum(distances) / len(distances)
         if not math.isfinite(energy + distance):
             return Judgement(math.inf, math.inf, math.inf)
@@ -124,6 +139,14 @@ class Evidence:
             explained = (nothing - misfit) * len(residual) >= self.unknowns
         return Judgement(energy, distance, misfit, distance <= self.tolerance, explained)
 
+    def _misfit_energy(self, residual: Tensor, inputs: Tensor) -> float:
+        """Of the gradient's residual, or of images by what the gradient told."""
+        if self.told is None:
+            return self.likelihood.energy(residual, self.unknowns, self.groups)
+        equations, known = self.told
+        rest = known.residual(equations.gradient(inputs, 0.0, precise=True))
+        return known.energy(rest, self.unknowns, equations.groups)
+
     @property
     def unknowns(self) -> int:
         """Pixels of all samples, times channels."""
@@ -131,8 +154,9 @@ class Evidence:
 
     @property
     def equations(self) -> float:
-        """Those of the update that can be independent."""
-        return float(self.likelihood.independent(self.unknowns).sum())
+        """Those that candidates are judged by, as far as they can be independent."""
+        likelihood = self.likelihood if self.told is None else self.told[1]
+        return float(likelihood.independent(self.unknowns).sum())
 
     @property
     def is_noised(self) -> bool:

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from attacked import observe
+from one_sample import hidden, images, noisy, posed
 from portfolio import Answering, erring, error
 
 from flwr_leakage.attacks import Strongest, pose
-from flwr_leakage.attacks.evidence import Evidence
+from flwr_leakage.attacks.evidence import Evidence, ring_energy
 from flwr_leakage.attacks.fusion import Candidate, fuse
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
 
@@ -82,3 +83,23 @@ def test_what_explains_nothing_is_no_part_of_a_mean(job, smooth):
     assert fuse([near, other], evidence) is not None
     blind = replace(other, judged=replace(other.judged, distance=1.2))
     assert fuse([near, blind], evidence) is None
+
+
+def test_one_clean_sample_is_judged_by_what_its_gradient_tells_of_features():
+    """So that of two as far from the image, that with nearer features need not seem better."""
+    batch = images()
+    _, _, problem = posed(hidden(), batch)
+    evidence = Evidence.of(problem, 1e-7)
+    assert evidence.told is not None
+    equations, known = evidence.told
+    assert evidence.equations == float(known.independent(evidence.unknowns).sum())
+    near, far = (evidence.judge(Batch(batch.inputs + off, batch.targets)) for off in (0.01, 0.1))
+    assert near.energy < far.energy
+    rest = known.residual(equations.gradient(batch.inputs.double() + 0.1, 0.0, precise=True))
+    own = known.energy(rest, evidence.unknowns, equations.groups)
+    coordinates = evidence.prior.coordinates((batch.inputs + 0.1).double())
+    assert far.energy == pytest.approx(own + ring_energy(coordinates[None]))
+    _, _, noised = posed(hidden(), batch, noisy)
+    assert Evidence.of(noised, 1e-7).told is None
+    _, _, several = posed(hidden(), images(2))
+    assert Evidence.of(several, 1e-7).told is None

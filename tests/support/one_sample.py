@@ -33,6 +33,16 @@ def network(seed=0, bias=True):
     )
 
 
+def hidden(pooled=True, bias=True):
+    """A head of two linear layers, behind pooling as tutorials write it."""
+    torch.manual_seed(0)
+    pool = [nn.MaxPool2d(2)] if pooled else []
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), *pool, nn.Flatten()),
+        *(nn.Linear(6 * (16 if pooled else 64), 20, bias=bias), nn.ReLU(), nn.Linear(20, 4)),
+    )
+
+
 def noisy(delta, share=1e-2):
     generator = torch.Generator().manual_seed(1)
     size = share * ravel(delta).square().mean().sqrt()

@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from one_sample import SPEC, equations, images, network, noisy, posed, pruned, refused
+from one_sample import SPEC, equations, hidden, images, network, noisy, posed, pruned, refused
 from torch import nn
 
 from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample
@@ -166,16 +166,6 @@ def test_a_network_that_is_no_chain_has_its_products_by_autograd():
         found, _ = equations(problem)
         assert found.passed.chain is None
         assert isinstance(found.linearize(batch.inputs, 0.5), Linearization)
-
-
-def hidden(pooled=True, bias=True):
-    """A head of two linear layers, behind pooling as tutorials write it."""
-    torch.manual_seed(0)
-    pool = [nn.MaxPool2d(2)] if pooled else []
-    return nn.Sequential(
-        *(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), *pool, nn.Flatten()),
-        *(nn.Linear(6 * (16 if pooled else 64), 20, bias=bias), nn.ReLU(), nn.Linear(20, 4)),
-    )
 
 
 @pytest.mark.parametrize("pooled", [True, False])
