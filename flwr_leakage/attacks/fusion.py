@@ -18,7 +18,7 @@ gains 1 dB at most, and loses more where the weight is wrong."""
 NOISY = 2.0
 """Misfit of the most likely candidate below which little but noise is left."""
 
-WALL = 1.5
+WALL = 2.5
 """Energy of each equation by which a mean may else be less likely: with other masks or maxima than
 the samples', energies hardly tell which of two solutions is the better one."""
 
