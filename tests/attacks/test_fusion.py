@@ -61,7 +61,7 @@ def test_a_mean_across_a_wall_is_refused(job, smooth):
 
 
 @pytest.mark.parametrize(
-    ("height", "apart", "fused"), [(1, 0.2, True), (2, 0.2, False), (1, 3.0, False)]
+    ("height", "apart", "fused"), [(2, 0.2, True), (3, 0.2, False), (1, 3.0, False)]
 )
 def test_a_low_wall_is_crossed_between_likely_candidates(height, apart, fused, job, smooth):
     evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 1e-7)
