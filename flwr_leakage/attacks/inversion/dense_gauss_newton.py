@@ -34,6 +34,9 @@ OUTSIDE = 1e-4
 """Deviation of pixels from their range, in pixel values, once the gradient is met as well; before,
 it is the relative distance of gradients."""
 
+FEWEST = 5
+"""Steps that must fit into a budget: fewer lead nowhere, and others have use of the time."""
+
 DAMPINGS = 8
 """Trials of a step, each after the first with a damping ten times that of the one before."""
 
@@ -113,8 +116,12 @@ class DenseGaussNewton(OneByOne):
         start = self.initialisation(problem.spec, problem.num_samples, restart, generator)
         point = torch.stack([prior.coordinates(image[None]) for image in start.double()])
         here, taken, stopped, is_settled = posterior.at(point), 0, False, False
+        stage = ""
         while taken < self.steps and not is_settled:
             if not likelihood.distance(here.residual) > self.tolerance:
+                break
+            if taken == 1 and budget.left < (FEWEST - 1) * (time.process_time() - began):
+                stopped, stage = True, f"fewer than {FEWEST} steps fit into the budget"
                 break
             rows = likelihood.bounds == 0
             rows |= likelihood.excess(here.residual) > 0
@@ -147,6 +154,7 @@ class DenseGaussNewton(OneByOne):
             batch=answer(problem.spec.clamp(here.inputs), targets),
             objective=distance,
             stats={
+                **({"stage": stage} if stage else {}),
                 "iterations": taken,
                 "misfit": likelihood.misfit(here.residual),
                 "prior_mean_square": float(here.point.square().mean()),

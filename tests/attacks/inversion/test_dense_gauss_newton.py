@@ -1,6 +1,8 @@
 """Small smooth networks: whole batches from grey, and what pruning left open."""
 
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -105,3 +107,20 @@ def test_it_ends_with_its_start_once_the_budget_is_spent(spec, blobs):
     (found,) = DenseGaussNewton()(replace(job, max_seconds=1e-9))
     assert found.stats["stopped"] == "budget" and found.stats["iterations"] == 0
     assert bool(torch.isfinite(found.batch.inputs).all())
+
+
+def test_where_few_steps_fit_into_the_budget_others_get_the_time(spec, blobs, monkeypatch):
+    job, _ = case(spec, blobs)
+    looks = count()
+    clock = SimpleNamespace(process_time=lambda: float(next(looks)))  # a second at each look
+    monkeypatch.setattr("flwr_leakage.attacks.inversion.dense_gauss_newton.time", clock)
+    monkeypatch.setattr("flwr_leakage.attacks.budget.time", clock)
+
+    def said(max_seconds):
+        return DenseGaussNewton()(replace(job, max_seconds=max_seconds))[0].stats
+
+    (first,) = DenseGaussNewton(steps=1)(replace(job, max_seconds=1e6))
+    short = said(2 * first.stats["cpu_seconds"])
+    assert (short["iterations"], short["stopped"]) == (1, "budget")
+    assert "fewer than 5 steps" in short["stage"]
+    assert said(1e6)["iterations"] > 1
