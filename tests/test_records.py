@@ -71,7 +71,7 @@ def test_clamp_projects_onto_the_box_of_pixels():
         ({"num_classes": 0}, "num_classes must be a positive integer, got 0"),
     ],
 )
-def test_a_wrong_spec_is_refused(settings, said):
+def test_a_wrong_spec_is_refused(unchecked, settings, said):
     with pytest.raises(ValueError, match=said):
         InputSpec(
             **{"shape": (3, 2, 2), "num_classes": 10, "mean": (0,) * 3, "std": (1,) * 3, **settings}

@@ -303,13 +303,13 @@ def test_a_loss_that_attacks_cannot_compute_is_refused(spec, images):
             attack(network, gradients, spec=spec, loss=loss)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_wrong_arguments_are_refused_in_words(spec, images):
     network = tiny_network()
     gradients = loss_gradients(network, images[:1], torch.tensor([0]))
     names = [name for name, _ in network.named_parameters()]
     arrays = {name: value.numpy() for name, value in zip(names, gradients, strict=True)}
     change = ParameterChange(arrays, arrays)
-    unchecked = inspect.unwrap(attack)  # as users call it, without the tests' type checker
     one = {"schedule": LocalSchedule(0.1)}
     for update, settings, said in (
         (arrays, {}, r"update\['0.weight'\] must be a torch.Tensor, got numpy.ndarray"),
@@ -323,7 +323,7 @@ def test_wrong_arguments_are_refused_in_words(spec, images):
         (gradients, {"loss": "cross_entropy"}, "loss must be a function .* got 'cross_entropy'"),
     ):
         with pytest.raises(ValueError, match=said):
-            unchecked(network, update, **{"spec": spec, "preset": SOLVER, **settings})
+            attack(network, update, **{"spec": spec, "preset": SOLVER, **settings})
 
 
 def test_a_spec_that_the_model_does_not_take_is_named(images):
