@@ -59,7 +59,6 @@ class Strongest:
             limit holds, too.
         share: of the CPU seconds that are left, what an attack may take if it is not the last, in
             (0, 1]: one that is slow on a large network leaves time to the others.
-        shares: by name, of an attack that takes another share, as one whose last steps gain most.
         finish: how to go on from a candidate, or ``None``. It may take half as much as an attack.
         denoising: how to go on from it under noise, or ``None``. It may take as much.
     """
@@ -68,7 +67,6 @@ class Strongest:
     tolerance: float = 1e-7
     max_seconds: float | None = 120.0
     share: float = 0.5
-    shares: Mapping[str, float] = field(default_factory=dict)
     finish: Finish | None = None
     denoising: Denoising | None = None
 
@@ -79,12 +77,8 @@ class Strongest:
             )
         if self.max_seconds is not None and not self.max_seconds > 0:
             raise ValueError(f"max_seconds must be positive or None, got {self.max_seconds}.")
-        for name, share in {"share": self.share, **self.shares}.items():
-            if not 0 < share <= 1:
-                raise ValueError(f"{name} must lie in (0, 1], got {share}.")
-        if not self.shares.keys() <= self.attacks.keys():
-            unknown = sorted(self.shares.keys() - self.attacks.keys())
-            raise ValueError(f"shares must be of {sorted(self.attacks)}, got {unknown}.")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must lie in (0, 1], got {self.share}.")
 
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
@@ -111,8 +105,7 @@ class Strongest:
                     self._end(job.take([index]), targets[index], name, attack, limit)
                 continue
             left = limit - max(targets[index].seconds for index in chosen)
-            is_last = name == list(self.attacks)[-1]
-            left *= 1.0 if is_last else self.shares.get(name, self.share)
+            left *= 1.0 if name == list(self.attacks)[-1] else self.share
             part = replace(job.take(chosen), max_seconds=left if left < math.inf else None)
             done = len(targets) - len(chosen)
             began = time.process_time()

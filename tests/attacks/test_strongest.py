@@ -140,8 +140,6 @@ def test_a_budget_is_shared_out_and_what_it_leaves_out_is_told(job, grey):
     assert "stopped" not in result.stats
     Strongest(attacks, max_seconds=None)(job)
     assert third.limits[-1] is None
-    Strongest(attacks, max_seconds=8.0, share=0.5, shares={"first": 0.9})(job)
-    assert (first.limits[-1], second.limits[-1]) == (pytest.approx(7.2), 2.0)
 
 
 def test_a_best_candidate_is_gone_on_from(job, smooth, grey):
@@ -218,10 +216,6 @@ def test_impossible_limits_are_refused(job):
         Strongest({"one": Answering()}, max_seconds=-1)
     with pytest.raises(ValueError, match=r"share must lie in \(0, 1\], got 0"):
         Strongest({"one": Answering()}, share=0)
-    with pytest.raises(ValueError, match=r"one must lie in \(0, 1\], got 2"):
-        Strongest({"one": Answering()}, shares={"one": 2})
-    with pytest.raises(ValueError, match=r"shares must be of \['one'\], got \['two'\]"):
-        Strongest({"one": Answering()}, shares={"two": 0.5})
 
 
 def test_features_alone_are_refused_where_images_are_wanted(job):
