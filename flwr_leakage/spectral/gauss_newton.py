@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from flwr_leakage.spectral.cholesky import cholesky_solve
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 
 
@@ -74,8 +75,7 @@ class Preconditioner:
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Solve the factored system for one right-hand side (D,)."""
-        solution = torch.cholesky_solve(vector[:, None].to(self.factor.dtype), self.factor)
-        return solution[:, 0].to(vector.dtype)
+        return cholesky_solve(self.factor, vector).to(vector.dtype)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.inversion.jacobian import Jacobian
 from flwr_leakage.attacks.inversion.kinks import calls_kinks, is_rough
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
+from flwr_leakage.attacks.inversion.linearization import Linearization
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
@@ -21,6 +23,8 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.records import InputSpec, Reconstruction
+from flwr_leakage.spectral.cholesky import cholesky_solve
+from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 ROUNDING = 10.0
@@ -34,17 +38,33 @@ OUTSIDE = 1e-4
 """Deviation of pixels from their range, in pixel values, once the gradient is met as well; before,
 it is the relative distance of gradients."""
 
-FEWEST = 5
-"""Steps that must fit into a budget: fewer lead nowhere, and others have use of the time."""
+REMAINING = 1.0
+"""What must be left of a budget after the first step, in units of what that took: with less of it
+steps lead nowhere, and others have use of the time."""
 
-DAMPINGS = 8
-"""Trials of a step, each after the first with a damping ten times that of the one before."""
+REUSED, REUSED_SHARE = 160, 1 / 16
+"""Iterations of conjugate gradients at most, and for each unknown, that a step may take with the
+matrix of an earlier one as their preconditioner. A step that takes as many is taken as it is, and
+the next one has a matrix of its own: that costs some 700 iterations."""
 
-LEAST_DAMPING = 1e-8
-"""Damping of the second trial, in units of the matrix's largest diagonal entry."""
+TOLERANCE = 1e-2
+"""… and the residual that they leave, in the norm of the preconditioner."""
+
+HALVINGS = 8
+"""Trials of a step, each of half the length of the one before."""
+
+JITTER = 1e-13
+"""Added to the diagonal of a matrix that rounding left indefinite, in units of its largest entry;
+ten times as much in each further trial."""
 
 SETTLED = 1e-3
 """Fall of the objective, for each unknown, below which nothing is left to gain."""
+
+STALLED, LATELY = 0.8, 3
+"""Steps end if so much of the misfit is left of what it was so many steps before."""
+
+FITTED = 1.5
+"""A start led nowhere if its steps end at a larger misfit: about 1 is noise, or rounding."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +84,17 @@ class DenseGaussNewton(OneByOne):
     pixels are outside of their range counts likewise. A step that does not lower its objective is
     damped (Marquardt 1963).
 
-    J is dense and in float64: N forward derivatives of the gradient a step, for N pixels of all
-    samples, 8 N P' bytes for P' entries that are not within their bounds, and N² P'/2 + N³/6
-    multiplications.
+    J is dense and in float64: N forward derivatives of the gradient, for N pixels of all samples,
+    8 N P' bytes for P' entries that are not within their bounds, and N² P'/2 + N³/6 multiplications
+    for the factor of a step's matrix. That factor is the preconditioner of the steps that follow,
+    by conjugate gradients with two products with J each, until these take long.
+
+    From some starts the steps end where the gradient is far from met; the next start is tried then,
+    and the candidate of least misfit is kept.
 
     Attributes:
-        steps: at most, ≥ 1.
+        steps: at most from a start, ≥ 1.
+        starts: at most, ≥ 1; one that is not random is taken once.
         model_error: κ in (0, 1].
         tolerance: stop once the relative squared distance of gradients is at most this, ≥ 0.
         labels: how labels are inferred where the threat model does not grant them.
@@ -80,7 +105,8 @@ class DenseGaussNewton(OneByOne):
 
     purpose: ClassVar[str] = "dense gauss newton"
 
-    steps: int = 40
+    steps: int = 60
+    starts: int = 4
     model_error: float = 0.5
     tolerance: float = 1e-13
     labels: LabelInference = field(default_factory=AutomaticLabels)
@@ -89,8 +115,9 @@ class DenseGaussNewton(OneByOne):
     chunk_size: int = 128
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}.")
+        for name in ("steps", "starts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not 0 < self.model_error <= 1:
             raise ValueError(f"model_error must lie in (0, 1], got {self.model_error}.")
 
@@ -113,55 +140,123 @@ class DenseGaussNewton(OneByOne):
         model.require(int((likelihood.bounds == 0).sum()))  # before passes of a large network
         if is_rough(problem):
             raise ValueError("the network must be smooth, and its derivative jumps between images.")
-        start = self.initialisation(problem.spec, problem.num_samples, restart, generator)
-        point = torch.stack([prior.coordinates(image[None]) for image in start.double()])
-        here, taken, stopped, is_settled = posterior.at(point), 0, False, False
-        stage = ""
-        while taken < self.steps and not is_settled:
-            if not likelihood.distance(here.residual) > self.tolerance:
+        found: list[_Run] = []
+        starts: list[Tensor] = []
+        for number in range(restart * self.starts, (restart + 1) * self.starts):
+            start = self.initialisation(problem.spec, problem.num_samples, number, generator)
+            if starts and torch.equal(start, starts[-1]):
                 break
-            if taken == 1 and budget.left < (FEWEST - 1) * (time.process_time() - began):
-                stopped, stage = True, f"fewer than {FEWEST} steps fit into the budget"
+            starts.append(start)
+            point = torch.stack([prior.coordinates(image[None]) for image in start.double()])
+            found.append(self._descend(posterior, posterior.at(point), budget))
+            if found[-1].end != STALL:
                 break
-            rows = likelihood.bounds == 0
-            rows |= likelihood.excess(here.residual) > 0
-            model.require(int(rows.sum()))
-            transposed = model.transposed(here.inputs, budget, rows)
-            if transposed is None or budget.is_spent:
-                stopped = True
-                break
-            taken += 1
-            weights = posterior.weights(here)
-            gram, slope = posterior.equations(here, weights, transposed, rows)
-            before = posterior.cost(here, weights)
-            damping, is_settled = 0.0, True
-            for _ in range(DAMPINGS):
-                factor, failed = torch.linalg.cholesky_ex(gram)
-                if not failed:  # rounding may leave it indefinite
-                    step = torch.cholesky_solve(slope[:, None], factor)
-                    trial = posterior.at(here.point - step.reshape(point.shape))
-                    fall = before - posterior.cost(trial, weights)
-                    if fall > 0:
-                        here, is_settled = trial, fall < SETTLED * model.size
-                        break
-                more = max(9 * damping, LEAST_DAMPING * float(gram.diagonal().max()))
-                gram.diagonal().add_(more)
-                damping += more
-        distance = likelihood.distance(here.residual)
+        best = min(found, key=lambda run: likelihood.misfit(run.here.residual))
+        distance = likelihood.distance(best.here.residual)
         if not math.isfinite(distance):
             return failure("the objective was never finite.")
+        stage = best.end
+        if stage == STALL:
+            stage += f" from {len(found)} start" + "s" * (len(found) > 1)
         return Reconstruction(
-            batch=answer(problem.spec.clamp(here.inputs), targets),
+            batch=answer(problem.spec.clamp(best.here.inputs), targets),
             objective=distance,
             stats={
                 **({"stage": stage} if stage else {}),
-                "iterations": taken,
-                "misfit": likelihood.misfit(here.residual),
-                "prior_mean_square": float(here.point.square().mean()),
+                "iterations": sum(run.steps for run in found),
+                "matrices": sum(run.matrices for run in found),
+                "starts": len(found),
+                "misfit": likelihood.misfit(best.here.residual),
+                "prior_mean_square": float(best.here.point.square().mean()),
                 "cpu_seconds": time.process_time() - began,
-                **stop_mark(stopped),
+                **stop_mark(found[-1].is_stopped),
             },
         )
+
+    def _descend(self, posterior: "_Posterior", here: "_Point", budget: Budget) -> "_Run":
+        """Steps from one start, until nothing is left to gain, or it leads nowhere."""
+        began = time.process_time()
+        likelihood, model = posterior.likelihood, posterior.model
+        misfits: list[float] = []
+        factor: Tensor | None = None
+        taken = matrices = 0
+        while taken < self.steps:
+            misfits.append(likelihood.misfit(here.residual))
+            if not likelihood.distance(here.residual) > self.tolerance:
+                return _Run(here, taken, matrices)
+            if _is_stalled(misfits):
+                break
+            if taken == 1 and budget.left < REMAINING * (time.process_time() - began):
+                return _Run(here, taken, matrices, "a few steps do not fit into the budget", True)
+            weights = posterior.weights(here)
+            before = posterior.cost(here, weights)
+            if factor is None:
+                rows = posterior.rows(here)
+                model.require(int(rows.sum()))
+                transposed = model.transposed(here.inputs, budget, rows)
+                if transposed is None or budget.is_spent:
+                    return _Run(here, taken, matrices, is_stopped=True)
+                factor = _factor(posterior.matrix(here, weights, transposed, rows))
+                matrices += 1
+                del transposed
+            elif budget.is_spent:
+                return _Run(here, taken, matrices, is_stopped=True)
+            limit = max(1, min(REUSED, int(REUSED_SHARE * model.size)))
+            step, iterations = posterior.step(here, weights, factor, limit)
+            if iterations >= limit:
+                factor = None
+            for halving in range(HALVINGS):
+                trial = posterior.at(here.point - 0.5**halving * step)
+                fall = before - posterior.cost(trial, weights)
+                if fall > 0:
+                    break
+            else:
+                break
+            here, taken = trial, taken + 1
+            if fall < SETTLED * model.size and not halving:
+                break
+        is_done = taken == self.steps or likelihood.misfit(here.residual) <= FITTED
+        return _Run(here, taken, matrices, "" if is_done else STALL)
+
+
+STALL = "led nowhere"
+"""How a run ends that a new start may better."""
+
+
+def _is_stalled(misfits: list[float]) -> bool:
+    """Whether the steps lately did not lower the misfit by much, and it is no noise."""
+    lately = misfits[-1 - LATELY :]
+    return len(lately) > LATELY and lately[-1] > max(FITTED, STALLED * lately[0])
+
+
+def _factor(matrix: Tensor) -> Tensor:
+    """The Cholesky factor of a matrix, which is overwritten."""
+    jitter = JITTER * float(matrix.diagonal().max())
+    while True:
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if not failed:
+            return factor
+        matrix.diagonal().add_(jitter)
+        jitter *= 10
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Where the steps from one start ended, how many they were, and why they ended.
+
+    Attributes:
+        here: the last candidate.
+        steps: taken.
+        matrices: computed.
+        end: said of it, empty where it converged or its steps were taken.
+        is_stopped: whether the budget ended it.
+    """
+
+    here: "_Point"
+    steps: int
+    matrices: int
+    end: str = ""
+    is_stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,35 +335,70 @@ class _Posterior:
         outside = weights.outside * here.outside.square().sum()
         return float((weights.entries * excess).sum() + outside + here.point.square().sum())
 
-    def equations(
-        self, here: _Point, weights: _Weights, transposed: Tensor, rows: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Half of the cost's second derivative (N, N), to first order in e, and of its first (N,).
+    def rows(self, here: _Point) -> Tensor:
+        """The entries (P,) that are not within their bounds."""
+        return (self.likelihood.bounds == 0) | (self.likelihood.excess(here.residual) > 0)
+
+    def step(
+        self, here: _Point, weights: _Weights, factor: Tensor, limit: int
+    ) -> tuple[Tensor, int]:
+        """The change of coordinates by which half of the cost is least, to first order in e.
 
         Args:
             here: where.
             weights: 1 / v.
-            transposed: Jᵀ (N, P').
+            factor: of the matrix here, or nearby (N, N).
+            limit: most iterations.
+
+        Returns:
+            The step (B, C, H, W), which is to be subtracted, and the iterations taken.
+        """
+        excess = here.residual.sign() * self.likelihood.excess(here.residual)
+        entries = weights.entries * self.rows(here)
+        pixels = self._pixels(here, weights)
+        linear = Linearization(self.model.gradient, here.inputs)
+        slope = linear.pull(entries * excess) + weights.outside * here.outside / self.prior.scale
+        slope = (self.prior.pull(slope) + here.point).flatten()
+
+        def product(flat: Tensor) -> Tensor:
+            change = self.prior.push(flat.reshape(here.point.shape))
+            pulled = linear.pull(entries * linear.push(change)) + pixels * change
+            return self.prior.pull(pulled).flatten() + flat
+
+        step, iterations = conjugate_gradients(
+            product, slope, TOLERANCE, limit, partial(cholesky_solve, factor)
+        )
+        return step.reshape(here.point.shape), iterations
+
+    def matrix(
+        self, here: _Point, weights: _Weights, transposed: Tensor, rows: Tensor
+    ) -> Tensor:
+        """Half of the cost's second derivative (N, N), to first order in e.
+
+        Args:
+            here: where.
+            weights: 1 / v.
+            transposed: Jᵀ (N, P'), overwritten.
             rows: whose entries those are (P,), P' of them.
         """
-        roots = weights.entries[rows].sqrt()
-        scaled = transposed * roots
-        excess = here.residual.sign() * self.likelihood.excess(here.residual)
+        scaled = transposed.mul_(weights.entries[rows].sqrt())
         shape, size = here.point.shape, len(scaled)
         gram = scaled.new_empty(size, size)
         for first in range(0, size, PANEL):  # one triangle: half of the multiplications
             last = min(first + PANEL, size)
             gram[first:last, :last] = scaled[first:last] @ scaled[:last].T
             gram[:first, first:last] = gram[first:last, :first].T
-        pixels = (weights.outside / self.prior.scale.square()).expand(shape)
-        gram.diagonal().add_((pixels * (here.outside != 0)).flatten())
-        slope = (scaled @ (roots * excess[rows])).reshape(shape)
-        slope = slope + weights.outside * here.outside / self.prior.scale
+        gram.diagonal().add_(self._pixels(here, weights).flatten())
         for _ in range(2):
             gram = self.prior.pull(gram.reshape(-1, *shape)).reshape(size, size).T
         gram = gram.contiguous()
         gram.diagonal().add_(1.0)
-        return gram, (self.prior.pull(slope) + here.point).flatten()
+        return gram
+
+    def _pixels(self, here: _Point, weights: _Weights) -> Tensor:
+        """What pixels outside of their range add to the diagonal, of the inputs' shape."""
+        each = (weights.outside / self.prior.scale.square()).expand(here.point.shape)
+        return each * (here.outside != 0)
 
 
 def _kept_shares(likelihood: Likelihood) -> Tensor:

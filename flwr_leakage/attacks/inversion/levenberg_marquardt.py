@@ -20,6 +20,7 @@ from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Reconstruction
+from flwr_leakage.spectral.cholesky import cholesky_solve
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class LevenbergMarquardt(OneByOne):
             if failed:  # rounding left it indefinite
                 fresh, damping = False, damping * 10
                 continue
-            trial = point - torch.cholesky_solve(slope[:, None], factor)[:, 0]
+            trial = point - cholesky_solve(factor, slope)
             trial_error = residual(trial)
             trial_value = float(trial_error.square().sum())
             fresh = trial_value < value

@@ -25,6 +25,7 @@ from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.inversion.linearization import Linearization
 from flwr_leakage.attacks.inversion.settling import spreads
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
+from flwr_leakage.spectral.cholesky import cholesky_solve
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
@@ -225,7 +226,7 @@ def _inverse(matrix: Tensor) -> Callable[[Tensor], Tensor]:
     """The map v ↦ (M + ridge)⁻¹ v, by Cholesky in single precision; M is overwritten."""
     matrix.diagonal().add_(1 + RIDGE * float(matrix.diagonal().max()))
     factor = torch.linalg.cholesky(matrix)
-    return lambda vector: torch.cholesky_solve(vector[:, None], factor)[:, 0]
+    return partial(cholesky_solve, factor)
 
 
 def _normal_matrix(
