@@ -22,6 +22,10 @@ WALL = 2.5
 """Energy of each equation by which a mean may else be less likely: with other masks or maxima than
 the samples', energies hardly tell which of two solutions is the better one."""
 
+CLOSE = 1e-2
+"""Root mean square of two candidates' difference, in pixel values, below which both are around one
+solution, and there is no wall between them."""
+
 FORBIDDEN = 1e12
 """Cost of pairing samples of different labels, far above any squared distance of images."""
 
@@ -74,7 +78,8 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     around one solution the energy is convex, between two solutions there is a wall. Of two that
     count, either may be the worse one. With independent errors, their mean is better than both if
     squared errors differ by less than three times. So a wall below :data:`WALL` is no reason
-    against it, unless little but noise is left, where energies are precise. What is further from
+    against it, unless little but noise is left, or candidates are close to each other, where
+    energies are precise. What is further from
     the update than no sample at all explains nothing, and is no part of a mean, nor is such a mean
     an answer.
 
@@ -98,7 +103,7 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
         judged = evidence.judge(batch)
         total = sum(weight for *_, weight in trial)
         least = fusion.judged.energy if fusion else first.energy
-        if first.judged.misfit > NOISY:
+        if first.judged.misfit > NOISY and _distance(inputs, mean, evidence) > CLOSE:
             least = max(least, first.energy + WALL * evidence.equations)
         explains = evidence.is_noised or judged.distance < max(1.0, first.judged.distance)
         if explains and judged.energy < least:
@@ -110,6 +115,12 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
 def _mean(parts: Sequence[tuple[Candidate, Tensor, float]]) -> Tensor:
     total = sum(weight for *_, weight in parts)
     return torch.stack([inputs * (weight / total) for _, inputs, weight in parts]).sum(0)
+
+
+def _distance(one: Tensor, other: Tensor, evidence: Evidence) -> float:
+    """Root mean square of the difference of inputs, in pixel values."""
+    pixels = evidence.problem.spec.denormalize
+    return float((pixels(one) - pixels(other)).square().mean().sqrt())
 
 
 def _in_order(found: Batch, model: Batch) -> Tensor | None:

@@ -12,6 +12,7 @@ from flwr_leakage.attacks.denoising import Denoising
 from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.fusion import Candidate, fuse
+from flwr_leakage.attacks.inversion.dense_gauss_newton import DenseGaussNewton
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.records import Batch, Observation, Part, PartOutcome, Reconstruction
@@ -58,7 +59,8 @@ class Strongest:
         max_seconds: CPU seconds for each target, > 0, or ``None`` for no limit. The job's own
             limit holds, too.
         share: of the CPU seconds that are left, what an attack may take if it is not the last, in
-            (0, 1]: one that is slow on a large network leaves time to the others.
+            (0, 1]: one that is slow on a large network leaves time to the others. A dense
+            Gauss–Newton that is near a solution by then takes what it needs.
         finish: how to go on from a candidate, or ``None``. It may take half as much as an attack.
         denoising: how to go on from it under noise, or ``None``. It may take as much.
     """
@@ -105,7 +107,11 @@ class Strongest:
                     self._end(job.take([index]), targets[index], name, attack, limit)
                 continue
             left = limit - max(targets[index].seconds for index in chosen)
-            left *= 1.0 if name == list(self.attacks)[-1] else self.share
+            share = 1.0 if name == list(self.attacks)[-1] else self.share
+            if isinstance(attack, DenseGaussNewton):
+                attack = replace(attack, share=share)
+            else:
+                left *= share
             part = replace(job.take(chosen), max_seconds=left if left < math.inf else None)
             done = len(targets) - len(chosen)
             began = time.process_time()

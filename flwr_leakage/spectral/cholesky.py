@@ -7,8 +7,8 @@ from torch import Tensor
 def cholesky_solve(factor: Tensor, right: Tensor) -> Tensor:
     """A⁻¹ b for ``A = L Lᵀ``, in the precision of L.
 
-    :func:`torch.cholesky_solve` takes ten times longer for one right-hand side of a large system (PyTorch 2.14,
-    D = 3072 on one thread: 39 ms against 4; as long at 100).
+    :func:`torch.cholesky_solve` takes ten times longer for one right-hand side of a large system
+    (PyTorch 2.14, one thread, D = 3072: 39 ms against 4; at 100 it is as fast).
 
     Args:
         factor: L (D, D), lower triangular.

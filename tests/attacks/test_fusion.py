@@ -61,11 +61,13 @@ def test_a_mean_across_a_wall_is_refused(job, smooth):
 
 
 @pytest.mark.parametrize(
-    ("height", "apart", "fused"), [(2, 0.2, True), (3, 0.2, False), (1, 3.0, False)]
+    ("height", "apart", "size", "fused"),
+    [(2, 0.2, 0.1, True), (3, 0.2, 0.1, False), (1, 3.0, 0.1, False), (2, 0.2, 0.01, False)],
 )
-def test_a_low_wall_is_crossed_between_likely_candidates(height, apart, fused, job, smooth):
+def test_a_low_wall_is_crossed_between_likely_candidates(height, apart, size, fused, job, smooth):
+    """… that are not so close to each other that both are around one solution."""
     evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 1e-7)
-    one, two = erring(smooth, 0), erring(smooth, 1)
+    one, two = erring(smooth, 0, size), erring(smooth, 1, size)
     middle = evidence.judge(Batch((one.inputs + two.inputs) / 2, one.targets)).energy
     unit = evidence.equations
     low = replace(evidence.judge(one), energy=middle - height * unit)

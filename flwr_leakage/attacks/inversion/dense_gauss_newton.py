@@ -38,6 +38,9 @@ OUTSIDE = 1e-4
 """Deviation of pixels from their range, in pixel values, once the gradient is met as well; before,
 it is the relative distance of gradients."""
 
+NEAR = 1e-5
+"""Relative squared distance of gradients near a solution: first-order attacks hardly come there."""
+
 REMAINING = 1.0
 """What must be left of a budget after the first step, in units of what that took: with less of it
 steps lead nowhere, and others have use of the time."""
@@ -95,6 +98,7 @@ class DenseGaussNewton(OneByOne):
     Attributes:
         steps: at most from a start, ≥ 1.
         starts: at most, ≥ 1; one that is not random is taken once.
+        share: of its CPU seconds, what it takes unless it is near a solution by then, in (0, 1].
         model_error: κ in (0, 1].
         tolerance: stop once the relative squared distance of gradients is at most this, ≥ 0.
         labels: how labels are inferred where the threat model does not grant them.
@@ -107,6 +111,7 @@ class DenseGaussNewton(OneByOne):
 
     steps: int = 60
     starts: int = 4
+    share: float = 1.0
     model_error: float = 0.5
     tolerance: float = 1e-13
     labels: LabelInference = field(default_factory=AutomaticLabels)
@@ -118,8 +123,9 @@ class DenseGaussNewton(OneByOne):
         for name in ("steps", "starts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 < self.model_error <= 1:
-            raise ValueError(f"model_error must lie in (0, 1], got {self.model_error}.")
+        for name in ("model_error", "share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}.")
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
@@ -141,6 +147,7 @@ class DenseGaussNewton(OneByOne):
         if is_rough(problem):
             raise ValueError("the network must be smooth, and its derivative jumps between images.")
         found: list[_Run] = []
+        own = budget.part(self.share)
         starts: list[Tensor] = []
         for number in range(restart * self.starts, (restart + 1) * self.starts):
             start = self.initialisation(problem.spec, problem.num_samples, number, generator)
@@ -148,7 +155,7 @@ class DenseGaussNewton(OneByOne):
                 break
             starts.append(start)
             point = torch.stack([prior.coordinates(image[None]) for image in start.double()])
-            found.append(self._descend(posterior, posterior.at(point), budget))
+            found.append(self._descend(posterior, posterior.at(point), budget, own))
             if found[-1].end != STALL:
                 break
         best = min(found, key=lambda run: likelihood.misfit(run.here.residual))
@@ -173,8 +180,17 @@ class DenseGaussNewton(OneByOne):
             },
         )
 
-    def _descend(self, posterior: "_Posterior", here: "_Point", budget: Budget) -> "_Run":
-        """Steps from one start, until nothing is left to gain, or it leads nowhere."""
+    def _descend(
+        self, posterior: "_Posterior", here: "_Point", budget: Budget, own: Budget
+    ) -> "_Run":
+        """Steps from one start, until nothing is left to gain, or it leads nowhere.
+
+        Args:
+            posterior: whose maximum is sought.
+            here: the start.
+            budget: what near a solution may be spent.
+            own: … elsewhere.
+        """
         began = time.process_time()
         likelihood, model = posterior.likelihood, posterior.model
         misfits: list[float] = []
@@ -182,11 +198,14 @@ class DenseGaussNewton(OneByOne):
         taken = matrices = 0
         while taken < self.steps:
             misfits.append(likelihood.misfit(here.residual))
-            if not likelihood.distance(here.residual) > self.tolerance:
+            distance = likelihood.distance(here.residual)
+            if not distance > self.tolerance:
                 return _Run(here, taken, matrices)
+            if (budget if distance <= NEAR else own).is_spent:
+                return _Run(here, taken, matrices, is_stopped=True)
             if _is_stalled(misfits):
                 break
-            if taken == 1 and budget.left < REMAINING * (time.process_time() - began):
+            if taken == 1 and own.left < REMAINING * (time.process_time() - began):
                 return _Run(here, taken, matrices, "a few steps do not fit into the budget", True)
             weights = posterior.weights(here)
             before = posterior.cost(here, weights)
@@ -194,13 +213,11 @@ class DenseGaussNewton(OneByOne):
                 rows = posterior.rows(here)
                 model.require(int(rows.sum()))
                 transposed = model.transposed(here.inputs, budget, rows)
-                if transposed is None or budget.is_spent:
+                if transposed is None:
                     return _Run(here, taken, matrices, is_stopped=True)
                 factor = _factor(posterior.matrix(here, weights, transposed, rows))
                 matrices += 1
                 del transposed
-            elif budget.is_spent:
-                return _Run(here, taken, matrices, is_stopped=True)
             limit = max(1, min(REUSED, int(REUSED_SHARE * model.size)))
             step, iterations = posterior.step(here, weights, factor, limit)
             if iterations >= limit:
@@ -370,9 +387,7 @@ class _Posterior:
         )
         return step.reshape(here.point.shape), iterations
 
-    def matrix(
-        self, here: _Point, weights: _Weights, transposed: Tensor, rows: Tensor
-    ) -> Tensor:
+    def matrix(self, here: _Point, weights: _Weights, transposed: Tensor, rows: Tensor) -> Tensor:
         """Half of the cost's second derivative (N, N), to first order in e.
 
         Args:
