@@ -164,8 +164,9 @@ def anneal(
     annealing: Annealing,
     effort: Effort,
     budget: Budget = UNLIMITED,
+    start: Tensor | None = None,
 ) -> Candidate:
-    """From grey to the end of one annealing.
+    """From grey, or nearby, to the end of one annealing.
 
     Args:
         model: what is computed of a candidate.
@@ -173,12 +174,14 @@ def anneal(
         annealing: how blur and prior fade.
         effort: what the run may take.
         budget: the run ends once it is spent.
+        start: coordinates (B, C, H, W) of the first candidate; ``None`` for grey. Equations that do
+            not tell samples of one label apart leave those alike that start alike.
 
     Raises:
-        ValueError: the model is not finite at grey.
+        ValueError: the model is not finite at the start.
     """
     prior = model.prior
-    coordinates = torch.zeros(model.shape)
+    coordinates = torch.zeros(model.shape) if start is None else start
     products, passes, step, unit, stage = 0, 0, 0, 0.0, "ended by its steps"
     weight = first = 0.0
     precise = stopped = False
@@ -193,7 +196,7 @@ def anneal(
         variances = likelihood.variances(residual, annealing.model_error)
         if not step:
             if not bool(torch.isfinite(value).all()):
-                raise ValueError("the blurred network's gradient is not finite at grey.")
+                raise ValueError("the blurred network's gradient is not finite at the start.")
             # In units of the update's own weighted size, so that float32 does not overflow.
             unit = float((likelihood.observed.square() / variances).sum())
         weights = 1 / (unit * variances)

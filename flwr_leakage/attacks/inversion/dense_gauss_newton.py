@@ -38,8 +38,8 @@ OUTSIDE = 1e-4
 """Deviation of pixels from their range, in pixel values, once the gradient is met as well; before,
 it is the relative distance of gradients."""
 
-NEAR = 1e-5
-"""Relative squared distance of gradients near a solution: first-order attacks hardly come there."""
+NEAR = 1e-4
+"""Relative squared distance of gradients near a solution, where first-order attacks end at best on batches of eight."""
 
 REMAINING = 1.0
 """What must be left of a budget after the first step, in units of what that took: with less of it
@@ -98,7 +98,7 @@ class DenseGaussNewton(OneByOne):
     Attributes:
         steps: at most from a start, ≥ 1.
         starts: at most, ≥ 1; one that is not random is taken once.
-        share: of its CPU seconds, what it takes unless it is near a solution by then, in (0, 1].
+        share: of its budget, what it takes unless it is near a solution by then, in (0, 1].
         model_error: κ in (0, 1].
         tolerance: stop once the relative squared distance of gradients is at most this, ≥ 0.
         labels: how labels are inferred where the threat model does not grant them.

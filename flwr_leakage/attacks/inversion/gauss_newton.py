@@ -75,6 +75,8 @@ class GaussNewton(OneByOne):
 
     Attributes:
         annealings: one run from grey each, ≥ 1 of them.
+        spread: of the samples of a batch around grey, where runs start, in units of the prior's own,
+            ≥ 0. From grey itself those of one label would move alike.
         noise_std: σ of independent noise on every entry of the pseudo-gradient, if the attacker
             knows it; ``None`` estimates it from the last layer's gradient (see
             :func:`flwr_leakage.attacks.inversion.likelihood.estimate_noise`).
@@ -99,6 +101,7 @@ class GaussNewton(OneByOne):
     purpose: ClassVar[str] = "gauss newton"
 
     annealings: Sequence[Annealing] = (Annealing(),)
+    spread: float = 0.3
     noise_std: float | None = None
     steps: int = 60
     products: int = 2500
@@ -124,6 +127,8 @@ class GaussNewton(OneByOne):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.noise_std is not None and not 0 <= self.noise_std < math.inf:
             raise ValueError(f"noise_std must be finite and ≥ 0, got {self.noise_std}.")
+        if not 0 <= self.spread < math.inf:
+            raise ValueError(f"spread must be finite and ≥ 0, got {self.spread}.")
         if not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance must lie in (0, 1), got {self.tolerance}.")
 
@@ -141,15 +146,16 @@ class GaussNewton(OneByOne):
         noise = estimate_noise(problem) if self.noise_std is None else self.noise_std
         likelihood = Likelihood.of([posed.gradient for posed in problem.rounds], noise)
         model = _Model.of(problem, assumed.values, generator)
+        start = self._start(model.shape, generator)
         products = steps = moved = 0
         if assumed.may_change and self.label_trials:
-            model, moved, products, steps = self._correct_labels(model, likelihood, budget)
+            model, moved, products, steps = self._correct_labels(model, likelihood, budget, start)
         solver, equations, known, fitted = self._choose(problem, model, likelihood, generator)
         share = 1.0 if not self.both else 0.7
-        found = solver._fit(equations, known, model, likelihood, budget.part(share))
+        found = solver._fit(equations, known, model, likelihood, budget.part(share), start)
         best, products, steps = found[0], products + found[1], steps + found[2]
         if self.both and not (self._explains(best) or budget.is_spent):
-            found = self._fit(model, likelihood, model, likelihood, budget)
+            found = self._fit(model, likelihood, model, likelihood, budget, start)
             products, steps = products + found[1], steps + found[2]
             energies = (each.grouped_energy(model, likelihood) for each in (found[0], best))
             if next(energies) < next(energies):
@@ -181,6 +187,7 @@ class GaussNewton(OneByOne):
         model: Equations,
         likelihood: Likelihood,
         budget: Budget,
+        start: Tensor | None,
     ) -> tuple[Candidate, int, int]:
         """The likeliest end of all annealings, judged by the gradient; products; steps.
 
@@ -190,6 +197,7 @@ class GaussNewton(OneByOne):
             model: the gradient.
             likelihood: what was observed of that.
             budget: of all runs and their ends.
+            start: of all runs.
         """
         settling, products, steps = self.settling, 0, 0
         is_single = model.shape[0] == 1 and settling.steps > 0
@@ -199,7 +207,7 @@ class GaussNewton(OneByOne):
         runs: list[Candidate] = []
         for number, annealing in enumerate(self.annealings):
             part = budget.part(each / left)
-            run = replace(self, products=each).run(equations, known, annealing, part)
+            run = replace(self, products=each).run(equations, known, annealing, part, start)
             left, products, steps = left - each, products + run.products, steps + run.steps
             stage = f"run {number + 1} of {len(self.annealings)}, {run.stage}"
             runs.append(replace(run, stage=stage))
@@ -249,7 +257,7 @@ class GaussNewton(OneByOne):
         return solver, equations, known, self.rewriting.purpose
 
     def _correct_labels(
-        self, model: "_Model", likelihood: Likelihood, budget: Budget
+        self, model: "_Model", likelihood: Likelihood, budget: Budget, start: Tensor | None
     ) -> "tuple[_Model, int, int, int]":
         """The model under better labels, how many changed, and products and steps spent on it."""
         problem = model.problem
@@ -261,7 +269,7 @@ class GaussNewton(OneByOne):
         short = replace(self, steps=self.trial_steps)
         # The energy compares short runs only if what they have not fitted yet counts as error.
         annealing = replace(self.annealings[0], model_error=1.0)
-        best = short.run(model, likelihood, annealing, budget)
+        best = short.run(model, likelihood, annealing, budget, start)
         products, steps, moved, trials = best.products, best.steps, 0, 0
         tried = {tuple(model.targets.tolist())}
         while not budget.is_spent:
@@ -277,7 +285,7 @@ class GaussNewton(OneByOne):
                 tried.add(tuple(targets.tolist()))
                 trials += 1
                 other = replace(model, targets=targets)
-                found = short.run(other, likelihood, annealing, budget)
+                found = short.run(other, likelihood, annealing, budget, start)
                 products, steps = products + found.products, steps + found.steps
                 rivals.append((found.energy, other, found))
             least = best.energy - MARGIN * len(likelihood.observed)
@@ -294,10 +302,17 @@ class GaussNewton(OneByOne):
         likelihood: Likelihood,
         annealing: Annealing,
         budget: Budget = UNLIMITED,
+        start: Tensor | None = None,
     ) -> Candidate:
-        """From grey to the end of one annealing; see :func:`anneal`."""
+        """From its start to the end of one annealing; see :func:`anneal`."""
         effort = Effort(self.steps, self.products, self.iterations, self.tolerance)
-        return anneal(model, likelihood, annealing, effort, budget)
+        return anneal(model, likelihood, annealing, effort, budget, start)
+
+    def _start(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor | None:
+        """Coordinates (B, C, H, W) around grey; ``None`` for one sample, which starts from it."""
+        if shape[0] == 1 or not self.spread:
+            return None
+        return self.spread * torch.randn(shape, generator=generator)
 
 
 class Rewriting(Protocol):

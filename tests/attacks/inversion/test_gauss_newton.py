@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -142,6 +143,19 @@ def test_a_batch_and_local_steps_by_the_same_code(steps):
     assert float((grey - inputs).square().mean().sqrt()) > 0.3
 
 
+def test_samples_of_one_label_part():
+    """From grey itself both would move alike, to their mean."""
+    inputs = smooth_image(count=2)
+    gradient_map, observation = seen_by_server(tiny_network(), inputs, torch.tensor([2, 2]))
+    attack = GaussNewton((Annealing(blur=0.0, factor=0.5, model_error=1.0),), tolerance=1e-2)
+    apart = solve(attack, gradient_map, observation)
+    alike = solve(replace(attack, spread=0.0), gradient_map, observation)
+    found = min(error(apart, inputs), error(apart, inputs.flip(0)))
+    assert found < 0.5 * error(alike, inputs)
+    one, two = alike.batch.inputs
+    torch.testing.assert_close(one, two, atol=1e-3, rtol=0)
+
+
 def noisy(share):
     def change(delta):
         generator = torch.Generator().manual_seed(1)
@@ -267,6 +281,7 @@ def test_what_does_not_apply_is_refused_in_words():
         ({"steps": 0}, "steps"),
         ({"noise_std": -1.0}, "noise_std"),
         ({"tolerance": 1.0}, "tolerance"),
+        ({"spread": -0.1}, "spread"),
         ({"both": True}, "rewriting"),
     ],
 )
@@ -296,7 +311,7 @@ def test_of_both_fits_the_likelier_is_answered(likelier, monkeypatch):
         for each in (0.9 * image, 0.5 * image)
     )
 
-    def fitted(self, equations, known, model, likelihood, budget):
+    def fitted(self, equations, known, model, likelihood, budget, start):
         of_features = equations is not model
         found = near if of_features == (likelier == "features") else far
         return found.judged(model, likelihood), 1, 1
