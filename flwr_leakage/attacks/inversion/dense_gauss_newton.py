@@ -39,16 +39,17 @@ OUTSIDE = 1e-4
 it is the relative distance of gradients."""
 
 NEAR = 1e-4
-"""Relative squared distance of gradients near a solution, where first-order attacks end at best on batches of eight."""
+"""Relative squared distance of gradients near a solution; on batches of eight of LeNet first-order
+attacks end there at best."""
 
 REMAINING = 1.0
 """What must be left of a budget after the first step, in units of what that took: with less of it
 steps lead nowhere, and others have use of the time."""
 
-REUSED, REUSED_SHARE = 160, 1 / 16
-"""Iterations of conjugate gradients at most, and for each unknown, that a step may take with the
-matrix of an earlier one as their preconditioner. A step that takes as many is taken as it is, and
-the next one has a matrix of its own: that costs some 700 iterations."""
+REUSED = 1 / 16
+"""Iterations of conjugate gradients, for each unknown, that a step may take with the matrix of an
+earlier one as their preconditioner. A step that takes as many is taken as it is, and the next one
+has a matrix of its own, which costs as much as 700 iterations or more."""
 
 TOLERANCE = 1e-2
 """… and the residual that they leave, in the norm of the preconditioner."""
@@ -218,7 +219,7 @@ class DenseGaussNewton(OneByOne):
                 factor = _factor(posterior.matrix(here, weights, transposed, rows))
                 matrices += 1
                 del transposed
-            limit = max(1, min(REUSED, int(REUSED_SHARE * model.size)))
+            limit = max(1, int(REUSED * model.size))
             step, iterations = posterior.step(here, weights, factor, limit)
             if iterations >= limit:
                 factor = None

@@ -75,8 +75,8 @@ class GaussNewton(OneByOne):
 
     Attributes:
         annealings: one run from grey each, ≥ 1 of them.
-        spread: of the samples of a batch around grey, where runs start, in units of the prior's own,
-            ≥ 0. From grey itself those of one label would move alike.
+        spread: of a batch's samples around grey, where runs start, in units of the prior's, ≥ 0.
+            From grey itself those of one label would move alike.
         noise_std: σ of independent noise on every entry of the pseudo-gradient, if the attacker
             knows it; ``None`` estimates it from the last layer's gradient (see
             :func:`flwr_leakage.attacks.inversion.likelihood.estimate_noise`).
