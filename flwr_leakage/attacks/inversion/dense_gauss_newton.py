@@ -94,7 +94,7 @@ class DenseGaussNewton(OneByOne):
     by conjugate gradients with two products with J each, until these take long.
 
     From some starts the steps end where the gradient is far from met; the next start is tried then,
-    and the candidate of least misfit is kept.
+    and the likeliest candidate is kept.
 
     Attributes:
         steps: at most from a start, ≥ 1.
@@ -159,7 +159,7 @@ class DenseGaussNewton(OneByOne):
             found.append(self._descend(posterior, posterior.at(point), budget, own))
             if found[-1].end != STALL:
                 break
-        best = min(found, key=lambda run: likelihood.misfit(run.here.residual))
+        best = min(found, key=lambda run: posterior.energy(run.here))
         distance = likelihood.distance(best.here.residual)
         if not math.isfinite(distance):
             return failure("the objective was never finite.")
@@ -352,6 +352,12 @@ class _Posterior:
         excess = self.likelihood.excess(here.residual).square()
         outside = weights.outside * here.outside.square().sum()
         return float((weights.entries * excess).sum() + outside + here.point.square().sum())
+
+    def energy(self, here: _Point) -> float:
+        """−2 log posterior up to a constant, at each tensor's most likely error."""
+        misfit = self.likelihood.energy(here.residual, self.model.size)
+        energy = misfit + float(here.point.square().sum())
+        return energy if math.isfinite(energy) else math.inf
 
     def rows(self, here: _Point) -> Tensor:
         """The entries (P,) that are not within their bounds."""
