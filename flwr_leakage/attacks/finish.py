@@ -41,7 +41,10 @@ class Finish:
         problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
         candidate = in_granted_order(candidate, problem.known_targets)
         start, labels = _Start(candidate.inputs), _Labels(candidate.targets)
-        (result,) = replace(self.attack, initialisation=start, labels=labels)(job, progress)
+        attack = self.attack
+        if isinstance(attack, DenseGaussNewton):
+            attack = replace(attack, ahead=None)
+        (result,) = replace(attack, initialisation=start, labels=labels)(job, progress)
         return result
 
 

@@ -9,7 +9,15 @@ import torch
 from attacked import observe, tiny_network
 from torch import nn
 
-from flwr_leakage.attacks import AttackJob, DenseGaussNewton, Finish, Grey, LevenbergMarquardt
+from flwr_leakage.attacks import (
+    Annealing,
+    AttackJob,
+    DenseGaussNewton,
+    Finish,
+    GaussNewton,
+    Grey,
+    LevenbergMarquardt,
+)
 from flwr_leakage.attacks.evidence import Evidence
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.defenses import GaussianNoise, GradientPruning
@@ -104,6 +112,23 @@ def test_from_a_start_that_leads_nowhere_it_turns_to_another(spec, blobs):
     assert found.objective < once.objective / 5
     alike = Batch(torch.zeros_like(blobs), torch.tensor([1, 1]))
     assert Finish(DenseGaussNewton())(job, alike).stats["starts"] == 1  # a candidate is one start
+
+
+def test_a_batch_begins_where_another_attack_ended(spec, blobs):
+    job, batch = case(spec, blobs)
+    ahead = GaussNewton((Annealing(blur=0.0, factor=0.5),), products=300)
+    near = ahead(job)[0]
+    attack = DenseGaussNewton(ahead=ahead)
+    (found,) = attack(job)
+    assert error(found.batch, batch) < 1e-3 < error(near.batch, batch)
+    assert found.stats["iterations"] < DenseGaussNewton()(job)[0].stats["iterations"]
+    (alone,) = attack(case(spec, blobs[:1])[0])  # one image has no use of it
+    assert (
+        alone.stats["iterations"]
+        == DenseGaussNewton()(case(spec, blobs[:1])[0])[0].stats["iterations"]
+    )
+    shift = Finish(attack)(job, Batch(batch.inputs + 0.01, batch.targets))
+    assert shift.stats["iterations"] <= 3 < DenseGaussNewton()(job)[0].stats["iterations"]
 
 
 def test_a_matrix_serves_the_steps_that_follow(spec, blobs):
