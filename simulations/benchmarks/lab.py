@@ -98,10 +98,19 @@ def describe_window(split: str, first: int, count: int) -> str:
 
 
 def read_images(file: Path, first: int = 0, count: int | None = None) -> Batch:
-    """Pixels in [0, 1] and labels; all from ``first`` on without a count."""
+    """Pixels in [0, 1] and labels; all from ``first`` on without a count, or as many as there are.
+
+    Raises:
+        ValueError: there is no image ``first``.
+    """
     window = slice(first, None if count is None else first + count)
     with np.load(file, allow_pickle=False) as stored:
-        pixels = torch.tensor(stored["images"][window])
+        images = stored["images"]
+        if not 0 <= first < len(images):
+            raise ValueError(
+                f"first must be one of the {len(images)} images of {file}, got {first}."
+            )
+        pixels = torch.tensor(images[window])
         pixels = pixels.reshape(*pixels.shape[:3], -1).permute(0, 3, 1, 2) / 255  # digits have no C
         return Batch(pixels, torch.tensor(stored["labels"][window]).long())
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
@@ -23,7 +24,7 @@ from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
-from flwr_leakage.records import InputSpec, Reconstruction
+from flwr_leakage.records import Batch, InputSpec, Reconstruction
 from flwr_leakage.spectral.cholesky import cholesky_solve
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -59,9 +60,9 @@ directions that the gradient hardly tells fill with errors, though the gradient 
 HALVINGS = 8
 """Trials of a step, each of half the length of the one before."""
 
-JITTER = 1e-13
-"""Added to the diagonal of a matrix that rounding left indefinite, in units of its largest entry;
-ten times as much in each further trial."""
+JITTER, JITTERS = 1e-13, 12
+"""Added to the diagonal of a matrix that rounding left indefinite, in units of its largest entry,
+and ten times as much in each further trial; trials at most."""
 
 SETTLED = 1e-3
 """Fall of the objective, for each unknown, below which nothing is left to gain."""
@@ -71,6 +72,9 @@ STALLED, LATELY = 0.8, 3
 
 FITTED = 1.5
 """A start led nowhere if its steps end at a larger misfit: about 1 is noise, or rounding."""
+
+STALL = "led nowhere"
+"""How a run ends that a new start may better."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class DenseGaussNewton(OneByOne):
     the end what the update leaves open is the prior's alone (Bakushinskii 1992 for the fading
     weight; σ and m as in :class:`flwr_leakage.attacks.inversion.likelihood.Likelihood`). How far
     pixels are outside of their range counts likewise. A step that does not lower its objective is
-    damped (Marquardt 1963).
+    halved.
 
     J is dense and in float64: N forward derivatives of the gradient, for N pixels of all samples,
     8 N P' bytes for P' entries that are not within their bounds, and N² P'/2 + N³/6 multiplications
@@ -153,21 +157,11 @@ class DenseGaussNewton(OneByOne):
             raise ValueError("the network must be smooth, and its derivative jumps between images.")
         found: list[_Run] = []
         own = budget.part(self.share)
-        first: Tensor | None = None
-        if self.ahead is not None and problem.num_samples > 1:
-            before = self.ahead.solve(problem, generator, restart, own).batch
-            if before is not None:
-                first, targets = before.inputs, before.targets
-                model = replace(model, targets=targets)
-                posterior = replace(posterior, model=model)
-        starts: list[Tensor] = []
-        for number in range(restart * self.starts, (restart + 1) * self.starts):
-            start = self.initialisation(problem.spec, problem.num_samples, number, generator)
-            if first is not None and not starts:
-                start = first
-            if starts and torch.equal(start, starts[-1]):
-                break
-            starts.append(start)
+        before = self._look_ahead(problem, generator, restart, own)
+        if before is not None:
+            targets = before.targets
+            posterior = replace(posterior, model=replace(model, targets=targets))
+        for start in self._begin(problem, generator, restart, before):
             point = torch.stack([prior.coordinates(image[None]) for image in start.double()])
             found.append(self._descend(posterior, posterior.at(point), budget, own))
             if found[-1].end != STALL:
@@ -193,6 +187,32 @@ class DenseGaussNewton(OneByOne):
                 **stop_mark(found[-1].is_stopped),
             },
         )
+
+    def _look_ahead(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Batch | None:
+        """Where another attack on a batch ended, if there is one and it does not refuse."""
+        if self.ahead is None or problem.num_samples == 1:
+            return None
+        try:
+            return self.ahead.solve(problem, generator, restart, budget).batch
+        except ValueError:
+            return None
+
+    def _begin(
+        self, problem: Problem, generator: torch.Generator, restart: int, before: Batch | None
+    ) -> Iterator[Tensor]:
+        """The starts (B, C, H, W), the end of an attack before first; each is another one."""
+        last = None
+        for number in range(restart * self.starts, (restart + 1) * self.starts):
+            if last is None and before is not None:
+                start = before.inputs
+            else:
+                start = self.initialisation(problem.spec, problem.num_samples, number, generator)
+            if last is not None and torch.equal(start, last):
+                return
+            last = start
+            yield start
 
     def _descend(
         self, posterior: "_Posterior", here: "_Point", budget: Budget, own: Budget
@@ -250,10 +270,6 @@ class DenseGaussNewton(OneByOne):
         return _Run(here, taken, matrices, "" if is_done else STALL)
 
 
-STALL = "led nowhere"
-"""How a run ends that a new start may better."""
-
-
 def _is_stalled(misfits: list[float]) -> bool:
     """Whether the steps lately did not lower the misfit by much, and it is no noise."""
     lately = misfits[-1 - LATELY :]
@@ -263,12 +279,13 @@ def _is_stalled(misfits: list[float]) -> bool:
 def _factor(matrix: Tensor) -> Tensor:
     """The Cholesky factor of a matrix, which is overwritten."""
     jitter = JITTER * float(matrix.diagonal().max())
-    while True:
+    for _ in range(JITTERS):
         factor, failed = torch.linalg.cholesky_ex(matrix)
         if not failed:
             return factor
         matrix.diagonal().add_(jitter)
         jitter *= 10
+    raise ArithmeticError("the system of a step has no Cholesky factor.")
 
 
 @dataclass(frozen=True)
