@@ -235,11 +235,12 @@ class DenseGaussNewton(OneByOne):
             distance = likelihood.distance(here.residual)
             if not distance > self.tolerance:
                 return _Run(here, taken, matrices)
-            if (budget if distance <= NEAR else own).is_spent:
+            allowed = budget if distance <= NEAR else own
+            if allowed.is_spent:
                 return _Run(here, taken, matrices, is_stopped=True)
             if _is_stalled(misfits):
                 break
-            if taken == 1 and own.left < REMAINING * (time.process_time() - began):
+            if taken == 1 and allowed.left < REMAINING * (time.process_time() - began):
                 return _Run(here, taken, matrices, "a few steps do not fit into the budget", True)
             weights = posterior.weights(here)
             before = posterior.cost(here, weights)
