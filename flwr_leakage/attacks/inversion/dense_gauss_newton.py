@@ -157,7 +157,7 @@ class DenseGaussNewton(OneByOne):
             raise ValueError("the network must be smooth, and its derivative jumps between images.")
         found: list[_Run] = []
         own = budget.part(self.share)
-        before = self._look_ahead(problem, generator, restart, own)
+        before, begun = self._look_ahead(problem, generator, restart, own)
         if before is not None:
             targets = before.targets
             posterior = replace(posterior, model=replace(model, targets=targets))
@@ -178,6 +178,7 @@ class DenseGaussNewton(OneByOne):
             objective=distance,
             stats={
                 **({"stage": stage} if stage else {}),
+                "begun": begun,
                 "iterations": sum(run.steps for run in found),
                 "matrices": sum(run.matrices for run in found),
                 "starts": len(found),
@@ -190,14 +191,17 @@ class DenseGaussNewton(OneByOne):
 
     def _look_ahead(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
-    ) -> Batch | None:
-        """Where another attack on a batch ended, if there is one and it does not refuse."""
+    ) -> tuple[Batch | None, str]:
+        """Where another attack on a batch ended, or ``None``, and where the first start is."""
         if self.ahead is None or problem.num_samples == 1:
-            return None
+            return None, "its own start"
         try:
-            return self.ahead.solve(problem, generator, restart, budget).batch
-        except ValueError:
-            return None
+            found = self.ahead.solve(problem, generator, restart, budget)
+        except ValueError as refusal:
+            return None, f"its own start, as the attack ahead refused: {refusal}"
+        if found.batch is None:
+            return None, f"its own start, as the attack ahead refused: {found.error}"
+        return found.batch, "where the attack ahead ended"
 
     def _begin(
         self, problem: Problem, generator: torch.Generator, restart: int, before: Batch | None

@@ -95,6 +95,13 @@ def test_it_goes_on_from_a_candidate(spec, blobs):
     assert error(found.batch, batch) < 1e-3
 
 
+class NoLabels:
+    """Labels that can not be inferred."""
+
+    def __call__(self, problem, generator):
+        raise ValueError("no labels")
+
+
 class AlikeFirst:
     """A start from which samples of one label stay alike; then others."""
 
@@ -122,6 +129,9 @@ def test_a_batch_begins_where_another_attack_ended(spec, blobs):
     (found,) = attack(job)
     assert error(found.batch, batch) < 1e-3 < error(near.batch, batch)
     assert found.stats["iterations"] < DenseGaussNewton()(job)[0].stats["iterations"]
+    assert found.stats["begun"] == "where the attack ahead ended"
+    blind = DenseGaussNewton(ahead=replace(ahead, labels=NoLabels()))
+    assert "as the attack ahead refused: no labels" in blind(job)[0].stats["begun"]
     single, _ = case(spec, blobs[:1])
     alone, plain = (each(single)[0].stats["iterations"] for each in (attack, DenseGaussNewton()))
     assert alone == plain  # one image has no use of it
