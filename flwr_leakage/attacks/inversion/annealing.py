@@ -228,7 +228,7 @@ def anneal(
             coordinates,
             change.reshape(model.shape),
             precise,
-            residual=residual if precise else None,
+            residual=residual,
         )
         products += here.products
         passes += here.products * model.passes
