@@ -40,6 +40,9 @@ UNCERTAIN = 3e-4
 """A sample is proven up to this standard deviation, so that the error itself is below 1e-3 by three
 of them: of features relative to their size, of images relative to the range of pixels (60 dB)."""
 
+SHARPENINGS = 3
+"""Times that zeros and the dual that they demand are computed from each other."""
+
 POLISHES = 8
 """Times that errors and inputs are computed from each other."""
 
@@ -89,6 +92,7 @@ def conclude(
     """Refine the samples found, and say what is proven of each."""
     if len(found) == layer.factor.rank:
         return _whole(layer, found, generator)
+    found = [_sharpened(layer, sample) for sample in found]
     inputs = torch.stack([sample.dual for sample in found]) @ layer.factor.right
     checked = [layer.check(sample.dual, sample.label) or sample for sample in found]
     checked = [c if c.is_exact else layer.repaired(c, generator) for c in checked]
@@ -116,6 +120,34 @@ def _explains(layer: BatchLayer, sample: Candidate) -> bool:
     return surplus >= SURPLUS and sample.is_exact
 
 
+def _zeros(layer: BatchLayer, sample: Candidate) -> Tensor | None:
+    """(b, z) what the sample's zeros demand, ``Eᵀ t = 0``, or ``None`` where they are too few."""
+    if not (layer.takes_input or layer.sparse_inputs):
+        return None
+    right = layer.in_pixels(layer.factor.right, layer.factor.bias)
+    values = (sample.dual @ right).abs()
+    noise = layer.factor.noise * float(sample.dual.norm())
+    zeros = (right.abs().amax(0) > 0) & (values <= NOISE * noise + 1e-6 * values.max())
+    return right[:, zeros] if int(zeros.sum()) >= layer.factor.rank + SURPLUS else None
+
+
+def _sharpened(layer: BatchLayer, sample: Candidate) -> Candidate:
+    """The sample at the dual that its zeros demand.
+
+    A column of errors that is right to ε gives the dual to ε times the condition of all errors,
+    zeros give it to the gradient's own noise.
+    """
+    for _ in range(SHARPENINGS):
+        zeros = _zeros(layer, sample)
+        if zeros is None or layer.factor.rank == 1:
+            break
+        checked = layer.check(null_vector(zeros.T)[0], sample.label)
+        if checked is None or not checked.is_exact:
+            break
+        sample = checked
+    return sample
+
+
 def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: Candidate) -> float:
     """The relative error that a sample's own equations leave in its input; ∞ where there are none.
 
@@ -130,14 +162,12 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: Candid
     if rank == 1:  # one direction, whose length the bias tells
         return noise * sample.inputs.numel() ** 0.5 / size
     best = torch.inf
-    if layer.takes_input or layer.sparse_inputs:
-        right = layer.in_pixels(layer.factor.right, layer.factor.bias)
-        values = (sample.dual @ right).abs()
-        zeros = (right.abs().amax(0) > 0) & (values <= NOISE * noise + 1e-6 * values.max())
-        if int(zeros.sum()) >= rank + SURPLUS:
-            _, singular, basis = torch.linalg.svd(right[:, zeros].T, full_matrices=False)
-            spread = basis[:-1] / singular[:-1, None].clamp_min(1e-300)
-            best = noise * float((spread @ lengths * spread).sum()) ** 0.5 / size
+    zeros = _zeros(layer, sample)
+    if zeros is not None:
+        _, singular, basis = torch.linalg.svd(zeros.T, full_matrices=False)
+        spread = basis[:-1] / singular[:-1, None].clamp_min(1e-300)
+        rest = float((sample.dual @ zeros).norm()) / (zeros.shape[1] - rank) ** 0.5
+        best = max(noise, rest) * float((spread @ lengths * spread).sum()) ** 0.5 / size
     if following is not None and following.factor.rank == rank:
         mask = sample.outputs > 0
         features = following.factor.right.T
@@ -158,14 +188,18 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: Candid
 def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator) -> BatchInputs:
     """All samples: columns and inputs from each other, and everything compared."""
     problem, factor = layer.problem, layer.factor
+    found = [_sharpened(layer, sample) for sample in found]
+    own = [_uncertainty(layer, None, sample) for sample in found]
     for _ in range(POLISHES):
         duals = torch.linalg.pinv(torch.stack([sample.column for sample in found], 1))
         checked = [
             layer.check(dual, sample.label) for dual, sample in zip(duals, found, strict=True)
         ]
         better = [
-            sample if other is None else _better(layer, sample, other, generator)
-            for sample, other in zip(found, checked, strict=True)
+            sample
+            if other is None or error <= UNCERTAIN
+            else _better(layer, sample, other, generator)
+            for sample, other, error in zip(found, checked, own, strict=True)
         ]
         moved = max(
             float((new.column - old.column).norm() / old.column.norm())
@@ -174,6 +208,10 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
         found = better
         if moved < 1e-9:
             break
+    found = [
+        sample if error <= UNCERTAIN else _sharpened(layer, sample)
+        for sample, error in zip(found, own, strict=True)
+    ]
     labels = torch.tensor([sample.label for sample in found], device=factor.left.device)
     errors = torch.stack([sample.errors for sample in found])
     observed = torch.cat([problem.gradient[layer.weight], problem.gradient[layer.bias][:, None]], 1)
@@ -182,17 +220,21 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
     size = float(observed.norm())
     residual = float((observed - errors.T @ solved).norm()) / size
     noise = factor.noise * observed.numel() ** 0.5 / size
-    # The variance of least squares: (SᵀS)⁻¹ for each column of the gradient.
-    deviations = factor.noise * torch.linalg.inv(errors @ errors.T).diagonal().abs().sqrt()
+    # The variance of least squares: (SᵀS)⁻¹ for each column of the gradient. Errors that are not
+    # right to noise show in what is left over, of which only the units beyond the rank tell.
+    surplus = int(layer.live.sum()) - factor.rank
+    rest = residual * size / (max(surplus, 1) * observed.shape[1]) ** 0.5
+    deviations = max(factor.noise, rest) * (
+        torch.linalg.inv(errors @ errors.T).diagonal().abs().sqrt()
+    )
     relative = deviations * inputs.shape[1] ** 0.5 / inputs.norm(dim=1)
+    pins = relative.new_tensor([_uncertainty(layer, None, sample) for sample in found])
+    pinned = torch.stack([sample.inputs for sample in found])
+    inputs = torch.where((pins < relative)[:, None], pinned, inputs)
+    relative = torch.minimum(pins, relative)
     ones = (solved[:, -1] - 1).abs() <= NOISE * deviations + 1e-3
     # Few outputs are spanned by any samples: then each of them needs a proof of its own.
-    surplus = int(layer.live.sum()) - factor.rank
     units = layer.in_units(inputs)
-    pinned = all(
-        _uncertainty(layer, None, sample) * float(unit) <= UNCERTAIN
-        for sample, unit in zip(found, units, strict=True)
-    )
     # Units near zero make gradients jump within the inputs' uncertainty: one side is right.
     spreads = relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
     points = torch.stack(
@@ -203,7 +245,7 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
     )
     sound = (
         residual <= NOISE * noise + ROUNDING
-        and (surplus >= SURPLUS or pinned)
+        and (surplus >= SURPLUS or bool((pins * units <= UNCERTAIN).all()))
         and replays(
             layer,
             lambda moved: _gradient_behind(layer, moved, labels),
