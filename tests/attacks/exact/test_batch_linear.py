@@ -222,6 +222,36 @@ def test_features_of_a_cnn_are_found_and_are_called_no_images():
     assert features.proven == 6
 
 
+def test_samples_whose_errors_are_nearly_dependent_are_read_off_their_zeros():
+    class Head(nn.Module):
+        """Logits near each other, so that two samples of one label have nearly one error."""
+
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.conv, self.head = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(512, 10)
+            with torch.no_grad():
+                self.head.weight.mul_(0.03)
+
+        def features(self, x):
+            return F.relu(self.conv(x)).flatten(1)
+
+        def forward(self, x):
+            return self.head(self.features(x))
+
+    network, spec = Head(), replace(SPEC, num_classes=10)
+    truth = replace(batch(6), targets=torch.tensor([0, 0, 1, 1, 2, 2]))
+    gradient_map = GradientMap(network.eval())
+    observation = observe(gradient_map, truth, LocalSchedule(0.1, 1, 6))
+    (found,) = ExactBatch(QUICK)(AttackJob(gradient_map, spec, [observation], ThreatModel()))
+    features = found.stats["features"]
+    errors, nearest = errors_of(features.inputs, network.features(truth.inputs).detach())
+    dependent = torch.linalg.svdvals(features.errors)
+    assert dependent[-1] < 0.01 * dependent[0]
+    assert sorted(nearest.tolist()) == list(range(6)) and float(errors.max()) < 1e-4
+    assert features.proven == 6
+
+
 def test_clients_whose_mean_is_seen_are_one_batch():
     gradient_map, truth = GradientMap(mlp(120, 60)), batch(6)
     schedule = LocalSchedule(1.0, 1, 6)
