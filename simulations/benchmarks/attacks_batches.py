@@ -166,7 +166,7 @@ CASES = (
     Case("quickstart, features", quickstart, "cifar10", 32, TEN),
     Case("ConvNet head, features", conv_head, "cifar10", 2, (0, 0, 3, 3)),
     Case("ConvNet head, features", conv_head, "cifar10", 4, (0, 0, 3, 3)),
-    Case("ConvNet head, features", conv_head, "cifar10", 8, (0, 0, 3, 3)),
+    Case("ConvNet head, features", conv_head, "cifar10", 8, (0, 0, *(3,) * 14, *(6,) * 4)),
 )
 
 

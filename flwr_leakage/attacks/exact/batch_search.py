@@ -185,6 +185,8 @@ class BatchSearch:
         for _ in range(REPAIRS):
             if self._left == 1:  # the last sample is all that is left
                 self._judge("last", self.layer.factor.bias.new_ones(1))
+        if self._left == 1:  # errors that are nearly dependent leave little of it
+            self._judge("last by zeros", None, self._last_by_zeros())
         return self.found
 
     @property
@@ -357,6 +359,20 @@ class BatchSearch:
             self._follow(candidate)
             self._rest = self._remainder()
         return True
+
+    def _last_by_zeros(self) -> Tensor | None:
+        """The dual of the last sample by the zeros of what is left, where these are enough."""
+        layer = self.layer
+        if not (layer.takes_input or layer.sparse_inputs):
+            return None
+        right = layer.in_pixels(layer.factor.right, layer.factor.bias)
+        dual = self._rest.lift[0]
+        for _ in range(REPAIRS):
+            zeros = zero_entries(dual @ right, layer.factor.rank)
+            if zeros is None:
+                return None
+            dual, _ = null_vector(right.T[zeros])
+        return dual
 
     def _is_known(self, dual: Tensor) -> bool:
         """Whether a dual (b,) is not dual to the columns found, as another sample's would be."""
