@@ -234,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
     parser.add_argument("--first-seed", type=int, default=100)
-    parser.add_argument("--draws", type=int, default=10, help="the most draws of a row")
+    parser.add_argument("--draws", type=int, default=20, help="the most draws of a row")
     parser.add_argument("--cases", default="", help="rows whose name or data set holds this")
     given = parser.parse_args()
     torch.set_num_threads(1)

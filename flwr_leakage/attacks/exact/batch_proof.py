@@ -208,10 +208,10 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
         found = better
         if moved < 1e-9:
             break
-    found = [
-        sample if error <= UNCERTAIN else _sharpened(layer, sample)
-        for sample, error in zip(found, own, strict=True)
-    ]
+    for index, error in enumerate(own):
+        if error > UNCERTAIN:
+            found[index] = _sharpened(layer, found[index])
+            own[index] = _uncertainty(layer, None, found[index])
     labels = torch.tensor([sample.label for sample in found], device=factor.left.device)
     errors = torch.stack([sample.errors for sample in found])
     observed = torch.cat([problem.gradient[layer.weight], problem.gradient[layer.bias][:, None]], 1)
@@ -228,7 +228,7 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
         torch.linalg.inv(errors @ errors.T).diagonal().abs().sqrt()
     )
     relative = deviations * inputs.shape[1] ** 0.5 / inputs.norm(dim=1)
-    pins = relative.new_tensor([_uncertainty(layer, None, sample) for sample in found])
+    pins = relative.new_tensor(own)
     pinned = torch.stack([sample.inputs for sample in found])
     inputs = torch.where((pins < relative)[:, None], pinned, inputs)
     relative = torch.minimum(pins, relative)
