@@ -127,6 +127,11 @@ class BatchLayer:
         return self.matrix @ self.factor.right.T
 
     @cached_property
+    def right(self) -> Tensor:
+        """R (b, n) in units in which an input without signal is zero, see :meth:`in_pixels`."""
+        return self.in_pixels(self.factor.right, self.factor.bias)
+
+    @cached_property
     def live(self) -> Tensor:
         """(m,) which units any sample activates."""
         return self.factor.left.abs().amax(1) > 0

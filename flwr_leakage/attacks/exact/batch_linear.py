@@ -73,7 +73,7 @@ def recover_batch(
 
     Args:
         problem: the network and the observed gradient.
-        settings: how long is searched, and what is accepted.
+        settings: how long is searched.
         generator: of all starts.
         images_only: refuse layers whose inputs are features.
 
@@ -119,7 +119,7 @@ class ExactBatch(ExactAttack):
     error that says so.
 
     Attributes:
-        search: how long is searched, and what is accepted.
+        search: how long is searched.
         images_only: refuse at once where convolutions come first, instead of searching for
             features.
     """

@@ -27,6 +27,9 @@ Verdict = Literal["proven", "plausible", "not"]
 ROUNDING = 1e-5
 """Relative error that a float32 pass and its gradient may have against float64."""
 
+SINGLE = 2.0**-21
+"""How far rounding moves the outputs of a float32 pass, relative to their size."""
+
 NOISE = 10.0
 """So many standard deviations of the gradient's noise are noise."""
 
@@ -124,7 +127,7 @@ def _zeros(layer: BatchLayer, sample: Candidate) -> Tensor | None:
     """(b, z) what the sample's zeros demand, ``Eᵀ t = 0``, or ``None`` where they are too few."""
     if not (layer.takes_input or layer.sparse_inputs):
         return None
-    right = layer.in_pixels(layer.factor.right, layer.factor.bias)
+    right = layer.right
     values = (sample.dual @ right).abs()
     noise = layer.factor.noise * float(sample.dual.norm())
     zeros = (right.abs().amax(0) > 0) & (values <= NOISE * noise + 1e-6 * values.max())
@@ -235,8 +238,9 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
     ones = (solved[:, -1] - 1).abs() <= NOISE * deviations + 1e-3
     # Few outputs are spanned by any samples: then each of them needs a proof of its own.
     units = layer.in_units(inputs)
-    # Units near zero make gradients jump within the inputs' uncertainty: one side is right.
-    spreads = relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
+    # Units near zero make gradients jump within the inputs' uncertainty, and the client's rounding
+    # may put them on either side: one is right.
+    spreads = relative.clamp_min(SINGLE) * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
     points = torch.stack(
         [
             layer.explained(each, int(label), float(spread), generator)

@@ -19,7 +19,7 @@ behind (``BatchLayer.check``).
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -44,11 +44,11 @@ UNCHANGED = 1e-9
 CERTAIN = 1e-8
 """A misfit of rounding in double precision."""
 
+ALONE = 0.1
+"""A larger misfit of a unit's gradient shows that several samples activate it."""
+
 REPAIRABLE = 0.6
 """A misfit that one wrong sign of a unit may cause. What is no sample mostly leaves more."""
-
-DOUBTFUL_OUTPUTS = 0.02
-"""Outputs below this share of the mean magnitude may have the wrong sign."""
 
 REPAIRS = 5
 """Times that wrong signs of the last sample's units are looked for, by chance."""
@@ -59,23 +59,16 @@ CORRECTIONS = 6
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How long is searched, and what is accepted.
+    """How long is searched.
 
     Attributes:
         starts: the most random starts.
         max_seconds: CPU seconds after which no further start is made.
-        misfit: a candidate that is not explained to the noise is accepted with less than this
-            share of its errors unexplained, for want of a better one. What is wrong leaves most of
-            them: the check has m − b equations too many.
-        scale_error: the largest |t·q − 1| of such a one.
-        patience: after so many proposals in a row that fail, the duals found are computed anew, and
-            after twice as many a candidate is taken that is not explained to the noise.
+        patience: after so many proposals in a row that fail, the duals found are computed anew.
     """
 
     starts: int = 3000
     max_seconds: float = 60.0
-    misfit: float = 0.25
-    scale_error: float = 0.05
     patience: int = 100
 
 
@@ -293,7 +286,7 @@ class BatchSearch:
                 self._misfits[tried] = self.layer.misfits(duals[tried])
             self._peeled = duals
             before = len(self.found)
-            limit = min(max(10 * float(self._misfits.min()), CERTAIN), self.settings.misfit)
+            limit = min(max(10 * float(self._misfits.min()), CERTAIN), ALONE)
             for unit in (self._misfits <= limit).nonzero()[:, 0].tolist():
                 if self._left:
                     self._judge("peeling", None, duals[unit])
@@ -348,9 +341,11 @@ class BatchSearch:
         if candidate is not None:
             candidate = self._passed(candidate)
         if candidate is None:
-            self._misses += 1
-            if self._misses == self.settings.patience:
-                self._refresh()
+            # A pass of all units is one attempt, of which most fail at all times.
+            if source != "peeling":
+                self._misses += 1
+                if self._misses == self.settings.patience:
+                    self._refresh()
             return False
         self._misses = 0
         self.found.append(candidate)
@@ -365,13 +360,12 @@ class BatchSearch:
         layer = self.layer
         if not (layer.takes_input or layer.sparse_inputs):
             return None
-        right = layer.in_pixels(layer.factor.right, layer.factor.bias)
         dual = self._rest.lift[0]
         for _ in range(REPAIRS):
-            zeros = zero_entries(dual @ right, layer.factor.rank)
+            zeros = zero_entries(dual @ layer.right, layer.factor.rank)
             if zeros is None:
                 return None
-            dual, _ = null_vector(right.T[zeros])
+            dual, _ = null_vector(layer.right.T[zeros])
         return dual
 
     def _is_known(self, dual: Tensor) -> bool:
@@ -380,39 +374,17 @@ class BatchSearch:
         return any(abs(float(dual @ other.column)) > 0.5 * abs(scale) for other in self.found)
 
     def _passed(self, candidate: Candidate) -> Candidate | None:
-        """The candidate if it is explained to the noise, or nearly so for want of a better one.
+        """The candidate, repaired, if it is explained to the noise.
 
-        What is nearly right spoils what is left, and is taken only after ``patience`` misses in a
-        row.
+        What is nearly right would spoil what is left, and all that is found after it.
         """
-        limits = self.settings
         if max(candidate.misfit, candidate.scale_error) > REPAIRABLE:
             return None
         if self._is_known(candidate.dual):
             return None
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
-        if candidate.is_exact:
-            return candidate
-        if candidate.misfit > limits.misfit or candidate.scale_error > limits.scale_error:
-            return None
-        return self._by_zeros(candidate) if self._misses >= 2 * limits.patience else None
-
-    def _by_zeros(self, candidate: Candidate) -> Candidate:
-        """The candidate with its column from the units that it surely leaves inactive.
-
-        A few wrong entries of its mask would spoil the column that the network behind predicts.
-        """
-        outputs = candidate.outputs
-        sure = outputs < -DOUBTFUL_OUTPUTS * outputs.abs().mean()
-        sure &= self.layer.live
-        if not self.layer.rectified or int(sure.sum()) < self.layer.factor.rank:
-            return candidate
-        column, ratio = null_vector(self.layer.factor.left[sure])
-        agreement = float((column @ candidate.column).abs() / candidate.column.norm())
-        if ratio > 0.2 or agreement < 0.95:
-            return candidate
-        return replace(candidate, column=column / (candidate.dual @ column))
+        return candidate if candidate.is_exact else None
 
     def _refresh(self) -> None:
         """Compute the duals found once more, now that the others' columns are known.
@@ -430,7 +402,7 @@ class BatchSearch:
             if self._features is not None:
                 dual = self._solved(sample.outputs > 0, self.layer.projected @ free)
             elif self.layer.takes_input or self.layer.sparse_inputs:
-                right = self.layer.in_pixels(self.layer.factor.right, self.layer.factor.bias)
+                right = self.layer.right
                 zeros = zero_entries(sample.dual @ right, self.layer.factor.rank)
                 if zeros is not None:
                     dual, _ = null_vector((right.T @ free)[zeros])

@@ -45,7 +45,7 @@ class BatchImages(OneByOne):
     images stay approximate.
 
     Attributes:
-        search: how long features are searched for, and what is accepted.
+        search: how long features are searched for.
         solver: its annealings, noise, steps, products, iterations and tolerance are used; labels
             are those of the features.
         sharpening: the end without blur.

@@ -153,6 +153,40 @@ def test_one_sample_that_is_found_sets_off_the_peeling_of_its_neighbours(monkeyp
     assert search.accepted["peeling"] >= 3
 
 
+def test_what_is_nearly_right_is_not_taken_however_long_nothing_better_came():
+    """It would spoil what is left, and with it all samples that are found later."""
+    truth = batch(12)
+    layers, generator = pose_batch(mlp(71), truth)
+    right = layers[0].factor.right.T
+    duals = torch.linalg.lstsq(right, truth.inputs[:2].flatten(1).double().T).solution
+    nearly = 0.98 * duals[:, 0] + 0.02 * duals[:, 1]
+    checked = layers[0].check(nearly)
+    assert checked.misfit < 0.25
+    assert checked.scale_error < 0.05
+    search = BatchSearch(layers[0], None, QUICK, generator)
+    search._misses = 10_000
+    assert not search._judge("given", None, nearly)
+    assert search._judge("given", None, duals[:, 0])
+
+
+def test_a_unit_that_rounding_switched_at_the_client_takes_no_proof_away():
+    """Black pixels tell each image to 1e-14, the client's pass is told to 1e-7 only."""
+    truth, network = batch(6), mlp(120, 60).double().eval()
+    black = torch.rand(truth.inputs.shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    images = truth.inputs.where(~black, SPEC.normalize(torch.zeros(()))).double()
+    with torch.no_grad():  # one unit of the second layer is at rounding of single precision
+        network[3].bias[0] -= network[:4](images[:1])[0, 0] - 5e-8
+    gradient_map = GradientMap(network)
+    schedule = LocalSchedule(1.0, 1, 6)
+    observation = observe(gradient_map, Batch(images, truth.targets), schedule)
+    params = {name: value.clone() for name, value in observation.params.items()}
+    params["3.bias"][0] -= 1e-7  # where the server computes it, on the other side
+    observation = replace(observation, params=params)
+    (found,) = ExactBatch(QUICK)(AttackJob(gradient_map, SPEC, [observation], ThreatModel()))
+    assert found.stats["verdicts"] == ("proven",) * 6
+    assert errors_of(found.batch.inputs, images)[0].max() < 1e-5
+
+
 def test_units_of_one_sample_are_peeled_where_the_next_layer_tells_masks_too():
     truth, network = batch(12), mlp(71, 60)
     generator = torch.Generator().manual_seed(3)
