@@ -136,6 +136,18 @@ class BatchLayer:
         """(m,) which units any sample activates."""
         return self.factor.left.abs().amax(1) > 0
 
+    @cached_property
+    def scale_noise(self) -> float:
+        """Standard deviation of an entry of ∂L/∂c, by what the gradient's span leaves of it.
+
+        On a wire that rounds parameters, those of larger ones are noisier.
+        """
+        bias = self.problem.gradient[self.bias]
+        left = self.factor.left
+        free = max(int(self.live.sum()) - self.factor.rank, 1)
+        rest = float((bias - left @ (left.T @ bias)).norm()) / free**0.5
+        return max(rest, self.factor.noise)
+
     def outputs(self, dual: Tensor) -> Tensor:
         """The outputs z (m,) of a dual t."""
         return self.projected @ dual + self.offset

@@ -9,6 +9,7 @@ the gradient, and by what pins its own input: zeros that outnumber the unknowns,
 next layer's gradient spans.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_layer import BatchLayer, Candidate
-from flwr_leakage.attacks.exact.sparse_columns import null_vector
+from flwr_leakage.attacks.exact.sparse_columns import null_vector, zero_entries
 from flwr_leakage.attacks.input_order import InputOrder
 from flwr_leakage.attacks.linear_walk import logits_behind
 from flwr_leakage.params import Params
@@ -127,11 +128,9 @@ def _zeros(layer: BatchLayer, sample: Candidate) -> Tensor | None:
     """(b, z) what the sample's zeros demand, ``Eᵀ t = 0``, or ``None`` where they are too few."""
     if not (layer.takes_input or layer.sparse_inputs):
         return None
-    right = layer.right
-    values = (sample.dual @ right).abs()
-    noise = layer.factor.noise * float(sample.dual.norm())
-    zeros = (right.abs().amax(0) > 0) & (values <= NOISE * noise + 1e-6 * values.max())
-    return right[:, zeros] if int(zeros.sum()) >= layer.factor.rank + SURPLUS else None
+    right = layer.right[:, layer.right.abs().amax(0) > 0]
+    zeros = zero_entries(sample.dual @ right, layer.factor.rank + SURPLUS)
+    return None if zeros is None else right[:, zeros]
 
 
 def _sharpened(layer: BatchLayer, sample: Candidate) -> Candidate:
@@ -156,21 +155,26 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: Candid
 
     Zeros of the input z, at which ``R_z t`` is noise of the gradient, or outputs on the sample's
     mask, which are the next layer's inputs up to the residual of that equation. The error of least
-    squares is ``σ² (EᵀE)⁻¹`` in t, and ``R`` carries it to the input.
+    squares is ``σ² (EᵀE)⁻¹`` in t, and ``R`` carries it to the input. R has noise itself, of which
+    the input ``t R`` has ``‖t‖ σ`` an entry at the true t, too; what is left at the zeros shows it.
+    And β has, by which the input's length is told.
     """
     rank = layer.factor.rank
     size = float(sample.inputs.norm())
     lengths = layer.factor.right @ layer.factor.right.T
     noise = layer.factor.noise * float(sample.dual.norm())
-    if rank == 1:  # one direction, whose length the bias tells
-        return noise * sample.inputs.numel() ** 0.5 / size
+    scale = layer.scale_noise * float(sample.dual.norm())
+    own = sample.inputs.numel() ** 0.5 / size
+    if rank == 1:
+        return math.hypot(noise * own, scale)
     best = torch.inf
     zeros = _zeros(layer, sample)
     if zeros is not None:
         _, singular, basis = torch.linalg.svd(zeros.T, full_matrices=False)
         spread = basis[:-1] / singular[:-1, None].clamp_min(1e-300)
         rest = float((sample.dual @ zeros).norm()) / (zeros.shape[1] - rank) ** 0.5
-        best = max(noise, rest) * float((spread @ lengths * spread).sum()) ** 0.5 / size
+        noise = max(noise, rest)
+        best = noise * float((spread @ lengths * spread).sum()) ** 0.5 / size
     if following is not None and following.factor.rank == rank:
         mask = sample.outputs > 0
         features = following.factor.right.T
@@ -185,7 +189,7 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: Candid
             error = (variance * float((spread * lengths).sum())) ** 0.5 / size
             moved = (solved[:-1, 0] - sample.dual) @ layer.factor.right
             best = min(best, max(error, float(moved.norm()) / size))
-    return best
+    return math.hypot(best, noise * own, scale)
 
 
 def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator) -> BatchInputs:
@@ -231,6 +235,9 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
         torch.linalg.inv(errors @ errors.T).diagonal().abs().sqrt()
     )
     relative = deviations * inputs.shape[1] ** 0.5 / inputs.norm(dim=1)
+    # Errors are those of inputs whose lengths the bias tells.
+    scales = layer.scale_noise * torch.stack([sample.dual.norm() for sample in found])
+    relative = torch.hypot(relative, scales)
     pins = relative.new_tensor(own)
     pinned = torch.stack([sample.inputs for sample in found])
     inputs = torch.where((pins < relative)[:, None], pinned, inputs)
