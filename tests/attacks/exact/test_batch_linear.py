@@ -41,6 +41,23 @@ class SmallCnn(nn.Module):
         return self.two(F.relu(self.one(self.features(x))))
 
 
+class Head(nn.Module):
+    """Logits near each other, so that two samples of one label have nearly one error."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.conv, self.head = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(512, 10)
+        with torch.no_grad():
+            self.head.weight.mul_(0.03)
+
+    def features(self, x):
+        return F.relu(self.conv(x)).flatten(1)
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
 class Bypass(SmallCnn):
     def forward(self, x):
         features = self.features(x)
@@ -257,22 +274,6 @@ def test_features_of_a_cnn_are_found_and_are_called_no_images():
 
 
 def test_samples_whose_errors_are_nearly_dependent_are_read_off_their_zeros():
-    class Head(nn.Module):
-        """Logits near each other, so that two samples of one label have nearly one error."""
-
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(2)
-            self.conv, self.head = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(512, 10)
-            with torch.no_grad():
-                self.head.weight.mul_(0.03)
-
-        def features(self, x):
-            return F.relu(self.conv(x)).flatten(1)
-
-        def forward(self, x):
-            return self.head(self.features(x))
-
     network, spec = Head(), replace(SPEC, num_classes=10)
     truth = replace(batch(6), targets=torch.tensor([0, 0, 1, 1, 2, 2]))
     gradient_map = GradientMap(network.eval())
@@ -389,3 +390,22 @@ def test_a_loss_that_weighs_classes_is_refused():
     (found,) = ExactBatch(QUICK)(AttackJob(gradient_map, SPEC, [observation], ThreatModel()))
     assert found.batch is None
     assert "it weighs them by their classes" in found.error
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-8])
+def test_errors_of_features_are_as_large_as_the_attacker_expects(noise):
+    """Noise reaches features by their dual, by the gradient's own rows and by the bias."""
+    network, spec = Head(), replace(SPEC, num_classes=10)
+    gradient_map = GradientMap(network.double().eval())
+    images, labels = batch(6).inputs.double(), torch.tensor([0, 0, 1, 1, 2, 2])
+    observation = observe(gradient_map, Batch(images, labels), LocalSchedule(1.0, 1, 6))
+    generator = torch.Generator().manual_seed(1)
+    delta = observation.update.delta
+    delta = {k: v + noise * torch.randn(v.shape, generator=generator) for k, v in delta.items()}
+    observation = replace(observation, update=replace(observation.update, delta=delta))
+    (found,) = ExactBatch(QUICK)(AttackJob(gradient_map, spec, [observation], ThreatModel()))
+    features = found.stats["features"]
+    known = network.features(images).detach()
+    errors = torch.cdist(features.inputs, known).amin(1) / features.inputs.norm(dim=1)
+    assert len(errors) == 6
+    assert ((errors / features.relative_errors).log2().abs() < 1).all()
