@@ -99,9 +99,12 @@ def factorize(
             basis = torch.linalg.qr(part @ (part.T @ basis)).Q
         else:
             basis = torch.eye(rows).to(part)
-        inner, singular, outer = torch.linalg.svd(basis.T @ part, full_matrices=False)
+        inside = basis.T @ part
+        inner, singular, outer = torch.linalg.svd(inside, full_matrices=False)
         singular, outer, inner = singular[:limit], outer[:limit], inner[:, :limit]
-        rank, noise = _split(part, singular, rows, columns, above)
+        # Not the difference of squares, whose rounding would pass for noise of 1e-8.
+        outside = float((part - basis @ inside).square().sum())
+        rank, noise = _split(part, singular, outside, above)
         if 2 * rank <= size or size == limit:
             break
         size = min(2 * size, limit)
@@ -116,18 +119,21 @@ def factorize(
     return LayerFactor(left, right[:, :-1], right[:, -1], singular, noise)
 
 
-def _split(
-    part: Tensor, singular: Tensor, rows: int, columns: int, above: float
-) -> tuple[int, float]:
+def _split(part: Tensor, singular: Tensor, outside: float, above: float) -> tuple[int, float]:
     """The rank and the noise's standard deviation, each told from the other.
 
     Noise of float32 gradients is larger in larger entries: the least values above its expected
     size may still be noise, and the widest gap among them decides. A layer of few rows has few
     values to tell it by, and the last ones are far below the first. So a gradient of single
     precision is told no finer than its rounding.
+
+    Args:
+        part: the rows that are not zero.
+        singular: its largest singular values.
+        outside: the sum of squares that these leave.
+        above: see :func:`factorize`.
     """
-    total = float(part.square().sum())
-    limit = min(rows, columns)
+    rows, columns = len(part), int((part.abs().amax(0) > 0).sum())
     if len(singular) < 2:
         raise ValueError(
             "the layer's weight gradient must have at least two rows that are not zero, got "
@@ -137,12 +143,12 @@ def _split(
     floor = 1e-15 * float(singular[0]) / edge
 
     def noise(rank: int) -> float:
-        tail = float(singular[rank:].square().sum())
-        rest = tail if len(singular) == limit else total - float(singular[:rank].square().sum())
-        return max((max(rest, tail) / ((rows - rank) * (columns - rank))) ** 0.5, floor)
+        rest = float(singular[rank:].square().sum()) + outside
+        return max((rest / ((rows - rank) * (columns - rank))) ** 0.5, floor)
 
     is_single = torch.equal(part, part.float().to(part))
-    rounding = ROUNDING * (total / (rows * columns)) ** 0.5 if is_single else 0.0
+    size = float(part.norm())
+    rounding = ROUNDING * size / (rows * columns) ** 0.5 if is_single else 0.0
     last = len(singular) - 1
     while last > 1 and float(singular[last - 1]) <= above * max(noise(last), rounding) * edge:
         last -= 1

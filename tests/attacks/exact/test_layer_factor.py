@@ -54,3 +54,17 @@ def test_what_is_left_is_the_gradient_of_the_other_samples():
     torch.testing.assert_close(rest.left @ rest.right, errors[:, 2:] @ inputs[2:])
     torch.testing.assert_close(rest.left @ rest.bias, errors[:, 2:].sum(1))
     torch.testing.assert_close(rest.right, lift @ factor.right)
+
+
+def test_a_sample_of_a_tiny_error_counts_in_double_precision():
+    """Differences of squares would tell noise of 1e-8 of the largest singular value."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (
+        torch.linalg.qr(torch.randn(size, 6, generator=generator, dtype=torch.float64)).Q
+        for size in (300, 401)
+    )
+    sizes = torch.tensor([9.0, 1e-2, 1e-4, 1e-6, 1e-7, 2e-8], dtype=torch.float64)
+    whole = left * sizes @ right.T
+    factor = factorize(whole[:, :-1], whole[:, -1], 6, generator)
+    assert factor.rank == 6
+    assert factor.noise < 1e-15
