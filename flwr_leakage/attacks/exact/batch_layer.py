@@ -136,6 +136,11 @@ class BatchLayer:
         """(m,) which units any sample activates."""
         return self.factor.left.abs().amax(1) > 0
 
+    @property
+    def surplus(self) -> int:
+        """Live units beyond the rank: equations that a true sample's errors meet and others not."""
+        return int(self.live.sum()) - self.factor.rank
+
     @cached_property
     def scale_noise(self) -> float:
         """Standard deviation of an entry of ∂L/∂c, by what the gradient's span leaves of it.
@@ -144,8 +149,7 @@ class BatchLayer:
         """
         bias = self.problem.gradient[self.bias]
         left = self.factor.left
-        free = max(int(self.live.sum()) - self.factor.rank, 1)
-        rest = float((bias - left @ (left.T @ bias)).norm()) / free**0.5
+        rest = float((bias - left @ (left.T @ bias)).norm()) / max(self.surplus, 1) ** 0.5
         return max(rest, self.factor.noise)
 
     def outputs(self, dual: Tensor) -> Tensor:
@@ -316,9 +320,9 @@ class BatchLayer:
 
     def _expected(self, column: Tensor, errors: Tensor) -> float:
         """The misfit that the gradient's noise causes in its span."""
-        free = max(int(self.live.sum()) - self.factor.rank, 1)
         spread = (column / self.factor.singular[: self.factor.rank]).norm()
-        return self.factor.noise * free**0.5 * float(spread / errors.norm().clamp_min(1e-300))
+        outside = self.factor.noise * max(self.surplus, 1) ** 0.5
+        return outside * float(spread / errors.norm().clamp_min(1e-300))
 
 
 def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[BatchLayer], list[str]]:

@@ -94,9 +94,9 @@ def conclude(
     generator: torch.Generator,
 ) -> BatchInputs:
     """Refine the samples found, and say what is proven of each."""
+    found = [_sharpened(layer, sample) for sample in found]
     if len(found) == layer.factor.rank:
         return _whole(layer, found, generator)
-    found = [_sharpened(layer, sample) for sample in found]
     inputs = torch.stack([sample.dual for sample in found]) @ layer.factor.right
     checked = [layer.check(sample.dual, sample.label) or sample for sample in found]
     checked = [c if c.is_exact else layer.repaired(c, generator) for c in checked]
@@ -120,8 +120,7 @@ def conclude(
 
 def _explains(layer: BatchLayer, sample: Candidate) -> bool:
     """Whether a sample's errors lie in the gradient's span, and there are equations enough."""
-    surplus = int(layer.live.sum()) - layer.factor.rank
-    return surplus >= SURPLUS and sample.is_exact
+    return layer.surplus >= SURPLUS and sample.is_exact
 
 
 def _zeros(layer: BatchLayer, sample: Candidate) -> Tensor | None:
@@ -164,9 +163,9 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: Candid
     lengths = layer.factor.right @ layer.factor.right.T
     noise = layer.factor.noise * float(sample.dual.norm())
     scale = layer.scale_noise * float(sample.dual.norm())
-    own = sample.inputs.numel() ** 0.5 / size
+    entries = sample.inputs.numel() ** 0.5 / size
     if rank == 1:
-        return math.hypot(noise * own, scale)
+        return math.hypot(noise * entries, scale)
     best = torch.inf
     zeros = _zeros(layer, sample)
     if zeros is not None:
@@ -189,13 +188,12 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: Candid
             error = (variance * float((spread * lengths).sum())) ** 0.5 / size
             moved = (solved[:-1, 0] - sample.dual) @ layer.factor.right
             best = min(best, max(error, float(moved.norm()) / size))
-    return math.hypot(best, noise * own, scale)
+    return math.hypot(best, noise * entries, scale)
 
 
 def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator) -> BatchInputs:
     """All samples: columns and inputs from each other, and everything compared."""
     problem, factor = layer.problem, layer.factor
-    found = [_sharpened(layer, sample) for sample in found]
     own = [_uncertainty(layer, None, sample) for sample in found]
     for _ in range(POLISHES):
         duals = torch.linalg.pinv(torch.stack([sample.column for sample in found], 1))
@@ -229,8 +227,7 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
     noise = factor.noise * observed.numel() ** 0.5 / size
     # The variance of least squares: (SᵀS)⁻¹ for each column of the gradient. Errors that are not
     # right to noise show in what is left over, of which only the units beyond the rank tell.
-    surplus = int(layer.live.sum()) - factor.rank
-    rest = residual * size / (max(surplus, 1) * observed.shape[1]) ** 0.5
+    rest = residual * size / (max(layer.surplus, 1) * observed.shape[1]) ** 0.5
     deviations = max(factor.noise, rest) * (
         torch.linalg.inv(errors @ errors.T).diagonal().abs().sqrt()
     )
@@ -256,7 +253,7 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
     )
     sound = (
         residual <= NOISE * noise + ROUNDING
-        and (surplus >= SURPLUS or bool((pins * units <= UNCERTAIN).all()))
+        and (layer.surplus >= SURPLUS or bool((pins * units <= UNCERTAIN).all()))
         and replays(
             layer,
             lambda moved: _gradient_behind(layer, moved, labels),

@@ -104,7 +104,7 @@ def factorize(
         singular, outer, inner = singular[:limit], outer[:limit], inner[:, :limit]
         # Not the difference of squares, whose rounding would pass for noise of 1e-8.
         outside = float((part - basis @ inside).square().sum())
-        rank, noise = _split(part, singular, outside, above)
+        rank, noise = _split(part, columns, singular, outside, above)
         if 2 * rank <= size or size == limit:
             break
         size = min(2 * size, limit)
@@ -119,7 +119,9 @@ def factorize(
     return LayerFactor(left, right[:, :-1], right[:, -1], singular, noise)
 
 
-def _split(part: Tensor, singular: Tensor, outside: float, above: float) -> tuple[int, float]:
+def _split(
+    part: Tensor, columns: int, singular: Tensor, outside: float, above: float
+) -> tuple[int, float]:
     """The rank and the noise's standard deviation, each told from the other.
 
     Noise of float32 gradients is larger in larger entries: the least values above its expected
@@ -129,11 +131,12 @@ def _split(part: Tensor, singular: Tensor, outside: float, above: float) -> tupl
 
     Args:
         part: the rows that are not zero.
+        columns: how many columns are not zero.
         singular: its largest singular values.
         outside: the sum of squares that these leave.
         above: see :func:`factorize`.
     """
-    rows, columns = len(part), int((part.abs().amax(0) > 0).sum())
+    rows = len(part)
     if len(singular) < 2:
         raise ValueError(
             "the layer's weight gradient must have at least two rows that are not zero, got "
