@@ -1,5 +1,6 @@
 """Exact recovery of one sample through a first linear layer."""
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -14,6 +15,8 @@ from flwr_leakage.attacks.exact.applicability import (
     ExactAttack,
     require_single_gradient,
 )
+from flwr_leakage.attacks.exact.pruned_layers import PrunedPass
+from flwr_leakage.attacks.exact.unseen_pixels import fill_unseen
 from flwr_leakage.attacks.input_order import InputOrder, input_orders
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
@@ -24,9 +27,6 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec, Reconstruction
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
-
-TINIEST = 1e-300
-"""Instead of a sum of squares that is zero; its pixel is not seen."""
 
 ROUNDING = 1e-5
 """Relative distance of the gradient from an outer product up to which it is rounding."""
@@ -46,8 +46,8 @@ class Analytic(ExactAttack):
     solution ``x = (∂L/∂W)ᵀ δ / ‖δ‖²``.
 
     Of a pruned update the kept entries are exact. A pixel of which none was kept is known up to
-    ``|x_j| ≤ τ / max_i |δ_i|``, with τ the smallest magnitude kept; it is filled in by the prior of
-    images (:class:`flwr_leakage.spectral.image_prior.ImagePrior`), given the others.
+    ``|x_j| ≤ τ / max_i |δ_i|``, with τ the smallest magnitude kept. What else the linear layers
+    behind and the prior of images say of it is in :mod:`~flwr_leakage.attacks.exact.unseen_pixels`.
 
     Where ``∂L/∂W`` and δ xᵀ differ by rounding alone, in the rows of several units, and x lies in
     the range of images, x is proven: no other sample has this gradient, whatever follows the layer,
@@ -81,17 +81,19 @@ class Analytic(ExactAttack):
         kept = (weight != 0).to(weight)
         seen = kept.T @ errors.square() > 0
         taken, stage = mean_feature(weight, errors), "all pixels"
+        bound = 0.0  # of a pixel that is not seen
         is_pruned = not bool(kept[errors != 0][:, seen].all())  # else zeros are what the sample has
         if is_pruned:
-            taken = (weight.T @ errors) / (kept.T @ errors.square()).clamp_min(TINIEST)
+            found = PrunedPass.of(problem, use, generator)
+            first = found.layers[0]
+            errors, taken, seen, bound = first.errors, first.inputs, first.seen, first.bound
+        elif not bool(seen.all()):
+            bound = _least(weight) / float(errors.abs().max())
         misfit = (kept * torch.outer(errors, taken) - weight).square().sum()
         misfit = misfit / weight.square().sum()
         inputs = order.pixels(taken)
         if is_pruned and not bool(seen.all()):
-            bound = _least(weight) / float(errors.abs().max())
-            dark, near = (order.pixels(torch.full_like(taken, each)) for each in (0.0, bound))
-            inputs = fill_in(problem.spec, inputs, order.moved(seen), dark, (near - dark).abs())
-            told = f"the others, within {bound:.1g} of zero, by the prior"
+            inputs, told = _filled(problem.spec, order, found)
             stage = f"{int(seen.sum())} of {len(seen)} pixels, {told}"
         images = inputs.reshape(1, *problem.spec.shape)
         clamped = problem.spec.clamp(images)
@@ -101,7 +103,7 @@ class Analytic(ExactAttack):
         beyond = problem.spec.denormalize(images) - problem.spec.denormalize(clamped)
         off = float(beyond.abs().max())
         if not bool(seen.all()):  # zeros that the sample has, or that pruning made of little
-            off = max(off, _least(weight) / float(errors.abs().max()) * max(problem.spec.std))
+            off = max(off, bound * max(problem.spec.std))
         is_told = not is_pruned and int((errors != 0).sum()) > 1
         if is_told and float(misfit) <= ROUNDING**2 and off <= BEYOND:
             stats["verdicts"] = ("proven",)
@@ -110,6 +112,22 @@ class Analytic(ExactAttack):
             objective=float(misfit),
             stats={**stats, "cpu_seconds": time.process_time() - began},
         )
+
+
+def _filled(spec: InputSpec, order: InputOrder, found: PrunedPass) -> tuple[Tensor, str]:
+    """The image with the pixels that nothing was kept of, and how they were found."""
+    first = found.layers[0]
+    is_bounded = math.isfinite(first.bound)
+    within = f"the others, {f'within {first.bound:.1g} of zero, ' if is_bounded else ''}"
+    filled = fill_unseen(spec, order, found)
+    if filled is not None:
+        behind = f"{len(found.layers) - 1} layers behind and " if len(found.layers) > 1 else ""
+        deviation = filled.deviation * max(spec.std)
+        return filled.inputs, f"{within}by {behind}the prior, ± {deviation:.1g}"
+    inputs = order.pixels(first.inputs)
+    dark, near = (order.pixels(torch.full_like(inputs, x)) for x in (0.0, min(first.bound, 1e6)))
+    bounds = (near - dark).abs()
+    return fill_in(spec, inputs, order.moved(first.seen), dark, bounds), f"{within}by the prior"
 
 
 def fill_in(
