@@ -16,10 +16,15 @@ A mask becomes an input by closure: the next layer's inputs a, which the next gr
 zero off the mask, which leaves one of them; on the mask the layer's outputs are a. The outputs that
 this gives correct the mask, until it agrees with itself. Every proposal is judged by the network
 behind (``BatchLayer.check``).
+
+Where the next layer is that of the logits, a mask tells the sample's column of errors, too. A
+sample of small error hides in the gradients of units that others activate: their inputs are a
+little wrong, but not their masks. So columns are exact before inputs are, and all columns together
+tell all inputs.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -44,8 +49,14 @@ UNCHANGED = 1e-9
 CERTAIN = 1e-8
 """A misfit of rounding in double precision."""
 
-ALONE = 0.1
+ALONE = 0.3
 """A larger misfit of a unit's gradient shows that several samples activate it."""
+
+SHARED = 0.3
+"""Scale error up to which an input is a sample's, with small shares of others."""
+
+TOLD = 20
+"""Equations that must be left over where a mask tells a column."""
 
 REPAIRABLE = 0.6
 """A misfit that one wrong sign of a unit may cause. What is no sample mostly leaves more."""
@@ -180,7 +191,8 @@ class BatchSearch:
                 self._judge("last", self.layer.factor.bias.new_ones(1))
         if self._left == 1:  # errors that are nearly dependent leave little of it
             self._judge("last by zeros", None, self._last_by_zeros())
-        return self.found
+        # Shares of others are told only once all columns are.
+        return [sample for sample in self.found if not self._left or sample.is_exact]
 
     @property
     def _left(self) -> int:
@@ -286,13 +298,15 @@ class BatchSearch:
                 self._misfits[tried] = self.layer.misfits(duals[tried])
             self._peeled = duals
             before = len(self.found)
-            limit = min(max(10 * float(self._misfits.min()), CERTAIN), ALONE)
-            for unit in (self._misfits <= limit).nonzero()[:, 0].tolist():
-                if self._left:
-                    self._judge("peeling", None, duals[unit])
-                self._misfits[unit] = torch.inf
-            if len(self.found) == before:
-                return
+            while len(self.found) == before:
+                least = float(self._misfits.min())
+                if least > ALONE:
+                    return
+                limit = min(max(10 * least, CERTAIN), ALONE)
+                for unit in (self._misfits <= limit).nonzero()[:, 0].tolist():
+                    if self._left:
+                        self._judge("peeling", None, duals[unit])
+                    self._misfits[unit] = torch.inf
 
     def _activates(self, duals: Tensor) -> Tensor:
         """(m,) which units are active at the input of their own dual (m, b)."""
@@ -382,9 +396,52 @@ class BatchSearch:
             return None
         if self._is_known(candidate.dual):
             return None
+        if self._behind is not None:
+            candidate = self._by_mask(candidate, self._behind)
+            told = candidate.misfit <= EXACT * candidate.expected + CERTAIN
+            return candidate if told and candidate.scale_error <= SHARED else None
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
         return candidate if candidate.is_exact else None
+
+    @cached_property
+    def _behind(self) -> Tensor | None:
+        """``W₂ᵀ V₂`` (m, d), if the next layer's inputs are not told and a mask tells a column."""
+        layer, behind = self.layer, self.following
+        if not layer.rectified or behind is None or self._linked:
+            return None
+        enough = layer.surplus >= behind.factor.rank + TOLD
+        return behind.matrix.T @ behind.factor.left if enough else None
+
+    def _by_mask(self, candidate: Candidate, behind: Tensor) -> Candidate:
+        """The candidate with the column that its mask tells, where that is better explained.
+
+        The errors are ``D W₂ᵀ V₂ e``, with D the mask, and ``U q``. That is an equation for each
+        unit, of the few numbers e and q, into which the input goes by its mask alone. Where U q is
+        nearer to ``W₂ᵀ V₂ e`` than to zero the unit is on, which corrects the mask.
+        """
+        left, mask = self.layer.factor.left, candidate.outputs > 0
+        best = candidate
+        for _ in range(CORRECTIONS):
+            masked = torch.where(mask[:, None], behind, 0.0)
+            outside = masked - left @ (left.T @ masked)
+            mixture, _ = null_vector(outside)
+            errors = masked @ mixture
+            share = float(errors @ candidate.errors) / float(errors @ errors)
+            errors, mixture = share * errors, share * mixture
+            column = left.T @ errors
+            misfit = float((errors - left @ column).norm() / errors.norm())
+            if misfit < best.misfit:
+                scale_error = float((column @ candidate.dual - 1).abs())
+                best = replace(
+                    candidate, errors=errors, column=column, misfit=misfit, scale_error=scale_error
+                )
+            fit = left @ column
+            corrected = (fit - behind @ mixture).abs() < fit.abs()
+            if torch.equal(corrected, mask):
+                break
+            mask = corrected
+        return best
 
     def _refresh(self) -> None:
         """Compute the duals found once more, now that the others' columns are known.
