@@ -235,7 +235,7 @@ class BatchLayer:
             errors[best],
             columns[best],
             float(misfits[best]),
-            self._expected(columns[best], errors[best]),
+            self.expected(columns[best], errors[best]),
             float((columns[best] @ dual - 1).abs()),
         )
 
@@ -279,7 +279,7 @@ class BatchLayer:
                     errors=errors[chosen],
                     column=columns[chosen],
                     misfit=float(misfits[chosen]),
-                    expected=self._expected(columns[chosen], errors[chosen]),
+                    expected=self.expected(columns[chosen], errors[chosen]),
                     scale_error=float((columns[chosen] @ candidate.dual - 1).abs()),
                 )
             if best.is_exact:
@@ -306,7 +306,7 @@ class BatchLayer:
         columns = errors @ self.factor.left
         sizes = errors.norm(dim=1).clamp_min(1e-300)
         misfits = (errors - columns @ self.factor.left.T).norm(dim=1) / sizes
-        if float(misfits[0]) <= EXACT * self._expected(columns[0], errors[0]) + ROUNDING:
+        if float(misfits[0]) <= EXACT * self.expected(columns[0], errors[0]) + ROUNDING:
             return inputs
         return points[int(misfits.argmin())]
 
@@ -318,7 +318,7 @@ class BatchLayer:
         scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
         return int((misfits + scales).argmin()), columns, misfits
 
-    def _expected(self, column: Tensor, errors: Tensor) -> float:
+    def expected(self, column: Tensor, errors: Tensor) -> float:
         """The misfit that the gradient's noise causes in its span."""
         spread = (column / self.factor.singular[: self.factor.rank]).norm()
         outside = self.factor.noise * max(self.surplus, 1) ** 0.5

@@ -10,17 +10,19 @@ Every sample found is taken out of the equations, and makes the rest easier. Pro
 * ``inputs``: a sparse nonnegative vector of the span of the layer's own inputs (outputs of a ReLU,
   or images with black pixels) is a sample's input itself;
 * ``rays``: the same for outputs of a ReLU, by linear programs from a unit's gradient, which lead to
-  many samples where one or two attract nearly all starts of ``inputs``.
+  many samples where one or two attract nearly all starts of ``inputs``;
+* ``masks``: where the next layer is that of the logits, a mask tells a sample's errors, and these
+  correct the mask. From that of a unit's gradient, a mixture of the samples that activate it, this
+  ends at the mask of one of them.
 
 A mask becomes an input by closure: the next layer's inputs a, which the next gradient spans, are
 zero off the mask, which leaves one of them; on the mask the layer's outputs are a. The outputs that
 this gives correct the mask, until it agrees with itself. Every proposal is judged by the network
 behind (``BatchLayer.check``).
 
-Where the next layer is that of the logits, a mask tells the sample's column of errors, too. A
-sample of small error hides in the gradients of units that others activate: their inputs are a
-little wrong, but not their masks. So columns are exact before inputs are, and all columns together
-tell all inputs.
+Where masks tell errors, columns are exact before inputs are: what another sample of small error
+adds to a unit's gradient spoils the input that is read off it, but not its mask. All columns
+together tell all inputs.
 """
 
 import time
@@ -49,11 +51,21 @@ UNCHANGED = 1e-9
 CERTAIN = 1e-8
 """A misfit of rounding in double precision."""
 
-ALONE = 0.3
+ALONE = 0.1
 """A larger misfit of a unit's gradient shows that several samples activate it."""
 
 SHARED = 0.3
-"""Scale error up to which an input is a sample's, with small shares of others."""
+"""Scale error up to which an input that is read off a unit is a sample's, but for small shares of
+others."""
+
+TURNS = 40
+"""Times that a mask is corrected by the errors that it tells."""
+
+APART = 1e-6
+"""Least share of a column that is not in the span of the others: less is one of them again."""
+
+CLEAR = 100.0
+"""Noise's misfit, times so much, is noise and rounding of the client's own pass."""
 
 TOLD = 20
 """Equations that must be left over where a mask tells a column."""
@@ -191,8 +203,9 @@ class BatchSearch:
                 self._judge("last", self.layer.factor.bias.new_ones(1))
         if self._left == 1:  # errors that are nearly dependent leave little of it
             self._judge("last by zeros", None, self._last_by_zeros())
-        # Shares of others are told only once all columns are.
-        return [sample for sample in self.found if not self._left or sample.is_exact]
+        if self._behind is not None:
+            self._settle()
+        return self.found
 
     @property
     def _left(self) -> int:
@@ -201,6 +214,7 @@ class BatchSearch:
     def _sources(self) -> list[str]:
         layer = self.layer
         sources = ["errors", "features"] if layer.rectified and self._linked else []
+        sources += ["masks"] * (self._behind is not None)
         sources += ["inputs"] * (layer.takes_input or layer.sparse_inputs)
         return sources + ["rays"] * layer.sparse_inputs
 
@@ -220,6 +234,8 @@ class BatchSearch:
                 mask = torch.zeros_like(rest.live)
                 mask[live[~zeros]] = True
                 dual = self._close(mask)
+        elif source == "masks":
+            dual = row
         elif source == "features":
             assert rest.features is not None
             values = rest.features @ sparsest(rest.features, noise, nonnegative=True)
@@ -271,12 +287,13 @@ class BatchSearch:
     def _may_peel(self, first: bool) -> bool:
         """Whether units that one sample alone activates are worth a pass of all units.
 
-        Where masks come from the next layer, too, many samples mostly share each unit, and it is
-        tried once, and again after each sample if that has found any.
+        Where masks are told otherwise, too, many samples mostly share each unit, and it is tried
+        once, and again after each sample if that has found any.
         """
         if not self.layer.rectified:
             return False
-        return not self._linked or first or "peeling" in self.accepted
+        rarely = self._linked or self._behind is not None
+        return not rarely or first or "peeling" in self.accepted
 
     def _peel(self, ends: float) -> None:
         """Try every unit's gradient as one sample's input, the surest first.
@@ -316,7 +333,7 @@ class BatchSearch:
     def _lift(self) -> None:
         """All samples that are left, by quadratic lifting, where there are units enough."""
         rest, rank = self._rest, self._left
-        if not self.layer.rectified or rest.behind is None or rank < 2:
+        if not self._linked or not self.layer.rectified or rest.behind is None or rank < 2:
             return
         live = rest.live
         if rank > 0.7 * self._lifted or not fits(int(live.sum()), rank, rest.behind.shape[1]):
@@ -356,7 +373,7 @@ class BatchSearch:
             candidate = self._passed(candidate)
         if candidate is None:
             # A pass of all units is one attempt, of which most fail at all times.
-            if source != "peeling":
+            if source not in ("peeling", "masks"):
                 self._misses += 1
                 if self._misses == self.settings.patience:
                     self._refresh()
@@ -392,14 +409,12 @@ class BatchSearch:
 
         What is nearly right would spoil what is left, and all that is found after it.
         """
+        if self._behind is not None:
+            return self._by_mask(candidate, self._behind)
         if max(candidate.misfit, candidate.scale_error) > REPAIRABLE:
             return None
         if self._is_known(candidate.dual):
             return None
-        if self._behind is not None:
-            candidate = self._by_mask(candidate, self._behind)
-            told = candidate.misfit <= EXACT * candidate.expected + CERTAIN
-            return candidate if told and candidate.scale_error <= SHARED else None
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
         return candidate if candidate.is_exact else None
@@ -413,35 +428,68 @@ class BatchSearch:
         enough = layer.surplus >= behind.factor.rank + TOLD
         return behind.matrix.T @ behind.factor.left if enough else None
 
-    def _by_mask(self, candidate: Candidate, behind: Tensor) -> Candidate:
-        """The candidate with the column that its mask tells, where that is better explained.
+    def _by_mask(self, candidate: Candidate, behind: Tensor) -> Candidate | None:
+        """The sample whose column a mask leads to, if it is explained to the noise.
 
         The errors are ``D W₂ᵀ V₂ e``, with D the mask, and ``U q``. That is an equation for each
-        unit, of the few numbers e and q, into which the input goes by its mask alone. Where U q is
+        unit, of the few numbers e and q. An input goes into it by its mask alone. Where U q is
         nearer to ``W₂ᵀ V₂ e`` than to zero the unit is on, which corrects the mask.
         """
         left, mask = self.layer.factor.left, candidate.outputs > 0
-        best = candidate
-        for _ in range(CORRECTIONS):
+        for _ in range(TURNS):
+            if int(mask.sum()) < behind.shape[1] + TOLD:
+                return None
             masked = torch.where(mask[:, None], behind, 0.0)
-            outside = masked - left @ (left.T @ masked)
-            mixture, _ = null_vector(outside)
-            errors = masked @ mixture
-            share = float(errors @ candidate.errors) / float(errors @ errors)
-            errors, mixture = share * errors, share * mixture
-            column = left.T @ errors
-            misfit = float((errors - left @ column).norm() / errors.norm())
-            if misfit < best.misfit:
-                scale_error = float((column @ candidate.dual - 1).abs())
-                best = replace(
-                    candidate, errors=errors, column=column, misfit=misfit, scale_error=scale_error
-                )
-            fit = left @ column
+            inside = left.T @ masked
+            mixture, _ = null_vector(masked - left @ inside)
+            fit = left @ (inside @ mixture)
             corrected = (fit - behind @ mixture).abs() < fit.abs()
             if torch.equal(corrected, mask):
                 break
             mask = corrected
-        return best
+        errors = masked @ mixture
+        column = left.T @ errors
+        misfit = float((errors - left @ column).norm() / errors.norm())
+        expected = self.layer.expected(column, errors)
+        if misfit > min(EXACT * expected + ROUNDING, max(CERTAIN, CLEAR * expected)):
+            return None
+        columns = torch.stack([other.column for other in self.found], 1) if self.found else None
+        apart = column
+        if columns is not None:
+            apart = column - columns @ torch.linalg.lstsq(columns, column[:, None]).solution[:, 0]
+        if float(apart.norm()) <= APART * float(column.norm()):
+            return None
+        share = float(errors @ candidate.errors) / float(errors @ errors)
+        scale_error = abs(share * float(column @ candidate.dual) - 1)
+        if scale_error <= SHARED:
+            return replace(
+                candidate,
+                errors=share * errors,
+                column=share * column,
+                misfit=misfit,
+                expected=expected,
+                scale_error=scale_error,
+            )
+        # The mask led elsewhere. Only its part that no sample found has in common is told.
+        return replace(
+            candidate,
+            dual=apart / float(apart @ column),
+            errors=errors,
+            column=column,
+            misfit=misfit,
+            expected=expected,
+            scale_error=0.0,
+        )
+
+    def _settle(self) -> None:
+        """Inputs of all columns together; of some, those that are exact by themselves."""
+        duals = [sample.dual for sample in self.found]
+        if self.found and not self._left:
+            columns = torch.stack([sample.column for sample in self.found], 1)
+            duals = list(torch.linalg.pinv(columns))
+        checked = [self.layer.check(dual) for dual in duals]
+        told = [each for each in checked if each is not None]
+        self.found = told if not self._left else [each for each in told if each.is_exact]
 
     def _refresh(self) -> None:
         """Compute the duals found once more, now that the others' columns are known.

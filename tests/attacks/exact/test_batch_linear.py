@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import AttackJob, ExactBatch, SearchSettings, recover_batch
+from flwr_leakage.attacks.exact import batch_search
 from flwr_leakage.attacks.exact.batch_layer import FAR, pose_layers
 from flwr_leakage.attacks.exact.batch_linear import complete
 from flwr_leakage.attacks.exact.batch_search import BatchSearch
@@ -168,6 +169,27 @@ def test_one_sample_that_is_found_sets_off_the_peeling_of_its_neighbours(monkeyp
     monkeypatch.setattr(search, "_propose", lambda source: search._judge(source, None, given))
     assert len(search.run()) == 12
     assert search.accepted["peeling"] >= 3
+
+
+def test_masks_tell_columns_where_no_unit_shows_a_sample_without_others(monkeypatch):
+    """Inputs hold shares of other samples until all columns are found, but masks are right."""
+    monkeypatch.setattr(batch_search, "fits", lambda *sizes: False)
+    truth, network = batch(16, seed=0), mlp(200).double()
+    with torch.no_grad():
+        network[1].weight.normal_(0, 0.5)
+        network[3].weight.mul_(2)
+        labels = truth.targets.clone()
+        labels[:4] = network(truth.inputs.double()).argmax(1)[:4]  # these have the least errors
+    truth = Batch(truth.inputs.double(), labels)
+    layers, generator = pose_batch(network, truth)
+    search = BatchSearch(layers[0], layers[1], QUICK, generator)
+    found = search.run()
+    assert len(found) == 16
+    assert max(sample.misfit for sample in found) < 1e-8
+    assert max(sample.scale_error for sample in found) > 0.01
+    result = attack(network, truth)
+    assert result.stats["verdicts"] == ("proven",) * 16
+    assert errors_of(result.batch.inputs, truth.inputs)[0].max() < 1e-5
 
 
 def test_what_is_nearly_right_is_not_taken_however_long_nothing_better_came():
