@@ -34,6 +34,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_layer import EXACT, ROUNDING, BatchLayer, Candidate
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor
+from flwr_leakage.attacks.exact.mask_columns import settle_masks
 from flwr_leakage.attacks.exact.quadratic_lifting import fits, lifted_columns
 from flwr_leakage.attacks.exact.sparse_columns import (
     extreme_ray,
@@ -58,14 +59,14 @@ SHARED = 0.3
 """Scale error up to which an input that is read off a unit is a sample's, but for small shares of
 others."""
 
-TURNS = 40
-"""Times that a mask is corrected by the errors that it tells."""
+TOGETHER = 32
+"""Units whose masks are corrected at once."""
 
 APART = 1e-6
 """Least share of a column that is not in the span of the others: less is one of them again."""
 
 CLEAR = 100.0
-"""Noise's misfit, times so much, is noise and rounding of the client's own pass."""
+"""The gradient's relative noise, times so much, is rounding of the client's own pass at most."""
 
 TOLD = 20
 """Equations that must be left over where a mask tells a column."""
@@ -197,7 +198,10 @@ class BatchSearch:
                 for source in sources
             ]
             chosen = int(torch.multinomial(torch.tensor(chances), 1, generator=self.generator))
-            self._propose(sources[chosen])
+            if sources[chosen] == "masks":
+                self._from_units()
+            else:
+                self._propose(sources[chosen])
         for _ in range(REPAIRS):
             if self._left == 1:  # the last sample is all that is left
                 self._judge("last", self.layer.factor.bias.new_ones(1))
@@ -234,8 +238,6 @@ class BatchSearch:
                 mask = torch.zeros_like(rest.live)
                 mask[live[~zeros]] = True
                 dual = self._close(mask)
-        elif source == "masks":
-            dual = row
         elif source == "features":
             assert rest.features is not None
             values = rest.features @ sparsest(rest.features, noise, nonnegative=True)
@@ -373,18 +375,22 @@ class BatchSearch:
             candidate = self._passed(candidate)
         if candidate is None:
             # A pass of all units is one attempt, of which most fail at all times.
-            if source not in ("peeling", "masks"):
+            if source != "peeling":
                 self._misses += 1
                 if self._misses == self.settings.patience:
                     self._refresh()
             return False
+        self._take(source, candidate)
+        return True
+
+    def _take(self, source: str, candidate: Candidate) -> None:
+        """Note a sample, and what is left without it."""
         self._misses = 0
         self.found.append(candidate)
         self.accepted[source] = self.accepted.get(source, 0) + 1
         if self._left:
             self._follow(candidate)
             self._rest = self._remainder()
-        return True
 
     def _last_by_zeros(self) -> Tensor | None:
         """The dual of the last sample by the zeros of what is left, where these are enough."""
@@ -410,7 +416,7 @@ class BatchSearch:
         What is nearly right would spoil what is left, and all that is found after it.
         """
         if self._behind is not None:
-            return self._by_mask(candidate, self._behind)
+            return self._by_mask(candidate)
         if max(candidate.misfit, candidate.scale_error) > REPAIRABLE:
             return None
         if self._is_known(candidate.dual):
@@ -428,57 +434,81 @@ class BatchSearch:
         enough = layer.surplus >= behind.factor.rank + TOLD
         return behind.matrix.T @ behind.factor.left if enough else None
 
-    def _by_mask(self, candidate: Candidate, behind: Tensor) -> Candidate | None:
-        """The sample whose column a mask leads to, if it is explained to the noise.
+    @cached_property
+    def _rounding(self) -> float:
+        """A misfit of rounding in the client's precision, as the gradient's noise shows it."""
+        factor = self.layer.factor
+        entries = int(self.layer.live.sum()) * (factor.right.shape[1] + 1)
+        noise = factor.noise * entries**0.5 / float(factor.singular.norm())
+        return max(CERTAIN, CLEAR * noise)
 
-        The errors are ``D W₂ᵀ V₂ e``, with D the mask, and ``U q``. That is an equation for each
-        unit, of the few numbers e and q. An input goes into it by its mask alone. Where U q is
-        nearer to ``W₂ᵀ V₂ e`` than to zero the unit is on, which corrects the mask.
-        """
-        left, mask = self.layer.factor.left, candidate.outputs > 0
-        for _ in range(TURNS):
-            if int(mask.sum()) < behind.shape[1] + TOLD:
-                return None
-            masked = torch.where(mask[:, None], behind, 0.0)
-            inside = left.T @ masked
-            mixture, _ = null_vector(masked - left @ inside)
-            fit = left @ (inside @ mixture)
-            corrected = (fit - behind @ mixture).abs() < fit.abs()
-            if torch.equal(corrected, mask):
-                break
-            mask = corrected
-        errors = masked @ mixture
-        column = left.T @ errors
-        misfit = float((errors - left @ column).norm() / errors.norm())
+    def _from_units(self) -> None:
+        """Masks of some units' gradients, as far as they lead to samples."""
+        assert self._behind is not None
+        rest = self._rest
+        live = rest.live.nonzero()[:, 0]
+        drawn = torch.randint(len(live), (TOGETHER,), generator=self.generator)
+        duals = rest.factor.left[live[drawn]] @ rest.lift
+        duals = duals / (duals @ self.layer.factor.bias)[:, None]
+        masks = duals @ self.layer.projected.T + self.layer.offset > 0
+        self.proposals["masks"] = self.proposals.get("masks", 0) + len(masks)
+        settled = settle_masks(self.layer.factor.left, self._behind, masks)
+        for start, errors, misfit in zip(*vars(settled).values(), strict=True):
+            column = self._new_column(errors, float(misfit))
+            candidate = None if column is None else self.layer.check(duals[int(start)])
+            if candidate is not None and column is not None and self._left:
+                self._take("masks", self._told(candidate, errors, column, float(misfit)))
+
+    def _by_mask(self, candidate: Candidate) -> Candidate | None:
+        """The sample that a candidate's mask leads to, if it is a new one."""
+        assert self._behind is not None
+        mask = candidate.outputs[None] > 0
+        settled = settle_masks(self.layer.factor.left, self._behind, mask)
+        for errors, misfit in zip(settled.errors, settled.misfits, strict=True):
+            column = self._new_column(errors, float(misfit))
+            if column is not None:
+                return self._told(candidate, errors, column, float(misfit))
+        return None
+
+    def _new_column(self, errors: Tensor, misfit: float) -> Tensor | None:
+        """The column of errors (m,) that are explained to the noise, if no other has it."""
+        column = self.layer.factor.left.T @ errors
         expected = self.layer.expected(column, errors)
-        if misfit > min(EXACT * expected + ROUNDING, max(CERTAIN, CLEAR * expected)):
+        if misfit > min(EXACT * expected + ROUNDING, self._rounding):
             return None
-        columns = torch.stack([other.column for other in self.found], 1) if self.found else None
-        apart = column
-        if columns is not None:
-            apart = column - columns @ torch.linalg.lstsq(columns, column[:, None]).solution[:, 0]
-        if float(apart.norm()) <= APART * float(column.norm()):
-            return None
-        share = float(errors @ candidate.errors) / float(errors @ errors)
-        scale_error = abs(share * float(column @ candidate.dual) - 1)
+        return column if float(self._apart(column).norm()) > APART else None
+
+    def _apart(self, column: Tensor) -> Tensor:
+        """The part of a column (b,) that is no mixture of those found."""
+        if not self.found:
+            return column
+        columns = torch.stack([other.column for other in self.found], 1)
+        return column - columns @ torch.linalg.lstsq(columns, column[:, None]).solution[:, 0]
+
+    def _told(
+        self, candidate: Candidate, errors: Tensor, column: Tensor, misfit: float
+    ) -> Candidate:
+        """The sample of a column: the candidate itself, if it is that but for shares of others.
+
+        Of another sample than the candidate, the dual is not told yet. Then it is the column's own
+        part that is no mixture of those found.
+        """
+        scale, dual = float(errors @ candidate.errors), candidate.dual
+        scale_error = abs(scale * float(column @ dual) - 1)
         if scale_error <= SHARED:
-            return replace(
-                candidate,
-                errors=share * errors,
-                column=share * column,
-                misfit=misfit,
-                expected=expected,
-                scale_error=scale_error,
-            )
-        # The mask led elsewhere. Only its part that no sample found has in common is told.
+            errors, column = scale * errors, scale * column
+        else:
+            apart = self._apart(column)
+            dual, scale_error = apart / float(apart @ column), 0.0
+        expected = self.layer.expected(column, errors)
         return replace(
             candidate,
-            dual=apart / float(apart @ column),
+            dual=dual,
             errors=errors,
             column=column,
             misfit=misfit,
             expected=expected,
-            scale_error=0.0,
+            scale_error=scale_error,
         )
 
     def _settle(self) -> None:
