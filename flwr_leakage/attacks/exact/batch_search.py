@@ -474,7 +474,7 @@ class BatchSearch:
         """The column of errors (m,) that are explained to the noise, if no other has it."""
         column = self.layer.factor.left.T @ errors
         expected = self.layer.expected(column, errors)
-        if misfit > min(EXACT * expected + ROUNDING, self._rounding):
+        if misfit > EXACT * expected + min(ROUNDING, self._rounding):
             return None
         return column if float(self._apart(column).norm()) > APART else None
 
