@@ -62,8 +62,9 @@ others."""
 TOGETHER = 32
 """Units whose masks are corrected at once."""
 
-APART = 1e-6
-"""Least share of a column that is not in the span of the others: less is one of them again."""
+APART, ROUGH = 1e-6, 10.0
+"""Least share of a column that is not in the span of the others, and in units of its own misfit:
+less is one of them again."""
 
 CLEAR = 100.0
 """The gradient's relative noise, times so much, is rounding of the client's own pass at most."""
@@ -476,7 +477,8 @@ class BatchSearch:
         expected = self.layer.expected(column, errors)
         if misfit > EXACT * expected + min(ROUNDING, self._rounding):
             return None
-        return column if float(self._apart(column).norm()) > APART else None
+        is_new = float(self._apart(column).norm()) > max(APART, ROUGH * misfit)
+        return column if is_new else None
 
     def _apart(self, column: Tensor) -> Tensor:
         """The part of a column (b,) that is no mixture of those found."""
