@@ -4,11 +4,11 @@
         --networks relu,relu-trained --settings noise-1e-3,noise-1e-2,pruned-0.5,pruned-0.9,steps-3
 
 prints a Markdown table, a row for each network, setting and method. The first of ``--methods`` is a
-preset with a budget of its own; every other one gets the same CPU time, by laying its schedule over
-as many iterations as fit (a short trial measures an iteration). ``breaching:NAME`` needs
-``breaching==0.1.2`` (extra ``benchmark``) and takes single steps only. Weights are drawn from
-``--seeds``, images are CIFAR-10 test images from ``--first`` on, others for every seed; labels are
-inferred. Noise is this project's defense in units of the update's norm, or (``rows-1e-2``) of each
+preset with a budget of its own, as exact attacks are; every other one gets the same CPU time, by
+laying its schedule over as many iterations as fit (a short trial measures an iteration).
+``breaching:NAME`` needs ``breaching==0.1.2`` (extra ``benchmark``) and takes single steps only.
+Weights are drawn from ``--seeds``, images are CIFAR-10 test images from ``--first`` on, others for
+every seed; labels are inferred. Noise is this project's defense in units of the update's norm, or (``rows-1e-2``) of each
 tensor's root mean square; pruning is of the whole update; ``steps-3`` are three steps on one image,
 ``batch-4`` is one step on four.
 
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flwr_leakage.attacks.exact.applicability import ExactAttack
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.presets import load_preset
@@ -219,7 +220,8 @@ def _cell(
             print(f"| {name} | {setting} | {method} | not run | | | | | |", flush=True)
             continue
         iterations = 0
-        if not isinstance(load_preset(method) if ":" not in method else None, GaussNewton):
+        attack = None if ":" in method else load_preset(method)
+        if not isinstance(attack, GaussNewton | ExactAttack):
             _, network, _, _, _, seen, _ = cases[0]
             iterations = affordable(attacking(method, network, spec), [seen], budget)
         values, seconds = [], []

@@ -23,7 +23,7 @@ import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage.attacks import Attack, AttackJob
 from flwr_leakage.data import ImageDataset, embedded_mnist, npz_dataset
 from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.models import ConvNet, LeNet, initialize
+from flwr_leakage.models import MLP, ConvNet, LeNet, initialize
 from flwr_leakage.operators import LinearOperator
 from flwr_leakage.records import (
     Batch,
@@ -146,13 +146,13 @@ def small_convnet(shape: Shape = SHAPE, width: int = 16, use_batch_norm: bool = 
 
 
 def make_network(name: str, spec: InputSpec, root: Path, seed: int) -> nn.Module:
-    """LeNet with three or four convolutions, or the ReLU network, untrained or trained."""
+    """LeNet with three or four convolutions, the ReLU network or an MLP, untrained or trained."""
     torch.manual_seed(seed)  # layers draw their weights from the global stream
     if name.startswith("lenet"):
         network: nn.Module = LeNet(SHAPE, CLASSES, num_convolutions=4 if name == "lenet4" else 3)
         return initialize(network, "uniform", generator(seed))
-    network = small_convnet()
-    if name == "relu-trained":
+    network = MLP(SHAPE, CLASSES, (256, 256)) if name.startswith("mlp") else small_convnet()
+    if name.endswith("-trained"):
         images = normalize(load(root, "train", 0, 4000), spec)
         optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
         for _ in range(5):
