@@ -8,9 +8,9 @@ preset with a budget of its own, as exact attacks are; every other one gets the 
 laying its schedule over as many iterations as fit (a short trial measures an iteration).
 ``breaching:NAME`` needs ``breaching==0.1.2`` (extra ``benchmark``) and takes single steps only.
 Weights are drawn from ``--seeds``, images are CIFAR-10 test images from ``--first`` on, others for
-every seed; labels are inferred. Noise is this project's defense in units of the update's norm, or (``rows-1e-2``) of each
-tensor's root mean square; pruning is of the whole update; ``steps-3`` are three steps on one image,
-``batch-4`` is one step on four.
+every seed; labels are inferred. Noise is this project's defense in units of the update's norm, or
+(``rows-1e-2``) of each tensor's root mean square; pruning is of the whole update; ``steps-3`` are
+three steps on one image, ``batch-4`` is one step on four.
 
 ``--bounds N`` adds, for the first N images of a cell, what the linearised Bayesian posterior would
 reach: ``E‖x̂ − x‖² = tr (JᵀΣ⁻¹J + Λ⁻¹)⁻¹``, J at the truth, Λ the prior's covariance. It uses the
