@@ -83,6 +83,7 @@ class Analytic(ExactAttack):
         taken, stage = mean_feature(weight, errors), "all pixels"
         bound = 0.0  # of a pixel that is not seen
         is_pruned = not bool(kept[errors != 0][:, seen].all())  # else zeros are what the sample has
+        found: PrunedPass | None = None
         if is_pruned:
             found = PrunedPass.of(problem, use, generator)
             first = found.layers[0]
@@ -92,7 +93,7 @@ class Analytic(ExactAttack):
         misfit = (kept * torch.outer(errors, taken) - weight).square().sum()
         misfit = misfit / weight.square().sum()
         inputs = order.pixels(taken)
-        if is_pruned and not bool(seen.all()):
+        if found is not None and not bool(seen.all()):
             inputs, told = _filled(problem.spec, order, found)
             stage = f"{int(seen.sum())} of {len(seen)} pixels, {told}"
         images = inputs.reshape(1, *problem.spec.shape)

@@ -3,8 +3,8 @@
 The gradient of a linear layer ``u = W h + c`` is ``e [h, 1]ᵀ`` for one sample, with e its outputs'
 error. Of pruned gradients
 
-* an entry that was kept is exact: the bias's give errors, with which rows give inputs, with which
-  columns give errors of further rows;
+* an entry that was kept is exact, or has noise that shows in how far it is from one product: the
+  bias's give errors, with which rows give inputs, with which columns give errors of further rows;
 * an entry that is zero has ``|e_i h_j| ≤ τ``, with τ the smallest magnitude that its tensor kept;
 * an output whose error or whose feature behind was kept is on;
 * the errors behind give each unit's error if it is on. One that pruning would have kept, and did
@@ -23,8 +23,14 @@ from torch import Tensor
 from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers
 from flwr_leakage.attacks.problem import Problem
 
-ROUNDING = 1e-5
-"""Relative distance from an outer product up to which it is rounding, and excess over τ."""
+ROUGH = 0.1
+"""Relative distance from an outer product up to which it is one with noise."""
+
+FLOAT = 1e-6
+"""Least deviation of what was kept, in units of the layer's largest input: float32's rounding."""
+
+NOISE = 10.0
+"""So many deviations beyond a threshold are noise."""
 
 ROUNDS = 50
 """Times that inputs tell errors and errors inputs; what is not told by then is taken as unknown."""
@@ -44,6 +50,8 @@ class PrunedLayer:
         has_error: which of them are seen (m,).
         inputs: h (n,), zero where not seen.
         seen: which of them are (n,).
+        deviations: of the inputs that are seen, by noise of the gradient (n,).
+        noise: deviation of the gradient's entries.
         threshold: τ; infinite where larger entries are zero than others that were kept.
     """
 
@@ -53,6 +61,8 @@ class PrunedLayer:
     has_error: Bool[Tensor, " m"]
     inputs: Float[Tensor, " n"]
     seen: Bool[Tensor, " n"]
+    deviations: Float[Tensor, " n"]
+    noise: float
     threshold: float
 
     @classmethod
@@ -93,23 +103,42 @@ class PrunedLayer:
             known = weights > 0
         product = errors[:, None] * row
         left = kept * (product - both)
-        if not float(left.norm()) <= ROUNDING * float(both.norm()):
+        if not float(left.norm()) <= ROUGH * float(both.norm()):
             raise ValueError("what is kept of the layer's gradient is not of one sample.")
+        surplus = float(kept.sum()) - float((sizes > 0).sum() + known.sum())
+        noise = float(left.norm()) / max(surplus, 1.0) ** 0.5
+        deviations = noise * weights[:-1].clamp_min(TINIEST).rsqrt()
+        deviations = deviations.clamp_min(FLOAT * float(row[:-1].abs().max()))
         threshold = float(weight[weight != 0].abs().min())
         pruned = product[:, :-1][weight == 0]
-        if len(pruned) and float(pruned.abs().max()) > (1 + ROUNDING) * threshold:
+        if len(pruned) and float(pruned.abs().max()) > threshold * (1 + FLOAT) + NOISE * noise:
             threshold = math.inf  # magnitudes are not what decided
-        return cls(matrix, offset, errors, sizes > 0, row[:-1], known[:-1], threshold)
+        return cls(
+            matrix,
+            offset,
+            errors,
+            sizes > 0,
+            row[:-1],
+            known[:-1],
+            torch.where(known[:-1], deviations, 0.0),
+            noise,
+            threshold,
+        )
 
     @property
     def bound(self) -> float:
         """What inputs that are not seen are at most, in magnitude."""
-        return self.threshold / float(self.errors.abs().max())
+        return (self.threshold + NOISE * self.noise) / float(self.errors.abs().max())
 
     @property
     def error_bound(self) -> float:
         """What errors that are not seen are at most, in magnitude."""
-        return self.threshold / float(self.inputs.abs().max())
+        return (self.threshold + NOISE * self.noise) / float(self.inputs.abs().max())
+
+    @property
+    def error_doubt(self) -> Tensor:
+        """How far errors that are seen may be off (m,)."""
+        return torch.full_like(self.errors, NOISE * self.noise / float(self.inputs.abs().max()))
 
 
 @dataclass(frozen=True)
@@ -159,19 +188,22 @@ class PrunedPass:
         """Which units of each layer but the last are on, and which are off (m,), for certain."""
         last = self.layers[-1]
         errors = last.errors
-        doubt = torch.full_like(errors, last.error_bound).masked_fill(last.has_error, 0.0)
+        doubt = torch.where(
+            last.has_error, last.error_doubt, torch.full_like(errors, last.error_bound)
+        )
         found = []
         pairs = list(zip(self.layers, self.layers[1:], strict=False))
         for layer, following in reversed(pairs):
             own = following.matrix.T @ errors
             own_doubt = following.matrix.abs().T @ doubt
             on = layer.has_error | following.seen
-            off = ~on & (own.abs() - own_doubt > (1 + ROUNDING) * layer.error_bound)
+            off = ~on & (own.abs() - own_doubt > (1 + FLOAT) * layer.error_bound)
             found.append((on, off))
             errors = torch.where(layer.has_error, layer.errors, torch.where(on, own, 0.0))
             unsure = torch.where(on, own_doubt, own.abs() + own_doubt)
             unsure = unsure.clamp_max(layer.error_bound)
-            doubt = torch.where(layer.has_error | off, 0.0, unsure)
+            unsure = torch.where(layer.has_error, layer.error_doubt, unsure)
+            doubt = unsure.masked_fill(off, 0.0)
         return found[::-1]
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.pruned_layers import PrunedLayer, PrunedPass
+from flwr_leakage.attacks.exact.pruned_layers import FLOAT, PrunedLayer, PrunedPass
 from flwr_leakage.attacks.input_order import InputOrder
 from flwr_leakage.records import InputSpec
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -38,9 +38,6 @@ SETTLED = 1e-6
 
 DAMPING = 0.5
 """Share of the way to a bound's new factor: all of them are renewed at the same time."""
-
-FLOAT = 1e-6
-"""Deviation of what was kept, in units of the layer's largest input: float32's rounding."""
 
 LEAST_SPREAD = 1e-8
 """Deviation below which a bounded value is as good as known, and its factor stays."""
@@ -152,10 +149,11 @@ def fill_unseen(spec: InputSpec, order: InputOrder, found: PrunedPass) -> Filled
         offset=first.offset + first.matrix @ order.offset,
     )
     layers = [lead, *found.layers[1:]]
+    blur = order.moved(first.deviations / order.scale.abs())
     bounds = _bounds(spec, order, layers, found.states, base, unseen)
     mean, covariance = _posterior(precision, shift, bounds, None)
     for _ in range(TURNS):
-        equations = _linearised(layers, found.states, base, unseen, mean, covariance)
+        equations = _linearised(layers, found.states, base, blur, unseen, mean, covariance)
         before = mean
         mean, covariance = _posterior(precision, shift, bounds, equations)
         if float((mean - before).abs().max()) <= SETTLED * spread:
@@ -224,18 +222,20 @@ def _linearised(
     layers: Sequence[PrunedLayer],
     states: Sequence[tuple[Tensor, Tensor]],
     base: Tensor,
+    blur: Tensor,
     unseen: Tensor,
     mean: Tensor,
     covariance: Tensor,
 ) -> Equations | None:
     """What the features that are seen say of the unseen pixels, given what is known of these.
 
-    Features of a layer are ``v + H (x − mean) + T ε``, with ε standard normal.
+    Features of a layer are ``v + H (x − mean) + T ε``, with ε standard normal. The pixels that are
+    seen have deviations ``blur``.
     """
     value = base.clone()
     value[unseen] = mean
     slopes = torch.eye(len(base), dtype=base.dtype)[:, unseen]
-    noise = value.new_zeros(len(value), 0)
+    noise = blur.diag()[:, blur > 0]
     forms, values, noises, deviations = [], [], [], []
     for layer, following, (on, off) in zip(layers, layers[1:], states, strict=False):
         outputs = layer.offset + layer.matrix @ value
@@ -245,7 +245,7 @@ def _linearised(
         forms.append(slopes[seen])
         values.append(known - outputs[seen] + slopes[seen] @ mean)
         noises.append(noise[seen])
-        deviations.append(torch.full_like(known, FLOAT * float(following.inputs.max())))
+        deviations.append(following.deviations[seen])
         variance = ((slopes @ covariance) * slopes).sum(1) + noise.square().sum(1)
         slope, own, left = _rectified(outputs, variance.clamp_min(LEAST_SPREAD**2).sqrt())
         slope = torch.where(on, 1.0, torch.where(off, 0.0, slope))

@@ -11,7 +11,7 @@ from flwr_leakage.attacks.exact.pruned_layers import PrunedLayer, PrunedPass
 from flwr_leakage.attacks.exact.unseen_pixels import fill_unseen, truncated
 from flwr_leakage.attacks.input_order import input_orders
 from flwr_leakage.attacks.problem import pose
-from flwr_leakage.defenses import GradientPruning
+from flwr_leakage.defenses import GaussianNoise, GradientPruning
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -91,6 +91,25 @@ def test_pixels_of_which_nothing_is_kept_are_told_by_the_layers_behind():
     (result,) = Analytic()(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
     torch.testing.assert_close(result.batch.inputs, image(), atol=2e-3, rtol=0)
     assert "by 2 layers behind and the prior" in str(result.stats["stage"])
+
+
+def test_noise_of_what_was_kept_shows_and_is_allowed_for():
+    gradient_map, seen = pruned(0.0)
+    noised = GaussianNoise(1e-2, relative_to="norm").on_update(
+        seen.update, Reproducible.from_seed(0)
+    )
+    update = GradientPruning(0.8).on_update(noised, Reproducible.from_seed(0))
+    order, found = read(gradient_map, replace(seen, update=update))
+    truth = image().flatten().double()
+    first = found.layers[0]
+    errors = (first.inputs - truth)[first.seen]
+    assert 0.5 < (errors / first.deviations[first.seen]).square().mean().sqrt() < 2
+    for (on, off), outs in zip(found.states, outputs(gradient_map), strict=True):
+        assert (outs[on] > 0).all()
+        assert (outs[off] <= 0).all()
+    filled = fill_unseen(SPEC, order, found)
+    missed = (filled.inputs - truth)[~order.moved(first.seen)].square().mean().sqrt()
+    assert 0.3 * filled.deviation < missed < 2 * filled.deviation
 
 
 def test_zeros_that_are_no_small_entries_bound_nothing():
