@@ -77,12 +77,15 @@ class Analytic(ExactAttack):
         assert use.bias is not None
         errors, weight = problem.gradient[use.bias], problem.gradient[use.weight]
         if not bool(errors.any()):
-            raise ValueError("the first layer's bias has a zero gradient: no unit was active.")
+            raise ValueError(
+                "the first layer's bias has a zero gradient: no unit was active, or pruning left nothing."
+            )
         kept = (weight != 0).to(weight)
         seen = kept.T @ errors.square() > 0
         taken, stage = mean_feature(weight, errors), "all pixels"
         bound = 0.0  # of a pixel that is not seen
-        is_pruned = not bool(kept[errors != 0][:, seen].all())  # else zeros are what the sample has
+        # Else zeros are what the sample has.
+        is_pruned = not bool(kept[errors != 0][:, seen].all()) or bool(weight[errors == 0].any())
         found: PrunedPass | None = None
         if is_pruned:
             found = PrunedPass.of(problem, use, generator)
