@@ -78,7 +78,7 @@ class Analytic(ExactAttack):
         errors, weight = problem.gradient[use.bias], problem.gradient[use.weight]
         if not bool(errors.any()):
             raise ValueError(
-                "the first layer's bias has a zero gradient: no unit was active, or pruning took it."
+                "the first layer's bias has a zero gradient: no unit was active or all was pruned."
             )
         kept = (weight != 0).to(weight)
         seen = kept.T @ errors.square() > 0
