@@ -336,7 +336,7 @@ class BatchSearch:
     def _lift(self) -> None:
         """All samples that are left, by quadratic lifting, where there are units enough."""
         rest, rank = self._rest, self._left
-        if not self._linked or not self.layer.rectified or rest.behind is None or rank < 2:
+        if not self.layer.rectified or rest.behind is None or rank < 2:
             return
         live = rest.live
         if rank > 0.7 * self._lifted or not fits(int(live.sum()), rank, rest.behind.shape[1]):
@@ -416,15 +416,19 @@ class BatchSearch:
 
         What is nearly right would spoil what is left, and all that is found after it.
         """
-        if self._behind is not None:
-            return self._by_mask(candidate)
+        told = None if self._behind is None else self._by_mask(candidate)
+        if told is not None:
+            return told
         if max(candidate.misfit, candidate.scale_error) > REPAIRABLE:
             return None
         if self._is_known(candidate.dual):
             return None
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
-        return candidate if candidate.is_exact else None
+        is_exact = candidate.is_exact
+        if self._behind is not None:  # what a mask does not tell may be spoilt in double precision
+            is_exact = is_exact and candidate.misfit <= self._limit(candidate.expected)
+        return candidate if is_exact else None
 
     @cached_property
     def _behind(self) -> Tensor | None:
@@ -441,7 +445,11 @@ class BatchSearch:
         factor = self.layer.factor
         entries = int(self.layer.live.sum()) * (factor.right.shape[1] + 1)
         noise = factor.noise * entries**0.5 / float(factor.singular.norm())
-        return max(CERTAIN, CLEAR * noise)
+        return min(max(CERTAIN, CLEAR * noise), ROUNDING)
+
+    def _limit(self, expected: float) -> float:
+        """The largest misfit of a sample, of which noise alone explains some."""
+        return EXACT * expected + self._rounding
 
     def _from_units(self) -> None:
         """Masks of some units' gradients, as far as they lead to samples."""
@@ -474,8 +482,7 @@ class BatchSearch:
     def _new_column(self, errors: Tensor, misfit: float) -> Tensor | None:
         """The column of errors (m,) that are explained to the noise, if no other has it."""
         column = self.layer.factor.left.T @ errors
-        expected = self.layer.expected(column, errors)
-        if misfit > EXACT * expected + min(ROUNDING, self._rounding):
+        if misfit > self._limit(self.layer.expected(column, errors)):
             return None
         is_new = float(self._apart(column).norm()) > max(APART, ROUGH * misfit)
         return column if is_new else None
