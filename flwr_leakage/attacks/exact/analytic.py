@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.exact.applicability import (
     Applicability,
     ExactAttack,
@@ -83,7 +83,7 @@ class Analytic(ExactAttack):
         kept = (weight != 0).to(weight)
         seen = kept.T @ errors.square() > 0
         taken, stage = mean_feature(weight, errors), "all pixels"
-        bound = 0.0  # of a pixel that is not seen
+        bound, stopped = 0.0, False  # the bound of a pixel that is not seen
         # Else zeros are what the sample has.
         is_pruned = not bool(kept[errors != 0][:, seen].all()) or bool(weight[errors == 0].any())
         found: PrunedPass | None = None
@@ -97,13 +97,13 @@ class Analytic(ExactAttack):
         misfit = misfit / weight.square().sum()
         inputs = order.pixels(taken)
         if found is not None and not bool(seen.all()):
-            inputs, told = _filled(problem.spec, order, found)
+            inputs, told, stopped = _filled(problem.spec, order, found, budget)
             stage = f"{int(seen.sum())} of {len(seen)} pixels, {told}"
         images = inputs.reshape(1, *problem.spec.shape)
         clamped = problem.spec.clamp(images)
         labels = AutomaticLabels(otherwise=NearestGradient(clamped))
         targets = assume_targets(problem, labels, generator).values
-        stats: dict[str, Any] = {"stage": stage}
+        stats: dict[str, Any] = {"stage": stage, **stop_mark(stopped)}
         beyond = problem.spec.denormalize(images) - problem.spec.denormalize(clamped)
         off = float(beyond.abs().max())
         if not bool(seen.all()):  # zeros that the sample has, or that pruning made of little
@@ -118,20 +118,24 @@ class Analytic(ExactAttack):
         )
 
 
-def _filled(spec: InputSpec, order: InputOrder, found: PrunedPass) -> tuple[Tensor, str]:
-    """The image with the pixels that nothing was kept of, and how they were found."""
+def _filled(
+    spec: InputSpec, order: InputOrder, found: PrunedPass, budget: Budget
+) -> tuple[Tensor, str, bool]:
+    """The image with the pixels that nothing was kept of, how, and whether that was stopped."""
     first = found.layers[0]
     is_bounded = math.isfinite(first.bound)
     within = f"the others, {f'within {first.bound:.1g} of zero, ' if is_bounded else ''}"
-    filled = fill_unseen(spec, order, found)
+    filled = fill_unseen(spec, order, found, budget)
     if filled is not None:
         behind = f"{len(found.layers) - 1} layers behind and " if len(found.layers) > 1 else ""
         deviation = filled.deviation * max(spec.std)
-        return filled.inputs, f"{within}by {behind}the prior, ± {deviation:.1g}"
+        told = f"{within}by {behind}the prior, ± {deviation:.1g}"
+        return filled.inputs, told, filled.stopped
     inputs = order.pixels(first.inputs)
     dark, near = (order.pixels(torch.full_like(inputs, x)) for x in (0.0, min(first.bound, 1e6)))
     bounds = (near - dark).abs()
-    return fill_in(spec, inputs, order.moved(first.seen), dark, bounds), f"{within}by the prior"
+    inputs = fill_in(spec, inputs, order.moved(first.seen), dark, bounds)
+    return inputs, f"{within}by the prior", False
 
 
 def fill_in(

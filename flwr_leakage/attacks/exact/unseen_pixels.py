@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.exact.pruned_layers import FLOAT, PrunedLayer, PrunedPass
 from flwr_leakage.attacks.input_order import InputOrder
 from flwr_leakage.records import InputSpec
@@ -53,10 +54,12 @@ class Filled:
     Attributes:
         inputs: the whole image (n,), normalised.
         deviation: of the unseen pixels, root mean square, as the posterior has it.
+        stopped: whether the budget was spent before the mean settled.
     """
 
     inputs: Tensor
     deviation: float
+    stopped: bool
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,9 @@ class Equations:
     covariance: Tensor
 
 
-def fill_unseen(spec: InputSpec, order: InputOrder, found: PrunedPass) -> Filled | None:
+def fill_unseen(
+    spec: InputSpec, order: InputOrder, found: PrunedPass, budget: Budget = UNLIMITED
+) -> Filled | None:
     """The posterior mean of an image's unseen pixels.
 
     Each turn solves for u unseen pixels: u³ operations, and u n memory of the prior of n pixels.
@@ -133,6 +138,7 @@ def fill_unseen(spec: InputSpec, order: InputOrder, found: PrunedPass) -> Filled
         spec: of the image.
         order: how the first layer takes it.
         found: what the update tells, in double precision.
+        budget: looked at before each turn.
 
     Returns:
         ``None`` where there are too many for matrices: see :data:`MOST_ENTRIES`.
@@ -152,7 +158,11 @@ def fill_unseen(spec: InputSpec, order: InputOrder, found: PrunedPass) -> Filled
     blur = order.moved(first.deviations / order.scale.abs())
     bounds = _bounds(spec, order, layers, found.states, base, unseen)
     mean, covariance = _posterior(precision, shift, bounds, None)
+    stopped = False
     for _ in range(TURNS):
+        stopped = budget.is_spent
+        if stopped:
+            break
         equations = _linearised(layers, found.states, base, blur, unseen, mean, covariance)
         before = mean
         mean, covariance = _posterior(precision, shift, bounds, equations)
@@ -161,7 +171,8 @@ def fill_unseen(spec: InputSpec, order: InputOrder, found: PrunedPass) -> Filled
         bounds = bounds.renewed(mean, covariance)
     inputs = base.clone()
     inputs[unseen] = mean
-    return Filled(inputs, float(covariance.diagonal().clamp_min(0).mean().sqrt()))
+    deviation = float(covariance.diagonal().clamp_min(0).mean().sqrt())
+    return Filled(inputs, deviation, stopped)
 
 
 def _given_seen(spec: InputSpec, base: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor, float]:

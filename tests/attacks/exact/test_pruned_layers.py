@@ -7,6 +7,7 @@ from attacked import observe
 from torch import nn
 
 from flwr_leakage.attacks import Analytic, AttackJob
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.exact.pruned_layers import PrunedLayer, PrunedPass
 from flwr_leakage.attacks.exact.unseen_pixels import fill_unseen, truncated
 from flwr_leakage.attacks.input_order import input_orders
@@ -91,6 +92,17 @@ def test_pixels_of_which_nothing_is_kept_are_told_by_the_layers_behind():
     (result,) = Analytic()(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
     torch.testing.assert_close(result.batch.inputs, image(), atol=2e-3, rtol=0)
     assert "by 2 layers behind and the prior" in str(result.stats["stage"])
+
+
+def test_a_spent_budget_ends_the_turns():
+    gradient_map, seen = pruned(0.8)
+    order, found = read(gradient_map, seen)
+    spent, whole = (fill_unseen(SPEC, order, found, each) for each in (Budget.of(0.0), UNLIMITED))
+    assert spent.stopped
+    assert not whole.stopped
+    assert spent.deviation > whole.deviation
+    (result,) = Analytic()(AttackJob(gradient_map, SPEC, [seen], ThreatModel(), max_seconds=1e-9))
+    assert result.stats["stopped"] == "budget"
 
 
 def test_noise_of_what_was_kept_shows_and_is_allowed_for():
