@@ -79,7 +79,8 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     count, either may be the worse one. With independent errors, their mean is better than both if
     squared errors differ by less than three times. So a wall below :data:`WALL` is no reason
     against it, unless little but noise is left, or candidates are close to each other, where
-    energies are precise. What is further from
+    energies are precise. Where nothing but rounding is left of a pruned update, candidates differ
+    in what is likely alone, and the likeliest is the answer. What is further from
     the update than no sample at all explains nothing, and is no part of a mean, nor is such a mean
     an answer.
 
@@ -87,6 +88,8 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
         ``None`` where nothing can be added to the most likely candidate.
     """
     first, *others = sorted(candidates, key=lambda candidate: candidate.energy)
+    if not evidence.is_noised and first.judged.misfit <= 1:
+        return None
     others = [each for each in others if evidence.is_noised or each.judged.distance < 1]
     parts = [(first, first.batch.inputs.double(), 1.0)]
     fusion: Fusion | None = None

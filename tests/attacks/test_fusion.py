@@ -50,6 +50,17 @@ def test_samples_are_fused_with_their_like(gradient_map, spec, smooth):
     assert fuse([candidates[0], candidates[2]], evidence) is None
 
 
+@pytest.mark.parametrize(("misfit", "fused"), [(0.9, False), (1.1, True)])
+def test_of_what_is_met_to_rounding_the_likeliest_is_the_answer(misfit, fused, job, smooth):
+    evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 1e-7)
+    both = [erring(smooth, seed) for seed in (0, 1)]
+    judged = [replace(evidence.judge(each), misfit=misfit) for each in both]
+    candidates = [
+        Candidate(str(i), b, j) for i, (b, j) in enumerate(zip(both, judged, strict=True))
+    ]
+    assert (fuse(candidates, evidence) is not None) == fused
+
+
 def test_a_mean_across_a_wall_is_refused(job, smooth):
     evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 1e-7)
     near = erring(smooth, 0)
