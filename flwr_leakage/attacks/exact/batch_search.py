@@ -72,9 +72,6 @@ CLEAR = 100.0
 TOLD = 20
 """Equations that must be left over where a mask tells a column."""
 
-LAST = 1e-2
-"""Scale error up to which the last sample is what is left of errors that are nearly dependent."""
-
 REPAIRABLE = 0.6
 """A misfit that one wrong sign of a unit may cause. What is no sample mostly leaves more."""
 
@@ -429,8 +426,6 @@ class BatchSearch:
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
         is_exact = candidate.is_exact
-        if self._left == 1 and candidate.scale_error <= LAST:
-            is_exact = candidate.misfit <= EXACT * candidate.expected + ROUNDING
         if self._behind is not None:  # what a mask does not tell may be spoilt in double precision
             is_exact = is_exact and candidate.misfit <= self._limit(candidate.expected)
         return candidate if is_exact else None

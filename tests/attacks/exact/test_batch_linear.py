@@ -309,19 +309,6 @@ def test_samples_whose_errors_are_nearly_dependent_are_read_off_their_zeros():
     assert features.proven == 6
 
 
-@pytest.mark.parametrize(("samples", "taken"), [(1, True), (2, False)])
-def test_only_the_last_sample_may_miss_its_scale(samples, taken):
-    """Errors that are nearly dependent leave little of it, and nothing else that it could be."""
-    truth = batch(samples)
-    layers, generator = pose_batch(mlp(71), truth)
-    image = truth.inputs[0].flatten().double()
-    dual = torch.linalg.lstsq(layers[0].factor.right.T, image[:, None]).solution[:, 0]
-    candidate = replace(layers[0].check(dual), scale_error=5e-3)
-    search = BatchSearch(layers[0], None, QUICK, generator)
-    assert not candidate.is_exact
-    assert (search._passed(candidate) is not None) == taken
-
-
 def test_clients_whose_mean_is_seen_are_one_batch():
     gradient_map, truth = GradientMap(mlp(120, 60)), batch(6)
     schedule = LocalSchedule(1.0, 1, 6)
