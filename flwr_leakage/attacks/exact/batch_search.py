@@ -34,7 +34,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_layer import EXACT, ROUNDING, BatchLayer, Candidate
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor
-from flwr_leakage.attacks.exact.mask_columns import settle_masks
+from flwr_leakage.attacks.exact.mask_columns import LEAST, settle_masks
 from flwr_leakage.attacks.exact.quadratic_lifting import fits, lifted_columns
 from flwr_leakage.attacks.exact.sparse_columns import (
     extreme_ray,
@@ -68,9 +68,6 @@ less is one of them again."""
 
 CLEAR = 100.0
 """The gradient's relative noise, times so much, is rounding of the client's own pass at most."""
-
-TOLD = 20
-"""Equations that must be left over where a mask tells a column."""
 
 REPAIRABLE = 0.6
 """A misfit that one wrong sign of a unit may cause. What is no sample mostly leaves more."""
@@ -436,7 +433,7 @@ class BatchSearch:
         layer, behind = self.layer, self.following
         if not layer.rectified or behind is None or self._linked:
             return None
-        enough = layer.surplus >= behind.factor.rank + TOLD
+        enough = layer.surplus >= behind.factor.rank + LEAST
         return behind.matrix.T @ behind.factor.left if enough else None
 
     @cached_property

@@ -18,7 +18,7 @@ TURNS = 40
 """Times at most that a mask is corrected."""
 
 LEAST = 20
-"""Units that are on, beyond the directions of the layer behind, in a mask that tells anything."""
+"""Units beyond the unknown numbers, of all and of those that are on, that a mask must have."""
 
 RIDGE = 1e-10
 """Of the matrix whose root is taken, in units of its largest entry: units on may be dependent."""

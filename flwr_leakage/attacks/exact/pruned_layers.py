@@ -135,10 +135,11 @@ class PrunedLayer:
         """What errors that are not seen are at most, in magnitude."""
         return (self.threshold + NOISE * self.noise) / float(self.inputs.abs().max())
 
-    @property
-    def error_doubt(self) -> Tensor:
-        """How far errors that are seen may be off (m,)."""
-        return torch.full_like(self.errors, NOISE * self.noise / float(self.inputs.abs().max()))
+    def doubt(self, of_others: Tensor | float) -> Tensor:
+        """How far errors may be off (m,): by noise where they are seen, else by what is given."""
+        own = NOISE * self.noise / float(self.inputs.abs().max())
+        others = torch.as_tensor(of_others).to(self.errors).expand_as(self.errors)
+        return others.masked_fill(self.has_error, own)
 
 
 @dataclass(frozen=True)
@@ -188,9 +189,7 @@ class PrunedPass:
         """Which units of each layer but the last are on, and which are off (m,), for certain."""
         last = self.layers[-1]
         errors = last.errors
-        doubt = torch.where(
-            last.has_error, last.error_doubt, torch.full_like(errors, last.error_bound)
-        )
+        doubt = last.doubt(last.error_bound)
         found = []
         pairs = list(zip(self.layers, self.layers[1:], strict=False))
         for layer, following in reversed(pairs):
@@ -201,9 +200,7 @@ class PrunedPass:
             found.append((on, off))
             errors = torch.where(layer.has_error, layer.errors, torch.where(on, own, 0.0))
             unsure = torch.where(on, own_doubt, own.abs() + own_doubt)
-            unsure = unsure.clamp_max(layer.error_bound)
-            unsure = torch.where(layer.has_error, layer.error_doubt, unsure)
-            doubt = unsure.masked_fill(off, 0.0)
+            doubt = layer.doubt(unsure.clamp_max(layer.error_bound)).masked_fill(off, 0.0)
         return found[::-1]
 
 
