@@ -31,6 +31,9 @@ RADII, NEARBY, FAR = (1e-4, 1e-3), 24, 3.0
 """How far around a candidate, relative to its size, and at how many points masks are tried; in how
 many standard deviations where those are known."""
 
+ZERO = 1e-9
+"""Of the largest input: what is less in all samples is zero but for rounding."""
+
 MANY = 128
 """Duals that are judged at once, which bounds the memory."""
 
@@ -128,7 +131,7 @@ class BatchLayer:
 
     @cached_property
     def right(self) -> Tensor:
-        """R (b, n) in units in which an input without signal is zero, see :meth:`in_pixels`."""
+        """R (b, n') in units in which an input without signal is zero, see :meth:`in_pixels`."""
         return self.in_pixels(self.factor.right, self.factor.bias)
 
     @cached_property
@@ -167,18 +170,24 @@ class BatchLayer:
         return inputs.square().mean(1).sqrt() * contrast
 
     def in_pixels(self, rows: Tensor, shares: Tensor) -> Tensor:
-        """Mixtures of inputs in units in which an input without signal is zero.
+        """Mixtures (r, n') of inputs in units in which an input without signal is zero.
 
         Outputs of a ReLU are zero where the unit is inactive. An image is zero where it is black:
-        its normalisation, ``(pixel − mean) / std``, is undone for mixtures too.
+        its normalisation, ``(pixel − mean) / std``, is undone for mixtures too. Inputs that are
+        zero in all mixtures are left out: no zero of a sample is told by them.
 
         Args:
             rows: (r, n) mixtures of samples' inputs.
             shares: (r,) the sum of each mixture's weights.
         """
-        if self.order is None:
-            return rows
-        rows = self.order.moved((rows - shares[:, None] * self.order.offset) / self.order.scale)
+        if self.order is not None:
+            rows = self._denormalized(rows, shares, self.order)
+        sizes = rows.abs().amax(0)
+        return rows[:, sizes > ZERO * sizes.max()]
+
+    def _denormalized(self, rows: Tensor, shares: Tensor, order: InputOrder) -> Tensor:
+        """Mixtures of images, black being zero."""
+        rows = order.moved((rows - shares[:, None] * order.offset) / order.scale)
         spec = self.problem.spec
         black = spec.denormalize(rows.new_zeros(spec.shape)).flatten()
         contrast = spec.denormalize(rows.new_ones(spec.shape)).flatten() - black

@@ -127,7 +127,7 @@ def _zeros(layer: BatchLayer, sample: Candidate) -> Tensor | None:
     """(b, z) what the sample's zeros demand, ``Eᵀ t = 0``, or ``None`` where they are too few."""
     if not (layer.takes_input or layer.sparse_inputs):
         return None
-    right = layer.right[:, layer.right.abs().amax(0) > 0]
+    right = layer.right
     zeros = zero_entries(sample.dual @ right, layer.factor.rank + SURPLUS)
     return None if zeros is None else right[:, zeros]
 

@@ -19,22 +19,18 @@ A mask becomes an input by closure: the next layer's inputs a, which the next gr
 zero off the mask, which leaves one of them; on the mask the layer's outputs are a. The outputs that
 this gives correct the mask, until it agrees with itself. Every proposal is judged by the network
 behind (``BatchLayer.check``).
-
-Where masks tell errors, columns are exact before inputs are: what another sample of small error
-adds to a unit's gradient spoils the input that is read off it, but not its mask. All columns
-together tell all inputs.
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.batch_layer import EXACT, ROUNDING, BatchLayer, Candidate
+from flwr_leakage.attacks.exact.batch_layer import EXACT, ROUNDING, ZERO, BatchLayer, Candidate
+from flwr_leakage.attacks.exact.batch_masks import CERTAIN, MaskColumns
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor
-from flwr_leakage.attacks.exact.mask_columns import LEAST, settle_masks
 from flwr_leakage.attacks.exact.quadratic_lifting import fits, lifted_columns
 from flwr_leakage.attacks.exact.sparse_columns import (
     extreme_ray,
@@ -49,25 +45,11 @@ FROM_ROWS = 0.75
 UNCHANGED = 1e-9
 """A unit's direction that moved by less is the same."""
 
-CERTAIN = 1e-8
-"""A misfit of rounding in double precision."""
-
 ALONE = 0.1
 """A larger misfit of a unit's gradient shows that several samples activate it."""
 
-SHARED = 0.3
-"""Scale error up to which an input that is read off a unit is a sample's, but for small shares of
-others."""
-
 TOGETHER = 32
 """Units whose masks are corrected at once."""
-
-APART, ROUGH = 1e-6, 10.0
-"""Least share of a column that is not in the span of the others, and in units of its own misfit:
-less is one of them again."""
-
-CLEAR = 100.0
-"""The gradient's relative noise, times so much, is rounding of the client's own pass at most."""
 
 REPAIRABLE = 0.6
 """A misfit that one wrong sign of a unit may cause. What is no sample mostly leaves more."""
@@ -125,10 +107,8 @@ class _Rest:
 
     @cached_property
     def pixels(self) -> Tensor:
-        """(n', r) the inputs' span, a row an input that is not constantly zero, in pixel units."""
-        right = self.layer.in_pixels(self.factor.right, self.factor.bias)
-        sizes = right.abs().amax(0)
-        return right[:, sizes > 1e-9 * sizes.max()].T
+        """(n', r) the inputs' span, a row an input, see :meth:`BatchLayer.in_pixels`."""
+        return self.layer.in_pixels(self.factor.right, self.factor.bias).T
 
     @cached_property
     def orthonormal(self) -> tuple[Tensor, Tensor]:
@@ -173,6 +153,7 @@ class BatchSearch:
         # The next layer tells its inputs only where its errors are of full rank.
         self._linked = following is not None and following.factor.rank == layer.factor.rank
         self._features = following.factor.right.T if following and self._linked else None
+        self._masks = None if self._linked else MaskColumns.posed(layer, following)
         self._rest = self._remainder()
         self._peeled = torch.zeros_like(layer.factor.left)  # duals of units when tried last
         self._misfits = torch.full_like(layer.offset, torch.inf)  # of these
@@ -196,8 +177,8 @@ class BatchSearch:
                 for source in sources
             ]
             chosen = int(torch.multinomial(torch.tensor(chances), 1, generator=self.generator))
-            if sources[chosen] == "masks":
-                self._from_units()
+            if sources[chosen] == "masks" and self._masks is not None:
+                self._from_units(self._masks)
             else:
                 self._propose(sources[chosen])
         for _ in range(REPAIRS):
@@ -205,8 +186,8 @@ class BatchSearch:
                 self._judge("last", self.layer.factor.bias.new_ones(1))
         if self._left == 1:  # errors that are nearly dependent leave little of it
             self._judge("last by zeros", None, self._last_by_zeros())
-        if self._behind is not None:
-            self._settle()
+        if self._masks is not None:
+            self.found = self._masks.settled(self.found)
         return self.found
 
     @property
@@ -216,7 +197,7 @@ class BatchSearch:
     def _sources(self) -> list[str]:
         layer = self.layer
         sources = ["errors", "features"] if layer.rectified and self._linked else []
-        sources += ["masks"] * (self._behind is not None)
+        sources += ["masks"] * (self._masks is not None)
         sources += ["inputs"] * (layer.takes_input or layer.sparse_inputs)
         return sources + ["rays"] * layer.sparse_inputs
 
@@ -233,15 +214,17 @@ class BatchSearch:
             active = rest.factor.left[live]
             zeros = zero_entries(active @ sparsest(active, start), rank)
             if zeros is not None:
-                mask = torch.zeros_like(rest.live)
-                mask[live[~zeros]] = True
+                mask = rest.live.clone()
+                mask[live] = ~zeros
                 dual = self._close(mask)
         elif source == "features":
             assert rest.features is not None
             values = rest.features @ sparsest(rest.features, noise, nonnegative=True)
-            zeros = zero_entries(values, rank)
+            mask = rest.features.abs().amax(1) > ZERO  # what no sample activates tells nothing
+            zeros = zero_entries(values[mask], rank)
             if zeros is not None:
-                dual = self._close(~zeros)
+                mask[mask.clone()] = ~zeros
+                dual = self._close(mask)
         else:
             basis, triangle = rest.orthonormal
             if source == "rays":
@@ -292,7 +275,7 @@ class BatchSearch:
         """
         if not self.layer.rectified:
             return False
-        rarely = self._linked or self._behind is not None
+        rarely = self._linked or self._masks is not None
         return not rarely or first or "peeling" in self.accepted
 
     def _peel(self, ends: float) -> None:
@@ -413,7 +396,7 @@ class BatchSearch:
 
         What is nearly right would spoil what is left, and all that is found after it.
         """
-        told = None if self._behind is None else self._by_mask(candidate)
+        told = None if self._masks is None else self._masks.of_candidate(candidate, self.found)
         if told is not None:
             return told
         if max(candidate.misfit, candidate.scale_error) > REPAIRABLE:
@@ -423,109 +406,21 @@ class BatchSearch:
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
         is_exact = candidate.is_exact
-        if self._behind is not None:  # what a mask does not tell may be spoilt in double precision
-            is_exact = is_exact and candidate.misfit <= self._limit(candidate.expected)
+        if self._masks is not None:  # what a mask does not tell may be spoilt in double precision
+            is_exact = is_exact and candidate.misfit <= self._masks.limit(candidate.expected)
         return candidate if is_exact else None
 
-    @cached_property
-    def _behind(self) -> Tensor | None:
-        """``W₂ᵀ V₂`` (m, d), if the next layer's inputs are not told and a mask tells a column."""
-        layer, behind = self.layer, self.following
-        if not layer.rectified or behind is None or self._linked:
-            return None
-        enough = layer.surplus >= behind.factor.rank + LEAST
-        return behind.matrix.T @ behind.factor.left if enough else None
-
-    @cached_property
-    def _rounding(self) -> float:
-        """A misfit of rounding in the client's precision, as the gradient's noise shows it."""
-        factor = self.layer.factor
-        entries = int(self.layer.live.sum()) * (factor.right.shape[1] + 1)
-        noise = factor.noise * entries**0.5 / float(factor.singular.norm())
-        return min(max(CERTAIN, CLEAR * noise), ROUNDING)
-
-    def _limit(self, expected: float) -> float:
-        """The largest misfit of a sample, of which noise alone explains some."""
-        return EXACT * expected + self._rounding
-
-    def _from_units(self) -> None:
+    def _from_units(self, masks: MaskColumns) -> None:
         """Masks of some units' gradients, as far as they lead to samples."""
-        assert self._behind is not None
         rest = self._rest
         live = rest.live.nonzero()[:, 0]
         drawn = torch.randint(len(live), (TOGETHER,), generator=self.generator)
         duals = rest.factor.left[live[drawn]] @ rest.lift
-        duals = duals / (duals @ self.layer.factor.bias)[:, None]
-        masks = duals @ self.layer.projected.T + self.layer.offset > 0
-        self.proposals["masks"] = self.proposals.get("masks", 0) + len(masks)
-        settled = settle_masks(self.layer.factor.left, self._behind, masks)
-        for start, errors, misfit in zip(*vars(settled).values(), strict=True):
-            column = self._new_column(errors, float(misfit))
-            candidate = None if column is None else self.layer.check(duals[int(start)])
-            if candidate is not None and column is not None and self._left:
-                self._take("masks", self._told(candidate, errors, column, float(misfit)))
-
-    def _by_mask(self, candidate: Candidate) -> Candidate | None:
-        """The sample that a candidate's mask leads to, if it is a new one."""
-        assert self._behind is not None
-        mask = candidate.outputs[None] > 0
-        settled = settle_masks(self.layer.factor.left, self._behind, mask)
-        for errors, misfit in zip(settled.errors, settled.misfits, strict=True):
-            column = self._new_column(errors, float(misfit))
-            if column is not None:
-                return self._told(candidate, errors, column, float(misfit))
-        return None
-
-    def _new_column(self, errors: Tensor, misfit: float) -> Tensor | None:
-        """The column of errors (m,) that are explained to the noise, if no other has it."""
-        column = self.layer.factor.left.T @ errors
-        if misfit > self._limit(self.layer.expected(column, errors)):
-            return None
-        is_new = float(self._apart(column).norm()) > max(APART, ROUGH * misfit)
-        return column if is_new else None
-
-    def _apart(self, column: Tensor) -> Tensor:
-        """The part of a column (b,) that is no mixture of those found."""
-        if not self.found:
-            return column
-        columns = torch.stack([other.column for other in self.found], 1)
-        return column - columns @ torch.linalg.lstsq(columns, column[:, None]).solution[:, 0]
-
-    def _told(
-        self, candidate: Candidate, errors: Tensor, column: Tensor, misfit: float
-    ) -> Candidate:
-        """The sample of a column: the candidate itself, if it is that but for shares of others.
-
-        Of another sample than the candidate, the dual is not told yet. Then it is the column's own
-        part that is no mixture of those found.
-        """
-        scale, dual = float(errors @ candidate.errors), candidate.dual
-        scale_error = abs(scale * float(column @ dual) - 1)
-        if scale_error <= SHARED:
-            errors, column = scale * errors, scale * column
-        else:
-            apart = self._apart(column)
-            dual, scale_error = apart / float(apart @ column), 0.0
-        expected = self.layer.expected(column, errors)
-        return replace(
-            candidate,
-            dual=dual,
-            errors=errors,
-            column=column,
-            misfit=misfit,
-            expected=expected,
-            scale_error=scale_error,
-        )
-
-    def _settle(self) -> None:
-        """Inputs of all columns together; of some, those that are exact by themselves."""
-        duals = [sample.dual for sample in self.found]
-        if self.found and not self._left:
-            columns = torch.stack([sample.column for sample in self.found], 1)
-            duals = list(torch.linalg.pinv(columns))
-        checked = [self.layer.check(dual) for dual in duals]
-        told = [each for each in checked if each is not None]
-        self.found = told if not self._left else [each for each in told if each.is_exact]
+        self.proposals["masks"] = self.proposals.get("masks", 0) + len(duals)
+        for candidate in masks.of_duals(duals, self.found):
+            if not self._left:
+                break
+            self._take("masks", candidate)
 
     def _refresh(self) -> None:
         """Compute the duals found once more, now that the others' columns are known.

@@ -295,6 +295,28 @@ def test_features_of_a_cnn_are_found_and_are_called_no_images():
     assert features.proven == 6
 
 
+def test_zeros_of_a_rough_sample_are_not_told_by_features_that_are_dead_in_all():
+    """Noise of the rough sample hides its own zeros behind the exact ones of all samples."""
+    network, spec = Head(), replace(SPEC, num_classes=10)
+    with torch.no_grad():
+        network.conv.bias[2:] = -10.0
+    truth = replace(batch(4), targets=torch.arange(4))
+    gradient_map = GradientMap(network.eval())
+    observed = observe(gradient_map, truth, LocalSchedule(0.1, 1, 4))
+    problem = pose(gradient_map, spec, observed, ThreatModel()).to(torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    (layer,), _ = pose_layers(problem, generator)
+    features = network.features(truth.inputs).double().detach()
+    assert layer.right.shape[1] == int(features.any(0).sum()) < 512
+    duals = torch.linalg.lstsq(layer.factor.right.T, features.T).solution.T
+    rough = duals[0] + 1e-3 * duals[1:].sum(0)
+    search = BatchSearch(layer, None, QUICK, generator)
+    search.found = [search.layer.check(dual) for dual in duals[1:]]
+    search._rest = replace(search._remainder(), lift=rough[None])
+    found = layer.check(search._last_by_zeros())
+    assert (found.inputs - features[0]).norm() < 1e-4 * features[0].norm()
+
+
 def test_samples_whose_errors_are_nearly_dependent_are_read_off_their_zeros():
     network, spec = Head(), replace(SPEC, num_classes=10)
     truth = replace(batch(6), targets=torch.tensor([0, 0, 1, 1, 2, 2]))
