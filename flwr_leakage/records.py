@@ -412,7 +412,8 @@ class Part:
     Attributes:
         name: of the attack.
         outcome: ``solved``: a candidate whose gradient meets the observed one, to a tolerance or
-            to the noise, or one that is proven. ``found``: another candidate. ``stopped``: the
+            to the noise, or one that is proven, or the mean of what is likely given all that
+            pruning has kept, which it meets. ``found``: another candidate. ``stopped``: the
             best candidate when the time was up. ``refused``: it does not apply. ``failed``: an
             error that is not foreseen. ``not run``: the time was up, or the target was solved.
         objective: relative squared distance of the candidate's gradient; NaN without a candidate.

@@ -10,6 +10,7 @@ from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.denoising import Denoising
 from flwr_leakage.attacks.evidence import Evidence, Judgement
+from flwr_leakage.attacks.exact.analytic import POSTERIOR
 from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.fusion import Candidate, fuse
 from flwr_leakage.attacks.inversion.dense_gauss_newton import DenseGaussNewton
@@ -28,7 +29,8 @@ class Strongest:
 
     A target is *solved*, and no further attack is run on it, once a candidate's gradient meets the
     observed one within ``tolerance``, or explains an update with noise to that noise, or once an
-    attack has proven all of its samples.
+    attack has proven all of its samples, or answers a pruned update by the mean of what is likely
+    given all that was kept, which its gradient meets to rounding.
 
     ``finish`` goes on from each candidate that is not far less likely than the best, so that they
     are compared where they lead, unless samples are proven or rounding is all that is left. Its
@@ -178,7 +180,7 @@ class _Target:
     """One observation on its way through the attacks.
 
     A solved one needs no further attack. It is done, too, and needs no finish, once its samples are
-    proven or rounding is all that is left.
+    proven or rounding is all that is left of what the client sent.
     """
 
     evidence: Evidence | None
@@ -241,7 +243,9 @@ class _Target:
             return False
         judged = self.evidence.judge(result.batch)
         proven = _is_proven(result)
-        solved = judged.is_met or proven or (judged.is_explained and not fits_noise)
+        is_told = judged.misfit <= 1 and not self.evidence.is_noised
+        is_done = proven or (is_told and (judged.is_met or POSTERIOR in result.stats))
+        solved = judged.is_met or is_done or (judged.is_explained and not fits_noise)
         outcome = "solved" if solved else "stopped" if stopped else "found"
         reason = "proven" if proven else str(result.stats.get("stage", ""))
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
@@ -257,7 +261,7 @@ class _Target:
             self.energy = judged.energy
             self.best = _judged(result, name, judged)
         self.is_solved |= solved
-        self.is_done |= proven or (judged.is_met and judged.misfit <= 1)
+        self.is_done |= is_done
         if is_better:
             self.candidates[origin] = Candidate(name, result.batch, judged)
         return is_best

@@ -35,7 +35,9 @@ from flwr_leakage.attacks.evidence import Judgement, ring_energy
 from flwr_leakage.attacks.finish import in_granted_order
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.strongest import _Target
+from flwr_leakage.defenses import GradientPruning
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, LocalSchedule, Part, Reconstruction, ThreatModel
 from flwr_leakage.spectral.patch_prior import PatchPrior
 
@@ -115,6 +117,23 @@ def test_an_update_explained_to_its_noise_ends_the_search(job, smooth, grey):
     assert [part.outcome for part in result.parts] == ["found", "solved", "not run"]
     assert result.stats["misfit"] < 1.05
     assert result.objective > 1e-4
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["what is likely", "a guess"])
+@pytest.mark.parametrize("error", [0.0, 0.2], ids=["meets what was kept", "does not"])
+def test_the_mean_of_what_is_likely_given_all_that_was_kept_ends_the_search(
+    job, smooth, grey, told, error
+):
+    """No other candidate can be expected to be nearer, but the pruned gradient is met by none."""
+    (seen,) = job.observations
+    pruned = GradientPruning(0.5).on_update(seen.update, Reproducible.from_seed(0))
+    job = replace(job, observations=[replace(seen, update=pruned)])
+    mean = Answering(erring(smooth, 0, error), {"posterior_deviation": 0.1} if told else {})
+    (result,) = Strongest({"mean": mean, "later": Answering(grey)})(job)
+    is_end = told and error == 0
+    outcomes = ["solved", "not run"] if is_end else ["found", "found"]
+    assert [part.outcome for part in result.parts][:2] == outcomes
+    assert result.objective > 1e-4  # of all entries, those included that were pruned
 
 
 def test_noise_alone_is_solved_by_nothing(job, grey):

@@ -28,6 +28,10 @@ from flwr_leakage.records import InputSpec, Reconstruction
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
+POSTERIOR = "posterior_deviation"
+"""Among the stats of an answer that is the posterior's mean: the error of unseen pixels that it
+expects, root mean square, of values in [0, 1]."""
+
 ROUNDING = 1e-5
 """Relative distance of the gradient from an outer product up to which it is rounding."""
 
@@ -48,6 +52,7 @@ class Analytic(ExactAttack):
     Of a pruned update the kept entries are exact. A pixel of which none was kept is known up to
     ``|x_j| ≤ τ / max_i |δ_i|``, with τ the smallest magnitude kept. What else the linear layers
     behind and the prior of images say of it is in :mod:`~flwr_leakage.attacks.exact.unseen_pixels`.
+    ``stats["posterior_deviation"]`` is the error that is expected of these pixels.
 
     Where ``∂L/∂W`` and δ xᵀ differ by rounding alone, in the rows of several units, and x lies in
     the range of images, x is proven: no other sample has this gradient, whatever follows the layer,
@@ -83,10 +88,11 @@ class Analytic(ExactAttack):
         kept = (weight != 0).to(weight)
         seen = kept.T @ errors.square() > 0
         taken, stage = mean_feature(weight, errors), "all pixels"
-        bound, stopped = 0.0, False  # the bound of a pixel that is not seen
+        bound = 0.0  # of a pixel that is not seen
         # Else zeros are what the sample has.
         is_pruned = not bool(kept[errors != 0][:, seen].all()) or bool(weight[errors == 0].any())
         found: PrunedPass | None = None
+        more: dict[str, Any] = {}
         if is_pruned:
             found = PrunedPass.of(problem, use, generator)
             first = found.layers[0]
@@ -97,13 +103,13 @@ class Analytic(ExactAttack):
         misfit = misfit / weight.square().sum()
         inputs = order.pixels(taken)
         if found is not None and not bool(seen.all()):
-            inputs, told, stopped = _filled(problem.spec, order, found, budget)
+            inputs, told, more = _filled(problem.spec, order, found, budget)
             stage = f"{int(seen.sum())} of {len(seen)} pixels, {told}"
         images = inputs.reshape(1, *problem.spec.shape)
         clamped = problem.spec.clamp(images)
         labels = AutomaticLabels(otherwise=NearestGradient(clamped))
         targets = assume_targets(problem, labels, generator).values
-        stats: dict[str, Any] = {"stage": stage, **stop_mark(stopped)}
+        stats: dict[str, Any] = {"stage": stage, **more}
         beyond = problem.spec.denormalize(images) - problem.spec.denormalize(clamped)
         off = float(beyond.abs().max())
         if not bool(seen.all()):  # zeros that the sample has, or that pruning made of little
@@ -120,22 +126,28 @@ class Analytic(ExactAttack):
 
 def _filled(
     spec: InputSpec, order: InputOrder, found: PrunedPass, budget: Budget
-) -> tuple[Tensor, str, bool]:
-    """The image with the pixels that nothing was kept of, how, and whether that was stopped."""
+) -> tuple[Tensor, str, dict[str, Any]]:
+    """The image with the pixels that nothing was kept of, how, and what else there is to note."""
     first = found.layers[0]
     is_bounded = math.isfinite(first.bound)
     within = f"the others, {f'within {first.bound:.1g} of zero, ' if is_bounded else ''}"
-    filled = fill_unseen(spec, order, found, budget)
+    why = "there are too many for matrices of them"
+    try:
+        filled = fill_unseen(spec, order, found, budget)
+    except torch.linalg.LinAlgError:
+        filled, why = None, "matrices of what they tell are not positive definite"
     if filled is not None:
         behind = f"{len(found.layers) - 1} layers behind and " if len(found.layers) > 1 else ""
         deviation = filled.deviation * max(spec.std)
         told = f"{within}by {behind}the prior, ± {deviation:.1g}"
-        return filled.inputs, told, filled.stopped
+        if filled.stopped:
+            return filled.inputs, told, stop_mark(True)
+        return filled.inputs, told, {POSTERIOR: deviation}
     inputs = order.pixels(first.inputs)
     dark, near = (order.pixels(torch.full_like(inputs, x)) for x in (0.0, min(first.bound, 1e6)))
     bounds = (near - dark).abs()
     inputs = fill_in(spec, inputs, order.moved(first.seen), dark, bounds)
-    return inputs, f"{within}by the prior", False
+    return inputs, f"{within}by the prior alone: {why}", {}
 
 
 def fill_in(

@@ -8,6 +8,7 @@ from torch import nn
 
 from flwr_leakage.attacks import Analytic, AttackJob
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
+from flwr_leakage.attacks.exact import unseen_pixels
 from flwr_leakage.attacks.exact.pruned_layers import PrunedLayer, PrunedPass
 from flwr_leakage.attacks.exact.unseen_pixels import fill_unseen, truncated
 from flwr_leakage.attacks.input_order import input_orders
@@ -92,6 +93,8 @@ def test_pixels_of_which_nothing_is_kept_are_told_by_the_layers_behind():
     (result,) = Analytic()(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
     torch.testing.assert_close(result.batch.inputs, image(), atol=2e-3, rtol=0)
     assert "by 2 layers behind and the prior" in str(result.stats["stage"])
+    off = (SPEC.denormalize(result.batch.inputs) - SPEC.denormalize(image())).flatten()[unseen]
+    assert off.square().mean().sqrt() < 4 * result.stats["posterior_deviation"]
 
 
 def test_a_spent_budget_ends_the_turns():
@@ -103,6 +106,23 @@ def test_a_spent_budget_ends_the_turns():
     assert spent.deviation > whole.deviation
     (result,) = Analytic()(AttackJob(gradient_map, SPEC, [seen], ThreatModel(), max_seconds=1e-9))
     assert result.stats["stopped"] == "budget"
+    assert "posterior_deviation" not in result.stats  # it is that of all turns
+
+
+@pytest.mark.parametrize("reason", ["too many", "not positive definite"])
+def test_what_the_layers_behind_cannot_tell_is_filled_in_by_the_prior_and_said(reason, monkeypatch):
+    gradient_map, seen = pruned(0.8)
+    if reason == "too many":
+        monkeypatch.setattr(unseen_pixels, "MOST_ENTRIES", 1)
+    else:
+        indefinite = -torch.eye(2)
+        monkeypatch.setattr(
+            unseen_pixels, "_given_seen", lambda *_: torch.linalg.cholesky(indefinite)
+        )
+    (result,) = Analytic()(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
+    assert "by the prior alone" in str(result.stats["stage"])
+    assert reason in str(result.stats["stage"])
+    assert (result.batch.inputs - image()).square().mean() < 0.02
 
 
 def test_noise_of_what_was_kept_shows_and_is_allowed_for():
