@@ -6,7 +6,7 @@ lies in the b-dimensional span U of the gradient's columns, and is dual to h. Th
 equations that were not used to find h.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -23,6 +23,7 @@ from flwr_leakage.attacks.linear_walk import (
 )
 from flwr_leakage.attacks.loss_check import is_plain_mean
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.params import Params
 
 EXACT, ROUNDING, NEAR = 5.0, 1e-5, 1e-3
 """Misfits and scale errors of exact samples: so many times the noise, and float32's rounding."""
@@ -92,6 +93,7 @@ class BatchLayer:
         order: how h is the network's input, or ``None`` where it is not.
         sparse_inputs: h is nonnegative with zeros: outputs of a ReLU.
         rectified: errors are zero where a unit is inactive: a ReLU follows.
+        alone: no other path leads around it, so that the network behind can judge its samples.
     """
 
     problem: Problem
@@ -102,6 +104,7 @@ class BatchLayer:
     order: InputOrder | None
     sparse_inputs: bool
     rectified: bool
+    alone: bool = True
 
     @property
     def takes_input(self) -> bool:
@@ -214,6 +217,27 @@ class BatchLayer:
             loss = self.problem.gradient_map.loss(logits, each)
             (errors,) = torch.autograd.grad(loss, leaf, retain_graph=True)
             yield errors * (len(leaf) / self.problem.num_samples)
+
+    def gradient_behind(self, inputs: Tensor, labels: Tensor) -> Params:
+        """The gradient of all other parameters, of samples in a batch of the problem's size.
+
+        Args:
+            inputs: H (M, n) of this layer.
+            labels: (M,).
+        """
+        problem = self.problem
+        outputs = inputs @ self.matrix.T + self.offset
+        images = self.images(inputs)
+
+        def loss(params: Params) -> Tensor:
+            behind = replace(problem, params=params)
+            logits = logits_behind(behind, self.weight, outputs, images)
+            return problem.gradient_map.loss(logits, labels)
+
+        share = len(labels) / problem.num_samples
+        gradients = torch.func.grad(loss)(dict(problem.params))
+        own = (self.weight, self.bias)  # its outputs are given
+        return {name: share * value for name, value in gradients.items() if name not in own}
 
     def check(self, dual: Tensor, label: int | None = None) -> Candidate | None:
         """Let the network behind judge a dual; ``None`` where its scale t·β is zero.
@@ -354,41 +378,72 @@ def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[Batc
         order = orders.get(use.weight)
         reason = _obstacle(problem, use, uses) or _entanglement(problem, use, probes, order)
         if not reason:
-            assert use.bias is not None
+            rectified = index < len(uses) - 1 and _is_rectified(problem, use, probes)
             try:
-                factor = factorize(
-                    problem.gradient[use.weight],
-                    problem.gradient[use.bias],
-                    problem.num_samples,
-                    generator,
-                )
+                posed = _posed(problem, use, generator, order, rectified)
             except ValueError as error:
                 reason = str(error)
             else:
-                layers.append(
-                    BatchLayer(
-                        problem,
-                        use.name,
-                        use.weight,
-                        use.bias,
-                        factor,
-                        order=order,
-                        sparse_inputs=bool((use.inputs >= 0).all() and (use.inputs == 0).any()),
-                        rectified=index < len(uses) - 1 and _is_rectified(problem, use, probes),
-                    )
-                )
+                layers.append(posed)
         if reason:
             refusals.append(f"{use.name}: {reason}")
     return layers, refusals
 
 
-def feeds(first: BatchLayer, second: BatchLayer, generator: torch.Generator) -> bool:
-    """Whether the second layer's inputs are the ReLU of the first one's outputs."""
-    problem = first.problem
+def _posed(
+    problem: Problem,
+    use: LinearUse,
+    generator: torch.Generator,
+    order: InputOrder | None = None,
+    rectified: bool = False,
+    alone: bool = True,
+) -> BatchLayer:
+    """A layer with its gradient's factors.
+
+    Raises:
+        ValueError: the gradient shows no rank.
+    """
+    assert use.bias is not None
+    weight, bias = problem.gradient[use.weight], problem.gradient[use.bias]
+    factor = factorize(weight, bias, problem.num_samples, generator)
+    sparse = bool((use.inputs >= 0).all() and (use.inputs == 0).any())
+    return BatchLayer(
+        problem, use.name, use.weight, use.bias, factor, order, sparse, rectified, alone
+    )
+
+
+def layer_behind(
+    layer: BatchLayer, layers: Sequence[BatchLayer], generator: torch.Generator
+) -> BatchLayer | None:
+    """The layer that takes in the ReLU of this one's outputs, if its gradient can be split.
+
+    Other paths may lead around that one, as in a residual block. What its gradient spans tells its
+    inputs all the same.
+
+    Args:
+        layer: of those that :func:`pose_layers` gives.
+        layers: all of these.
+        generator: of random probes.
+    """
+    problem = layer.problem
     probes = torch.randn(PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
-    uses = {use.weight: use for use in find_linear_layers(problem, probes.to(first.matrix))}
-    outputs, inputs = uses[first.weight].outputs.clamp_min(0), uses[second.weight].inputs
-    return outputs.shape == inputs.shape and torch.equal(outputs, inputs)
+    uses = find_linear_layers(problem, probes.to(layer.matrix))
+    weights = [use.weight for use in uses]
+    own = weights.index(layer.weight)
+    features = uses[own].outputs.clamp_min(0)
+    posed = {each.weight: each for each in layers}
+    for use in uses[own + 1 :]:
+        if features.shape != use.inputs.shape or not torch.equal(features, use.inputs):
+            continue
+        if use.weight in posed:
+            return posed[use.weight]
+        if _obstacle(problem, use, uses):
+            continue
+        try:
+            return _posed(problem, use, generator, alone=False)
+        except ValueError:
+            continue
+    return None
 
 
 def _obstacle(problem: Problem, use: LinearUse, uses: list[LinearUse]) -> str:

@@ -9,7 +9,7 @@ import torch
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.applicability import Applicability, ExactAttack
-from flwr_leakage.attacks.exact.batch_layer import BatchLayer, feeds, pose_layers
+from flwr_leakage.attacks.exact.batch_layer import BatchLayer, layer_behind, pose_layers
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs, conclude
 from flwr_leakage.attacks.exact.batch_search import BatchSearch, SearchSettings
 from flwr_leakage.attacks.exact.batch_steps import recover_steps, require_steps
@@ -83,10 +83,7 @@ def recover_batch(
     layers, layer, refusals = choose_layer(problem, generator, images_only)
     if not problem.is_single_gradient and not _is_union(problem):
         return replace(recover_steps(problem, layer, settings, generator), refusals=tuple(refusals))
-    index = layers.index(layer)
-    following = next(
-        (other for other in layers[index + 1 : index + 2] if feeds(layer, other, generator)), None
-    )
+    following = layer_behind(layer, layers, generator)
     search = BatchSearch(layer, following, settings, generator)
     found = search.run()
     if not found:

@@ -45,7 +45,7 @@ class MaskColumns:
     @classmethod
     def posed(cls, layer: BatchLayer, following: BatchLayer | None) -> "MaskColumns | None":
         """Masks of a layer, if the one that follows leaves errors few enough directions."""
-        if following is None or not layer.rectified:
+        if following is None or not (layer.rectified and following.alone):
             return None
         if layer.surplus < following.factor.rank + LEAST:
             return None

@@ -20,7 +20,6 @@ from torch import Tensor
 from flwr_leakage.attacks.exact.batch_layer import BatchLayer, Candidate
 from flwr_leakage.attacks.exact.sparse_columns import null_vector, zero_entries
 from flwr_leakage.attacks.input_order import InputOrder
-from flwr_leakage.attacks.linear_walk import logits_behind
 from flwr_leakage.params import Params
 
 Verdict = Literal["proven", "plausible", "not"]
@@ -256,7 +255,7 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
         and (layer.surplus >= SURPLUS or bool((pins * units <= UNCERTAIN).all()))
         and replays(
             layer,
-            lambda moved: _gradient_behind(layer, moved, labels),
+            lambda moved: layer.gradient_behind(moved, labels),
             points,
             relative,
             generator,
@@ -326,19 +325,3 @@ def replays(
         if float((value - observed).norm()) > noise + change:
             return False
     return True
-
-
-def _gradient_behind(layer: BatchLayer, inputs: Tensor, labels: Tensor) -> Params:
-    """The gradient of all parameters, with the layer's inputs given."""
-    problem = layer.problem
-    outputs = inputs @ layer.matrix.T + layer.offset
-    images = layer.images(inputs)
-
-    def loss(params: Params) -> Tensor:
-        logits = logits_behind(replace(problem, params=params), layer.weight, outputs, images)
-        return problem.gradient_map.loss(logits, labels)
-
-    share = len(labels) / problem.num_samples
-    gradients = torch.func.grad(loss)(dict(problem.params))
-    own = (layer.weight, layer.bias)  # its outputs are given
-    return {name: share * value for name, value in gradients.items() if name not in own}

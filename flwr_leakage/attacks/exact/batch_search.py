@@ -84,7 +84,8 @@ class _Rest:
         layer: the layer attacked.
         factor: of what is left of its gradient, rank r.
         lift: C (r, b): a dual t of what is left is t C.
-        behind: a basis (m, d) of ``W₂ᵀ S₂`` of what is left, or ``None``.
+        behind: a basis (m, d) of ``W₂ᵀ S₂`` of what is left, or ``None`` where other paths lead
+            around the next layer.
         features: an orthonormal basis (m, r) of the next layer's inputs left, or ``None``.
     """
 
@@ -465,9 +466,12 @@ class BatchSearch:
         behind = self.following
         inputs = candidate.outputs.clamp_min(0)
         dual = torch.linalg.lstsq(behind.factor.right.T, inputs[:, None]).solution[:, 0]
-        outputs = behind.matrix @ inputs + behind.offset
         labels = torch.tensor([candidate.label], device=inputs.device)
-        errors = behind.errors(outputs[None], labels)[0]
+        if behind.alone:
+            outputs = behind.matrix @ inputs + behind.offset
+            errors = behind.errors(outputs[None], labels)[0]
+        else:
+            errors = self.layer.gradient_behind(candidate.inputs[None], labels)[behind.bias]
         self._following_duals.append(dual / (dual @ behind.factor.bias))
         self._following_columns.append(errors @ behind.factor.left)
 
@@ -487,4 +491,5 @@ class BatchSearch:
                 torch.stack(self._following_duals), torch.stack(self._following_columns, 1)
             )
         features = torch.linalg.qr(rest.right.T).Q if self._linked else None
-        return _Rest(layer, factor, lift, behind.matrix.T @ rest.left, features)
+        errors = behind.matrix.T @ rest.left if behind.alone else None
+        return _Rest(layer, factor, lift, errors, features)

@@ -59,6 +59,22 @@ class Head(nn.Module):
         return self.head(self.features(x))
 
 
+class Residual(nn.Module):
+    """The second layer's inputs go around it, too."""
+
+    def __init__(self, joined):
+        super().__init__()
+        torch.manual_seed(1)
+        self.joined = joined
+        self.one, self.two = nn.Linear(64, 120), nn.Linear(120, 120)
+        self.head = nn.Linear(240 if joined else 120, 4)
+
+    def forward(self, x):
+        features = F.relu(self.one(x.flatten(1)))
+        block = F.relu(self.two(features))
+        return self.head(torch.cat([features, block], 1) if self.joined else features + block)
+
+
 class Bypass(SmallCnn):
     def forward(self, x):
         features = self.features(x)
@@ -293,6 +309,16 @@ def test_features_of_a_cnn_are_found_and_are_called_no_images():
     assert errors.max() < 1e-3
     assert torch.equal(features.labels, truth.targets[nearest])
     assert features.proven == 6
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["added", "joined"])
+def test_a_layer_tells_its_inputs_where_other_paths_lead_around_it(joined):
+    truth = batch(12)
+    found = attack(Residual(joined), truth)
+    errors, nearest = errors_of(found.batch.inputs, truth.inputs)
+    assert sorted(nearest.tolist()) == list(range(12))
+    assert errors.max() < 1e-3
+    assert found.stats["verdicts"] == ("proven",) * 12
 
 
 def test_zeros_of_a_rough_sample_are_not_told_by_features_that_are_dead_in_all():
