@@ -96,6 +96,24 @@ def cascading(spec: InputSpec) -> nn.Module:
     return network
 
 
+class Residual(nn.Module):
+    """A linear layer and two residual blocks of two."""
+
+    def __init__(self, inputs: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, width)
+        self.inner = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.outer = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = F.relu(self.first(x.flatten(1)))
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            x = x + outer(F.relu(inner(x)))
+        return self.head(x)
+
+
 class Quickstart(nn.Module):
     """The network of Flower's PyTorch quickstart."""
 
@@ -134,6 +152,11 @@ class ConvHead(nn.Module):
         return self.head(x.flatten(1))
 
 
+def residual(spec: InputSpec) -> nn.Module:
+    """See :class:`Residual`."""
+    return Residual(torch.Size(spec.shape).numel(), 300, spec.num_classes)
+
+
 def quickstart(spec: InputSpec) -> nn.Module:
     """See :class:`Quickstart`."""
     return Quickstart()
@@ -167,10 +190,11 @@ CASES = (
     Case("2 layers, PyTorch, 2 epochs", mlp(1000), "cifar10", 64, (2,) * 3),
     Case("2 layers, PyTorch, wire", mlp(1000), "cifar10", 32, (0,) * 5, 0.01),
     Case("2 layers, PyTorch, wire", mlp(1000), "cifar10", 64, (0,) * 5, 0.01),
+    Case("residual MLP", residual, "cifar10", 32, (0, 0, 0, 2, 2)),
     Case("quickstart, features", quickstart, "cifar10", 32, TEN),
     Case("ConvNet head, features", conv_head, "cifar10", 2, (0, 0, 3, 3)),
     Case("ConvNet head, features", conv_head, "cifar10", 4, (0, 0, 3, 3)),
-    Case("ConvNet head, features", conv_head, "cifar10", 8, (0, 0, *(3,) * 14, *(6,) * 4)),
+    Case("ConvNet head, features", conv_head, "cifar10", 8, (*(0,) * 10, *(3,) * 6, *(6,) * 4)),
 )
 
 

@@ -39,7 +39,7 @@ from flwr_leakage.records import (
     Update,
 )
 from simulations.benchmarks import lab
-from simulations.benchmarks.attacks_batches import score
+from simulations.benchmarks.attacks_batches import Residual, score
 from simulations.benchmarks.portfolio_cases import load
 
 SIZE = 8
@@ -133,6 +133,11 @@ def head() -> nn.Module:
     )  # fmt: skip
 
 
+def residual() -> nn.Module:
+    """Paths lead around the second layer."""
+    return Residual(3 * SIZE * SIZE, 160, lab.CLASSES)
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "MLP 256": (mlp(256), 0, 6),
     "MLP 160-96": (mlp(160, 96), 0, 6),
@@ -142,6 +147,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "ConvNet, 3 epochs": (convnet, 3, 6),
     "head": (head, 0, 8),
     "head, 3 epochs": (head, 3, 8),
+    "residual MLP": (residual, 0, 6),
+    "residual MLP, 3 epochs": (residual, 3, 6),
 }
 """What makes each network, the epochs of its training, and the samples of a batch."""
 
