@@ -56,7 +56,7 @@ from simulations.benchmarks.attacks_second_order import psnr
 NETWORKS = {"quickstart": quickstart, "head": conv_head}
 SPEC = InputSpec(lab.SHAPE, lab.CLASSES, (0.5,) * 3, (0.5,) * 3)
 OWN_SHARP = "batch_images:sharp"
-SHARP = ("batch_images", ("sharpening.unknowns=7000", "sharpening.steps=16"))
+SHARP = ("batch_images", ("sharpening.unknowns=7000", "sharpening.steps=40"))
 GENEROUS = 1.3
 """Short trials overestimate an iteration: the others get no less time than they are due."""
 

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.batch_proof import NOISE, ROUNDING, BatchInputs
+from flwr_leakage.attacks.exact.batch_proof import NOISE, BatchInputs
 from flwr_leakage.attacks.inversion.blur import (
     Blurred,
     blurred_relu,
@@ -35,6 +35,10 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
 from flwr_leakage.params import Params
 from flwr_leakage.spectral.image_prior import ImagePrior
+
+ZERO = 1e-7
+"""Of a sample's largest feature: less is zero but for rounding. One unit that is on, and taken for
+off, moves the gradients before it as much as any other."""
 
 BEYOND = 3.0
 """Deviations of the prior, in units of a draw's, at which a pass is tried to be a chain."""
@@ -89,7 +93,7 @@ class KnownErrors:
         known = found.inputs
         if passed.narrow.left_out >= 0:
             spread = found.relative_errors[:, None] * known.norm(dim=1, keepdim=True)
-            zero = NOISE * spread / known.shape[1] ** 0.5 + ROUNDING * known.amax(1, keepdim=True)
+            zero = NOISE * spread / known.shape[1] ** 0.5 + ZERO * known.amax(1, keepdim=True)
             known, errors = (torch.where(known > zero, each, 0.0) for each in (known, errors))
         floor = FLOOR * known.square().mean().sqrt()
         nothing = torch.zeros_like(known)

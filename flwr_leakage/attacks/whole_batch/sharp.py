@@ -32,6 +32,9 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 BLOCK = 32
 """Columns of J that are computed at once."""
 
+PART = 384
+"""Rows of a product of a matrix with itself that are computed at once."""
+
 RIDGE = 2e-7
 """Of the preconditioner, in units of its largest entry: single precision sees no less."""
 
@@ -262,10 +265,21 @@ def _normal_matrix(
         rows[:, :shared] *= roots[:shared]
         rows[:, shared:] *= roots[first : first + features]
         own = slice(index * size, (index + 1) * size)
-        matrix[own, own] = rows @ rows.T
+        matrix[own, own] = _gram(rows)
         blocks.append(rows[:, :shared].clone())
         for other, block in enumerate(blocks[:-1]):
             there = slice(other * size, (other + 1) * size)
             matrix[own, there] = blocks[-1] @ block.T
             matrix[there, own] = matrix[own, there].T
     return matrix
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """``A Aᵀ`` (n, n) of A (n, k), one half of it computed."""
+    found = rows.new_empty(len(rows), len(rows))
+    for part in torch.arange(len(rows)).split(PART):
+        first, last = int(part[0]), int(part[-1]) + 1
+        products = rows[first:last] @ rows[:last].T
+        found[first:last, :last] = products
+        found[:last, first:last] = products.T
+    return found

@@ -74,6 +74,23 @@ def test_equations_hold_at_the_truth_and_nowhere_near(pool):
     assert distance(truth.flip(0)) > 1e-3
 
 
+@pytest.mark.parametrize("share", [5e-6, 1e-5])
+def test_a_unit_that_is_hardly_on_is_not_taken_for_off(share):
+    batch, model = images(2, seed=1), network()
+    with torch.no_grad():
+        outputs = model[:3](batch.inputs)
+        model[2].bias[3] -= outputs[0, 3, 4, 4] - share * outputs[0].max()
+        features = model[:4](batch.inputs)[0]
+    assert 0 < features[3, 4, 4] < 2e-5 * features.max()
+    _, _, problem = posed(model, batch)
+    found, _ = BatchImages().equations(problem, torch.Generator().manual_seed(0))
+    own = found.features(problem.params, batch.inputs.double())
+    truth = batch.inputs[torch.cdist(found.known, own.clamp_min(0)).argmin(1)].double()
+    likelihood = found.likelihood(None)
+    residual = likelihood.residual(found.gradient(truth, 0.0, precise=True))
+    assert likelihood.distance(residual) < 1e-11
+
+
 def test_the_last_relu_stays_behind_averages():
     batch = images(3)
     for pool, left_out in ((None, 1), (nn.MaxPool2d, 1), (nn.AvgPool2d, -1)):
