@@ -36,7 +36,8 @@ class LocalSteps(KnownErrors):
     """Gradients of all steps before a linear layer, and the first step's features.
 
     Attributes:
-        later: δ of the steps after the first (T − 1, B, n), zero where the ReLU is off.
+        later: δ of the steps after the first that have any error (T − 1, B, n), zero where the ReLU
+            is off.
     """
 
     later: Tensor
@@ -144,7 +145,7 @@ def local_steps(
         noise_std=noise_std,
         bounds=nothing,
         doubtful=nothing > 0,
-        later=torch.stack(errors[1:])[:, None],
+        later=torch.stack(errors)[1:, None],
     )
     return model, model.likelihood(float(likelihood.noise.min()))
 

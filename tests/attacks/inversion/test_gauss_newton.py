@@ -298,8 +298,12 @@ def test_annealings_out_of_range_are_named(settings):
         Annealing(**settings)
 
 
-@pytest.mark.parametrize("likelier", ["features", "gradient"])
-def test_of_both_fits_the_likelier_is_answered(likelier, monkeypatch):
+@pytest.mark.parametrize(
+    ("likelier", "both", "fits"),
+    [("features", True, 2), ("gradient", True, 2), ("features", False, 1), ("gradient", False, 2)],
+)
+def test_of_both_fits_the_likelier_is_answered(likelier, both, fits, monkeypatch):
+    """The gradient is fitted where features led nowhere, too."""
     torch.manual_seed(0)
     network = nn.Sequential(
         *(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(384, 4))
@@ -317,8 +321,8 @@ def test_of_both_fits_the_likelier_is_answered(likelier, monkeypatch):
         return found.judged(model, likelihood), 1, 1
 
     monkeypatch.setattr(GaussNewton, "_fit", fitted)
-    attack = GaussNewton(rewriting=OneSample(), both=True)
+    attack = GaussNewton(rewriting=OneSample(), both=both)
     result = solve(attack, gradient_map, observation)
     torch.testing.assert_close(result.batch.inputs, SPEC.clamp(0.9 * image))
     assert likelier in result.stats["equations"]
-    assert result.stats["products"] == 2
+    assert result.stats["products"] == fits

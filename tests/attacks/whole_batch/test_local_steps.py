@@ -62,6 +62,49 @@ def test_the_last_layers_update_tells_errors_and_features_of_every_step(steps):
         assert not bool(off.any())
 
 
+def told(features, classes=5, rate=0.05, noise=1e-7, seed=0):
+    """What steps with given features (T, n) leave of a last layer, and their errors."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(classes, features.shape[1], generator=generator).double() / 50
+    bias, target = torch.zeros(classes).double(), torch.eye(classes).double()[0]
+    moved, shift, errors = weight, bias, []
+    for row in features:
+        error = torch.softmax(moved @ row + shift, 0) - target
+        moved, shift = moved - rate * torch.outer(error, row), shift - rate * error
+        errors.append(error)
+    observed = torch.cat([weight - moved, (bias - shift)[:, None]], 1) / rate
+    sigma = noise * float(observed.square().mean().sqrt())
+    drawn = torch.randn(observed.shape, generator=generator).double()
+    observed = observed + sigma * drawn * (observed != 0)
+    found = separate_steps(observed, weight, bias, target, rate, len(features), sigma)
+    return found, torch.stack(errors)
+
+
+def sparse(*shape, seed=0):
+    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+    return (drawn - 0.5).clamp_min(0)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_steps_after_the_error_is_gone_are_not_looked_for(first):
+    features = sparse(first, 60) * (torch.arange(60) % first == torch.arange(first)[:, None])
+    # A step adds about 1/20 of its features' squares to the label's logit.
+    features *= 30 / features.norm(dim=1, keepdim=True)
+    found, errors = told(torch.cat([features, features[-1:]]))
+    assert float(errors[-1].norm()) < 1e-7 < 0.1 < float(errors[:first].norm(dim=1).min())
+    assert len(found.errors) == first
+    assert float((found.errors - errors[:first]).norm()) < 1e-3 * float(errors.norm())
+
+
+def test_steps_whose_features_have_nothing_in_common_are_told_apart():
+    on = torch.arange(150) % 3
+    for seed in range(5):
+        features = sparse(3, 150, seed=seed) * (on == torch.arange(3)[:, None])
+        found, errors = told(features, seed=seed)
+        assert float((found.errors - errors).norm()) < 1e-3 * float(errors.norm())
+        torch.testing.assert_close(found.features, features, atol=1e-3, rtol=0)
+
+
 def test_sums_that_no_steps_explain_are_refused():
     _, _, problem = posed(network(), images(), schedule=STEPS)
     assert separated(problem).misfit < 4
