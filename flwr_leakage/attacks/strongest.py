@@ -243,8 +243,8 @@ class _Target:
             return False
         judged = self.evidence.judge(result.batch)
         proven = _is_proven(result)
-        is_told = judged.misfit <= 1 and not self.evidence.is_noised
-        is_done = proven or (is_told and (judged.is_met or POSTERIOR in result.stats))
+        is_mean = POSTERIOR in result.stats and not self.evidence.is_noised
+        is_done = proven or (judged.misfit <= 1 and (judged.is_met or is_mean))
         solved = judged.is_met or is_done or (judged.is_explained and not fits_noise)
         outcome = "solved" if solved else "stopped" if stopped else "found"
         reason = "proven" if proven else str(result.stats.get("stage", ""))

@@ -73,6 +73,8 @@ def draw(
         pixels, labels = load(root, "cifar10", "train")
         train(network, Batch(SPEC.normalize(pixels), labels)[:TRAINING], epochs)
     pixels, labels = load(root, "cifar10", "test")
+    if first + size > len(labels):
+        raise ValueError(f"--first-image must be at most {len(labels) - size}, got {first}.")
     chosen = torch.randperm(len(labels) - first, generator=lab.generator(seed))[:size] + first
     truth = Batch(pixels[chosen], labels[chosen])
     case = Case(name, NETWORKS[name], "cifar10", size)

@@ -30,7 +30,7 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 POSTERIOR = "posterior_deviation"
 """Among the stats of an answer that is the posterior's mean: the error of unseen pixels that it
-expects, root mean square, of values in [0, 1]."""
+expects, root mean square, at most, of values in [0, 1]."""
 
 ROUNDING = 1e-5
 """Relative distance of the gradient from an outer product up to which it is rounding."""
@@ -142,6 +142,8 @@ def _filled(
         told = f"{within}by {behind}the prior, ± {deviation:.1g}"
         if filled.stopped:
             return filled.inputs, told, stop_mark(True)
+        if not filled.settled:
+            return filled.inputs, f"{told}, which has not settled", {}
         return filled.inputs, told, {POSTERIOR: deviation}
     inputs = order.pixels(first.inputs)
     dark, near = (order.pixels(torch.full_like(inputs, x)) for x in (0.0, min(first.bound, 1e6)))

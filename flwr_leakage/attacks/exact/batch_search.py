@@ -99,7 +99,7 @@ class _Rest:
     def live(self) -> Tensor:
         """(m,) units whose errors are not all taken out."""
         sizes = self.factor.left.norm(dim=1)
-        return sizes > 1e-9 * sizes.max()
+        return sizes > ZERO * sizes.max()
 
     @cached_property
     def projected(self) -> Tensor:
@@ -178,7 +178,8 @@ class BatchSearch:
                 for source in sources
             ]
             chosen = int(torch.multinomial(torch.tensor(chances), 1, generator=self.generator))
-            if sources[chosen] == "masks" and self._masks is not None:
+            if sources[chosen] == "masks":
+                assert self._masks is not None
                 self._from_units(self._masks)
             else:
                 self._propose(sources[chosen])
@@ -221,10 +222,11 @@ class BatchSearch:
         elif source == "features":
             assert rest.features is not None
             values = rest.features @ sparsest(rest.features, noise, nonnegative=True)
-            mask = rest.features.abs().amax(1) > ZERO  # what no sample activates tells nothing
-            zeros = zero_entries(values[mask], rank)
+            live = rest.features.abs().amax(1) > ZERO  # what no sample activates tells nothing
+            zeros = zero_entries(values[live], rank)
             if zeros is not None:
-                mask[mask.clone()] = ~zeros
+                mask = live.clone()
+                mask[live] = ~zeros
                 dual = self._close(mask)
         else:
             basis, triangle = rest.orthonormal

@@ -55,11 +55,13 @@ class Filled:
         inputs: the whole image (n,), normalised.
         deviation: of the unseen pixels, root mean square, as the posterior has it.
         stopped: whether the budget was spent before the mean settled.
+        settled: whether it did.
     """
 
     inputs: Tensor
     deviation: float
     stopped: bool
+    settled: bool
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def fill_unseen(
     blur = order.moved(first.deviations / order.scale.abs())
     bounds = _bounds(spec, order, layers, found.states, base, unseen)
     mean, covariance = _posterior(precision, shift, bounds, None)
-    stopped = False
+    stopped = settled = False
     for _ in range(TURNS):
         stopped = budget.is_spent
         if stopped:
@@ -166,13 +168,14 @@ def fill_unseen(
         equations = _linearised(layers, found.states, base, blur, unseen, mean, covariance)
         before = mean
         mean, covariance = _posterior(precision, shift, bounds, equations)
-        if float((mean - before).abs().max()) <= SETTLED * spread:
+        settled = float((mean - before).abs().max()) <= SETTLED * spread
+        if settled:
             break
         bounds = bounds.renewed(mean, covariance)
     inputs = base.clone()
     inputs[unseen] = mean
     deviation = float(covariance.diagonal().clamp_min(0).mean().sqrt())
-    return Filled(inputs, deviation, stopped)
+    return Filled(inputs, deviation, stopped, settled)
 
 
 def _given_seen(spec: InputSpec, base: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor, float]:

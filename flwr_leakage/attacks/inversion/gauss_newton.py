@@ -53,9 +53,9 @@ DRAWS = 16
 """Images of the prior that tell how far the inputs of ReLUs and pooling spread."""
 
 FAILED = 0.1
-"""Relative squared distance from which on other equations led nowhere: the gradient is fitted, too.
-Of 48 development draws of local steps those that they led anywhere had 0.04 at most, the other four
-0.5 and more."""
+"""Relative squared distance of several steps from which on other equations led nowhere: the
+gradient is fitted, too. Of 48 development draws those that they led anywhere had 0.04 at most, the
+other four 0.5 and more."""
 
 EXPLAINED = 1.1
 """Misfit up to which noise explains what is left, so that no further run is made."""
@@ -99,8 +99,9 @@ class GaussNewton(OneByOne):
         settling: the end of the best runs of one image, kept where it lowers the energy.
         rewriting: other equations that the update tells of the same images, to be fitted in the
             place of its own where they apply, with annealings, products and an end of their own.
-        both: whether the gradient itself is always fitted, too, not only where other equations led
-            nowhere, and the likelier end answered. Where there are none, the update is refused.
+        both: whether the gradient itself is always fitted, too, not only where other equations of
+            several steps led nowhere, and the likelier end answered. Where there are no other
+            equations, the update is refused.
     """
 
     purpose: ClassVar[str] = "gauss newton"
@@ -159,12 +160,16 @@ class GaussNewton(OneByOne):
         share = 1.0 if not self.both else 0.7
         found = solver._fit(equations, known, model, likelihood, budget.part(share), start)
         best, products, steps = found[0], products + found[1], steps + found[2]
-        wanted = self.both or (solver is not self and not best.distance <= FAILED)
-        if wanted and not (self._explains(best) or budget.is_spent):
+        # Of one step, the distance holds the noise, too.
+        failed = solver is not self and model.passes > 1 and not best.distance <= FAILED
+        if failed:
+            fitted = f"{fitted}, which led nowhere"
+        if (self.both or failed) and not (self._explains(best) or budget.is_spent):
             found = self._fit(model, likelihood, model, likelihood, budget, start)
             products, steps = products + found[1], steps + found[2]
             energies = (each.grouped_energy(model, likelihood) for each in (found[0], best))
-            if next(energies) < next(energies):
+            is_nearer = self.both or found[0].distance < best.distance  # it may be cut short
+            if next(energies) < next(energies) and is_nearer:
                 best, fitted = found[0], "the gradient, which is the likelier fit"
         if not math.isfinite(best.distance):
             return failure("the objective was never finite.")

@@ -265,7 +265,7 @@ def _normal_matrix(
         rows[:, :shared] *= roots[:shared]
         rows[:, shared:] *= roots[first : first + features]
         own = slice(index * size, (index + 1) * size)
-        matrix[own, own] = _gram(rows)
+        matrix[own, own] = gram(rows)
         blocks.append(rows[:, :shared].clone())
         for other, block in enumerate(blocks[:-1]):
             there = slice(other * size, (other + 1) * size)
@@ -274,7 +274,7 @@ def _normal_matrix(
     return matrix
 
 
-def _gram(rows: Tensor) -> Tensor:
+def gram(rows: Tensor) -> Tensor:
     """``A Aᵀ`` (n, n) of A (n, k), one half of it computed."""
     found = rows.new_empty(len(rows), len(rows))
     for part in torch.arange(len(rows)).split(PART):

@@ -107,12 +107,14 @@ def separate_steps(
         noise: σ of every entry of the observation, > 0.
 
     Raises:
-        ValueError: there are as many steps as classes or more, the bias does not tell the scale,
-            noise hides the steps, or no mixture explains the sums.
+        ValueError: there are as many steps as classes or more, the weight did not move, the bias
+            does not tell the scale, noise hides the steps, or no mixture explains the sums.
     """
     if not 2 <= steps < len(observed):
         raise ValueError(f"{steps} steps can not be told apart by {len(observed)} classes.")
     live = (observed[:, :-1] != 0).any(0)
+    if not bool(live.any()):
+        raise ValueError("the last layer's weight did not move.")
     told = observed[:, torch.cat([live, live.new_ones(1)])]
     rank = _rank(told, noise)
     best: _Mixture | None = None
@@ -140,7 +142,7 @@ def separate_steps(
 
 
 def _rank(observed: Tensor, noise: float) -> int:
-    """Singular values above the largest that noise alone has (Davidson and Szarek 2001)."""
+    """Singular values above the largest that noise is expected to have (Davidson, Szarek 2001)."""
     most = noise * (len(observed) ** 0.5 + observed.shape[1] ** 0.5)
     return int((torch.linalg.svdvals(observed) > most).sum())
 
@@ -259,8 +261,8 @@ def _start(number: int, sums: _Sums, layer: _Layer) -> Tensor:
     """Errors (K, T) to begin with.
 
     Features are taken to be alike in all steps: errors are the first one's, and what is left of
-    their sum in even parts (0), all the first one's (1), the first one's and at once what is left
-    (2), or all their mean (3). Or each step is taken to have units of its own (4).
+    their sum in even parts (0), those of training on the same features (1), the first one's and at
+    once what is left (2), or all their mean (3). Or each step has units of its own (4).
     """
     if number == 4:
         return _extreme(sums, layer)
@@ -405,6 +407,8 @@ def _extreme(sums: _Sums, layer: _Layer) -> Tensor:
     in every error, columns are means of the steps' own, and extreme where one step alone is on.
     They are taken by successive projections (Gillis and Vavasis 2014), their scales by the bias.
     """
+    if len(sums.weight) < layer.steps:
+        raise torch.linalg.LinAlgError("there are fewer columns than steps.")
     label = -(layer.target @ sums.basis)
     sizes = label @ sums.weight
     points = sums.weight / sizes

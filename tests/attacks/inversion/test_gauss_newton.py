@@ -299,30 +299,48 @@ def test_annealings_out_of_range_are_named(settings):
 
 
 @pytest.mark.parametrize(
-    ("likelier", "both", "fits"),
-    [("features", True, 2), ("gradient", True, 2), ("features", False, 1), ("gradient", False, 2)],
+    ("features", "gradient", "both", "steps", "fits"),
+    [
+        *((0.9, 0.5, True, 1, 2), (0.5, 0.9, True, 1, 2)),
+        *((0.9, 0.5, False, 1, 1), (0.5, 0.9, False, 1, 1)),
+        *((0.9, 0.5, False, 2, 1), (0.5, 0.9, False, 2, 2), (0.5, 0.4, False, 2, 2)),
+    ],
 )
-def test_of_both_fits_the_likelier_is_answered(likelier, both, fits, monkeypatch):
-    """The gradient is fitted where features led nowhere, too."""
+def test_of_both_fits_the_likelier_is_answered(features, gradient, both, steps, fits, monkeypatch):
+    """The gradient of several steps is fitted where features led nowhere, too."""
+    fit_nearly(monkeypatch, features, gradient)
+    attack = GaussNewton(rewriting=OneSample(), both=both)
+    result = solve(attack, *seen_in_steps(steps))
+    is_gradient = fits == 2 and gradient > features
+    share = gradient if is_gradient else features
+    torch.testing.assert_close(result.batch.inputs, SPEC.clamp(share * smooth_image()))
+    assert ("the gradient" in result.stats["equations"]) == is_gradient
+    assert ("led nowhere" in result.stats["equations"]) == (share == 0.5 and steps == 2)
+    assert result.stats["products"] == fits
+
+
+def test_a_fit_of_the_gradient_that_was_cut_short_replaces_no_nearer_one(monkeypatch):
+    fit_nearly(monkeypatch, 0.5, 0.4)
+    monkeypatch.setattr(Candidate, "grouped_energy", lambda self, *args: self.inputs.norm())
+    result = solve(GaussNewton(rewriting=OneSample()), *seen_in_steps(2))
+    torch.testing.assert_close(result.batch.inputs, SPEC.clamp(0.5 * smooth_image()))
+
+
+def fit_nearly(monkeypatch, features, gradient):
+    """Let either fit end at a share of the image."""
+
+    def fitted(self, equations, known, model, likelihood, budget, start):
+        inputs = (gradient if equations is model else features) * smooth_image().double()
+        found = Candidate(inputs, math.nan, math.nan, math.nan, 0.0, 1, 1, "")
+        return found.judged(model, likelihood), 1, 1
+
+    monkeypatch.setattr(GaussNewton, "_fit", fitted)
+
+
+def seen_in_steps(steps):
     torch.manual_seed(0)
     network = nn.Sequential(
         *(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(384, 4))
     )
-    image = smooth_image()
-    gradient_map, observation = seen_by_server(network, image, torch.tensor([2]))
-    near, far = (
-        Candidate(each.double(), math.nan, math.nan, math.nan, 0.0, 1, 1, "")
-        for each in (0.9 * image, 0.5 * image)
-    )
-
-    def fitted(self, equations, known, model, likelihood, budget, start):
-        of_features = equations is not model
-        found = near if of_features == (likelier == "features") else far
-        return found.judged(model, likelihood), 1, 1
-
-    monkeypatch.setattr(GaussNewton, "_fit", fitted)
-    attack = GaussNewton(rewriting=OneSample(), both=both)
-    result = solve(attack, gradient_map, observation)
-    torch.testing.assert_close(result.batch.inputs, SPEC.clamp(0.9 * image))
-    assert likelier in result.stats["equations"]
-    assert result.stats["products"] == fits
+    schedule = LocalSchedule(0.2, steps, 1)
+    return seen_by_server(network, smooth_image(), torch.tensor([2]), schedule=schedule)

@@ -96,13 +96,19 @@ def test_steps_after_the_error_is_gone_are_not_looked_for(first):
     assert float((found.errors - errors[:first]).norm()) < 1e-3 * float(errors.norm())
 
 
-def test_steps_whose_features_have_nothing_in_common_are_told_apart():
-    on = torch.arange(150) % 3
-    for seed in range(5):
-        features = sparse(3, 150, seed=seed) * (on == torch.arange(3)[:, None])
-        found, errors = told(features, seed=seed)
-        assert float((found.errors - errors).norm()) < 1e-3 * float(errors.norm())
-        torch.testing.assert_close(found.features, features, atol=1e-3, rtol=0)
+@pytest.mark.parametrize(
+    ("seed", "change", "classes"),
+    [(6, 0.1, 5), (7, 0.1, 10), (3, 1.0, 10), (7, 1.0, 5)],
+    ids=["exchanged", "exchanged too", "units of their own", "units of their own too"],
+)
+def test_wrong_minima_are_left(seed, change, classes):
+    """The first two are told by an exchange of steps alone, the others by extreme columns."""
+    generator = torch.Generator().manual_seed(seed)
+    common, own = (torch.randn(n, 120, generator=generator).double() for n in (1, 3))
+    features = (common + change * own - 0.5).clamp_min(0)
+    found, errors = told(features, classes=classes, seed=seed)
+    assert float((found.errors - errors).norm()) < 1e-4 * float(errors.norm())
+    torch.testing.assert_close(found.features, features, atol=1e-2, rtol=0)
 
 
 def test_sums_that_no_steps_explain_are_refused():
