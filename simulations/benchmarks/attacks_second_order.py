@@ -10,7 +10,8 @@ laying its schedule over as many iterations as fit (a short trial measures an it
 Weights are drawn from ``--seeds``, images are CIFAR-10 test images from ``--first`` on, others for
 every seed; labels are inferred. Noise is this project's defense in units of the update's norm, or
 (``rows-1e-2``) of each tensor's root mean square; pruning is of the whole update; ``steps-3`` are
-three steps on one image, ``batch-4`` is one step on four.
+three steps on one image (``steps-3@0.2`` at a rate of 0.2 in place of 0.05), ``batch-4`` is one
+step on four.
 
 ``--bounds N`` adds, for the first N images of a cell, what the linearised Bayesian posterior would
 reach: ``E‖x̂ − x‖² = tr (JᵀΣ⁻¹J + Λ⁻¹)⁻¹``, J at the truth, Λ the prior's covariance. It uses the
@@ -51,7 +52,7 @@ from simulations.benchmarks.attacks_deep import affordable, attacking
 from simulations.benchmarks.lab import CIFAR10, load, make_network, run_attack
 
 STEP = 0.05
-"""Learning rate of several local steps."""
+"""Learning rate of several local steps, where the setting tells none."""
 
 BLOCK = 64
 """Columns of J that are computed at once."""
@@ -66,7 +67,8 @@ def observe(
     params, buffers = gradient_map.params, gradient_map.buffers
     schedule = LocalSchedule(1.0, batch_size=len(batch))
     if kind == "steps":
-        schedule = LocalSchedule(STEP, int(value), len(batch))
+        steps, _, rate = value.partition("@")
+        schedule = LocalSchedule(float(rate or STEP), int(steps), len(batch))
     delta = local_update(gradient_map, params, batch, schedule, buffers)
     delta = {name: change.detach() for name, change in delta.items()}
     update = Update(delta, buffers, schedule, len(batch))

@@ -6,29 +6,40 @@ update of the parameters before the layer is
 
     −Δθ / η = Σ_t ∂/∂θ ⟨δ_t ∘ 1[h_t > 0], c(x; θ_t)⟩,    θ_{t+1} = θ_t − η ∂/∂θ ⟨…⟩,
 
-without a softmax. A step overshoots easily, and the first has most of the error then. So only the
-first step's term is differentiated, at θ_0, and the others are replayed as constants of the
-candidate (deferred correction): a product costs one pass in place of T, and the truth solves the
-equations all the same.
+without a softmax. The parameters θ_t are those that the candidate leads to, and constants of a step
+of Gauss–Newton (deferred correction). So are the later terms where features stay near the first
+step's: a product costs one pass in place of T. Where a step moved them far, its term has a slope,
+too. The truth solves the equations all the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from flwr_leakage.attacks.inversion.blur import Blurred
+from flwr_leakage.attacks.inversion.chain import ChainLinearization, Top
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
 from flwr_leakage.attacks.inversion.linearization import Linearized
 from flwr_leakage.attacks.labels.last_layer import LastLayer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
-from flwr_leakage.attacks.whole_batch.step_errors import separate_steps
+from flwr_leakage.attacks.whole_batch.step_errors import StepErrors, separate_steps
+from flwr_leakage.params import Params
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 CERTAIN = 10.0
 """A feature is on from so many deviations: errors of a mixture are alike in all of them."""
+
+
+FAR = 0.5
+"""A step's term has a slope if features moved so far from the first step's, relative to these."""
+
+SMALL = 0.1
+"""… and if its error is not below this share of the first step's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,46 +49,89 @@ class LocalSteps(KnownErrors):
     Attributes:
         later: δ of the steps after the first that have any error (T − 1, B, n), zero where the ReLU
             is off.
+        sloped: whether the term of each of these has a slope (T − 1,).
     """
 
     later: Tensor
+    sloped: Sequence[bool]
+
+    @property
+    def passes(self) -> int:
+        """Gradients in one product."""
+        return 1 + sum(self.sloped)
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Gradients of all names, summed over steps, then features (P,).
 
-        Its slope is that of the first step's.
+        Its slope is that of the first step's, and of those that have one.
         """
-        first = super().gradient(inputs, blur, precise)
-        return first + self._later(first.detach(), inputs, blur, precise)
+        total = last = super().gradient(inputs, blur, precise)
+        run = self.features if precise else self.passed.narrow
+        params: Params = run.problem.params
+        for errors, is_sloped in zip(self.later.to(total), self.sloped, strict=True):
+            follows = is_sloped and last.requires_grad
+            params = self._moved(params, last)
+            leaves = {name: params[name].requires_grad_() for name in self.passed.names}
+            with torch.enable_grad(), Blurred(self.passed.deviations, blur):
+                outputs = run(params, (inputs if follows else inputs.detach()).to(total.dtype))
+                found = torch.autograd.grad(
+                    (errors * outputs).sum(), list(leaves.values()), create_graph=follows
+                )
+            last = F.pad(torch.cat([each.flatten() for each in found]), (0, self.known.numel()))
+            total = total + last
+        return total
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """The equations, and products with the slope of the first step's."""
-        here = super().linearize(inputs, blur)
-        if self.passed.chain is not None:
-            here.value = here.value + self._later(here.value, inputs, blur, precise=False)
-        return here
+        """The equations, and products with their slopes."""
+        chain = self.passed.chain
+        if chain is None:
+            return super().linearize(inputs, blur)
+        parts: list[Linearized] = [super().linearize(inputs, blur)]
+        widths = [blur * each for each in self.passed.deviations] if blur else []
+        params: Params = self.passed.narrow.problem.params
+        total = last = parts[0].value
+        for errors, is_sloped in zip(self.later.to(total), self.sloped, strict=True):
+            params = self._moved(params, last)
+            part = ChainLinearization(chain, params, widths, partial(_untold, errors.T), inputs)
+            total, last = total + part.value, part.value
+            if is_sloped:
+                parts.append(part)
+        return _Sum(parts, total)
 
-    def _later(self, first: Tensor, inputs: Tensor, blur: float, precise: bool) -> Tensor:
-        """Gradients of the steps after the first, summed, and zero for its features (P,)."""
-        run = self.features if precise else self.passed.narrow
-        params, rate = run.problem.params, self.problem.schedule.learning_rate
-        point = {name: params[name].detach() for name in self.passed.names}
-        sizes = [value.numel() for value in point.values()]
-        last = first[: sum(sizes)]
-        total = torch.zeros_like(first)
-        for errors in self.later.to(first):
-            steps = zip(point.items(), last.split(sizes), strict=True)
-            point = {
-                name: (value - rate * step.reshape(value.shape)).requires_grad_()
-                for (name, value), step in steps
-            }
-            with torch.enable_grad(), Blurred(self.passed.deviations, blur):
-                outputs = run({**params, **point}, inputs.detach().to(first.dtype))
-                found = torch.autograd.grad((errors * outputs).sum(), list(point.values()))
-            point = {name: value.detach() for name, value in point.items()}
-            last = torch.cat([each.flatten() for each in found])
-            total[: len(last)] += last
-        return total
+    def _moved(self, params: Params, gradients: Tensor) -> Params:
+        """The parameters a step later, for gradients of the names and what is told (P,)."""
+        rate, moved, start = self.problem.schedule.learning_rate, dict(params), 0
+        for name in self.passed.names:
+            value = params[name].detach()
+            step = gradients.detach()[start : start + value.numel()]
+            moved[name] = value - rate * step.reshape(value.shape)
+            start += value.numel()
+        return moved
+
+
+def _untold(errors: Tensor, outputs: Tensor) -> Top:
+    """What outputs (n, B) are worth at a step of which no features are told."""
+    nothing = torch.zeros_like(outputs)
+    return Top(nothing, nothing, errors.to(outputs), nothing)
+
+
+@dataclass
+class _Sum:
+    """A sum of linearised functions, of which some are constant."""
+
+    parts: Sequence[Linearized]
+    value: Tensor
+    products: int = 0
+
+    def push(self, direction: Tensor) -> Tensor:
+        """J v (P,), for v of the point's shape."""
+        self.products += 1
+        return torch.stack([part.push(direction) for part in self.parts]).sum(0)
+
+    def pull(self, dual: Tensor) -> Tensor:
+        """Jᵀ u, of the point's shape, for u (P,)."""
+        self.products += 1
+        return torch.stack([part.pull(dual) for part in self.parts]).sum(0)
 
 
 def local_steps(
@@ -146,8 +200,17 @@ def local_steps(
         bounds=nothing,
         doubtful=nothing > 0,
         later=torch.stack(errors)[1:, None],
+        sloped=_sloped(steps),
     )
     return model, model.likelihood(float(likelihood.noise.min()))
+
+
+def _sloped(steps: StepErrors) -> list[bool]:
+    """Which later steps' terms need a slope."""
+    first, *features = steps.features
+    away = [float((each - first).norm() / first.norm()) for each in features]
+    sizes = steps.errors.norm(dim=1) / steps.errors[0].norm()
+    return [far > FAR and size >= SMALL for far, size in zip(away, sizes[1:].tolist(), strict=True)]
 
 
 def _last_layer(problem: Problem, likelihood: Likelihood, weight: str) -> tuple[float, float]:

@@ -135,7 +135,7 @@ def test_the_truth_meets_the_equations_and_the_later_steps_are_needed_for_it():
 
     at = distance(model, batch.inputs)
     assert at < 1e-6
-    assert distance(replace(model, later=model.later[:0]), batch.inputs) > 100 * at
+    assert distance(replace(model, later=model.later[:0], sloped=()), batch.inputs) > 100 * at
     # At θ_0 in the place of θ_t.
     still = replace(model.problem, schedule=LocalSchedule(1e-9, 3, 1))
     assert distance(replace(model, problem=still), batch.inputs) > 100 * at
@@ -146,7 +146,8 @@ def test_products_are_those_of_the_first_step():
     batch = images()
     _, _, problem = posed(network(), batch, schedule=STEPS)
     model, _ = equations(problem)
-    first = replace(model, later=model.later[:0])
+    model = replace(model, sloped=(False, False))
+    first = replace(model, later=model.later[:0], sloped=())
     assert model.passes == 1
     direction = torch.randn(batch.inputs.shape, generator=torch.Generator().manual_seed(0))
     all_steps, one = (
@@ -154,6 +155,39 @@ def test_products_are_those_of_the_first_step():
     )
     torch.testing.assert_close(all_steps.push(direction), one.push(direction))
     assert float((all_steps.value - one.value).norm()) > 1e-2 * float(one.value.norm())
+
+
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_steps_far_from_the_first_have_a_slope(is_chain):
+    batch = images()
+    _, _, problem = posed(network(), batch, schedule=STEPS)
+    model, _ = equations(problem)
+    # So slow a client stays at θ_0, and the equations have no other slopes than those told.
+    slow = replace(model.problem, schedule=LocalSchedule(1e-9, 3, 1))
+    passed = model.passed if is_chain else replace(model.passed, chain=None)
+    model = replace(model, problem=slow, passed=passed, sloped=(True, True))
+    assert model.passes == 3
+    here = model.linearize(batch.inputs, 0.5)
+    torch.testing.assert_close(here.value, model.gradient(batch.inputs, 0.5))
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(batch.inputs.shape, generator=generator)
+    inputs = batch.inputs.double()
+    ahead, behind = (
+        model.gradient(inputs + step * direction, 0.5, precise=True) for step in (1e-4, -1e-4)
+    )
+    pushed = here.push(direction)
+    torch.testing.assert_close(pushed, ((ahead - behind) / 2e-4).float(), rtol=1e-3, atol=1e-4)
+    dual = torch.randn(pushed.shape, generator=generator)
+    torch.testing.assert_close(here.pull(dual).flatten() @ direction.flatten(), pushed @ dual)
+    some = replace(model, sloped=(True, False)).linearize(batch.inputs, 0.5)
+    assert float((some.push(direction) - pushed).norm()) > 1e-2 * float(pushed.norm())
+
+
+def test_a_step_has_a_slope_where_features_moved_far_and_some_error_is_left():
+    for rate, expected in ((0.02, [False, False]), (2.0, [True])):
+        _, _, problem = posed(network(), images(), schedule=LocalSchedule(rate, 3, 1))
+        model, _ = equations(problem)
+        assert model.sloped == expected
 
 
 def test_images_are_nearer_than_by_the_replay_alone():
