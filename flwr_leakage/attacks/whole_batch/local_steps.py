@@ -65,11 +65,11 @@ class LocalSteps(KnownErrors):
 
         Its slope is that of the first step's, and of those that have one.
         """
-        total = last = super().gradient(inputs, blur, precise)
+        total = last = first = super().gradient(inputs, blur, precise)
         run = self.features if precise else self.passed.narrow
         params: Params = run.problem.params
         for errors, is_sloped in zip(self.later.to(total), self.sloped, strict=True):
-            follows = is_sloped and last.requires_grad
+            follows = is_sloped and first.requires_grad
             params = self._moved(params, last)
             leaves = {name: params[name].requires_grad_() for name in self.passed.names}
             with torch.enable_grad(), Blurred(self.passed.deviations, blur):

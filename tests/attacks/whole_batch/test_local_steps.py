@@ -179,8 +179,12 @@ def test_steps_far_from_the_first_have_a_slope(is_chain):
     torch.testing.assert_close(pushed, ((ahead - behind) / 2e-4).float(), rtol=1e-3, atol=1e-4)
     dual = torch.randn(pushed.shape, generator=generator)
     torch.testing.assert_close(here.pull(dual).flatten() @ direction.flatten(), pushed @ dual)
-    some = replace(model, sloped=(True, False)).linearize(batch.inputs, 0.5)
-    assert float((some.push(direction) - pushed).norm()) > 1e-2 * float(pushed.norm())
+    shares = [
+        replace(model, sloped=sloped).linearize(batch.inputs, 0.5).push(direction)
+        for sloped in ((True, False), (False, True), (False, False))
+    ]
+    torch.testing.assert_close(shares[0] + shares[1] - shares[2], pushed, rtol=1e-3, atol=1e-4)
+    assert min(float((share - pushed).norm()) for share in shares) > 1e-2 * float(pushed.norm())
 
 
 def test_a_step_has_a_slope_where_features_moved_far_and_some_error_is_left():
