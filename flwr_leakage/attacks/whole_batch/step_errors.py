@@ -17,6 +17,7 @@ from far above the true one: features of neighbouring steps are alike at first.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,14 +31,17 @@ FINE = (1e5, 3e4, 1e4, 3e3, 1e3, 3e2, 1e2, 30.0, 10.0, 3.0, 1.0)
 LATE = (30.0, 1.0)
 """… from near the true one on."""
 
-TRIES: Sequence[tuple[int, Sequence[float], float]] = (
-    (2, LATE, 1.0),
-    (1, LATE, 1.0),
-    (3, COARSE, 0.1),
-    (2, COARSE, 1.0),
-    (0, COARSE, 1.0),
-    (0, FINE, 1.0),
-    (4, LATE, 10.0),
+Start = Literal["even", "same features", "at once", "mean", "own units"]
+"""Of a search: see :func:`_begin`."""
+
+TRIES: Sequence[tuple[Start, Sequence[float], float]] = (
+    ("at once", LATE, 1.0),
+    ("same features", LATE, 1.0),
+    ("mean", COARSE, 0.1),
+    ("at once", COARSE, 1.0),
+    ("even", COARSE, 1.0),
+    ("even", FINE, 1.0),
+    ("own units", LATE, 10.0),
 )
 """Start, stages, and by how much features may differ from step to step, in units of their size:
 minima differ, and the right one is known when it is met, as only it explains the sums. On 160
@@ -155,7 +159,7 @@ def _search(sums: "_Sums", layer: "_Layer") -> "_Mixture | None":
     """
     best: _Mixture | None = None
     for start, stages, reach in TRIES:
-        begin = partial(_start, start, sums, layer)
+        begin = partial(_begin, start, sums, layer)
         found = _attempt(sums, layer, begin, stages, reach)
         if found is not None and (best is None or found.misfit < best.misfit):
             best = found
@@ -257,23 +261,23 @@ class _Layer:
         return torch.stack(errors, 1), torch.stack(slopes, 2)
 
 
-def _start(number: int, sums: _Sums, layer: _Layer) -> Tensor:
+def _begin(start: Start, sums: _Sums, layer: _Layer) -> Tensor:
     """Errors (K, T) to begin with.
 
-    Features are taken to be alike in all steps: errors are the first one's, and what is left of
-    their sum in even parts (0), those of training on the same features (1), the first one's and at
-    once what is left (2), or all their mean (3). Or each step has units of its own (4).
+    Each step has units of its own, or features are alike in all of them. Then errors are all their
+    mean, those of training on the same features, or the first of these and what is left of the sum,
+    in even parts or at once.
     """
-    if number == 4:
+    if start == "own units":
         return _extreme(sums, layer)
     total = sums.basis @ sums.bias
-    if number == 3:
+    if start == "mean":
         return (total / layer.steps)[:, None].repeat(1, layer.steps)
     same = layer.errors(sums.common.expand(layer.steps, -1))
-    if number == 1:
+    if start == "same features":
         return same
     later = torch.zeros_like(same[:, 1:])
-    if number == 0:
+    if start == "even":
         later += ((total - same[:, 0]) / max(1, layer.steps - 1))[:, None]
     else:
         later[:, :1] = (total - same[:, 0])[:, None]

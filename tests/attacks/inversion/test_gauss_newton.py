@@ -314,6 +314,7 @@ def test_of_both_fits_the_likelier_is_answered(features, gradient, both, steps, 
     is_gradient = fits == 2 and gradient > features
     share = gradient if is_gradient else features
     torch.testing.assert_close(result.batch.inputs, SPEC.clamp(share * smooth_image()))
+    assert ("gradient" if is_gradient else "features") in result.stats["equations"]
     assert ("the gradient" in result.stats["equations"]) == is_gradient
     assert ("led nowhere" in result.stats["equations"]) == (share == 0.5 and steps == 2)
     assert result.stats["products"] == fits
