@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.records import Measurement
@@ -22,23 +22,61 @@ Read = TypeVar("Read")
 _DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
 
 
+ReplayKind = Literal["explained", "masked", "unchanged", "refuted", "differs", "undone"]
+
+REPLAY_WORDS: dict[ReplayKind, str] = {
+    "explained": "the captured training explains the update, as far as its steps were kept",
+    "masked": (
+        "the captured training explains its own end; what was sent is masked (secure aggregation) "
+        "and was not compared"
+    ),
+    "unchanged": (
+        "not replayed in this round; nothing that was looked at differs from the latest replay, "
+        "which explained the update"
+    ),
+    "refuted": (
+        "the captured training does not explain the update, which was changed during or after the "
+        "training (noise, clipping, a defense) or began elsewhere; results are no evidence of "
+        "safety"
+    ),
+    "differs": (
+        "not replayed in this round, and something differs from the latest replay, or that one did "
+        "not explain the update; results are no evidence of safety"
+    ),
+    "undone": "the training was not replayed",
+}
+"""What a server reads of each kind of result, where the client's owner shares no more."""
+
+
 @dataclass(frozen=True)
 class ReplayResult:
     """What came of replaying a client's captured training.
 
     Attributes:
-        residual: of the update, relative; ``None`` where nothing was replayed.
-        explains: whether the captured training explains the update.
+        kind: the category, a key of ``REPLAY_WORDS``. It is all that travels by default.
+        residual: of the update, relative; ``None`` where nothing was replayed or it is not shared.
         sentence: the result in words.
-        replayed: whether the training of this round was replayed. If not, whether it explains the
-            update was not checked, and ``explains`` says that the latest replay did, and that
-            nothing that was looked at speaks against this round.
     """
 
-    residual: float | None
-    explains: bool
-    sentence: str
-    replayed: bool = True
+    kind: ReplayKind
+    residual: float | None = None
+    sentence: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in REPLAY_WORDS:
+            raise ValueError(f"kind must be one of {list(REPLAY_WORDS)}, got {self.kind!r}.")
+        if not self.sentence:
+            object.__setattr__(self, "sentence", REPLAY_WORDS[self.kind])
+
+    @property
+    def explains(self) -> bool:
+        """Whether nothing speaks against that the captured training made the update."""
+        return self.kind in ("explained", "masked", "unchanged")
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the training of this very round was replayed."""
+        return self.kind in ("explained", "masked", "refuted")
 
 
 @dataclass(frozen=True)
@@ -48,8 +86,8 @@ class ClientNote:
     Attributes:
         client_id: the partition id.
         measurements: scores per sample; empty unless the client sends its scores.
-        train_cpu_seconds: CPU seconds of the training loop.
-        score_cpu_seconds: CPU seconds of the scores.
+        train_cpu_seconds: CPU seconds of the training loop; ``None`` where they are not shared.
+        score_cpu_seconds: CPU seconds of the scores; the same.
         reproducible: whether the defense's draws came from a seed, as in a simulation. Whoever
             knows the seed can then subtract the noise.
         remark: what the client says of its settings, in words.
@@ -60,20 +98,20 @@ class ClientNote:
         explained: whether the model that is scored explains the update, in words; empty where
             nobody looked.
         replay_cpu_seconds: CPU seconds of training again to check the update; where the training
-            was captured, they are among those of the scores.
+            was captured, they are among those of the scores. ``None`` as above.
     """
 
     client_id: int
     measurements: tuple[Measurement, ...] = ()
-    train_cpu_seconds: float = 0.0
-    score_cpu_seconds: float = 0.0
+    train_cpu_seconds: float | None = None
+    score_cpu_seconds: float | None = None
     reproducible: bool = False
     remark: str = ""
     own_config: bool = False
     training: TrainingFacts | None = None
     replay: ReplayResult | None = None
     explained: str = ""
-    replay_cpu_seconds: float = 0.0
+    replay_cpu_seconds: float | None = None
 
     def to_text(self) -> str:
         """The note as JSON."""
@@ -129,7 +167,7 @@ class ClientNote:
                 measurements=measurements,
                 train_cpu_seconds=_seconds(content["train-cpu-seconds"]),
                 score_cpu_seconds=_seconds(content["score-cpu-seconds"]),
-                replay_cpu_seconds=_seconds(content.get("replay-cpu-seconds", 0.0)),
+                replay_cpu_seconds=_seconds(content["replay-cpu-seconds"]),
                 reproducible=_flag(content["reproducible"]),
                 remark=_text(content["remark"], 500),
                 own_config=_flag(content["own-config"]),
@@ -169,10 +207,9 @@ def _replay(text: str) -> ReplayResult:
     entry = json.loads(text)
     residual = entry["residual"]
     return ReplayResult(
+        kind=entry["kind"],
         residual=None if residual is None else _number(residual),
-        explains=_flag(entry["explains"]),
         sentence=_text(entry["sentence"], 500),
-        replayed=_flag(entry.get("replayed", True)),
     )
 
 
@@ -218,7 +255,9 @@ def _is_finite(value: int | float) -> bool:
         return False
 
 
-def _seconds(value: object) -> float:
+def _seconds(value: object) -> float | None:
+    if value is None:
+        return None
     seconds = _number(value)
     if seconds < 0:
         raise ValueError(f"expected seconds ≥ 0, got {seconds}.")

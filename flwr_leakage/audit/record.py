@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from flwr_leakage.audit.note import ClientNote
+from flwr_leakage.audit.note import ClientNote, ReplayResult
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.metrics.labels import class_indices
 from flwr_leakage.records import (
@@ -73,17 +73,23 @@ class Recorder:
         for measurement in note.measurements:
             self._measurement(server_round, note.client_id, "score", measurement, SPARED)
         if note.replay is not None:
-            # What speaks against a replay is told where replays are looked for.
-            skipped = note.replay.explains and not note.replay.replayed
-            name = "not_replayed" if skipped else "replay_residual"
-            self._number(
-                server_round, note.client_id, -1, "check", name,
-                note.replay.residual, "1", note=note.replay.sentence,
-            )  # fmt: skip
-        self.cost(server_round, "train_cpu_seconds", note.train_cpu_seconds, note.client_id)
-        self.cost(server_round, "score_cpu_seconds", note.score_cpu_seconds, note.client_id)
-        if note.replay_cpu_seconds:
-            self.cost(server_round, "replay_cpu_seconds", note.replay_cpu_seconds, note.client_id)
+            self._replay(server_round, note.client_id, note.replay)
+        for name in ("train_cpu_seconds", "score_cpu_seconds", "replay_cpu_seconds"):
+            seconds = getattr(note, name)
+            if seconds is not None and (seconds or not name.startswith("replay")):
+                self.cost(server_round, name, seconds, note.client_id)
+
+    def _replay(self, server_round: int, client_id: int, replay: ReplayResult) -> None:
+        """Record the result of a replay; what speaks against one is told where they are looked for.
+
+        A residual that is not shared leaves the category: ``replay_passed`` is 1.
+        """
+        name, value = "replay_residual", replay.residual
+        if replay.kind == "unchanged":
+            name = "not_replayed"
+        elif replay.explains and value is None:
+            name, value = "replay_passed", 1.0
+        self._number(server_round, client_id, -1, "check", name, value, "1", note=replay.sentence)
 
     def client(
         self,

@@ -1,12 +1,12 @@
 """A client's attack on its own update, which it can measure against its own samples."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from flwr_leakage.attacks.base import Attack, failure
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.audit.attack import Attempt, attempt
 from flwr_leakage.audit.evaluate import Outcome, evaluate
+from flwr_leakage.audit.sharing import Sharing
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Reference
@@ -58,18 +58,12 @@ class SelfAttacked:
         found = [grade(*row) for row in zip(*columns, strict=True)]
         return [each for each in found if each is not None]
 
-    def shared(self, share: str | Iterable[str]) -> tuple[Measurement, ...]:
-        """The metrics that may be shared, under names of their own.
-
-        Args:
-            share: ``nothing``, ``numbers`` for all metrics, or the names of some.
-        """
-        if share == "nothing":
-            return ()
+    def shared(self, sharing: Sharing) -> tuple[Measurement, ...]:
+        """Return the metrics that the owner shares, under names of their own."""
         return tuple(
             replace(found, name=PREFIX + found.name)
             for found in self.measurements
-            if share == "numbers" or found.name in share
+            if sharing.numbers or found.name in sharing.metrics
         )
 
     def _column(self, name: str) -> list[float | None]:

@@ -73,7 +73,7 @@ def read_round(
     end, end_buffers = _split({name: named.live.detach() for name, named in names.items()}, names)
     delta = {name: end[name].cpu() - params[name] for name in params}
     raw = Update(delta, {k: v.clone() for k, v in end_buffers.items()}, schedule, num_examples)
-    found = spec or infer_spec(call.batch, call.num_outputs)[0]
+    found = spec or infer_spec(call.batch, call.num_outputs)
     private = private_samples(training, num_examples)
     return CapturedRound(gradient_map, found, schedule, private, params, buffers, raw)
 

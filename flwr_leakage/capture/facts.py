@@ -2,20 +2,31 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.nn import functional as F
 
-from flwr_leakage.capture.inputs import infer_spec
+from flwr_leakage.capture.inputs import public_normalization, public_statistics
 from flwr_leakage.capture.samples import (
     captured_batches,
     captured_schedule,
     drops_out,
+    takes_in_order,
 )
 from flwr_leakage.capture.training import CapturedTraining
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule
+
+CROSS_ENTROPY, OWN_LOSS = "cross_entropy", "a loss of the app's own"
+
+UNCOUNTED = "the app reports no number of samples from which its mini-batches would follow"
+"""Why a client does not tell its steps and its batch size."""
+
+UNTOLD = (
+    "what it sends is not what its training made, so that it tells neither its steps nor its inputs"
+)
+"""Why a client tells nothing that was read off its samples."""
 
 _CLOSE = 1e-6
 """Settings that differ by less, relatively, are the same number."""
@@ -35,15 +46,19 @@ class TrainingFacts:
         batch_norm: the mode of the BatchNorm layers; empty where there are none.
         randomness: whether the model drew random numbers, as dropout does.
         precision: the type of mixed precision, or empty.
-        loss: ``cross_entropy``, or why it is none that is known here.
-        shape: (C, H, W) of an input, or empty.
+        loss: ``CROSS_ENTROPY``, ``OWN_LOSS``, or why it is none that is known here.
+        shape: (C, H, W), where all inputs have the same; else empty.
         num_classes: K, or 0.
-        mean: per channel, where it follows from 8-bit levels; else empty.
+        normalization: the name of the public normalisation of the inputs, a key of
+            ``capture.inputs.PUBLIC``; empty where none fits.
+        mean: per channel, where the client's owner gives it; else empty.
         std: the same.
         unscheduled: why no ``LocalSchedule`` says how it was trained, or empty.
         rewritten: the first step, counted from 1, whose gradients something changed after
             ``backward`` (clipping, noise); 0 where none was seen.
         repeated: whether all but the optimizer, its settings and steps is of an earlier training.
+        counted: whether ``num_steps`` and ``batch_size`` follow from the number of samples that the
+            app reports.
     """
 
     optimizer: str
@@ -58,11 +73,33 @@ class TrainingFacts:
     loss: str = ""
     shape: tuple[int, ...] = ()
     num_classes: int = 0
+    normalization: str = ""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     unscheduled: str = ""
     rewritten: int = 0
     repeated: bool = False
+    counted: bool = False
+
+    def travelling(self, as_trained: bool) -> "TrainingFacts":
+        """Return the facts that a server may be told; see docs/threat-model.md, "What travels".
+
+        The optimizer's settings and what the owner gives always travel. What was read off the
+        samples travels only where the server gets exactly what they made of the model.
+
+        Args:
+            as_trained: whether the update is sent as the training made it.
+        """
+        loss = self.loss if self.loss in (CROSS_ENTROPY, OWN_LOSS) else ""
+        told = replace(self, loss=loss, rewritten=0)
+        if not as_trained:
+            told = replace(told, loss="", unscheduled=UNTOLD, counted=False, normalization="")
+            if not self.mean:
+                told = replace(told, shape=(), num_classes=0)
+        if not told.counted:
+            why = told.unscheduled or UNCOUNTED
+            told = replace(told, num_steps=0, batch_size=0, unscheduled=why)
+        return told
 
     def schedule(self) -> LocalSchedule:
         """The schedule, for attacks.
@@ -87,11 +124,17 @@ class TrainingFacts:
             ValueError: they are no images, or their normalisation is not known.
         """
         if len(self.shape) != 3 or not self.num_classes:
-            raise ValueError("the inputs are no images with a class each")
-        if not self.mean:
-            raise ValueError("the normalisation of the inputs does not follow from their levels")
+            raise ValueError(
+                UNTOLD if self.unscheduled == UNTOLD
+                else "the inputs are no images of one shape with a class each"
+            )  # fmt: skip
         channels, height, width = self.shape
-        return InputSpec((channels, height, width), self.num_classes, self.mean, self.std)
+        mean, std = self.mean, self.std
+        if not mean:
+            if not self.normalization:
+                raise ValueError("no public normalisation fits the inputs; give audit a spec")
+            mean, std = public_statistics(self.normalization, channels)
+        return InputSpec((channels, height, width), self.num_classes, mean, std)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -117,20 +160,30 @@ class TrainingFacts:
             loss=_text(content["loss"]),
             shape=tuple(_count(size) for size in _few(content["shape"])),
             num_classes=_count(content["num_classes"]),
+            normalization=_text(content["normalization"]),
             mean=tuple(_number(value) for value in _few(content["mean"])),
             std=tuple(_number(value) for value in _few(content["std"])),
             unscheduled=_text(content["unscheduled"]),
             rewritten=_count(content.get("rewritten", 0)),
             repeated=bool(content.get("repeated", False)),
+            counted=bool(content.get("counted", False)),
         )
 
 
-def facts_of(training: CapturedTraining, num_examples: int) -> TrainingFacts:
-    """What was captured, in numbers and words.
+def facts_of(
+    training: CapturedTraining,
+    num_examples: int,
+    reported: int = 0,
+    spec: InputSpec | None = None,
+) -> TrainingFacts:
+    """Return how a client trained, from its captured training.
 
     Args:
         training: what was captured.
         num_examples: what the client says it used.
+        reported: the number of samples that the app itself reports to the server; 0 where it
+            reports none.
+        spec: of the inputs, where the owner gives it.
 
     Raises:
         ValueError: nothing was captured.
@@ -141,6 +194,9 @@ def facts_of(training: CapturedTraining, num_examples: int) -> TrainingFacts:
     entries = training.steps[0].backwards[0].entries
     dtypes = {str(e.autocast.dtype).removeprefix("torch.") for e in entries if e.autocast.enabled}
     inputs = _inputs(training)
+    if spec is not None:
+        given = replace(inputs, shape=spec.shape, num_classes=spec.num_classes, normalization="")
+        inputs = replace(given, mean=spec.mean, std=spec.std)
     try:
         captured_schedule(training, num_examples)
         unscheduled = ""
@@ -159,10 +215,12 @@ def facts_of(training: CapturedTraining, num_examples: int) -> TrainingFacts:
         loss=inputs.loss,
         shape=inputs.shape,
         num_classes=inputs.num_classes,
+        normalization=inputs.normalization,
         mean=inputs.mean,
         std=inputs.std,
         unscheduled=unscheduled,
         rewritten=_rewritten(training),
+        counted=takes_in_order(training, reported),
     )
 
 
@@ -179,22 +237,23 @@ class _Inputs:
     loss: str
     shape: tuple[int, ...] = ()
     num_classes: int = 0
+    normalization: str = ""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
 
 def _inputs(training: CapturedTraining) -> _Inputs:
     try:
-        call = captured_batches(training)[0]
+        calls = captured_batches(training)
     except ValueError as error:
         return _Inputs(str(error))
-    loss = "cross_entropy" if call.loss is F.cross_entropy else "a loss of the app's own"
-    try:
-        spec, is_told = infer_spec(call.batch, call.num_outputs)
-    except ValueError:
+    first, inputs = calls[0], calls[0].batch.inputs
+    loss = CROSS_ENTROPY if first.loss is F.cross_entropy else OWN_LOSS
+    shape = tuple(inputs.shape[1:])
+    alike = all(tuple(call.batch.inputs.shape[1:]) == shape for call in calls)
+    if len(shape) != 3 or not inputs.is_floating_point() or not alike:
         return _Inputs(loss)
-    mean, std = (spec.mean, spec.std) if is_told else ((), ())
-    return _Inputs(loss, spec.shape, spec.num_classes, mean, std)
+    return _Inputs(loss, shape, first.num_outputs, public_normalization(inputs))
 
 
 def differences(
@@ -214,7 +273,7 @@ def differences(
         ("steps", facts.num_steps, schedule.num_steps),
         ("batch size", facts.batch_size, schedule.batch_size),
     )
-    for name, told, assumed in numbers:
+    for name, told, assumed in numbers if facts.num_steps else numbers[:3]:
         if not math.isclose(told, assumed, rel_tol=_CLOSE):
             found.append(f"{name} {told:g}, assumed {assumed:g}")
     if facts.batch_norm and facts.batch_norm != batch_norm:
@@ -225,11 +284,13 @@ def differences(
         found.append(f"mixed precision ({facts.precision}), assumed none")
     if facts.shape and facts.shape != spec.shape:
         found.append(f"inputs of shape {facts.shape}, assumed {spec.shape}")
-    elif facts.mean and not (_near(facts.mean, spec.mean) and _near(facts.std, spec.std)):
-        found.append(
-            f"normalisation by mean {facts.mean} and std {facts.std}, assumed {spec.mean} and "
-            f"{spec.std}"
-        )
+    elif facts.shape and (facts.normalization or facts.mean):
+        by = facts.spec()
+        if not (_near(by.mean, spec.mean) and _near(by.std, spec.std)):
+            found.append(
+                f"normalisation by mean {by.mean} and std {by.std}, assumed {spec.mean} and "
+                f"{spec.std}"
+            )
     if facts.unscheduled and facts.optimizer == "SGD":
         found.append(facts.unscheduled)
     return tuple(found)

@@ -212,13 +212,19 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
         momentum=float(first["momentum"]),
         weight_decay=float(first["weight_decay"]),
     )
-    expected = [window.stop - window.start for window in schedule.slices(num_examples)]
-    if expected != list(training.batch_sizes):
-        raise ValueError(
-            f"mini-batches of {list(training.batch_sizes)[:5]} … samples are not those of "
-            f"{num_examples} samples in order"
-        )
+    in_order = takes_in_order(training, num_examples)
+    if not in_order or len(training.batch_sizes) != training.num_steps:
+        raise ValueError("its mini-batches are not those of its number of samples in order")
     return schedule
+
+
+def takes_in_order(training: CapturedTraining, num_examples: int) -> bool:
+    """Return whether the sizes of all mini-batches are those of so many samples in order."""
+    if not training.batch_sizes or num_examples < 1:
+        return False
+    schedule = LocalSchedule(1.0, len(training.batch_sizes), max(training.batch_sizes))
+    sizes = [window.stop - window.start for window in schedule.slices(num_examples)]
+    return sizes == list(training.batch_sizes)
 
 
 def check_settings(

@@ -1,6 +1,6 @@
 """One line on the client, ``app = audit(app)``, around a ``ClientApp`` as its author wrote it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +8,12 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from flwr_leakage.audit.gate import Gate
+from flwr_leakage.audit.sharing import Shared
 from flwr_leakage.capture import Limits
 from flwr_leakage.defenses.base import Defense
-from flwr_leakage.flower.captured_client import CapturePlan, train_and_report
-from flwr_leakage.flower.client import refuse
+from flwr_leakage.flower.captured_client import CapturePlan, guard, train_and_report
 from flwr_leakage.flower.client_audit import SelfAttacker
+from flwr_leakage.flower.client_owner import refuse
 from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.records import InputSpec
@@ -33,7 +34,7 @@ def audit(
     seed: int | None = None,
     truth: str | Path | None = None,
     attack: SelfAttacker = None,
-    share: str | Sequence[str] = "nothing",
+    share: Shared = "nothing",
     gate: Gate | None = None,
     folder: str | Path | None = None,
 ) -> ClientApp:
@@ -41,10 +42,12 @@ def audit(
 
     The first training of a client, each tenth round's and the next one after a change are captured
     by hooks, replayed from the parameters that were received, and compared with what is sent, after
-    all mods. At the others there is a glance: start, optimizer, settings, steps and end. Messages
-    that are not ``train`` pass untouched. The result, and how the client trains (optimizer,
-    learning rate, shapes: no samples), travel in a record beside the update. Without a defense,
-    nothing that fails here changes the reply.
+    all mods. At the others there is a glance: start, optimizer, settings, steps and end. A record
+    travels beside the update. It holds the optimizer's settings and the category of the replay.
+    Where the update is sent as it was trained, it also holds the steps, the batch size, the shape
+    of the inputs and the name of their normalisation. Without a defense and a gate, nothing that
+    fails here changes a reply. With one, no reply to any message passes that holds arrays which
+    were neither defended nor judged.
 
     Args:
         app: the app, with its mods.
@@ -59,14 +62,15 @@ def audit(
         replay_samples: a replay after a client's first is of the steps that take the first so many
             samples, unless something changed; ``None`` for all steps that are kept.
         limits: how many samples and bytes are kept; the rest is counted.
-        spec: shapes and normalisation of the inputs; by default read off the samples.
+        spec: shapes and normalisation of the inputs, which the server is told then. By default the
+            client reads them off its samples, and the server is told a public normalisation alone.
         seed: of the defense's draws and the scores, for simulations only; see ``ClientAudit``.
         truth: in a simulation, a folder in which the captured samples are left for the
             evaluator; an absolute one where clients are processes of their own. Without one,
             they never leave this process.
         attack: what the client attacks its own update with; see ``ClientAudit`` for this one and
             the next three. A gate withholds what cannot be captured, too.
-        share: which numbers of the self-attack the server is told; none by default.
+        share: what else the server is told; nothing by default.
         gate: what is too risky to be sent.
         folder: where the owner's own record is kept.
 
@@ -102,7 +106,7 @@ class AuditedApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Hand the message on; a training is captured."""
         if message.metadata.message_type.split(".")[0] != "train":
-            return self._app(message, context)
+            return guard(self._plan, message, self._app(message, context))
         if self._is_for_another_strategy(message):
             return refuse(message, "a client_fn is trained by strategies of flwr.server only")
         return train_and_report(self._plan, self._app, message, context)

@@ -1,7 +1,7 @@
 """One training of a client, captured; what is done with it, and what is told of it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -12,12 +12,13 @@ from torch import Tensor
 
 from flwr_leakage.audit import ClientNote, ReplayResult, Truth
 from flwr_leakage.audit.gate import Gate
-from flwr_leakage.capture import CapturedTraining, Glance, Limits, capture
+from flwr_leakage.audit.sharing import UNREAD, Shared, Sharing
+from flwr_leakage.capture import Glance, Limits, capture
 from flwr_leakage.capture.exposure import CapturedRound, read_round
 from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.arrays import differing, write_arrays
-from flwr_leakage.flower.client import client_id_of, refuse, server_round_of
+from flwr_leakage.flower.client import client_id_of, server_round_of
 from flwr_leakage.flower.client_audit import (
     ClientAudit,
     SelfAttacker,
@@ -25,13 +26,21 @@ from flwr_leakage.flower.client_audit import (
     check_limits,
     check_own,
 )
-from flwr_leakage.flower.client_owner import REFUSED, keep_own, remember, sent_note
+from flwr_leakage.flower.client_owner import (
+    REFUSED,
+    keep_own,
+    refuse,
+    remember,
+    sent_note,
+    withhold,
+)
 from flwr_leakage.flower.client_release import Explained, Release, Trained, release
 from flwr_leakage.flower.client_replay import Replayed, SeenRound, is_due, look, replay_now
 from flwr_leakage.flower.client_session import Session
 from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note
+from flwr_leakage.flower.withheld import unseen
 from flwr_leakage.measurements import NOT_CHECKED
 from flwr_leakage.params import Params, subtract
 from flwr_leakage.records import InputSpec, LocalSchedule, Update
@@ -56,18 +65,20 @@ class CapturePlan:
     seed: int | None = None
     truth: TruthFolder | None = None
     attack: SelfAttacker = None
-    share: str | Sequence[str] = "nothing"
+    share: Shared = "nothing"
     gate: Gate | None = None
     folder: str | None = None
+    sharing: Sharing = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sharing", Sharing.of(self.share))
         if self.replay_every is not None and self.replay_every < 1:
             raise ValueError(f"replay_every must be None or ≥ 1, got {self.replay_every}.")
         if self.replay_samples is not None and self.replay_samples < 1:
             raise ValueError(f"replay_samples must be None or ≥ 1, got {self.replay_samples}.")
         if self.attack is not None:
             object.__setattr__(self, "attack", as_self_attack(self.attack))
-        check_own(self.share, self.gate, self.scores, cast(Any, self.attack))
+        check_own(self.gate, self.scores, cast(Any, self.attack))
         check_limits(self.gate, self.scores)
         if self.defense.encodes_batches:
             raise ValueError(
@@ -121,15 +132,18 @@ def train_and_report(
 ) -> Message:
     """Call the app, and put the record of what was captured beside its update.
 
-    A message without an ``ArrayRecord`` (a stage of secure aggregation) and an error are handed on
-    as they are; so is what holds several, unless a defense or a gate must not let it pass.
+    An error is handed on as it is. So is the reply to a message without an ``ArrayRecord`` (a stage
+    of secure aggregation) or with several. A defense or a gate lets no reply pass that holds arrays
+    which it has not seen, whatever the message was.
     """
     given = list(records_of(message.content, ArrayRecord).values())
-    if len(given) > 1 and plan.withholds:
-        return refuse(message, f"expected one ArrayRecord from the server, got {len(given)}")
     if len(given) != 1:
-        return app(message, ctx)
+        if len(given) > 1 and plan.withholds:
+            return withhold(message, f"expected one ArrayRecord, got {len(given)}", plan.sharing)
+        return guard(plan, message, app(message, ctx))
     todo = _todo(plan, message, ctx)
+    if isinstance(todo.server_round, ValueError) and plan.withholds:
+        return refuse(message, str(todo.server_round))
     with (
         capture(todo.limits) if todo.limits else nullcontext() as recorder,
         todo.glance(given[0]) as glance,
@@ -141,14 +155,13 @@ def train_and_report(
         return reply
     answers = list(records_of(reply.content, ArrayRecord).items())
     if len(answers) != 1:
-        reason = f"expected one ArrayRecord in the reply, got {len(answers)}"
-        return refuse(message, reason) if plan.withholds else reply
+        return guard(plan, message, reply)
     start = time.process_time()
     try:
         server_round, client_id = todo.round_or_error(), client_id_of(ctx)
         key, answer = answers[0]
         training = recorder.training() if recorder else None
-        seen = _Round(given[0], answer, _count(reply, training), training)
+        seen = _Round(given[0], answer, _count(reply), training, plan.spec)
         facts = seen.facts(todo.kept, glance)
         if glance is not None and todo.kept is not None:
             check = look(glance, seen, facts, todo.kept, ctx)
@@ -158,8 +171,10 @@ def train_and_report(
             )
         work = _Work(server_round, client_id, ctx, train_seconds, check)
         done = _work(plan, seen, work)
+        if plan.withholds and (problem := unseen(reply, released=key)):
+            raise ValueError(problem)
     except Exception as error:  # the audit must not be what breaks a training
-        return refuse(message, str(error)) if plan.withholds else reply
+        return withhold(message, error, plan.sharing) if plan.withholds else reply
     note = ClientNote(
         client_id=client_id,
         train_cpu_seconds=train_seconds,
@@ -171,16 +186,24 @@ def train_and_report(
         replay=check,
     )
     if done.session is None:
-        reply.content[RECORD_KEY] = record = pack_note(note, with_measurements=True)
-        remember(ctx, server_round, record, plan.score_plan.keep_rounds)
-        return reply
-    keep_own(done.session, done.release, note, ctx)
-    if done.release.refused:
-        return refuse(message, REFUSED)
-    note = sent_note(done.session, done.release, note)
-    if done.release.update is not done.answer:
-        reply.content[key] = _rewrite(answer, seen.received, done.release.update)
-    reply.content[RECORD_KEY] = pack_note(note, with_measurements=True)
+        remember(ctx, server_round, note, plan.score_plan.keep_rounds)
+        remark = UNREAD if done.remark else ""
+        told = plan.sharing.travelling(note, released_as_trained=True, remark=remark)
+    else:
+        keep_own(done.session, done.release, note, ctx)
+        if done.release.refused:
+            return refuse(message, REFUSED)
+        told = sent_note(done.session, done.release, note, done.remark)
+        if done.release.update is not done.answer:
+            reply.content[key] = _rewrite(answer, seen.received, done.release.update)
+    reply.content[RECORD_KEY] = pack_note(told)
+    return reply
+
+
+def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
+    """Return a reply that was not measured, or an error where it must not pass."""
+    if plan.withholds and not reply.has_error() and (problem := unseen(reply)):
+        return withhold(message, problem, plan.sharing)
     return reply
 
 
@@ -327,12 +350,10 @@ def _rewrite(answer: ArrayRecord, received: Mapping[str, Tensor], released: Upda
     return write_arrays(answer, params, released.buffers)
 
 
-def _count(reply: Message, training: CapturedTraining | None) -> int:
-    """The number of samples that the client says it used, or else those that it was seen to.
-
-    0 where it says nothing and there was a glance, which sees none.
-    """
+def _count(reply: Message) -> int:
+    """Return the number of samples that the client reports; 0 where it reports none."""
     for metrics in records_of(reply.content, MetricRecord).values():
-        if isinstance(count := metrics.get("num-examples"), int | float):
-            return int(count)
-    return max(1, sum(training.batch_sizes)) if training else 0
+        for name in ("num-examples", "num_examples"):  # the second is flwr.client's
+            if isinstance(count := metrics.get(name), int | float):
+                return int(count)
+    return 0

@@ -18,21 +18,32 @@ from functools import partial
 from typing import cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord
-from flwr.common.constant import ErrorCode
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord
 
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.flower.arrays import read_arrays, write_arrays
 from flwr_leakage.flower.client_audit import ClientAudit, check_limits
-from flwr_leakage.flower.client_owner import REFUSED, keep_own, remember, sent_note
+from flwr_leakage.flower.client_owner import (
+    REFUSED,
+    keep_own,
+    refuse,
+    remember,
+    sent_note,
+    withhold,
+)
 from flwr_leakage.flower.client_release import Trained, explain_by_replay, release
 from flwr_leakage.flower.client_session import SESSION, Session, encode
 from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note
+from flwr_leakage.flower.withheld import unseen
 from flwr_leakage.params import subtract
 from flwr_leakage.records import Update
 
 __all__ = ["ClientAudit", "LeakageMod", "encode"]
+
+
+BAD_ROUND = "server-round must be an integer ≥ 0"
+"""The refusal of a message; it tells of the server's own message alone."""
 
 
 class LeakageMod:
@@ -61,13 +72,17 @@ class LeakageMod:
         Messages that ask for no training, such as evaluations, pass untouched.
         """
         if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
-            return call_next(message, context)
-        audit = self._audit if isinstance(self._audit, ClientAudit) else self._audit(context)
+            reply = call_next(message, context)
+            holds = isinstance(reply, Message) and not reply.has_error() and unseen(reply)
+            if holds and (audit := self._settings(context)).withholds:
+                return withhold(message, holds, audit.sharing)
+            return reply
+        audit = self._settings(context)
         if not self._is_checked:  # once, as it takes as long as scoring does
             try:
                 check_limits(audit.gate, audit.scores)
             except ValueError as error:
-                return refuse(message, str(error))
+                return withhold(message, error, audit.sharing)
             self._is_checked = True
         if len(message.content.array_records) != 1:
             return refuse(message, "expected one ArrayRecord from the server")
@@ -88,8 +103,11 @@ class LeakageMod:
             train_seconds = time.process_time() - start
             try:
                 return self._finish(message, reply, context, session, sent, train_seconds)
-            except ValueError as error:
-                return refuse(message, str(error))
+            except Exception as error:  # its text, which Flower would send, may tell of samples
+                return withhold(message, error, audit.sharing)
+
+    def _settings(self, context: Context) -> ClientAudit:
+        return self._audit if isinstance(self._audit, ClientAudit) else self._audit(context)
 
     def _finish(
         self,
@@ -106,6 +124,8 @@ class LeakageMod:
                 f"expected one ArrayRecord in the reply, got {len(reply.content.array_records)}"
             )
         key, returned = next(iter(reply.content.array_records.items()))
+        if audit.withholds and (problem := unseen(reply, released=key)):
+            raise ValueError(problem)
         measures = audit.scores or audit.attack is not None or audit.gate is not None
         measures = measures or audit.always_checks(session.server_round)
         if not (measures or audit.defends):  # nobody reads the arrays
@@ -115,8 +135,9 @@ class LeakageMod:
                 remark=audit.remark,
                 own_config=audit.own_config,
             )
-            reply.content[RECORD_KEY] = record = pack_note(note, with_measurements=True)
-            remember(context, session.server_round, record, audit.score_plan.keep_rounds)
+            remember(context, session.server_round, note, audit.score_plan.keep_rounds)
+            told = audit.sharing.travelling(note, released_as_trained=True, remark=audit.remark)
+            reply.content[RECORD_KEY] = pack_note(told)
             return reply
         params, buffers = read_arrays(sent, audit.gradient_map)
         local_params, local_buffers = read_arrays(returned, audit.gradient_map)
@@ -157,8 +178,7 @@ class LeakageMod:
                 {name: params[name] + value for name, value in released.delta.items()},
                 released.buffers,
             )
-        told = sent_note(session, done, note)
-        reply.content[RECORD_KEY] = pack_note(told, with_measurements=True)
+        reply.content[RECORD_KEY] = pack_note(sent_note(session, done, note, audit.remark))
         return reply
 
 
@@ -173,19 +193,13 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def refuse(message: Message, reason: str) -> Message:
-    return Message(
-        Error(ErrorCode.MOD_FAILED_PRECONDITION, f"flwr_leakage: {reason}"), reply_to=message
-    )
-
-
 def server_round_of(message: Message) -> int:
     """The round that the server names; 0 where it names none."""
     for config in records_of(message.content, ConfigRecord).values():
         if "server-round" in config:
             value = config["server-round"]
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"server-round must be an integer ≥ 0, got {value!r}")
+                raise ValueError(BAD_ROUND)
             return value
     return 0
 

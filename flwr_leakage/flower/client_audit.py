@@ -1,11 +1,12 @@
 """What a client does with its update before it is sent: the settings, all of them its own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from flwr_leakage._lazy import missing
 from flwr_leakage.audit.gate import Gate
+from flwr_leakage.audit.sharing import Shared, Sharing
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec
@@ -53,9 +54,10 @@ class ClientAudit:
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
         attack: what the client attacks its own update with, after its defense: a ``SelfAttack``,
             or an attack with that one's defaults; ``None`` for none. It needs the extra ``server``.
-        share: which numbers of the self-attack travel to the server: ``nothing``, ``numbers`` for
-            all metrics, or the names of some. They tell a server which of its reconstructions is
-            a good one.
+        share: what travels beside the update: ``nothing`` but fixed categories, ``everything``, or
+            any of ``numbers`` (all metrics of the self-attack), names of single metrics,
+            ``replay``, ``training``, ``times`` and ``reasons``. See ``Sharing`` for what each of
+            them costs.
         gate: what is too risky to be sent; ``None`` sends everything.
         folder: where the owner's own record is kept, a folder a run and client within it: scores,
             self-attacks with their images, the gate's decisions. ``None``: in the client's state
@@ -77,9 +79,10 @@ class ClientAudit:
     check_update: Literal["once", "always", "never"] = "once"
     check_rounds: Callable[[int], bool] | None = None
     attack: SelfAttacker = None
-    share: str | Sequence[str] = "nothing"
+    share: Shared = "nothing"
     gate: Gate | None = None
     folder: str | None = None
+    sharing: Sharing = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.max_samples < 1:
@@ -92,7 +95,8 @@ class ClientAudit:
             )
         if self.attack is not None:
             object.__setattr__(self, "attack", as_self_attack(self.attack))
-        check_own(self.share, self.gate, self.scores, self.self_attack)
+        check_own(self.gate, self.scores, self.self_attack)
+        object.__setattr__(self, "sharing", Sharing.of(self.share))
         if self.gate is not None and self.check_update == "never":
             raise ValueError(
                 "a gate needs to know whether the scored model explains the update: check_update "
@@ -110,6 +114,11 @@ class ClientAudit:
         return self.defense.encodes_batches or (
             type(self.defense).on_update is not Defense.on_update
         )
+
+    @property
+    def withholds(self) -> bool:
+        """Whether nothing may be sent that was neither measured nor defended."""
+        return self.defends or self.gate is not None
 
     @property
     def self_attack(self) -> SelfAttack | None:
@@ -137,18 +146,15 @@ def as_self_attack(attack: Any) -> SelfAttack:
 
 
 def check_own(
-    share: str | Sequence[str],
     gate: Gate | None,
     scores: Mapping[str, Score],
     attack: SelfAttack | None,
 ) -> None:
-    """Refuse what cannot be shared, and limits on what is never measured.
+    """Refuse limits on what is never measured.
 
     Raises:
         ValueError: there is such a setting.
     """
-    if isinstance(share, str) and share not in ("nothing", "numbers"):
-        raise ValueError(f"share must be 'nothing', 'numbers' or a list of metrics, got {share!r}.")
     if gate is None:
         return
     if gate.scores and not scores:

@@ -4,35 +4,69 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Context
+from flwr.app import ConfigRecord, Context, Error, Message
+from flwr.common.constant import ErrorCode
 
 from flwr_leakage.audit.note import ClientNote
+from flwr_leakage.audit.sharing import Sharing
 from flwr_leakage.flower.client_release import Release
 from flwr_leakage.flower.client_session import Session
-from flwr_leakage.flower.wire import RECORD_KEY, pack_note
+from flwr_leakage.flower.wire import RECORD_KEY
 
 REFUSED = "this client's own policy keeps its update of this round back"
-"""All that a refusal tells the server."""
+"""All that a server reads of a gate's refusal."""
+
+FAILED = (
+    "this client's audit could not be completed, and a defense or a gate lets nothing pass without "
+    "it; the client's own log says why"
+)
+"""All that a server reads where a client's audit failed, unless the owner shares reasons."""
 
 _LOG = logging.getLogger(__name__)
 
 
-def sent_note(session: Session, done: Release, note: ClientNote) -> ClientNote:
-    """What travels beside the update: the numbers that the owner shares, and nothing else."""
+def refuse(message: Message, reason: str) -> Message:
+    """Return the error that answers a message; ``reason`` is read by the server."""
+    return Message(
+        Error(ErrorCode.MOD_FAILED_PRECONDITION, f"flwr_leakage: {reason}"), reply_to=message
+    )
+
+
+def withhold(message: Message, reason: object, sharing: Sharing) -> Message:
+    """Return a constant error, and write the reason into the client's own log.
+
+    Args:
+        message: what is answered.
+        reason: why nothing is sent; it may hold paths, labels and numbers of samples.
+        sharing: whether the server may read it.
+    """
+    _LOG.warning("flwr_leakage: the update is kept back: %s", reason)
+    return refuse(message, str(reason) if sharing.reasons else FAILED)
+
+
+def sent_note(session: Session, done: Release, note: ClientNote, remark: str) -> ClientNote:
+    """Return what travels beside the update: what the owner shares, and fixed categories.
+
+    Args:
+        session: of the round.
+        done: what was released.
+        note: all that the client knows.
+        remark: what travels in the place of the note's remark.
+    """
     audit = session.audit
     scores = done.measurements if audit.score_plan.send else ()
-    attacked = done.attacked.shared(audit.share) if done.attacked else ()
-    return replace(note, measurements=(*scores, *attacked))
+    attacked = done.attacked.shared(audit.sharing) if done.attacked else ()
+    note = replace(note, measurements=(*scores, *attacked))
+    return audit.sharing.travelling(note, released_as_trained=not audit.defends, remark=remark)
 
 
 def keep_own(session: Session, done: Release, note: ClientNote, context: Context) -> None:
     """Keep all that was measured and decided, in the client's state and in its owner's folder."""
     audit = session.audit
-    attacked = done.attacked.shared("numbers") if done.attacked else ()
+    attacked = done.attacked.shared(Sharing.of("numbers")) if done.attacked else ()
     remark = " ".join(filter(None, (note.remark, *said(done))))
     own = replace(note, measurements=(*done.measurements, *attacked), remark=remark)
-    packed = pack_note(own, with_measurements=True)
-    remember(context, session.server_round, packed, audit.score_plan.keep_rounds)
+    remember(context, session.server_round, own, audit.score_plan.keep_rounds)
     if audit.folder is None:
         return
     folder = Path(audit.folder) / f"run-{context.run_id}-client-{session.client_id}"
@@ -62,12 +96,12 @@ def said(done: Release) -> tuple[str, ...]:
 
 
 def remember(
-    context: Context, server_round: int, packed: ConfigRecord, keep_rounds: int | None
+    context: Context, server_round: int, note: ClientNote, keep_rounds: int | None
 ) -> None:
-    """Keep the notes of the latest rounds, packed, in the client's own state."""
+    """Keep the notes of the latest rounds in the client's own state, which does not travel."""
     kept = context.state.get(RECORD_KEY)
     history = kept if isinstance(kept, ConfigRecord) else ConfigRecord()
-    history[f"round-{server_round}"] = packed["note"]
+    history[f"round-{server_round}"] = note.to_text()
     if keep_rounds is not None:
         for name in sorted(history, key=lambda name: int(name.removeprefix("round-"))):
             if len(history) > keep_rounds:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from flwr.app import ConfigRecord, Context
 
 from flwr_leakage.audit.gate import Gate, Judgement
-from flwr_leakage.audit.note import ReplayResult
+from flwr_leakage.audit.note import ReplayKind, ReplayResult
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.flower.client_audit import ClientAudit
 from flwr_leakage.flower.client_session import Session
@@ -176,7 +176,8 @@ def explain_by_replay(session: Session, context: Context, exposure: Exposure) ->
     context.state[EXPLAINED_KEY] = ConfigRecord({"sentence": sentence, "fails": found.fails})
     replay = None
     if found.distance is not None:
-        replay = ReplayResult(found.distance, not found.fails, found.sentence)
+        kind: ReplayKind = "refuted" if found.fails else "explained"
+        replay = ReplayResult(kind, found.distance, found.sentence)
     return Explained(sentence, found.fails, replay, seconds)
 
 

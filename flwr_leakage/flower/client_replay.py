@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from torch import Tensor
 
-from flwr_leakage.audit.note import ReplayResult
+from flwr_leakage.audit.note import ReplayKind, ReplayResult
 from flwr_leakage.capture import (
     CapturedTraining,
     Glance,
@@ -26,6 +26,7 @@ from flwr_leakage.capture.counting import parameters_of
 from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import name_live, name_tensors
 from flwr_leakage.flower.arrays import differing, unequal
+from flwr_leakage.records import InputSpec
 
 REPLAY_KEY = "flwr-leakage-replay"
 """The record of the client's own state that says what the latest replay found."""
@@ -34,11 +35,12 @@ MASKED = (
     "what was sent is masked (secure aggregation) and was not compared: clipping or noise between "
     "the training and the mask would not be seen"
 )
+"""What the owner reads of a replay under a mask."""
 _NUMBERS = ("learning_rate", "momentum", "weight_decay", "num_steps", "batch_size")
 """Settings that may vary by round as a matter of course: their first change is replayed."""
 _KINDS = (
-    "optimizer", "batch_norm", "randomness", "precision", "loss", "shape", "num_classes", "mean",
-    "std", "rewritten",
+    "optimizer", "batch_norm", "randomness", "precision", "loss", "shape", "num_classes",
+    "normalization", "mean", "std", "rewritten",
 )  # fmt: skip
 _LISTS = ("varying", "again", "names", "untrained")
 """What JSON has no tuples for."""
@@ -124,14 +126,22 @@ class SeenRound:
     Attributes:
         arrays: that the server sent.
         answer: that the client sends; empty under a mask.
-        num_examples: what the client says it used; 0 where neither that nor a capture tells.
+        reported: the number of samples that the app reports to the server; 0 where it reports none.
         capture: of the training; ``None`` where there was a glance only.
+        spec: of the inputs, where the client's owner gives it.
     """
 
     arrays: ArrayRecord
     answer: ArrayRecord
-    num_examples: int
+    reported: int
     capture: CapturedTraining | None
+    spec: InputSpec | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """The reported number of samples, or else those that were seen; 0 where nothing tells."""
+        seen = max(1, sum(self.capture.batch_sizes)) if self.capture else 0
+        return self.reported or seen
 
     @property
     def training(self) -> CapturedTraining:
@@ -154,9 +164,9 @@ class SeenRound:
                 found = glance.facts(known)
                 count = self.num_examples or kept.num_examples  # not told: taken as they were
                 if _is_cut_alike(known, kept.num_examples, found.num_steps, count):
-                    return found
-                return replace(found, unscheduled=found.unscheduled or _NOT_SEEN)
-            found = facts_of(self.capture, self.num_examples)
+                    return replace(found, counted=known.counted and self.reported > 0)
+                return replace(found, unscheduled=found.unscheduled or _NOT_SEEN, counted=False)
+            found = facts_of(self.capture, self.num_examples, self.reported, self.spec)
             if known and not self.capture.complete and known.rewritten > len(self.capture.steps):
                 # The step whose gradients were changed first is not among those that were kept.
                 why = found.unscheduled or known.unscheduled
@@ -207,7 +217,7 @@ def replay_now(
             names, untrained = _names(seen.training, received, sent or received)
     except Exception as error:
         check = ReplayCheck(None, problem=str(error) or type(error).__name__)
-    sentence = check.sentence()
+    sentence, kind = check.sentence(), _kind(check, seen)
     if not seen.answer and check.residual is not None:
         sentence += f"; {MASKED}"
     varying = {*kept.varying, *kept.again, *_changed(facts, kept)} if kept else set()
@@ -223,7 +233,15 @@ def replay_now(
         num_examples=seen.num_examples,
     )
     found.keep(context)
-    return ReplayResult(check.residual, check.explains, sentence)
+    return ReplayResult(kind, check.residual, sentence)
+
+
+def _kind(check: ReplayCheck, seen: SeenRound) -> ReplayKind:
+    if check.residual is None:
+        return "undone"
+    if not check.explains:
+        return "refuted"
+    return "explained" if seen.answer else "masked"
 
 
 def _names(
@@ -254,7 +272,7 @@ def look(
     """What is said of a training that is not replayed; a change asks for a replay of the next."""
     if not kept.explains:
         sentence = f"not replayed since round {kept.server_round}, where {kept.sentence}"
-        return ReplayResult(None, False, sentence, replayed=False)
+        return ReplayResult("differs", sentence=sentence)
     try:
         causes = _causes(glance, seen, kept)
     except Exception as error:
@@ -266,10 +284,10 @@ def look(
     if causes:
         sentence = f"not replayed in this round, and {'; '.join(causes)}"
         sentence += "; results are no evidence of safety"
-        return ReplayResult(None, False, sentence, replayed=False)
+        return ReplayResult("differs", sentence=sentence)
     told = facts is not None and kept.facts is not None
     sentence = _unreplayed(kept, changed, told=told, masked=not seen.answer)
-    return ReplayResult(None, True, sentence, replayed=False)
+    return ReplayResult("unchanged", sentence=sentence)
 
 
 def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked: bool) -> str:
@@ -317,7 +335,6 @@ def _changed(
     names = [n for n in (*_NUMBERS, *_KINDS) if getattr(facts, n) != getattr(then, n)]
     if writes not in (None, kept.writes) and "rewritten" not in names:
         names.append("rewritten")
-    # What follows the bracket are numbers of samples.
-    if facts.unscheduled.partition("[")[0] != then.unscheduled.partition("[")[0]:
+    if facts.unscheduled != then.unscheduled:
         names.append("schedule")
     return tuple(names)

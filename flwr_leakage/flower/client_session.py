@@ -1,5 +1,6 @@
 """One round of one client: the mini-batches that pass through ``encode``, and its draws."""
 
+import logging
 import math
 from contextvars import ContextVar
 
@@ -15,6 +16,8 @@ from flwr_leakage.randomness import (
     entropy_seed,
 )
 from flwr_leakage.records import Batch
+
+_LOG = logging.getLogger(__name__)
 
 
 class Session:
@@ -70,16 +73,14 @@ class Session:
         private = Batch(inputs.to(here), targets.to(here))
         spec = self.audit.spec
         if inputs.shape[1:] != spec.shape:
-            raise ValueError(
-                f"inputs must have shape (B, {', '.join(map(str, spec.shape))}), "
-                f"got {tuple(inputs.shape)}."
+            raise _unfit(
+                f"inputs must have shape (B, {', '.join(map(str, spec.shape))})",
+                str(tuple(inputs.shape)),
             )
         if targets.ndim == 1 and len(targets):
             low, high = int(targets.min()), int(targets.max())
             if low < 0 or high >= spec.num_classes:
-                raise ValueError(
-                    f"labels must lie in 0 … {spec.num_classes - 1}, got {low} … {high}."
-                )
+                raise _unfit(f"labels must lie in 0 … {spec.num_classes - 1}", f"{low} … {high}")
         defended = self.audit.defense.on_batch(private, spec.num_classes, self.randomness("encode"))
         room = self.audit.max_samples - self.kept
         if room > 0:
@@ -91,6 +92,12 @@ class Session:
         if defended is private:
             return inputs, targets
         return defended.inputs.to(inputs.device), defended.targets.to(targets.device)
+
+
+def _unfit(expected: str, came: str) -> ValueError:
+    """Return the error of a mini-batch; what came is logged, as Flower sends an error's text."""
+    _LOG.error("flwr_leakage: %s, got %s.", expected, came)
+    return ValueError(f"{expected}; what came instead is in the client's own log.")
 
 
 SESSION: ContextVar[Session | None] = ContextVar("flwr_leakage_session", default=None)

@@ -3,8 +3,6 @@
 It is a ``ConfigRecord``, which strategies and differential-privacy mods ignore.
 """
 
-from dataclasses import replace
-
 from flwr.app import ConfigRecord
 
 from flwr_leakage.audit.note import ClientNote
@@ -13,10 +11,9 @@ RECORD_KEY = "flwr-leakage"
 """The record's name in a reply, and in the client's own state."""
 
 
-def pack_note(note: ClientNote, *, with_measurements: bool) -> ConfigRecord:
-    """The record that travels; without the scores unless they are asked for."""
-    sent = note if with_measurements else replace(note, measurements=())
-    return ConfigRecord({"client-id": note.client_id, "note": sent.to_text()})
+def pack_note(note: ClientNote) -> ConfigRecord:
+    """Return the record that travels; ``Sharing.travelling`` says what a note may hold."""
+    return ConfigRecord({"client-id": note.client_id, "note": note.to_text()})
 
 
 def unpack_note(record: ConfigRecord) -> ClientNote:

@@ -1,6 +1,6 @@
 """Whether what was attacked is what the clients trained: their replays, in the report's words."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr_leakage.measurements import NOT_CHECKED
@@ -10,6 +10,8 @@ from flwr_leakage.report.index import Index, count, number
 from flwr_leakage.report.words import several
 
 _CHECK = "replay_residual"
+_PASSED = "replay_passed"
+"""A replay that passed, of which the client shares no residual."""
 _SKIPPED = "not_replayed"
 """A round between two replays of a client, in which nothing spoke against the latest one."""
 _REFUTED = "not explain"
@@ -26,12 +28,13 @@ class Replays:
     """What came of running clients' training again, by (round, client).
 
     Attributes:
-        same: the training gives the update that was sent; how far off, relative to its length.
+        same: the training gives the update that was sent; how far off, relative to its length, or
+            ``None`` where the client does not share it.
         other: it gives another update, with the reason.
         undone: it was not run again, with the reason.
     """
 
-    same: Mapping[Place, float]
+    same: Mapping[Place, float | None]
     other: Mapping[Place, str]
     undone: Mapping[Place, str]
 
@@ -43,7 +46,7 @@ class Replays:
 
 def replays(index: Index, events: Sequence[RunEvent] = ()) -> Replays:
     """Read the replays from the records; from the events why clients could not do one."""
-    same: dict[Place, float] = {}
+    same: dict[Place, float | None] = {}
     other: dict[Place, str] = {}
     undone: dict[Place, str] = {}
     for (server_round, client, _), record in index.series("check", _CHECK).items():
@@ -54,6 +57,8 @@ def replays(index: Index, events: Sequence[RunEvent] = ()) -> Replays:
             undone[place] = _reason(record)
         else:
             same[place] = record.value
+    for server_round, client, _ in index.series("check", _PASSED):
+        same[server_round, client] = None
     for (server_round, client, _), record in index.series("check", _SKIPPED).items():
         undone[server_round, client] = _reason(record)
     for event in events:
@@ -81,8 +86,15 @@ def replay_of_client(found: Replays, client_id: int) -> str:
             parts.append(f"{word}, {rounds}: {told[places[-1]]}")
     if same:
         rounds = several([server_round for server_round, _ in same], "round")
-        parts.append(f"yes, {rounds} ({_off(max(same.values()))})")
+        off = _most(same.values())
+        parts.append(f"yes, {rounds}" + ("" if off is None else f" ({_off(off)})"))
     return "; ".join(parts) or "not checked"
+
+
+def _most(residuals: Iterable[float | None]) -> float | None:
+    """Return the largest residual; ``None`` where one is not shared."""
+    known = list(residuals)
+    return None if None in known else max(value for value in known if value is not None)
 
 
 def _off(residual: float) -> str:
@@ -111,14 +123,16 @@ def replay_told(
             f"evidence of safety (see Clients)."
         )
     if same:
-        off = max(found.same[place] for place in same)
+        off = _most(found.same[place] for place in same)
         whole = "each of the " * (len(same) > 1) or "the "
         whole += count(len(same), "attacked update").removeprefix("1 ")
         one, whose = "is", "its client’s"
         if other or left:
             whole = f"{len(same)} of {count(len(places), 'attacked update')}"
             one, whose = (one, whose) if len(same) == 1 else ("are", "their clients’")
-        how = "none, to the last digit"
+        how = f"at most {EXPLAINED:g} of the update’s size; it shares no more"
+        if off is not None:
+            how = "none, to the last digit"
         if off:
             how = f"at most {number(off, 1)} of the update’s size (Euclidean norm)"
         told.append(
@@ -163,8 +177,10 @@ def real_update_told(found: Replays, attacked: Collection[Place], defended: bool
     places, same, other, left = _sorted_out(found, attacked)
     told = []
     if same:
-        off = max(found.same[place] for place in same)
-        exactly = f"to {number(off, 1)} of its size" if off else "to the last digit"
+        off = _most(found.same[place] for place in same)
+        exactly = "as far as they tell" if off is None else "to the last digit"
+        if off:
+            exactly = f"to {number(off, 1)} of its size"
         sent = "the update before its defense" if defended else "what was sent"
         some = f" for {len(same)} of {count(len(places), 'attacked update')}" * bool(other or left)
         told.append(

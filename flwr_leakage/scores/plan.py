@@ -88,7 +88,8 @@ class ScorePlan:
         max_samples: most samples that are scored in a round, or ``None`` for all that were kept.
         products: Jacobian products of one sample that a round may spend, or ``None``.
         seconds: CPU seconds that a round may spend, or ``None``.
-        keep_rounds: rounds whose scores stay in the client's state, or ``None`` for all.
+        keep_rounds: the latest rounds whose notes stay in the client's state, or ``None`` for all,
+            with which the state grows without bound. The owner's folder keeps every round.
         send: whether the scores travel to the server. They describe private data.
     """
 
@@ -100,7 +101,7 @@ class ScorePlan:
     max_samples: int | None = None
     products: int | None = None
     seconds: float | None = None
-    keep_rounds: int | None = None
+    keep_rounds: int | None = 10
     send: bool = False
 
     def __post_init__(self) -> None:

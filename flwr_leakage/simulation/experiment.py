@@ -24,6 +24,7 @@ from flwr_leakage.audit.gate import Gate
 from flwr_leakage.audit.kept import KeptObservations
 from flwr_leakage.audit.later import KEPT
 from flwr_leakage.audit.self_attack import SelfAttack
+from flwr_leakage.audit.sharing import Sharing
 from flwr_leakage.data import FederatedDataset
 from flwr_leakage.defenses import NoDefense
 from flwr_leakage.defenses.base import Defense, LocalRound
@@ -113,10 +114,18 @@ class Experiment:
             check_rounds=partial(self.may_be_attacked, client_id),
             num_threads=client.num_threads,
             attack=self.self_attack,
-            share=client.share,
+            share=self._share,
             gate=self.gate,
             folder=client.folder,
         )
+
+    @property
+    def _share(self) -> Sharing:
+        """What clients share; those of a simulation keep only their self-attack to themselves."""
+        share = Sharing.of(self.settings.client.share)
+        if self.remark is not None:
+            return share
+        return replace(share, replay=True, training=True, times=True, reasons=True)
 
     def may_be_attacked(self, client_id: int | None, server_round: int) -> bool:
         """Whether the server of a simulation may attack a client's update of a round.

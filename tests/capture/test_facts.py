@@ -10,8 +10,15 @@ from trained import Loop, network, pixels, sgd
 
 from flwr_leakage.capture import Limits, TrainingFacts, capture, differences, facts_of
 from flwr_leakage.capture.exposure import read_round
-from flwr_leakage.capture.inputs import infer_spec
+from flwr_leakage.capture.facts import UNCOUNTED, UNTOLD
+from flwr_leakage.capture.inputs import (
+    PUBLIC,
+    infer_spec,
+    public_normalization,
+    public_statistics,
+)
 from flwr_leakage.gradient_map import local_update
+from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule
 
 SPEC = InputSpec((1, 6, 6), 3, (0.5,), (0.5,))
@@ -38,8 +45,7 @@ def captured(num_examples=12, **settings):
 def test_the_normalisation_is_read_off_8_bit_images(mean, std):
     spec = InputSpec((len(mean), 6, 6), 3, mean, std)
     images = pixels(6 * len(mean)).reshape(6, len(mean), 6, 6)
-    found, known = infer_spec(Batch(spec.normalize(images), torch.zeros(6)), 3)
-    assert known
+    found = infer_spec(Batch(spec.normalize(images), torch.zeros(6)), 3)
     assert found.mean == pytest.approx(mean, abs=1e-4)
     assert found.std == pytest.approx(std, abs=1e-4)
 
@@ -55,17 +61,15 @@ def test_the_normalisation_is_read_off_8_bit_images(mean, std):
 def test_the_normalisation_is_read_off_few_levels(levels):
     spec = InputSpec((1, 6, 6), 3, (0.1307,), (0.3081,))
     images = torch.tensor(levels).repeat(36)[:36].reshape(1, 1, 6, 6) / 255
-    found, known = infer_spec(Batch(spec.normalize(images), torch.zeros(1)), 3)
-    assert known
+    found = infer_spec(Batch(spec.normalize(images), torch.zeros(1)), 3)
     assert found.mean == pytest.approx(spec.mean, abs=1e-4)
     assert found.std == pytest.approx(spec.std, abs=1e-4)
 
 
 @pytest.mark.parametrize("levels", [(0, 255), (0, 85, 170, 255)])
-def test_levels_of_several_grids_tell_no_normalisation(levels):
+def test_levels_of_several_grids_span_the_box(levels):
     images = torch.tensor(levels).repeat(36)[:36].reshape(1, 1, 6, 6) / 255
-    found, known = infer_spec(Batch(images, torch.zeros(1)), 3)
-    assert not known
+    found = infer_spec(Batch(images, torch.zeros(1)), 3)
     assert found.mean == (0.0,) and found.std == (1.0,)
 
 
@@ -73,9 +77,60 @@ def test_a_normalisation_that_cannot_be_known_is_not_told():
     training, _, _ = captured(images=torch.rand(12, 1, 6, 6))
     facts = facts_of(training, 12)
     assert facts.shape == (1, 6, 6)
-    assert facts.mean == ()
+    assert (facts.normalization, facts.mean) == ("", ())
     with pytest.raises(ValueError, match="normalisation"):
         facts.spec()
+
+
+@pytest.mark.parametrize("darkest", [0, 3, 41])
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_normalisation_is_told_by_its_name_whatever_the_darkest_pixel(name, darkest):
+    channels = max(len(PUBLIC[name][0]), 1)
+    mean, std = public_statistics(name, channels)
+    levels = torch.randint(darkest, 250, (4, channels, 6, 6), generator=make_generator(1))
+    images = InputSpec((channels, 6, 6), 3, mean, std).normalize(levels.float() / 255)
+    assert public_normalization(images) == name
+    shifted = images + 0.3 / 255 * (1 / min(std))
+    assert public_normalization(shifted) == ""
+
+
+def test_of_half_precision_no_normalisation_is_told_that_it_cannot_tell_apart():
+    assert public_normalization(pixels().half()) == "0 to 1"
+    assert public_normalization(pixels().bfloat16()) == ""
+
+
+def test_what_was_read_off_the_samples_travels_only_where_they_are_sent_as_trained():
+    training, _, count = captured()
+    facts = facts_of(training, count, reported=count)
+    assert facts.travelling(as_trained=True) == facts
+    told = facts.travelling(as_trained=False)
+    settings = TrainingFacts("SGD", 0.1, unscheduled=UNTOLD)
+    assert told == settings
+    with pytest.raises(ValueError, match="it tells neither its steps nor its inputs"):
+        told.spec()
+    given = facts_of(training, count, reported=count, spec=SPEC).travelling(as_trained=False)
+    assert given.spec() == SPEC  # the owner says it
+
+
+def test_steps_travel_where_the_app_reports_the_number_of_samples_that_they_follow_from():
+    training, _, count = captured()
+    for reported in (0, count - 1, 5):
+        told = facts_of(training, count, reported=reported).travelling(as_trained=True)
+        assert (told.num_steps, told.batch_size, told.unscheduled) == (0, 0, UNCOUNTED)
+    clipped, _, _ = captured(on_gradients=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.1))
+    assert facts_of(clipped, count, reported=count).rewritten == 1
+    assert facts_of(clipped, count, reported=count).travelling(as_trained=True).rewritten == 0
+
+
+def test_samples_of_several_shapes_tell_none():
+    with capture() as recorder:
+        model = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, 3))
+        optimizer = sgd(model.parameters())
+        for size in (6, 7):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.zeros(2, 1, size, size)), torch.tensor([0, 1])).backward()
+            optimizer.step()
+    assert facts_of(recorder.training(), 4).shape == ()
 
 
 def test_facts_travel_as_text():

@@ -54,7 +54,7 @@ def run(fault, first_bad=1, num_clients=4, arrays=None, note=None, **choice):
 
     def on_train(reply, partition):
         if note is not None:
-            reply.content[RECORD_KEY] = pack_note(note(partition), with_measurements=True)
+            reply.content[RECORD_KEY] = pack_note(note(partition))
         return fault(reply) if partition < first_bad else reply
 
     memory = Memory()
@@ -183,7 +183,7 @@ def test_silent_and_failing_nodes_are_named_in_training_and_evaluation():
         calls.append(partition)
         if len(calls) <= 2 and partition == 0:
             raise RuntimeError("first time")
-        reply.content[RECORD_KEY] = pack_note(ClientNote(partition), with_measurements=False)
+        reply.content[RECORD_KEY] = pack_note(ClientNote(partition))
         return reply
 
     def on_evaluate(reply, partition):
@@ -223,7 +223,7 @@ def test_who_claims_another_id_or_is_silent_once_takes_nobodys_place():
         calls.append(partition)
         if len(calls) > 3 or partition != 0:
             claim = 0 if partition == 1 else partition
-            reply.content[RECORD_KEY] = pack_note(ClientNote(claim), with_measurements=False)
+            reply.content[RECORD_KEY] = pack_note(ClientNote(claim))
         return reply
 
     calls, memory = [], Memory()
@@ -275,7 +275,7 @@ def _any_reply(draws, message):
         del metrics["num-examples"]
     record[draws.choice(["metrics"] * 8 + ["metrics.a"])] = MetricRecord(metrics)
     if draws.random() < 0.3:
-        notes = [pack_note(ClientNote(draws.randint(0, 3)), with_measurements=True)]
+        notes = [pack_note(ClientNote(draws.randint(0, 3)))]
         notes += [ConfigRecord({"note": text}) for text in ("", "{", "null", json.dumps({"a": 1}))]
         notes += [ConfigRecord({"note": draws.choice([b"x", 1.5, [1], True])}), ConfigRecord()]
         record[RECORD_KEY] = draws.choice(notes)

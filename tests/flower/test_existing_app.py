@@ -138,12 +138,13 @@ def _run_clipped(tmp_path, mods):
     return read_run(tmp_path / "run")
 
 
-def test_a_defense_of_the_inputs_is_never_silently_left_out(tmp_path):
+def test_a_defense_of_the_inputs_is_never_silently_left_out(tmp_path, caplog):
     app = _client_app([LeakageMod(_audit(defense=MixUp(k=2)))], passes_batches=False)
     run_inline(_server_app(tmp_path / "run", attack=_attack()), app, 2)
     data = read_run(tmp_path / "run")
     assert len(data.events) == 2
-    assert all("flwr_leakage.flower.encode" in event.message for event in data.events)
+    assert all("the client's own log says why" in event.message for event in data.events)
+    assert caplog.text.count("flwr_leakage.flower.encode") == 2
 
 
 def test_defenses_of_the_update_alone_need_no_line_in_the_loop(tmp_path):

@@ -45,7 +45,9 @@ def network() -> nn.Module:
 def client_app(*around) -> ClientApp:
     """A client that mixes and prunes, with Flower's mods around the audit."""
     app = ClientApp()
-    audit = ClientAudit(GradientMap(network()), SPEC, SCHEDULE, defense=DEFENSE, seed=0)
+    audit = ClientAudit(
+        GradientMap(network()), SPEC, SCHEDULE, defense=DEFENSE, seed=0, share="times"
+    )
 
     @app.train(mods=[*around, LeakageMod(audit)])
     def train(message, context):

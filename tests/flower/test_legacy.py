@@ -95,7 +95,8 @@ def secure_app(*failing, **settings):
             client.fit = lambda *_: 1 / 0
         return client.to_client()
 
-    return audit(ClientApp(client_fn=client_fn, mods=[client_app.secaggplus_mod]), **settings)
+    app = ClientApp(client_fn=client_fn, mods=[client_app.secaggplus_mod])
+    return audit(app, **{"share": "everything", **settings})
 
 
 def psnr(data):
@@ -237,7 +238,7 @@ def test_an_app_of_server_app_components_is_observed_by_one_line(tmp_path):
         )  # fmt: skip
         return ServerAppComponents(strategy=observed, config=ServerConfig(num_rounds=2))
 
-    app = audit(ClientApp(client_fn=client_app.client_fn), truth=tmp_path / "truth")
+    app = audit(ClientApp(client_fn=client_app.client_fn), truth=tmp_path / "truth", share="replay")
     run_inline(ServerApp(server_fn=server_fn), app, 3)
     gc.collect()
     data = read_run(tmp_path / "run")

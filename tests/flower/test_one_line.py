@@ -9,11 +9,11 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
-from one_line import Counting, checks, client_app, run
+from one_line import Counting, audited, checks, client_app, run
 from trained import network
 
 from flwr_leakage.defenses import GaussianNoise, MixUp
-from flwr_leakage.flower import InlineGrid, audit, observe, run_inline
+from flwr_leakage.flower import InlineGrid, observe, run_inline
 from flwr_leakage.flower.wire import RECORD_KEY
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, LocalSchedule
@@ -25,7 +25,7 @@ SPEC = InputSpec((1, 6, 6), 3, (0.5,), (0.5,))
 
 
 def test_a_training_is_explained_and_the_strategy_stays_what_it_was(tmp_path):
-    result, data, observed = run(tmp_path / "run", audit(client_app()), num_rounds=2)
+    result, data, observed = run(tmp_path / "run", audited(client_app()), num_rounds=2)
     assert isinstance(observed.strategy, Counting)
     assert observed.started == 1
     assert [r.value for r in checks(data)] == [0.0] * 2
@@ -42,8 +42,8 @@ def test_a_training_is_explained_and_the_strategy_stays_what_it_was(tmp_path):
 
 
 def test_the_line_may_stand_before_or_after_the_functions(tmp_path):
-    _, before, _ = run(tmp_path / "a", client_app(around=audit))
-    _, after, _ = run(tmp_path / "b", audit(client_app()))
+    _, before, _ = run(tmp_path / "a", client_app(around=audited))
+    _, after, _ = run(tmp_path / "b", audited(client_app()))
     assert [r.note for r in checks(before)] == [r.note for r in checks(after)]
 
 
@@ -61,7 +61,7 @@ def test_the_audit_changes_no_bit_of_what_is_sent():
     torch.manual_seed(0)
     plain = replies(client_app(epochs=2))
     torch.manual_seed(0)
-    seen = replies(audit(client_app(epochs=2)))
+    seen = replies(audited(client_app(epochs=2)))
     assert len(plain) == len(seen) == 4
     for left, right in zip(plain, seen, strict=True):
         left, right = left.to_torch_state_dict(), right.to_torch_state_dict()
@@ -69,7 +69,7 @@ def test_the_audit_changes_no_bit_of_what_is_sent():
 
 
 def test_a_stateful_head_is_named(tmp_path):
-    _, data, _ = run(tmp_path / "run", audit(client_app(stateful=True)), num_rounds=2)
+    _, data, _ = run(tmp_path / "run", audited(client_app(stateful=True)), num_rounds=2)
     by_round = {r.server_round: r for r in checks(data)}
     assert by_round[1].value == 0.0
     assert by_round[2].value is None  # seen without a replay
@@ -82,7 +82,7 @@ def test_clipping_by_a_mod_of_flowers_own_is_named(tmp_path):
     strategy = DifferentialPrivacyClientSideFixedClipping(
         FedAvg(fraction_evaluate=0.0), 0.0, 0.05, 2
     )
-    app = audit(client_app(mods=[fixedclipping_mod]))
+    app = audited(client_app(mods=[fixedclipping_mod]))
     _, data, _ = run(tmp_path / "run", app, strategy=strategy)
     assert len(checks(data)) == 2
     assert all("after training (clipping)" in r.note for r in checks(data))
@@ -111,7 +111,7 @@ def test_a_mistake_of_the_server_is_named(tmp_path, name):
     given, client, words = MISTAKES[name]
     if "model" in given:
         given = {**given, "strategy": FedAvg(fraction_evaluate=0.0)}
-        app = audit(client_app(**client))
+        app = audited(client_app(**client))
         strategy = observe(given["strategy"], given["model"], tmp_path / "run", attack=None)
         server = ServerApp()
 
@@ -123,21 +123,21 @@ def test_a_mistake_of_the_server_is_named(tmp_path, name):
         run_inline(server, app, 2)
         data = read_run(tmp_path / "run")
     else:
-        _, data, _ = run(tmp_path / "run", audit(client_app(**client)), **given)
+        _, data, _ = run(tmp_path / "run", audited(client_app(**client)), **given)
     warnings = [event.message for event in data.events]
     assert any(words in message and "no evidence of safety" in message for message in warnings)
     assert {event.client_id for event in data.events} == {0, 1}
 
 
 def test_in_a_simulation_the_samples_reach_the_evaluator(tmp_path):
-    app = audit(client_app(images=torch.eye(6).reshape(1, 1, 6, 6)), truth=tmp_path / "truth")
+    app = audited(client_app(images=torch.eye(6).reshape(1, 1, 6, 6)), truth=tmp_path / "truth")
     _, data, _ = run(tmp_path / "run", app, truth=tmp_path / "truth", attack="analytic", spec=SPEC)
     assert len([r for r in data.records if r.name == "psnr"]) == 2
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / "truth").iterdir()} == {0}
 
 
 def test_a_client_of_many_samples_is_recorded_and_not_attacked(tmp_path):
-    _, data, _ = run(tmp_path / "run", audit(client_app()), attack="analytic", max_samples=11)
+    _, data, _ = run(tmp_path / "run", audited(client_app()), attack="analytic", max_samples=11)
     assert not [r for r in data.records if r.kind == "attack"]
     assert len(checks(data)) == 2
     assert all("3 steps of 4 samples" in event.message for event in data.events)
@@ -153,7 +153,7 @@ def test_a_client_of_many_samples_is_recorded_and_not_attacked(tmp_path):
     ],
 )
 def test_a_client_that_nobody_attacks_is_recorded_as_it_told(tmp_path, optimizer, done):
-    app = audit(client_app(**({"optimizer": optimizer} if optimizer else {})))
+    app = audited(client_app(**({"optimizer": optimizer} if optimizer else {})))
     _, data, _ = run(tmp_path / "run", app)
     assert [r.note for r in data.records if r.name == "images"] == [done, done]
     reasons = [r.note for r in data.records if r.name == "not_attacked"]
@@ -161,7 +161,7 @@ def test_a_client_that_nobody_attacks_is_recorded_as_it_told(tmp_path, optimizer
 
 
 def test_elsewhere_no_sample_leaves_the_client(tmp_path):
-    grid = InlineGrid(audit(client_app()), 1)
+    grid = InlineGrid(audited(client_app()), 1)
     (node,) = grid.get_node_ids()
     arrays = RecordDict({"arrays": ArrayRecord(network().state_dict())})
     (reply,) = grid.send_and_receive([grid.create_message(arrays, "train", node, "1")])
@@ -171,7 +171,7 @@ def test_elsewhere_no_sample_leaves_the_client(tmp_path):
 
 
 def test_scores_need_no_hand_written_settings(tmp_path):
-    app = audit(
+    app = audited(
         client_app(), scores={"gradient_norm": GradientNorm()}, score_plan=ScorePlan(send=True)
     )
     _, data, _ = run(tmp_path / "run", app)
@@ -180,7 +180,7 @@ def test_scores_need_no_hand_written_settings(tmp_path):
 
 
 def test_where_scores_cannot_be_had_the_update_is_sent_all_the_same(tmp_path):
-    app = audit(
+    app = audited(
         client_app(optimizer=lambda p: torch.optim.Adam(p)),
         scores={"gradient_norm": GradientNorm()},
     )
@@ -191,12 +191,12 @@ def test_where_scores_cannot_be_had_the_update_is_sent_all_the_same(tmp_path):
 
 def test_a_defense_acts_on_what_is_sent_or_the_client_refuses(tmp_path):
     noise = GaussianNoise(noise_std=0.1)
-    _, data, _ = run(tmp_path / "a", audit(client_app(), defense=noise))
+    _, data, _ = run(tmp_path / "a", audited(client_app(), defense=noise))
     assert [r.value for r in checks(data)] == [0.0, 0.0]
     assert any("defended by GaussianNoise" in event.message for event in data.events)
     adam = client_app(optimizer=lambda p: torch.optim.Adam(p))
-    result, data, _ = run(tmp_path / "b", audit(adam, defense=noise))
+    result, data, _ = run(tmp_path / "b", audited(adam, defense=noise))
     assert not result.arrays
     assert any("Adam" in event.message for event in data.events)
     with pytest.raises(ValueError, match="encode"):
-        audit(ClientApp(), defense=MixUp(k=2))
+        audited(ClientApp(), defense=MixUp(k=2))

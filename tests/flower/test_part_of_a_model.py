@@ -6,11 +6,12 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from observed import serve
+from one_line import audited
 from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.capture.names import name_live
-from flwr_leakage.flower import audit, observe
+from flwr_leakage.flower import observe
 from flwr_leakage.tracking import read_run
 
 
@@ -61,14 +62,14 @@ def run(folder, client, model, **settings):
 
 
 def test_a_part_that_is_sent_is_replayed_as_a_part(tmp_path):
-    _, data = run(tmp_path / "run", audit(app(), replay_every=1), network().heads)
+    _, data = run(tmp_path / "run", audited(app(), replay_every=1), network().heads)
     residuals = [r.value for r in data.records if r.name == "replay_residual"]
     assert residuals == [0.0] * 4
     assert not data.events
 
 
 def test_no_client_is_blamed_for_a_model_that_the_server_does_not_send(tmp_path):
-    result, data = run(tmp_path / "run", audit(app()), network(), bad_replies="drop")
+    result, data = run(tmp_path / "run", audited(app()), network(), bad_replies="drop")
     (event,) = data.events  # once, and not in each round
     assert (event.server_round, event.client_id) == (1, -1)
     assert "what the strategy sends is not the model that observe was given" in event.message
@@ -79,7 +80,7 @@ def test_no_client_is_blamed_for_a_model_that_the_server_does_not_send(tmp_path)
 
 
 def test_a_reply_of_other_names_is_bad_all_the_same(tmp_path):
-    _, data = run(tmp_path / "run", audit(app("other.")), network(), bad_replies="drop")
+    _, data = run(tmp_path / "run", audited(app("other.")), network(), bad_replies="drop")
     said = [event.message for event in data.events if "was left out" in event.message]
     assert len(said) == 2
     assert all("other names than those that were sent" in message for message in said)

@@ -8,12 +8,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp.strategy import FedAvg
-from one_line import changing, checks, client_app, falling, notes, run
+from one_line import audited, changing, checks, client_app, falling, notes, run
 from torch import nn
 from trained import pixels
 
 from flwr_leakage.audit import ReplayResult
-from flwr_leakage.flower import audit
 from flwr_leakage.flower.captured_client import _Work
 from flwr_leakage.flower.client_replay import REPLAY_KEY
 from flwr_leakage.scores import GradientNorm
@@ -21,7 +20,7 @@ from flwr_leakage.scores.plan import ScorePlan
 
 
 def test_replays_can_be_made_rarer(tmp_path):
-    _, data, _ = run(tmp_path / "run", audit(client_app(), replay_every=2), num_rounds=3)
+    _, data, _ = run(tmp_path / "run", audited(client_app(), replay_every=2), num_rounds=3)
     assert [r.server_round for r in checks(data)] == [1, 1, 3, 3]
     assert not data.events
     page = (tmp_path / "run" / "report.html").read_text()
@@ -42,7 +41,7 @@ def test_a_later_replay_is_of_the_first_samples_and_of_all_after_a_change(tmp_pa
     assert "explains its first 2 of 3 steps (the rest was not kept) exactly" in notes[3]
     assert not data.events
     with pytest.raises(ValueError, match="replay_samples must be None or ≥ 1, got 0"):
-        audit(app, replay_samples=0)
+        audited(app, replay_samples=0)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +110,13 @@ def test_a_state_that_cannot_be_read_is_replayed_as_a_first_training_is():
             forget(context)
         return call_next(message, context)
 
-    app, inner = ClientApp(mods=[older]), audit(client_app())
+    app, inner = ClientApp(mods=[older]), audited(client_app())
     app.train()(lambda message, context: inner(message, context))
     assert [note.replay.residual for note in notes(app)] == [0.0] * 3
 
 
 def test_a_mod_that_only_rounds_is_no_change_after_training():
-    told = notes(audit(client_app(mods=[fixedclipping_mod])))
+    told = notes(audited(client_app(mods=[fixedclipping_mod])))
     assert 0 < told[0].replay.residual < 1e-6
     assert [note.replay.explains for note in told] == [True] * 3
     assert "not replayed" in told[1].replay.sentence
@@ -134,7 +133,7 @@ def test_what_a_client_keeps_to_itself_is_not_asked_for(is_trained):
 
     start = 0 if is_trained else 2
     app = client_app(mods=[keep], optimizer=lambda p: torch.optim.SGD(list(p)[start:], lr=0.1))
-    assert [note.replay.explains for note in notes(audit(app))] == [True] * 3
+    assert [note.replay.explains for note in notes(audited(app))] == [True] * 3
 
 
 def test_after_a_failed_replay_the_settings_are_those_of_the_round():
@@ -178,14 +177,14 @@ class Plain(torch.optim.Optimizer):
 
 
 def test_settings_that_are_not_told_are_not_said_to_be_compared():
-    _, second = notes(audit(client_app(optimizer=Plain)), num_rounds=2)
+    _, second = notes(audited(client_app(optimizer=Plain)), num_rounds=2)
     assert second.training is None
     assert "that was looked at (start, end)" in second.replay.sentence
 
 
 def test_a_round_without_scores_is_not_said_to_have_failed():
     plan = ScorePlan(every=3)
-    told = notes(audit(client_app(), scores={"norm": GradientNorm()}, score_plan=plan))
+    told = notes(audited(client_app(), scores={"norm": GradientNorm()}, score_plan=plan))
     assert [note.remark for note in told] == [""] * 3
 
 
@@ -193,8 +192,8 @@ def test_the_normalisation_is_read_again_by_a_replay(tmp_path):
     images = {1: pixels(), 2: (pixels() - 0.5) / 0.5}
     app = changing({"replay_every": 2}, images=lambda r: images[min(r, 2)])
     facts = [note.training for note in notes(app)]
-    assert [(each.mean, each.repeated) for each in facts] == [
-        ((0.0,), False), ((0.0,), True), ((0.5,), False),
+    assert [(each.normalization, each.repeated) for each in facts] == [
+        ("0 to 1", False), ("0 to 1", True), ("0.5 and 0.5", False),
     ]  # fmt: skip
 
 
@@ -202,7 +201,7 @@ def test_scores_are_not_told_that_a_round_between_replays_is_explained():
     context = Context(0, 0, {}, RecordDict(), {})
 
     def explained(replayed):
-        found = ReplayResult(0.0 if replayed else None, True, "the result", replayed=replayed)
+        found = ReplayResult("explained" if replayed else "unchanged", sentence="the result")
         return _Work(2, 0, context, 0.1, found).explained()
 
     assert explained(replayed=True).sentence == "the result"
@@ -210,7 +209,7 @@ def test_scores_are_not_told_that_a_round_between_replays_is_explained():
 
 
 def test_the_first_training_alone_can_be_replayed(tmp_path):
-    _, data, _ = run(tmp_path / "run", audit(client_app(), replay_every=None), num_rounds=12)
+    _, data, _ = run(tmp_path / "run", audited(client_app(), replay_every=None), num_rounds=12)
     assert [r.server_round for r in checks(data)] == [1, 1]
     assert len([r for r in data.records if r.name == "not_replayed"]) == 22
 
@@ -240,7 +239,7 @@ def test_what_is_not_trained_has_to_be_sent_as_it_came(tmp_path, change):
 
 
 def test_a_failed_replay_is_told_until_the_next_one(tmp_path):
-    app = audit(client_app(stateful=True), replay_every=2)
+    app = audited(client_app(stateful=True), replay_every=2)
     _, data, _ = run(tmp_path / "run", app, num_rounds=4)
     later = {r.server_round: r for r in checks(data)}
     assert later[1].value == 0.0

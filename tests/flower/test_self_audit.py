@@ -133,7 +133,7 @@ def test_limits_on_what_is_never_measured_are_refused_at_once():
     with pytest.raises(ValueError, match="there are no scores"):
         client("line", gate=Gate(scores={"lambda_max": 1.0}))
     with pytest.raises(ValueError, match="share must be"):
-        client("line", share="everything")
+        client("line", share="all")
 
 
 def doctored(message, context):

@@ -1,4 +1,4 @@
-"""The record that carries a client's note: all of it, or without its scores."""
+"""The record that carries a client's note."""
 
 import pytest
 from flwr.app import ConfigRecord
@@ -14,13 +14,7 @@ NOTE = ClientNote(3, (SCORE,), 0.5, 1.5, reproducible=True, remark="own", own_co
 
 
 def test_what_is_packed_is_unpacked():
-    assert unpack_note(pack_note(NOTE, with_measurements=True)) == NOTE
-
-
-def test_scores_travel_only_when_asked_for():
-    record = pack_note(NOTE, with_measurements=False)
-    assert "lambda_max" not in str(dict(record))
-    assert unpack_note(record) == ClientNote(3, (), 0.5, 1.5, True, "own", True)
+    assert unpack_note(pack_note(NOTE)) == NOTE
 
 
 @pytest.mark.parametrize("record", [{}, {"note": 3}, {"note": b"{}"}, {"note": ["{}"]}])

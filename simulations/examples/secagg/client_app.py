@@ -51,4 +51,8 @@ def client_fn(context: Context) -> Client:
     return DigitClient(int(context.node_config["partition-id"])).to_client()
 
 
-app = audit(ClientApp(client_fn=client_fn, mods=[secaggplus_mod]), truth=TRUTH)
+app = audit(
+    ClientApp(client_fn=client_fn, mods=[secaggplus_mod]),
+    truth=TRUTH,
+    share=["training", "replay"],  # a simulation; else a client under a mask tells neither
+)

@@ -1,0 +1,97 @@
+"""What a client's owner lets travel beside the update: by default no number that samples made."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from flwr_leakage.audit.note import REPLAY_WORDS, ClientNote, ReplayResult
+from flwr_leakage.records import Measurement
+
+WORDS = ("numbers", "replay", "training", "times", "reasons")
+"""What can be shared beside the names of single metrics; ``everything`` shares all of it."""
+
+UNREAD = "Neither scores nor samples were read off the training."
+"""All that a server reads where they could not be, unless reasons are shared."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The owner's choice of what the server may read; see docs/threat-model.md, "What travels".
+
+    Attributes:
+        metrics: names of the self-attack's metrics.
+        numbers: all metrics of the self-attack.
+        replay: residual, factor, cause and layers of the replay. Under noise they tell how far the
+            update lies from the training without noise, which undoes differential privacy.
+        training: steps, batch sizes, shapes and a public normalisation also where what is sent is
+            not what the training made, or where the app reports no number of samples.
+        times: CPU seconds. They tell how many defenses a gate tried.
+        reasons: why something failed, in words that may hold paths, labels and numbers.
+    """
+
+    metrics: tuple[str, ...] = ()
+    numbers: bool = False
+    replay: bool = False
+    training: bool = False
+    times: bool = False
+    reasons: bool = False
+
+    @staticmethod
+    def of(share: "Shared") -> "Sharing":
+        """Read a setting: ``nothing``, ``everything``, words of ``WORDS`` and names of metrics.
+
+        Raises:
+            ValueError: a single word is none of these.
+        """
+        if isinstance(share, Sharing):
+            return share
+        if isinstance(share, str):
+            if share not in ("nothing", "everything", *WORDS):
+                raise ValueError(
+                    f"share must be 'nothing', 'everything', one of {WORDS} or a list of such words"
+                    f" and of metrics, got {share!r}."
+                )
+            share = {"nothing": (), "everything": WORDS}.get(share, (share,))
+        words = {word: word in share or "everything" in share for word in WORDS}
+        metrics = tuple(name for name in share if name not in (*WORDS, "nothing", "everything"))
+        return Sharing(metrics, **words)
+
+    def travelling(
+        self, note: ClientNote, *, released_as_trained: bool, remark: str = ""
+    ) -> ClientNote:
+        """Return the part of a note that the server is told.
+
+        Args:
+            note: all that the client knows; its measurements are those that may travel.
+            released_as_trained: whether the update is sent as it was trained, without a defense.
+            remark: what travels in the place of the note's remark, which may hold reasons.
+        """
+        told = note
+        replay, training = note.replay, note.training
+        if not self.replay:
+            told = replace(
+                told,
+                replay=None if replay is None else ReplayResult(replay.kind),
+                explained="",
+                measurements=tuple(_without(note, each) for each in note.measurements),
+            )
+        if training is not None and not self.training:
+            exact = replay is not None and replay.kind in ("explained", "unchanged")
+            told = replace(told, training=training.travelling(exact and released_as_trained))
+        if not self.times:
+            told = replace(
+                told, train_cpu_seconds=None, score_cpu_seconds=None, replay_cpu_seconds=None
+            )
+        return told if self.reasons else replace(told, remark=remark)
+
+
+def _without(note: ClientNote, measurement: Measurement) -> Measurement:
+    """Return the measurement, with the category of the replay where its notes tell the result."""
+    told = (note.explained, note.replay.sentence if note.replay else "")
+    notes = measurement.notes
+    for sentence in filter(None, told):
+        notes = tuple(each.replace(sentence, REPLAY_WORDS["refuted"]) for each in notes)
+    return replace(measurement, notes=notes)
+
+
+Shared = Sharing | str | Sequence[str]
+"""How an owner says what is shared; see ``Sharing.of``."""

@@ -1,0 +1,31 @@
+"""What a client that defends or judges its updates lets through: nothing that was not looked at."""
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+
+from flwr_leakage.flower.contents import records_of
+
+
+def unseen(reply: Message, released: str = "") -> str:
+    """Return why a reply holds arrays that no defense and no gate has seen, or an empty text.
+
+    An update need not stand in an ``ArrayRecord``: bytes in a config hold one, and so do numbers in
+    a list of metrics. Both are arrays by another name.
+
+    Args:
+        reply: without an error.
+        released: the name of the ``ArrayRecord`` that was defended and judged; empty where none
+            was.
+    """
+    arrays = [name for name in records_of(reply.content, ArrayRecord) if name != released]
+    if arrays:
+        return f"the reply holds arrays that were neither defended nor judged: {sorted(arrays)}"
+    for name, record in reply.content.items():
+        if not isinstance(record, MetricRecord | ConfigRecord):
+            continue
+        for entry, value in record.items():
+            if isinstance(value, bytes | list):
+                return (
+                    f"the reply's {name!r} holds {type(value).__name__} under {entry!r}, which was "
+                    f"neither defended nor judged; single numbers and texts may travel"
+                )
+    return ""
