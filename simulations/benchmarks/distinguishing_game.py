@@ -3,14 +3,14 @@
 ``python -m simulations.benchmarks.distinguishing_game --root DATA --first 100 --trials 300``: a
 server knows two batches of eight CIFAR-10 images that differ in one record, the network and the
 settings of the noise. A client trains one step of SGD on one of them, drawn by a coin, under
-``app = audit(app)`` and a mechanism. The server guesses which one three times: from the update alone
-(the likelihood ratio, which is the best test there is), from the record beside it alone, and from
-both. To read a record, the server runs the client itself on each candidate, makes the mechanism
-release what it observed, and looks which record is nearer. Where neither is, it guesses from the
-update, or by a coin where it is shown none.
+``app = audit(app)`` and a mechanism. The server guesses which one it was: from the update alone, by
+the likelihood ratio, which is the best test there is; and from the record beside it. To read a
+record, the server runs the client itself on each candidate, makes the mechanism release the update
+that it observed, and looks which record is nearer to the one that came. Where both are equally
+near, it tosses a coin ("record") or takes the guess from the update ("both").
 
-Each trial has its own images and weights. The shares are given with Wilson's 95 % interval. Opacus'
-row needs ``opacus``.
+Each trial has its own images and weights. The shares are given with Wilson's 95 % interval. The
+rows of Opacus need ``opacus``.
 """
 
 import json
