@@ -94,6 +94,7 @@ class TrainingFacts:
         told = replace(self, loss=loss, rewritten=0)
         if not as_trained:
             told = replace(told, loss="", unscheduled=UNTOLD, counted=False, normalization="")
+            told = replace(told, repeated=False)
             if not self.mean:
                 told = replace(told, shape=(), num_classes=0)
         if not told.counted:

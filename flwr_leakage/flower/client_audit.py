@@ -116,6 +116,11 @@ class ClientAudit:
         )
 
     @property
+    def may_defend(self) -> bool:
+        """Whether what is sent may be another update than the trained one, whatever the samples."""
+        return self.defends or bool(self.gate and self.gate.stronger)
+
+    @property
     def withholds(self) -> bool:
         """Whether nothing may be sent that was neither measured nor defended."""
         return self.defends or self.gate is not None

@@ -57,7 +57,7 @@ def sent_note(session: Session, done: Release, note: ClientNote, remark: str) ->
     scores = done.measurements if audit.score_plan.send else ()
     attacked = done.attacked.shared(audit.sharing) if done.attacked else ()
     note = replace(note, measurements=(*scores, *attacked))
-    return audit.sharing.travelling(note, released_as_trained=not audit.defends, remark=remark)
+    return audit.sharing.travelling(note, released_as_trained=not audit.may_defend, remark=remark)
 
 
 def keep_own(session: Session, done: Release, note: ClientNote, context: Context) -> None:

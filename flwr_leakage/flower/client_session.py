@@ -73,15 +73,18 @@ class Session:
         private = Batch(inputs.to(here), targets.to(here))
         spec = self.audit.spec
         if inputs.shape[1:] != spec.shape:
-            raise _unfit(
-                f"inputs must have shape (B, {', '.join(map(str, spec.shape))})",
-                str(tuple(inputs.shape)),
-            )
+            expected = f"inputs must have shape (B, {', '.join(map(str, spec.shape))})"
+            raise self._unfit(expected, f"got {tuple(inputs.shape)}")
         if targets.ndim == 1 and len(targets):
             low, high = int(targets.min()), int(targets.max())
             if low < 0 or high >= spec.num_classes:
-                raise _unfit(f"labels must lie in 0 … {spec.num_classes - 1}", f"{low} … {high}")
-        defended = self.audit.defense.on_batch(private, spec.num_classes, self.randomness("encode"))
+                expected = f"labels must lie in 0 … {spec.num_classes - 1}"
+                raise self._unfit(expected, f"got {low} … {high}")
+        try:
+            randomness = self.randomness("encode")
+            defended = self.audit.defense.on_batch(private, spec.num_classes, randomness)
+        except ValueError as error:
+            raise self._unfit("the defense must take each mini-batch", str(error)) from None
         room = self.audit.max_samples - self.kept
         if room > 0:
             size = self.audit.schedule.batch_size
@@ -93,11 +96,12 @@ class Session:
             return inputs, targets
         return defended.inputs.to(inputs.device), defended.targets.to(targets.device)
 
-
-def _unfit(expected: str, came: str) -> ValueError:
-    """Return the error of a mini-batch; what came is logged, as Flower sends an error's text."""
-    _LOG.error("flwr_leakage: %s, got %s.", expected, came)
-    return ValueError(f"{expected}; what came instead is in the client's own log.")
+    def _unfit(self, expected: str, came: str) -> ValueError:
+        """Return the error of a mini-batch. Flower sends its text, so what came stays in a log."""
+        if self.audit.sharing.reasons:
+            return ValueError(f"{expected}, {came}.")
+        _LOG.error("flwr_leakage: %s, %s.", expected, came)
+        return ValueError(f"{expected}; what came instead is in the client's own log.")
 
 
 SESSION: ContextVar[Session | None] = ContextVar("flwr_leakage_session", default=None)

@@ -14,6 +14,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from torch import nn
 from trained import Loop, network
 
+from flwr_leakage.audit.gate import Gate
 from flwr_leakage.audit.note import REPLAY_WORDS, ClientNote, ReplayResult
 from flwr_leakage.audit.sharing import Sharing
 from flwr_leakage.capture import TrainingFacts
@@ -23,6 +24,7 @@ from flwr_leakage.flower import ClientAudit, InlineGrid, LeakageMod, audit, enco
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import InputSpec, LocalSchedule, Measurement
+from flwr_leakage.scores import GradientNorm
 
 DOCS = Path(__file__).parents[2] / "docs" / "threat-model.md"
 SPEC = InputSpec((1, 6, 6), 3, (0.5,), (0.5,))
@@ -90,7 +92,11 @@ GAMES = {
     "noise in the steps": {"on_gradients": clipped_and_noised},
     "own noise": {"defense": GaussianNoise(noise_std=0.1)},
     "no number of samples": {"count": 0},
-    "a gate's scores kept": {"replay_every": 1},
+    "every round replayed": {"replay_every": 1},
+    "a gate that may defend": {
+        "scores": {"norm": GradientNorm()},
+        "gate": Gate(scores={"gradient_norm": 1e9}, stronger=(GaussianNoise(noise_std=0.1),)),
+    },
 }
 
 
@@ -101,9 +107,8 @@ def test_a_record_is_the_same_whichever_sample_was_in_the_batch(game, server_rou
     note = ClientNote.from_text(first)
     assert (note.train_cpu_seconds, note.score_cpu_seconds, note.explained) == (None, None, "")
     assert note.replay.residual is None and note.replay.sentence in REPLAY_WORDS.values()
-    if game in ("LocalDpMod", "clipping", "noise in the steps", "own noise"):
-        again = note.training.repeated
-        assert note.training == TrainingFacts("SGD", 0.1, unscheduled=UNTOLD, repeated=again)
+    if game not in ("as trained", "no number of samples", "every round replayed"):
+        assert note.training == TrainingFacts("SGD", 0.1, unscheduled=UNTOLD)
 
 
 @pytest.mark.parametrize("share", ["nothing", "everything"])
