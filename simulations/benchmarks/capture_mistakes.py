@@ -130,7 +130,8 @@ def run(case: Case, seed: int, clients: int) -> RunData:
         def main(grid: Grid, context: Context) -> None:
             observed.start(grid, ArrayRecord(initial.state_dict()), num_rounds=1)
 
-        run_inline(server, audit(client_app(case, model), truth=truth), clients)
+        app = audit(client_app(case, model), truth=truth, share="everything")
+        run_inline(server, app, clients)
         return read_run(run_folder)
 
 

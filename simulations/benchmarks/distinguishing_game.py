@@ -43,7 +43,7 @@ from flwr_leakage.flower.wire import RECORD_KEY
 from flwr_leakage.records import Batch
 from simulations.benchmarks import lab
 
-SIZE, CLIP, DELTA, RATE = 8, 1.0, 1e-5, 0.1
+SIZE, CLIP, DELTA, RATE = 8, 1.0, 1e-5, 1.0
 EPSILONS = (0.1, 1.0, 10.0)
 FRESH = ("train-cpu-seconds", "score-cpu-seconds", "replay-cpu-seconds")
 """Fields that no run repeats."""

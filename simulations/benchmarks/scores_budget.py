@@ -75,8 +75,9 @@ class Client:
         """Train and score."""
         spec = lab.CIFAR10
         audit = ClientAudit(
-            self.gradient_map(), spec, self.schedule, scores=default_scores(), score_plan=plan
-        )
+            self.gradient_map(), spec, self.schedule, scores=default_scores(), score_plan=plan,
+            share="times",
+        )  # fmt: skip
         model = make_network(self.network, self.seed).train()
         app = ClientApp()
 
@@ -132,7 +133,7 @@ def reach(client: Client, rounds: Sequence[int]) -> list[str]:
     gradient_map = client.gradient_map()
     with lab.Stopwatch() as clock:
         found = compute_scores(default_scores(), gradient_map, exposure)
-    full = clock.seconds / client.notes[rounds[-1]].train_cpu_seconds
+    full = clock.seconds / (client.notes[rounds[-1]].train_cpu_seconds or float("nan"))
     cheap = compute_scores([InputGradientNorm()], gradient_map, exposure)["InputGradientNorm"]
     ranking = torch.tensor(cheap.values)
     top = max(1, len(client.data) // 10)
@@ -167,8 +168,8 @@ def section_budget(cifar: str | None, only: str | None) -> None:
                 client = Client(name, data[FIRST : FIRST + count])
                 client.run(plan, ROUNDS)
                 rounds = [i for i, note in enumerate(client.notes) if scored(note)]
-                trained = sum(note.train_cpu_seconds for note in client.notes)
-                spent = [note.score_cpu_seconds for note in client.notes]
+                trained = sum(note.train_cpu_seconds or 0.0 for note in client.notes)
+                spent = [note.score_cpu_seconds or 0.0 for note in client.notes]
                 dear = count <= 200 and kind == "measured"
                 lab.print_row(
                     *(name, count, kind, f"{trained:.2f}", f"{sum(spent):.2f}"),

@@ -100,7 +100,7 @@ GAMES = {
 }
 
 
-@pytest.mark.parametrize(("game", "server_round"), product(GAMES, (1, 3)))
+@pytest.mark.parametrize(("game", "server_round"), list(product(GAMES, (1, 3))))
 def test_a_record_is_the_same_whichever_sample_was_in_the_batch(game, server_round):
     first, second = (told(record, server_round=server_round, **GAMES[game]) for record in (0, 1))
     assert first == second

@@ -16,7 +16,7 @@ def test_the_quickstart_is_explained_and_its_digits_recovered(tmp_path, monkeypa
     context = Context(1, 1, {}, RecordDict(), {"num-server-rounds": 1})
     server_app.app(InlineGrid(client_app.app, 2), context)
     data = read_run("leakage")
-    assert [r.value for r in data.records if r.name == "replay_residual"] == [0.0, 0.0]
+    assert [r.value for r in data.records if r.name == "replay_passed"] == [1.0, 1.0]
     found = [r.value for r in data.records if r.name == "psnr"]
     assert len(found) == 2
     assert min(found) > 40
