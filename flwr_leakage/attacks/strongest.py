@@ -11,6 +11,7 @@ from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.denoising import Denoising
 from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.exact.analytic import POSTERIOR
+from flwr_leakage.attacks.exact.pixel_box import in_box
 from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.fusion import Candidate, fuse
 from flwr_leakage.attacks.inversion.dense_gauss_newton import DenseGaussNewton
@@ -30,7 +31,9 @@ class Strongest:
     A target is *solved*, and no further attack is run on it, once a candidate's gradient meets the
     observed one within ``tolerance``, or explains an update with noise to that noise, or once an
     attack has proven all of its samples, or answers a pruned update by the mean of what is likely
-    given all that was kept, which its gradient meets to rounding.
+    given all that was kept, which its gradient meets to rounding. An answer is brought into the box
+    of valid pixels before it is judged, and a proof that does not survive that is none
+    (:func:`flwr_leakage.attacks.exact.pixel_box.in_box`).
 
     ``finish`` goes on from each candidate that is not far less likely than the best, so that they
     are compared where they lead, unless samples are proven or rounding is all that is left. Its
@@ -241,6 +244,8 @@ class _Target:
             if self.best.batch is None:
                 self.best = result
             return False
+        result = in_box(self.evidence.problem.spec, result)  # what is measured is judged
+        assert result.batch is not None
         judged = self.evidence.judge(result.batch)
         proven = _is_proven(result)
         is_mean = POSTERIOR in result.stats and not self.evidence.is_noised

@@ -230,9 +230,21 @@ def observe(gradient_map: GradientMap, batch: Batch, case: Case) -> Observation:
 
 
 def score(
-    found: Reconstruction, truth: Batch, gradient_map: GradientMap, spec: InputSpec
+    found: Reconstruction,
+    truth: Batch,
+    gradient_map: GradientMap,
+    spec: InputSpec,
+    told: InputSpec | None = None,
 ) -> tuple[int, int, int]:
-    """Samples that are exact, proven, and proven but not exact."""
+    """Samples that are exact, proven, and proven but not exact.
+
+    Args:
+        found: an attack's answer.
+        truth: the private batch.
+        gradient_map: of the network.
+        spec: how the client normalised.
+        told: what the attacker was told of it, if that is something else.
+    """
     features = found.stats.get("features")
     if features is not None:
         posed = pose(gradient_map, spec, observe(gradient_map, truth, CASES[0]), ThreatModel())
@@ -241,8 +253,9 @@ def score(
         guesses, labels, verdicts = features.inputs, features.labels, features.verdicts
     elif found.batch is not None:
         known = spec.denormalize(truth.inputs).flatten(1).double()
-        guesses = spec.denormalize(found.batch.inputs).flatten(1).double()
-        labels, verdicts = found.batch.targets, found.stats["verdicts"]
+        guesses = (told or spec).denormalize(found.batch.inputs).flatten(1).double()
+        labels = found.batch.targets
+        verdicts = found.stats.get("verdicts", ("not",) * len(labels))
     else:
         return 0, 0, 0
     distances = torch.cdist(guesses, known)

@@ -13,6 +13,8 @@ from flwr_leakage.attacks.exact.batch_layer import BatchLayer, layer_behind, pos
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs, conclude
 from flwr_leakage.attacks.exact.batch_search import BatchSearch, SearchSettings
 from flwr_leakage.attacks.exact.batch_steps import recover_steps, require_steps
+from flwr_leakage.attacks.exact.pixel_box import in_box
+from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers
 from flwr_leakage.attacks.problem import Problem
@@ -180,12 +182,13 @@ class ExactBatch(ExactAttack):
                 f"proven, but no images.{surplus}"
             )
             return Reconstruction(None, torch.nan, {**stats, "features": found}, text)
-        batch = complete(problem, found)
         missing = problem.num_samples - len(found.labels)
         stats["verdicts"] = (*found.verdicts, *("not",) * missing)
-        inputs = problem.spec.clamp(batch.inputs).to(torch.get_default_dtype())
-        distance = gradient_distance(problem, batch)
-        return Reconstruction(Batch(inputs, batch.targets), distance, stats)
+        boxed = in_box(problem.spec, Reconstruction(complete(problem, found), torch.nan, stats))
+        assert boxed.batch is not None
+        distance = gradient_distance(problem, boxed.batch)
+        batch = answer(boxed.batch.inputs, boxed.batch.targets)
+        return replace(boxed, batch=batch, objective=distance)
 
 
 def _surplus(problem: Problem, name: str, rank: int) -> str:

@@ -375,7 +375,6 @@ def test_nothing_is_proven_by_a_gradient_that_is_no_outer_product_of_an_image():
 
     one = torch.rand(1, 1, 8, 8, generator=generator())
     assert verdicts(one) == ("proven",)
-    assert verdicts(one + 0.2) is None  # beyond the range of pixels
     assert verdicts(torch.rand(2, 1, 8, 8, generator=generator())) is None
 
     def noised(gradient):
