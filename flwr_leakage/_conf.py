@@ -1,6 +1,9 @@
-"""Where the Hydra configs are: beside the package in a checkout, inside it in a wheel."""
+"""Where the Hydra configs are, beside the package or in its wheel, and the attack by default."""
 
 from pathlib import Path
+
+DEFAULT_ATTACK = "strongest"
+"""The preset that attacks where nobody names another; ``conf/config.yaml`` names the same."""
 
 
 def conf_dir() -> Path:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
+from flwr_leakage._conf import DEFAULT_ATTACK
 from flwr_leakage.attacks.base import Attack, ProgressCallback
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.loss_check import check_loss
@@ -70,7 +71,7 @@ def attack(
     update: Gradients | ParameterChange,
     *,
     spec: InputSpec,
-    preset: str | Attack = "strongest",
+    preset: str | Attack = DEFAULT_ATTACK,
     num_examples: int = 1,
     schedule: LocalSchedule | None = None,
     targets: Tensor | Sequence[Tensor] | None = None,
@@ -91,7 +92,7 @@ def attack(
     update: list[Gradients | ParameterChange],
     *,
     spec: InputSpec,
-    preset: str | Attack = "strongest",
+    preset: str | Attack = DEFAULT_ATTACK,
     num_examples: int = 1,
     schedule: LocalSchedule | None = None,
     targets: Tensor | Sequence[Tensor] | None = None,
@@ -112,7 +113,7 @@ def attack(
     update: list[OneKind],
     *,
     spec: InputSpec,
-    preset: str | Attack = "strongest",
+    preset: str | Attack = DEFAULT_ATTACK,
     num_examples: int = 1,
     schedule: LocalSchedule | None = None,
     targets: Tensor | Sequence[Tensor] | None = None,
@@ -132,7 +133,7 @@ def attack(
     update: Gradients | ParameterChange | list[Gradients | ParameterChange] | list[OneKind],
     *,
     spec: InputSpec,
-    preset: str | Attack = "strongest",
+    preset: str | Attack = DEFAULT_ATTACK,
     num_examples: int = 1,
     schedule: LocalSchedule | None = None,
     targets: Tensor | Sequence[Tensor] | None = None,

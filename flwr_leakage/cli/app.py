@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flwr_leakage._conf import DEFAULT_ATTACK
+
 if TYPE_CHECKING:
     from flwr_leakage.comparison import Comparison
 
@@ -176,7 +178,9 @@ def attack_kept(
             help="MODULE:NAME of the model's class, where the run was an app of your own."
         ),
     ] = None,
-    attack: Annotated[str, typer.Option(help="The attack then; else the run's own.")] = "idlg",
+    attack: Annotated[
+        str, typer.Option(help="The preset that attacks then; otherwise the run's own attack does.")
+    ] = DEFAULT_ATTACK,
     workers: Annotated[int, typer.Option(min=1, help="Processes that attack.")] = 1,
     max_seconds: Annotated[
         float | None, typer.Option(help="CPU seconds for a target; the run's own by default.")

@@ -18,6 +18,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 from torch import nn
 
+from flwr_leakage._conf import DEFAULT_ATTACK
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.audit import ClientNote, ServerAudit
@@ -223,7 +224,7 @@ def observe_legacy(
     spec: InputSpec | None = None,
     schedule: LocalSchedule | None = None,
     *,
-    attack: Attack | str | None = "idlg",
+    attack: Attack | str | None = DEFAULT_ATTACK,
     threat: ThreatModel | None = None,
     max_samples: int | None = 64,
     truth: str | Path | None = None,
@@ -242,7 +243,8 @@ def observe_legacy(
         folder: of the run, with the records and the report.
         spec: of the inputs; by default what the clients' captures tell.
         schedule: of local training; by default what each client's capture tells.
-        attack: an attack, the name of a preset, or ``None``.
+        attack: an attack, the name of a preset, or ``None``. The default tries every attack that
+            applies, within a budget of CPU seconds for each target.
         threat: what the attacker knows; by default the clients' mean update only, which is what
             secure aggregation shows.
         max_samples: most samples that a client's steps use, all steps together, for it to be

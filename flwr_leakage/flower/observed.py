@@ -6,6 +6,7 @@ from typing import Any
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
+from flwr_leakage._conf import DEFAULT_ATTACK
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.flower.shared_truth import TruthFolder
@@ -24,7 +25,7 @@ def observe(
     model: nn.Module | GradientMap,
     folder: str | Path,
     *,
-    attack: Attack | str | None = "idlg",
+    attack: Attack | str | None = DEFAULT_ATTACK,
     spec: InputSpec | None = None,
     schedule: LocalSchedule | None = None,
     max_samples: int | None = 64,
@@ -42,7 +43,8 @@ def observe(
         strategy: of any class, with server-side differential privacy too: use it on the outermost.
         model: the model that is trained, with the mean cross-entropy; or its gradient map.
         folder: of the run, with the records and the report.
-        attack: an attack, the name of a preset, or ``None``.
+        attack: an attack, the name of a preset, or ``None``. The default tries every attack that
+            applies, within a budget of CPU seconds for each target.
         spec: of the inputs; by default what the clients' captures tell.
         schedule: of local training; by default what each client's capture tells.
         max_samples: most samples that a client's steps use, all steps together, for it to be

@@ -123,7 +123,7 @@ def run(case: Case, seed: int, clients: int) -> RunData:
     with tempfile.TemporaryDirectory() as folder:
         truth, run_folder = Path(folder) / "truth", Path(folder) / "run"
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=clients)
-        observed = observe(strategy, public, run_folder, truth=truth, **assumed)
+        observed = observe(strategy, public, run_folder, attack="idlg", truth=truth, **assumed)
         server = ServerApp()
 
         @server.main()

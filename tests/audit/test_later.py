@@ -215,7 +215,17 @@ def test_an_app_of_ones_own_names_its_model(tmp_path):
     grid = InlineGrid(audit(client_app(), truth=seen, spec=SPEC), 2)
     strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=2)
     shown = CliRunner().invoke(
-        app, ["attack-kept", str(folder), "--model", "observed:network", "--max-seconds", "0.05"]
+        app,
+        [
+            "attack-kept",
+            str(folder),
+            "--model",
+            "observed:network",
+            "--attack",
+            "idlg",
+            "--max-seconds",
+            "0.05",
+        ],
     )
     assert "2 rounds attacked" in shown.output, shown.output
     psnr = [r.server_round for r in read_run(folder).records if r.name == "psnr"]
