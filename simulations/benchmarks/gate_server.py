@@ -112,7 +112,7 @@ class Server:
         saturated = self.trap(torch.tensor(1.0), out, certain)
         return {"honest": honest, **made, "saturated": saturated, "hidden": self.hidden()}
 
-    def optimised(self, passes: Callable[[Params], bool], wanted: str, steps: int = 200) -> Params:
+    def optimised(self, passes: Callable[[Params], bool], wanted: str, steps: int = 100) -> Params:
         """The trap whose free numbers descend until a gate passes the server's own digits."""
         free = [torch.zeros(()), torch.linspace(-1, 1, 10), torch.zeros(10)]
         for each in free:
