@@ -28,7 +28,10 @@ class Attempt:
 
 
 def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = None) -> Attempt:
-    """Attack all observations together. Whatever the attack raises becomes the answer."""
+    """Attack all observations together. Whatever the attack raises becomes the answer.
+
+    Where it raises for several, each is attacked by itself: one of them may be what it fails by.
+    """
     wall, cpu = time.monotonic(), time.process_time()
     error = ""
     try:
@@ -41,6 +44,10 @@ def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = 
     except Exception as raised:  # an attack that fails must not end the training
         error = f"{type(raised).__name__}: {raised}"
         answers = [failure(error) for _ in job.observations]
+        if len(job.observations) > 1:
+            alone = [attempt(attack, job.take([i]), progress) for i in range(len(answers))]
+            answers = [each.answers[0] for each in alone]
+            error = error if all(each.error for each in alone) else ""
     return Attempt(answers, time.monotonic() - wall, time.process_time() - cpu, error)
 
 

@@ -153,8 +153,9 @@ def _attack_round(audit: ServerAudit, server_round: int, several: list[Kept]) ->
     """Attack a round under what was assumed of it when it was kept."""
     if not several:
         return
-    first = several[0]  # what differs from most was not kept
+    first = several[0]  # of a mean, all are alike
     audit.assume(first.spec, first.batch_norm)
+    inputs = {each.observation.client_id: (each.spec, each.batch_norm) for each in several}
     truths = {each.observation.client_id: each.truth for each in several if each.truth is not None}
 
     def truth(server_round: int, client_id: int, num_examples: int) -> Truth:
@@ -162,4 +163,4 @@ def _attack_round(audit: ServerAudit, server_round: int, several: list[Kept]) ->
 
     audit.truth = truth if truths else None
     unknown = {each.observation.client_id for each in several} - truths.keys()
-    audit.attack_round(server_round, [each.observation for each in several], unknown)
+    audit.attack_round(server_round, [each.observation for each in several], unknown, inputs)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
-from flwr_leakage.capture import TrainingFacts
-from flwr_leakage.records import Measurement
+from flwr_leakage.capture import TrainingFacts, differences
+from flwr_leakage.normalization import BatchNormMode
+from flwr_leakage.records import InputSpec, LocalSchedule, Measurement
 from flwr_leakage.tracking.text import plain_text
 
 _MAX_CHARACTERS = 4_000_000
@@ -19,6 +20,7 @@ _MAX_VALUES = 20_000  # a record each: 1,024 samples of every score there is fit
 _MAX_KEPT = 4000  # characters of a part of a note that are remembered
 _encode = json.JSONEncoder().encode
 Read = TypeVar("Read")
+Assumed = tuple[LocalSchedule, InputSpec, BatchNormMode]
 _DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
 
 
@@ -142,6 +144,29 @@ class ClientNote:
             ],
         }
         return _encode(content)
+
+    def says(self) -> list[str]:
+        """What the client says of itself, in sentences."""
+        who, said = f"client {self.client_id} says", []
+        if self.remark:
+            unknown = " Its samples are unknown here: nothing is measured against them."
+            said.append(f"{who}: {self.remark}{unknown * self.own_config}")
+        if self.explained and self.replay is None:  # else its number and sentence are recorded
+            said.append(f"{who}: {self.explained}.")
+        return said
+
+    def speaks_against(self, assumed: Assumed | None) -> list[str]:
+        """Where the client trains otherwise than is assumed, or not as captured, in sentences."""
+        said = []
+        other = differences(self.training, *assumed) if self.training and assumed else ()
+        if other:
+            said.append(
+                f"it trained with {'; '.join(other)}. An attack that assumes otherwise may fail, "
+                f"and that is no evidence of safety"
+            )
+        if self.replay is not None and not self.replay.explains:
+            said.append(self.replay.sentence)
+        return said
 
     @staticmethod
     def from_text(text: object) -> "ClientNote":

@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from flwr_leakage.attacks.base import AttackProgress, ProgressCallback
+
 
 def count(amount: int, noun: str) -> str:
     """An amount with its noun.
@@ -87,3 +89,16 @@ class ConsoleProgress:
     def _elapsed(self) -> str:
         seconds = int(time.monotonic() - self._start)
         return f"{seconds // 60:3d}:{seconds % 60:02d}"
+
+
+def attack_reporter(progress: Progress, name: str) -> ProgressCallback:
+    """Tells how far an attack is, under a name."""
+
+    def report(now: AttackProgress) -> None:
+        part = f"{now.attack} · " if now.attack else ""
+        progress.status(
+            f"{name} · attack on {now.total:,} · {now.done} done · {part}"
+            f"iteration {now.iteration}/{now.iterations} · objective {now.objective:.3g}"
+        )
+
+    return report

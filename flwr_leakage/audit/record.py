@@ -14,6 +14,7 @@ from flwr_leakage.records import (
     LeakageRecord,
     LocalSchedule,
     Measurement,
+    Observation,
     Reconstruction,
     RecordKind,
     RunEvent,
@@ -109,6 +110,11 @@ class Recorder:
         self._number(*where, "client", "images", count, "image", note=done)
         if kept_out:
             self._number(*where, "client", "not_attacked", count, "image", note=kept_out)
+
+    def not_attacked(self, seen: Observation, reason: str) -> None:
+        """Why an update was not attacked, which its client's record could not tell."""
+        where, count = (seen.server_round, seen.client_id, -1), float(seen.update.num_examples)
+        self._number(*where, "client", "not_attacked", count, "image", note=reason)
 
     def samples(
         self,

@@ -1,31 +1,38 @@
 """What an honest-but-curious server does with what it observes: the walk, step by step."""
 
+import logging
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
+from flwr_leakage.attacks.base import Attack
+from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.audit.attack import attempt, describe_parts
 from flwr_leakage.audit.decoding import Decoder
 from flwr_leakage.audit.evaluate import evaluate
 from flwr_leakage.audit.grant import Case, check_grantable, disclose, grant
 from flwr_leakage.audit.kept import Kept, KeptObservations
-from flwr_leakage.audit.note import ClientNote
-from flwr_leakage.audit.progress import Progress, SilentProgress, count
+from flwr_leakage.audit.needs import Trials
+from flwr_leakage.audit.note import Assumed, ClientNote
+from flwr_leakage.audit.progress import Progress, SilentProgress, attack_reporter, count
 from flwr_leakage.audit.record import Recorder
 from flwr_leakage.audit.selection import Selection
-from flwr_leakage.audit.targets import History, Target, find_targets
+from flwr_leakage.audit.targets import History, Inputs, Target, find_targets
 from flwr_leakage.audit.truth import ImageNumbers, Truth, TruthSource
+from flwr_leakage.audit.turns import Once, in_turns, seconds_each
 from flwr_leakage.audit.what_if import WhatIfSource
-from flwr_leakage.capture import differences
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Reference
 from flwr_leakage.normalization import BatchNormMode
-from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Reconstruction, ThreatModel
+from flwr_leakage.records import InputSpec, Observation, Reconstruction, ThreatModel
 from flwr_leakage.schedules import EpochSchedule, Schedule
 from flwr_leakage.tracking import GuardedTracker, JsonlTracker, Tracker
 from flwr_leakage.tracking.text import plain_text
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass
@@ -54,6 +61,12 @@ class ServerAudit:
         num_rounds: for the progress only.
         max_seconds: CPU seconds that the attack may take for each target; ``None`` for no limit
             but the attack's own.
+        max_round_seconds: CPU seconds that attacks may take in a round, for all targets together.
+            Where they are spent, the other targets are recorded as not attacked; which ones is
+            drawn anew in each round.
+        max_bytes: bytes that the attack on a target may need by an estimate from the model, the
+            shape of an input and the number of samples, beside what the attack's own settings
+            limit; a target beyond it is recorded as not attacked.
         keep: where observations are kept to be attacked later, see ``attack_kept``; ``None``
             attacks within the round.
         own_config_clients: those that said they run by a config of their own, so far.
@@ -76,10 +89,17 @@ class ServerAudit:
     progress: Progress = field(default_factory=SilentProgress)
     num_rounds: int | None = None
     max_seconds: float | None = None
+    max_round_seconds: float | None = None
+    max_bytes: int | None = None
     keep: KeptObservations | None = None
 
     def __post_init__(self) -> None:
         check_grantable(self.threat, self.truth)
+        for name in ("max_seconds", "max_round_seconds", "max_bytes"):
+            limit = getattr(self, name)
+            if limit is not None and not limit > 0:
+                raise ValueError(f"{name} must be positive or None, got {limit}.")
+        self._trials = Trials(self.max_bytes, self.max_seconds)
         self._history = History(self.threat.rounds)
         self._decoder = Decoder(self.spec, self.seed) if self.threat.mixing == "known" else None
         self._reference = self.reference or Reference.of(self.spec)
@@ -87,9 +107,7 @@ class ServerAudit:
         self.images = ImageNumbers()
         self._told_of_seeds = False
         self.own_config_clients: set[int] = set()
-        self._remarks: dict[int, str] = {}
-        self._warned: set[tuple[int, str]] = set()
-        self._explained: dict[int, str] = {}
+        self._once = Once()
         self._round_start = time.monotonic()
         self._shown = 0  # the round of which the blind guess was recorded last
 
@@ -128,10 +146,9 @@ class ServerAudit:
         return attacks and self.selection.includes(server_round, client_id)
 
     def warn_once(self, server_round: int, client_id: int, message: str) -> None:
-        """The same, in the first round of a client only."""
-        if (client_id, message) not in self._warned:
-            self._warned.add((client_id, message))
-            self.warn(server_round, client_id, message)
+        """The same, in the first round of a client only, and not without end."""
+        if said := self._once.says(client_id, message):
+            self.warn(server_round, client_id, said)
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
         """Record that ``wants`` leaves a client out, whose update was then not kept, and why."""
@@ -151,6 +168,7 @@ class ServerAudit:
         notes: list[ClientNote],
         unknown: Set[int] = frozenset(),
         num_updates: int | None = None,
+        inputs: Mapping[int, Inputs] | None = None,
     ) -> None:
         """Record the clients' notes; then grant, attack, evaluate and record each target.
 
@@ -160,12 +178,12 @@ class ServerAudit:
             notes: what the clients told.
             unknown: clients whose samples nobody can know, beside those that say so themselves.
             num_updates: received in the round; the number of observations by default.
+            inputs: by client, what is assumed where it is not ``spec`` and the model's mode.
         """
+        inputs = inputs or {}
         self._recorder.cost(server_round, "clients_wall_seconds", self._elapsed())
         for note in notes:
-            self._recorder.note(server_round, note)
-            self._tell_of_settings(server_round, note)
-            self._tell_of_training(server_round, note)
+            self._of_client(server_round, note.client_id, self._hear, server_round, note)
         left_out = self._left_out(observations)
         for seen in observations:
             update, reason = seen.update, left_out.get(seen.client_id, "")
@@ -174,9 +192,9 @@ class ServerAudit:
             )
         unknown = unknown | self.own_config_clients  # also of those whose note is missing now
         if self.keep is not None:
-            self._keep(self.keep, server_round, observations, unknown)
+            self._keep(self.keep, server_round, observations, unknown, inputs)
         else:
-            self.attack_round(server_round, observations, unknown)
+            self.attack_round(server_round, observations, unknown, inputs)
         self._recorder.cost(server_round, "round_wall_seconds", self._elapsed())
         updates = len(observations) if num_updates is None else num_updates
         self.progress.line(
@@ -185,23 +203,80 @@ class ServerAudit:
         )
 
     def attack_round(
-        self, server_round: int, observations: list[Observation], unknown: Set[int] = frozenset()
+        self,
+        server_round: int,
+        observations: list[Observation],
+        unknown: Set[int] = frozenset(),
+        inputs: Mapping[int, Inputs] | None = None,
     ) -> None:
-        """Grant, attack, evaluate and record each target of a round.
-
-        Args:
-            server_round: counted from 1.
-            observations: of the updates that ``wants`` names.
-            unknown: clients whose samples nobody can know.
-        """
+        """Grant, attack, evaluate and record each target of a round; see ``inspect``."""
         if self.attack is None:
             return
-        targets = self._targets(server_round, observations)
-        cases = [case for target in targets if (case := self._grant(target, unknown))]
-        for case, answer in self._answers(server_round, self.attack, cases):
-            self._record(case, answer)
+        usual = self.spec, self.gradient_map.batch_norm
+        cases: list[tuple[Inputs, Case]] = []
+        for target in self._targets(server_round, observations):
+            client = target.observation.client_id
+            assumed = (inputs or {}).get(client, usual)
+            case = self._of_client(server_round, client, self._prepare, target, assumed, unknown)
+            cases += [(assumed, case)] if case else []
+        budget = Budget.of(self.max_round_seconds)
+        attacks = 1 + len(self.what_ifs)
+        seconds = None if self.max_seconds is None else attacks * self.max_seconds
+        left = {id(case): case for _, case in cases}
+        for part in in_turns(cases, budget, seconds, f"{self.seed}-{server_round}"):
+            for assumed in dict.fromkeys(assumed for assumed, _ in part):
+                self.assume(*assumed)
+                alike = [case for other, case in part if other == assumed]
+                self._attack(server_round, self.attack, alike, budget)
+            for _, case in part:
+                del left[id(case)]
+        if left:
+            spent = f"the round's {self.max_round_seconds:g} CPU seconds were spent on others"
+            for case in left.values():
+                self._recorder.not_attacked(case.observation, spent)
+            said = f"{len(left)} of {count(len(cases), 'target')} were not attacked: {spent}"
+            self.warn(server_round, -1, f"{said} (max_round_seconds).")
+
+    def _prepare(self, target: Target, assumed: Inputs, unknown: Set[int]) -> Case | None:
+        """Grant a target, unless an attack on it would take too much."""
+        seen, (spec, mode) = target.observation, assumed
+        gradient_map = self.gradient_map.with_batch_norm(mode)
+        if reason := self._trials.refusal(gradient_map, spec, seen):
+            self._recorder.not_attacked(seen, reason)
+            message = f"client {seen.client_id} was not attacked: {reason}."
+            self.warn_once(seen.server_round, seen.client_id, message)
+            return None
+        return self._grant(target, unknown)
+
+    def _attack(self, server_round: int, attack: Attack, cases: list[Case], budget: Budget) -> None:
+        """Attack cases together, evaluate and record each."""
+        for case, answer in self._answers(server_round, attack, cases, budget):
+            client_id = case.observation.client_id
+            self._of_client(server_round, client_id, self._record, case, answer)
         for name, source in self.what_ifs.items():
-            self._ask(server_round, self.attack, name, source, cases)
+            self._ask(server_round, attack, name, source, cases, budget)
+
+    def _hear(self, server_round: int, note: ClientNote) -> None:
+        """Record what a client told."""
+        self._recorder.note(server_round, note)
+        self._tell_of_settings(server_round, note)
+        self._tell_of_training(server_round, note)
+
+    def _of_client(
+        self, server_round: int, client_id: int, action: Callable[..., T], *args: Any
+    ) -> T | None:
+        """Do what concerns one client. What goes wrong is recorded of it; the others go on.
+
+        Returns:
+            What the action returns; ``None`` after an error.
+        """
+        try:
+            return action(*args)
+        except Exception as error:  # whatever a client made it fail by
+            _LOG.exception("flwr_leakage: the audit of client %d failed", client_id)
+            reason = f"the audit of client {client_id} failed: {type(error).__name__}: {error}"
+            self.warn(server_round, client_id, reason)
+            return None
 
     def recall(self, server_round: int, observations: list[Observation]) -> None:
         """Take a round that was attacked before into account where rounds are attacked jointly."""
@@ -219,13 +294,17 @@ class ServerAudit:
         server_round: int,
         observations: list[Observation],
         unknown: Set[int],
+        inputs: Mapping[int, Inputs],
     ) -> None:
         """Keep what would be attacked, with the truth where a simulation knows it."""
         chosen = self.selection(observations)
         if not chosen:
             return
-        mode = self.gradient_map.batch_norm
-        several = [Kept(seen, self.spec, mode, self._truth(seen, unknown)) for seen in chosen]
+        usual = self.spec, self.gradient_map.batch_norm
+        several = [
+            Kept(seen, *inputs.get(seen.client_id, usual), self._truth(seen, unknown))
+            for seen in chosen
+        ]
         dropped = keep.keep(server_round, several)
         kept = f"{count(len(several), 'update')} of round {server_round} kept to be attacked later"
         self._recorder.information(server_round, -1, kept)
@@ -249,7 +328,13 @@ class ServerAudit:
         return self.selection.left_out(observations)
 
     def _ask(
-        self, server_round: int, attack: Attack, name: str, source: WhatIfSource, cases: list[Case]
+        self,
+        server_round: int,
+        attack: Attack,
+        name: str,
+        source: WhatIfSource,
+        cases: list[Case],
+        budget: Budget,
     ) -> None:
         """Attack what the same updates would have been under a defense."""
         asked: list[Case] = []
@@ -271,7 +356,7 @@ class ServerAudit:
             disclosed = disclose(seen, self.threat, self.gradient_map, found.truth)
             asked.append(Case(replace(seen, update=found.update, disclosed=disclosed), found.truth))
             changes.append(found.relative_change)
-        answers = self._answers(server_round, attack, asked, f"what if {name}")
+        answers = self._answers(server_round, attack, asked, budget, f"what if {name}")
         for (case, answer), change in zip(answers, changes, strict=True):
             outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
             client_id = case.observation.client_id
@@ -294,37 +379,16 @@ class ServerAudit:
             self.own_config_clients.add(note.client_id)
         else:
             self.own_config_clients.discard(note.client_id)
-        if note.remark and self._remarks.get(note.client_id) != note.remark:
-            self._remarks[note.client_id] = note.remark
-            remark = f"client {note.client_id} says: {note.remark}"
-            if note.own_config:
-                remark += " Its samples are unknown here: nothing is measured against them."
-            self.inform(server_round, note.client_id, remark)
-        if note.explained and self._explained.get(note.client_id) != note.explained:
-            self._explained[note.client_id] = note.explained
-            if note.replay is None:  # else its number and its sentence are recorded
-                said = f"client {note.client_id} says: {note.explained}."
-                self.inform(server_round, note.client_id, said)
+        for message in note.says():
+            if told := self._once.says(note.client_id, message):
+                self.inform(server_round, note.client_id, told)
 
     def _tell_of_training(self, server_round: int, note: ClientNote) -> None:
         """Say once of a client where it trains otherwise than is assumed, or not as captured."""
-        said = []
-        assumed = self._assumed_of(note)
-        if note.training is not None and assumed is not None:
-            other = differences(note.training, *assumed)
-            if other:
-                said.append(
-                    f"it trained with {'; '.join(other)}. An attack that assumes otherwise may "
-                    f"fail, and that is no evidence of safety"
-                )
-        if note.replay is not None and not note.replay.explains:
-            said.append(note.replay.sentence)
-        for sentence in said:
+        for sentence in note.speaks_against(self._assumed_of(note)):
             self.warn_once(server_round, note.client_id, f"client {note.client_id}: {sentence}.")
 
-    def _assumed_of(
-        self, note: ClientNote
-    ) -> tuple[LocalSchedule, InputSpec, BatchNormMode] | None:
+    def _assumed_of(self, note: ClientNote) -> Assumed | None:
         """What an attack on the client assumes; ``None`` where there is none to be had."""
         schedule = self.schedule
         if isinstance(schedule, EpochSchedule):
@@ -336,11 +400,17 @@ class ServerAudit:
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)
-        try:
-            return find_targets(chosen, self.threat, self.gradient_map, self._history)
-        except ValueError as error:
-            self.warn(server_round, -1, f"nothing was attacked: {error}")
-            return []
+        # One by one, as a client may tell what no attack on several rounds takes.
+        parts = [chosen] if self.threat.view == "aggregate" else [[seen] for seen in chosen]
+        targets = []
+        for part in parts:
+            try:
+                targets += find_targets(part, self.threat, self.gradient_map, self._history)
+            except ValueError as error:
+                who = part[0].client_id if len(parts) > 1 else -1
+                what = f"client {who} was not" if len(parts) > 1 else "nothing was"
+                self.warn(server_round, who, f"{what} attacked: {error}")
+        return targets
 
     def _grant(self, target: Target, unknown: Set[int]) -> Case | None:
         """What the attack is given and measured against; ``None`` where there is no such thing.
@@ -360,7 +430,12 @@ class ServerAudit:
             return None
 
     def _answers(
-        self, server_round: int, attack: Attack, cases: list[Case], what: str = ""
+        self,
+        server_round: int,
+        attack: Attack,
+        cases: list[Case],
+        budget: Budget,
+        what: str = "",
     ) -> list[tuple[Case, Reconstruction]]:
         """Each case with the attack's answer; all are attacked together."""
         if not cases:
@@ -374,9 +449,9 @@ class ServerAudit:
             seen,
             self.threat,
             self.seed,
-            max_seconds=self.max_seconds,
+            max_seconds=seconds_each(self.max_seconds, budget, len(cases)),
         )
-        made = attempt(attack, job, self._reporter(name))
+        made = attempt(attack, job, attack_reporter(self.progress, name))
         if made.error:
             self.warn(server_round, -1, f"{what}: the attack failed: {made.error}".lstrip(": "))
         self._recorder.attempt(server_round, made, "what_if" if what else "attack")
@@ -401,17 +476,6 @@ class ServerAudit:
         if decoded is not None:
             found = evaluate(decoded, case.truth, self.evaluator, self.spec, self._reference)
             self._recorder.decoded(server_round, client_id, decoded, found)
-
-    def _reporter(self, name: str) -> ProgressCallback:
-        def report(progress: AttackProgress) -> None:
-            part = f"{progress.attack} · " if progress.attack else ""
-            self.progress.status(
-                f"{name} · attack on {progress.total:,} · {progress.done} done · {part}"
-                f"iteration {progress.iteration}/{progress.iterations} · "
-                f"objective {progress.objective:.3g}"
-            )
-
-        return report
 
     def _tell(self, server_round: int, message: str) -> None:
         first = next(iter(message.splitlines()), "")

@@ -7,8 +7,12 @@ import torch
 
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.params import add, scale
-from flwr_leakage.records import Batch, Observation, ThreatModel, Update
+from flwr_leakage.records import Batch, InputSpec, Observation, ThreatModel, Update
+
+Inputs = tuple[InputSpec, BatchNormMode]
+"""What an attack on a client assumes of its inputs and of its BatchNorm layers."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +87,23 @@ def aggregate(observations: Sequence[Observation], batch_statistics: bool = Fals
     )
 
 
+MAX_HISTORY = 1000
+"""Targets of which rounds are kept, each with the updates of a round or more."""
+
+
 @dataclass
 class History:
     """The latest rounds of each target, for attacks on several rounds at once.
 
     Attributes:
         rounds: kept of each target, the present one included.
+        seen: by the clients, their numbers of samples and the rounds.
     """
 
     rounds: int = 1
-    seen: dict[tuple[tuple[int, int], ...], list[Observation]] = field(default_factory=dict)
+    seen: dict[tuple[int, ...], tuple[tuple[int, ...], list[Observation]]] = field(
+        default_factory=dict
+    )
 
     def fuse(self, target: Target) -> Target:
         """Keep the target, and join the kept rounds of the same members with it.
@@ -110,9 +121,14 @@ class History:
                 "rounds can be attacked jointly where every step takes all of a client's samples, "
                 f"got steps of {schedule.batch_size} and clients of up to {largest} samples."
             )
-        kept = self.seen.setdefault(target.members, [])
+        clients, counts = (tuple(part) for part in zip(*target.members, strict=True))
+        before, kept = self.seen.pop(clients, (counts, []))
+        if before != counts:  # other samples, and no room of its own for each number of them
+            kept = []
         joint = replace(target.observation, earlier=tuple(kept))
-        self.seen[target.members] = [*kept, target.observation][-(self.rounds - 1) :]
+        self.seen[clients] = counts, [*kept, target.observation][-(self.rounds - 1) :]
+        while len(self.seen) > MAX_HISTORY:
+            del self.seen[next(iter(self.seen))]  # whoever was not seen for longest
         return replace(target, observation=joint)
 
 

@@ -17,6 +17,7 @@ from flwr_leakage.capture.samples import (
 from flwr_leakage.capture.training import CapturedTraining
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule
+from flwr_leakage.schedules import MAX_STEPS
 
 CROSS_ENTROPY, OWN_LOSS = "cross_entropy", "a loss of the app's own"
 
@@ -30,6 +31,10 @@ UNTOLD = (
 
 _CLOSE = 1e-6
 """Settings that differ by less, relatively, are the same number."""
+
+SLOWEST, FASTEST = 1e-12, 1e6
+"""Learning rates beyond which parameters near 1 in float32 do not move (their spacing is 1e-7), or
+overflow within a few steps: no client that trains says so."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +151,9 @@ class TrainingFacts:
         """Read what a client sent; it is free to write anything.
 
         Raises:
-            ValueError: it is not what ``to_dict`` returns.
+            ValueError: it is not what ``to_dict`` returns, or no training is like that.
         """
-        return TrainingFacts(
+        facts = TrainingFacts(
             optimizer=_text(content["optimizer"]),
             learning_rate=_number(content["learning_rate"]),
             momentum=_number(content["momentum"]),
@@ -156,7 +161,7 @@ class TrainingFacts:
             num_steps=_count(content["num_steps"]),
             batch_size=_count(content["batch_size"]),
             batch_norm=_text(content["batch_norm"]),
-            randomness=bool(content["randomness"]),
+            randomness=_flag(content["randomness"]),
             precision=_text(content["precision"]),
             loss=_text(content["loss"]),
             shape=tuple(_count(size) for size in _few(content["shape"])),
@@ -166,9 +171,11 @@ class TrainingFacts:
             std=tuple(_number(value) for value in _few(content["std"])),
             unscheduled=_text(content["unscheduled"]),
             rewritten=_count(content.get("rewritten", 0)),
-            repeated=bool(content.get("repeated", False)),
-            counted=bool(content.get("counted", False)),
+            repeated=_flag(content.get("repeated", False)),
+            counted=_flag(content.get("counted", False)),
         )
+        _check_told(facts)
+        return facts
 
 
 def facts_of(
@@ -302,6 +309,37 @@ def _near(told: Sequence[float], assumed: Sequence[float]) -> bool:
     return len(told) == len(assumed) and all(
         abs(left - right) <= 0.5 / 255 for left, right in zip(told, assumed, strict=True)
     )
+
+
+def _check_told(facts: TrainingFacts) -> None:
+    """Refuse what no training is like.
+
+    A client whose training no schedule describes says why, and its numbers are then read by nobody.
+
+    Raises:
+        ValueError: naming what was expected and what came.
+    """
+    if facts.num_steps > MAX_STEPS:
+        raise ValueError(f"num_steps must be at most {MAX_STEPS:,}, got {facts.num_steps:,}.")
+    if not facts.unscheduled:
+        schedule = facts.schedule()
+        if not SLOWEST <= schedule.learning_rate <= FASTEST:
+            raise ValueError(
+                f"learning_rate must lie in [{SLOWEST:g}, {FASTEST:g}], got "
+                f"{schedule.learning_rate:g}."
+            )
+    if facts.shape or facts.mean or facts.std:
+        if len(facts.shape) != 3:
+            raise ValueError(f"shape must be (C, H, W) or empty, got {facts.shape}.")
+        normalisation = (facts.mean, facts.std) if facts.mean or facts.std else ((0.0,), (1.0,))
+        channels, height, width = facts.shape
+        InputSpec((channels, height, width), max(facts.num_classes, 1), *normalisation)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, got {type(value).__name__}.")
+    return value
 
 
 def _text(value: object) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.server_audit import ServerAudit
+from flwr_leakage.audit.targets import Inputs
 from flwr_leakage.capture import TrainingFacts
-from flwr_leakage.metrics import Reference
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation
 
@@ -48,8 +48,12 @@ class _Assumed:
 class ToldAudit(ServerAudit):
     """Completes each observation by what its client told of its training.
 
-    Clients may differ in their schedules. Where they differ in the inputs or the BatchNorm mode,
-    those that are like most are attacked, and the others are recorded.
+    Clients may differ in their schedules, their inputs and their BatchNorm mode: each is attacked
+    by its own word, so that no word of one client harms the audit of another. Inputs that the
+    model does not take, or that would take too much, are refused before anything is allocated.
+
+    A mean update is attacked as if all clients in it had trained like most of them. Those that say
+    otherwise, or nothing, are named in a warning.
 
     Attributes:
         given: what is not taken from the clients.
@@ -72,6 +76,7 @@ class ToldAudit(ServerAudit):
         notes: list[ClientNote],
         unknown: Set[int] = frozenset(),
         num_updates: int | None = None,
+        inputs: Mapping[int, Inputs] | None = None,
     ) -> None:
         """Complete the observations, then go on as always."""
         facts = {note.client_id: note.training for note in notes}
@@ -81,17 +86,8 @@ class ToldAudit(ServerAudit):
             self._recorder.client(when, client_id, told, num_examples, reason)
         self._spared = {}
         assumed, refused = self._assume_all(observations, facts)
-        kinds = Counter((one.spec, one.batch_norm) for one in assumed.values())
-        for (spec, mode), _ in kinds.most_common(1):
-            self.spec = spec
-            self._reference = self.reference or Reference.of(spec)
-            self.gradient_map = self.gradient_map.with_batch_norm(mode)
-        usual = (self.spec, self.gradient_map.batch_norm)
-        for client_id, one in assumed.items():
-            if (one.spec, one.batch_norm) != usual:
-                refused[client_id] = "most have other inputs"
-        if self.threat.view == "aggregate" and (reason := self._against_mean(assumed, refused)):
-            refused = dict.fromkeys(assumed, reason) | refused
+        if self.threat.view == "aggregate" and observations:
+            assumed, refused = self._agree(server_round, observations, assumed, refused)
         attacked = []
         for seen in observations:
             client_id, update = seen.client_id, seen.update
@@ -104,7 +100,10 @@ class ToldAudit(ServerAudit):
                 continue
             update = replace(update, schedule=assumed[client_id].schedule)
             attacked.append(replace(seen, update=update))
-        super().inspect(server_round, attacked, notes, unknown, num_updates)
+        told_inputs = {client: (one.spec, one.batch_norm) for client, one in assumed.items()}
+        super().inspect(
+            server_round, attacked, notes, unknown, num_updates, {**told_inputs, **(inputs or {})}
+        )
 
     def _assume_all(
         self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]
@@ -112,19 +111,62 @@ class ToldAudit(ServerAudit):
         """By client, what is assumed of it, or why it cannot be attacked."""
         assumed, refused = {}, {}
         for seen in observations:
+            client_id = seen.client_id
             try:
-                one = self._assume(facts.get(seen.client_id))
-                self._check_size(one.schedule)
-                assumed[seen.client_id] = one
+                one = self._assume(facts.get(client_id))
+                self._check(one)
+                assumed[client_id] = one
             except ValueError as error:
-                refused[seen.client_id] = str(error)
+                refused[client_id] = str(error)
+            except Exception as error:  # whatever a client told, it is told of this client alone
+                refused[client_id] = f"{type(error).__name__}: {error}"
         return assumed, refused
+
+    def _agree(
+        self,
+        server_round: int,
+        observations: list[Observation],
+        assumed: Mapping[int, _Assumed],
+        refused: Mapping[int, str],
+    ) -> tuple[dict[int, _Assumed], dict[int, str]]:
+        """What is assumed of every client in a mean update, or why the mean cannot be attacked.
+
+        It is what most of them told. A client that told something else spoils the attack if it is
+        true, and hides nobody if it is not.
+        """
+        clients = [seen.client_id for seen in observations]
+        common, count = Counter(assumed.values()).most_common(1)[0] if assumed else (None, 0)
+        if common is None or 2 * count <= len(clients):
+            first = f"; client {min(refused)}: {min(refused.items())[1]}" if refused else ""
+            reason = f"no majority of the {len(clients)} clients in the mean update agrees{first}"
+            return {}, {client: refused.get(client, reason) for client in clients}
+        used = len(clients) * _samples_of(common.schedule)
+        if self._is_too_large(used):
+            reason = (
+                f"the steps of the {len(clients)} clients in the mean update use {used:,} samples, "
+                f"more than max_samples={self.given.max_samples}"
+            )
+            return {}, dict.fromkeys(clients, reason)
+        for client in clients:
+            if assumed.get(client) != common:
+                self.warn_once(
+                    server_round, client,
+                    f"client {client} is in a mean update that is attacked as if it had trained "
+                    f"like most, and it says otherwise: "
+                    f"{refused.get(client, 'another schedule or other inputs')}. An attack that "
+                    f"fails is no evidence of safety.",
+                )  # fmt: skip
+        self.assume(common.spec, common.batch_norm)
+        return dict.fromkeys(clients, common), {}
 
     def _schedule_of(self, told: TrainingFacts | None) -> LocalSchedule | None:
         """What is given, else what a client told, if a schedule says it."""
         if self.given.schedule or told is None:
             return self.given.schedule
-        return None if told.unscheduled else told.schedule()
+        try:
+            return told.schedule()
+        except ValueError:
+            return None
 
     def _assume(self, told: TrainingFacts | None) -> _Assumed:
         """What a client told, and what was given in its place.
@@ -142,29 +184,24 @@ class ToldAudit(ServerAudit):
             mode = "batch"
         return _Assumed(spec, schedule, mode)
 
-    def _check_size(self, schedule: LocalSchedule) -> None:
-        """Refuse an attack that would take too long.
+    def _check(self, one: _Assumed) -> None:
+        """Refuse an attack that would take too long, or inputs that the model does not take.
 
         Raises:
-            ValueError: the steps use more than ``max_samples``.
+            ValueError: the steps use more than ``max_samples``, or the told inputs do not fit.
         """
+        schedule = one.schedule
         if self._is_too_large(used := _samples_of(schedule)):
             raise ValueError(
                 f"its {schedule.num_steps} steps of {schedule.batch_size} samples use {used:,}, "
                 f"more than max_samples={self.given.max_samples}"
             )
-
-    def _against_mean(self, assumed: Mapping[int, _Assumed], refused: Mapping[int, str]) -> str:
-        """Why a mean update cannot be attacked: it is of all clients, or of none."""
-        if refused:
-            return f"the mean update holds that of client {min(refused)}, which cannot be"
-        used = sum(_samples_of(one.schedule) for one in assumed.values())
-        if self._is_too_large(used):
-            return (
-                f"the steps of the {len(assumed)} clients in the mean update use {used:,} samples, "
-                f"more than max_samples={self.given.max_samples}"
-            )
-        return ""
+        if self.given.spec is None and (self.attack is not None or self.keep is not None):
+            needs = self._trials.needs(self.gradient_map.with_batch_norm(one.batch_norm), one.spec)
+            if needs.num_classes != one.spec.num_classes:
+                raise ValueError(
+                    f"the model has {needs.num_classes} classes, and it told {one.spec.num_classes}"
+                )
 
     def _is_too_large(self, used: int) -> bool:
         limit = self.given.max_samples

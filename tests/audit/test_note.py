@@ -161,10 +161,9 @@ def test_too_many_values_are_named_with_their_number():
 
 def test_what_repeats_is_read_once_and_what_is_long_is_not_kept():
     def note(sentence):
-        facts = TrainingFacts("SGD", 0.1, loss="cross_entropy")
-        return ClientNote(
-            3, training=facts, replay=ReplayResult("undone", None, sentence)
-        ).to_text()
+        facts = TrainingFacts("SGD", 0.1, num_steps=1, batch_size=4, loss="cross_entropy")
+        replay = ReplayResult("undone", None, sentence)
+        return ClientNote(3, training=facts, replay=replay).to_text()
 
     first, second = (ClientNote.from_text(note("as ever")) for _ in range(2))
     assert first == second and first.replay == ReplayResult("undone", None, "as ever")

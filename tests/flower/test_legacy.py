@@ -219,12 +219,21 @@ def test_a_sum_is_attacked_with_all_of_its_clients_or_not_at_all(tmp_path):
     data = told_run(tmp_path / "many", secure_app(), max_samples=2)
     assert len(data.events) == 3
     assert all("use 3 samples, more than max_samples=2" in e.message for e in data.events)
+
+
+def test_a_mean_is_attacked_as_if_all_had_trained_like_most(tmp_path):
+    """One client that says nothing, or something else, hides nobody."""
     data = told_run(tmp_path / "silent", OneIsSilent())
-    said = sorted(e.message for e in data.events)
-    assert len(said) == 3
-    assert sum("told nothing of its training" in message for message in said) == 1
-    assert sum("the mean update holds that of client 1" in message for message in said) == 2
-    assert not [r for r in data.records if r.kind == "attack" and r.name == "objective"]
+    (event,) = data.events
+    assert event.message.startswith("client 1 is in a mean update that is attacked as if")
+    assert "told nothing of its training" in event.message
+    assert "no evidence of safety" in event.message
+    (objective,) = [r for r in data.records if r.kind == "attack" and r.name == "objective"]
+    assert objective.value < 1e-6
+    alone = told_run(tmp_path / "two", OneIsSilent(), num_clients=2)
+    assert all("no majority of the 2 clients" in e.message or "told nothing" in e.message
+               for e in alone.events)  # fmt: skip
+    assert not [r for r in alone.records if r.name == "objective"]
 
 
 def test_an_app_of_server_app_components_is_observed_by_one_line(tmp_path):

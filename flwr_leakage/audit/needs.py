@@ -1,0 +1,214 @@
+"""What an attack on a client would take, told before anything of the told size is allocated."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import InputSpec, Observation
+
+SAMPLES = 2
+"""Samples of a trial: BatchNorm by batch takes no single one."""
+
+COPIES = 4
+"""Activations of a forward pass that an attack holds at once: the pass, its gradient in the
+parameters, and the gradient of both in the inputs."""
+
+OPERATIONS_PER_SECOND = 5e9
+"""Floating-point operations of one CPU core in a second, of a slow one."""
+
+LEAST_GRADIENTS = 10
+"""Gradients below which no search has gone anywhere."""
+
+_MAX_CALLS = 50_000
+_REAL_BYTES = 2**20  # of an input that is passed with values: 3 × 224 × 224 takes 0.6 MB
+_MAX_KEPT = 256
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the forward pass of one sample takes.
+
+    Attributes:
+        num_bytes: of all intermediate results.
+        operations: floating-point operations of its products and convolutions.
+        num_classes: the number of logits.
+    """
+
+    num_bytes: float
+    operations: float
+    num_classes: int
+
+
+@dataclass
+class Trials:
+    """Tries inputs on a model without values, and keeps what came of the latest ones.
+
+    Attributes:
+        max_bytes: what an attack on one target may need; ``None`` for no limit.
+        max_seconds: CPU seconds that it may take; ``None`` for no limit.
+    """
+
+    max_bytes: int | None = None
+    max_seconds: float | None = None
+    _known: "OrderedDict[tuple[InputSpec, str], Needs | str]" = field(default_factory=OrderedDict)
+
+    def needs(self, gradient_map: GradientMap, spec: InputSpec) -> Needs:
+        """What one sample takes.
+
+        Raises:
+            ValueError: the model does not take such inputs, or one of them alone needs too much.
+        """
+        key = (spec, gradient_map.batch_norm)
+        if key not in self._known:
+            try:
+                self._known[key] = measure(gradient_map, spec, self._bytes_of_a_sample)
+            except ValueError as error:
+                self._known[key] = str(error)
+            while len(self._known) > _MAX_KEPT:
+                self._known.popitem(last=False)
+        found = self._known[key]
+        if isinstance(found, str):
+            raise ValueError(found)
+        return found
+
+    @property
+    def _bytes_of_a_sample(self) -> float:
+        return math.inf if self.max_bytes is None else self.max_bytes / COPIES
+
+    def refusal(self, gradient_map: GradientMap, spec: InputSpec, seen: Observation) -> str:
+        """Why an attack would take too much, in words; empty where it would not.
+
+        Where nothing is limited, or the model cannot be tried, nothing is refused.
+        """
+        if self.max_bytes is None and self.max_seconds is None:
+            return ""
+        schedule, count = seen.update.schedule, seen.update.num_examples
+        samples = schedule.num_steps * min(schedule.batch_size, count) * max(len(seen.members), 1)
+        try:
+            needs = self.needs(gradient_map, spec)
+        except ValueError as error:
+            return str(error)
+        size = sum(value.nbytes for value in seen.params.values())
+        needed = COPIES * (samples * needs.num_bytes + (schedule.num_steps + 1) * size)
+        if self.max_bytes is not None and needed > self.max_bytes:
+            return (
+                f"an attack on {samples:,} samples of shape {spec.shape} in {schedule.num_steps:,} "
+                f"steps would need about {_megabytes(needed)} MB, more than "
+                f"max_bytes={self.max_bytes} ({_megabytes(self.max_bytes)} MB)"
+            )
+        # A gradient in the inputs takes two passes more than the forward one.
+        seconds = 3 * samples * needs.operations / OPERATIONS_PER_SECOND
+        if self.max_seconds is not None and LEAST_GRADIENTS * seconds > self.max_seconds:
+            return (
+                f"one gradient of {samples:,} samples of shape {spec.shape} would take about "
+                f"{seconds:.0f} CPU seconds, so that no {LEAST_GRADIENTS} fit into "
+                f"max_seconds={self.max_seconds:g}"
+            )
+        return ""
+
+
+def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.inf) -> Needs:
+    """What one sample's forward pass takes, by a pass without values.
+
+    Where a model decides by values, there is no such pass; then zeros are passed, which stop at
+    the limit too.
+
+    Args:
+        gradient_map: of the model, in the mode that it is trained in.
+        spec: of the inputs, which a stranger may have told.
+        max_bytes: of one sample's intermediate results.
+
+    Raises:
+        ValueError: the model does not take such inputs, or one takes more than ``max_bytes``.
+    """
+    size = 4 * math.prod(spec.shape)
+    if size > min(max_bytes, 2**40):
+        raise ValueError(_too_large(spec, max_bytes))
+    counted = _Counted(SAMPLES * max_bytes)
+    try:
+        try:
+            logits, operations = _pass(gradient_map, spec, counted, torch.device("meta"))
+        except (NotImplementedError, RuntimeError) as error:
+            if not _decides_by_values(error):
+                raise
+            if size > _REAL_BYTES:
+                raise ValueError(_too_large(spec, _REAL_BYTES)) from error
+            counted = _Counted(SAMPLES * max_bytes)
+            logits, operations = _pass(gradient_map, spec, counted, None)
+    except _TooMuchError:
+        raise ValueError(_too_large(spec, max_bytes)) from None
+    except Exception as error:  # a model is foreign code
+        reason = f"{type(error).__name__}: {error}"[:300]
+        message = f"the model does not take inputs of shape {spec.shape} ({reason})"
+        raise ValueError(message) from error
+    if logits.ndim != 2 or len(logits) != SAMPLES:
+        raise ValueError(
+            f"the model must give one row of logits a sample, got {tuple(logits.shape)} for "
+            f"{SAMPLES} inputs of shape {spec.shape}"
+        )
+    return Needs(counted.num_bytes / SAMPLES, operations / SAMPLES, logits.shape[1])
+
+
+def _decides_by_values(error: Exception) -> bool:
+    """Whether a pass without values failed as there are none, and not by the inputs' shape."""
+    return isinstance(error, NotImplementedError) or "meta" in str(error)
+
+
+def _pass(
+    gradient_map: GradientMap, spec: InputSpec, counted: "_Counted", device: torch.device | None
+) -> tuple[Tensor, float]:
+    """Logits of zeros, on the model's own device or another, and the operations that they took."""
+    own = next(iter(gradient_map.params.values()))
+    place = own.device if device is None else device
+    params = {name: value.to(place) for name, value in gradient_map.params.items()}
+    buffers = {name: value.to(place) for name, value in gradient_map.model.named_buffers()}
+    inputs = torch.zeros(SAMPLES, *spec.shape, dtype=own.dtype, device=place)
+    with torch.no_grad(), place, FlopCounterMode(display=False) as flops, counted:
+        logits = gradient_map.logits(params, inputs, buffers)
+    return logits, float(flops.get_total_flops())
+
+
+class _TooMuchError(Exception):
+    """A pass came to its limit."""
+
+
+class _Counted(TorchDispatchMode):
+    """Counts the bytes of all results that are no views, and stops at a limit."""
+
+    def __init__(self, max_bytes: float) -> None:
+        super().__init__()
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.calls = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls += 1
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor) and not value._is_view():
+                self.num_bytes += value.nbytes
+        if self.num_bytes > self.max_bytes or self.calls > _MAX_CALLS:
+            raise _TooMuchError
+        return result
+
+
+def _too_large(spec: InputSpec, max_bytes: float) -> str:
+    return (
+        f"inputs of shape {spec.shape} are too large: one alone takes more than "
+        f"{_megabytes(max_bytes)} MB of intermediate results, or over {_MAX_CALLS:,} operations"
+    )
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 2**20:,.0f}"

@@ -1,0 +1,78 @@
+"""Who is attacked first where a round's time is not enough for all, and what was said of whom."""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from flwr_leakage.attacks.budget import Budget
+
+T = TypeVar("T")
+
+
+def in_turns(
+    targets: Sequence[T], budget: Budget, seconds: float | None, seed: str
+) -> Iterator[list[T]]:
+    """Yield parts of the targets that the rest of a budget pays for.
+
+    Most attacks end before their limit, so the next part is cut when the one before is done. Where
+    the budget may not be enough for all, the order is drawn anew: whatever names clients give
+    themselves, each has the same chance.
+
+    Args:
+        targets: of a round, in their order.
+        budget: of all of them; a part is yielded as long as it is not spent.
+        seconds: CPU seconds that each may take; ``None`` for what is left.
+        seed: of the order.
+
+    Example:
+        >>> [part for part in in_turns("abc", Budget(), 60.0, "round 1")]
+        [['a', 'b', 'c']]
+    """
+    left = list(targets)
+    fits = len(left) if seconds is None else budget.affordable(len(left), seconds)
+    if fits < len(left):
+        random.Random(seed).shuffle(left)
+    while left and not budget.is_spent:
+        count = max(1, len(left) if seconds is None else budget.affordable(len(left), seconds))
+        part, left = left[:count], left[count:]
+        yield part
+
+
+def seconds_each(seconds: float | None, budget: Budget, count: int) -> float | None:
+    """CPU seconds for each of several targets: their own limit and what a budget leaves.
+
+    Example:
+        >>> seconds_each(60.0, Budget(), 3), seconds_each(None, Budget(), 3)
+        (60.0, None)
+    """
+    # A budget may end between two looks, and an attack takes no limit of 0.
+    least = min(math.inf if seconds is None else seconds, max(budget.left / count, 0.01))
+    return None if least == math.inf else least
+
+
+@dataclass
+class Once:
+    """What was said of each client, so that it is said once, and of none without end.
+
+    Attributes:
+        limit: different sentences of a client, ≥ 1.
+    """
+
+    limit: int = 32
+    _said: dict[int, set[int]] = field(default_factory=dict)
+
+    def says(self, client_id: int, message: str) -> str:
+        """The message, where it is to be recorded; a last one at the limit; else nothing."""
+        said = self._said.setdefault(client_id, set())
+        # Hashes, as a client chooses how long its sentences are.
+        if hash(message) in said or len(said) > self.limit:
+            return ""
+        said.add(hash(message))
+        if len(said) <= self.limit:
+            return message
+        return (
+            f"client {client_id}: {self.limit} different things were recorded of it; what it tells "
+            f"beyond them is not."
+        )
