@@ -66,6 +66,28 @@ def read_reply(
     )
 
 
+def check_like(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> tuple[str, ...]:
+    """Check a reply against what was sent, where that is no model that is known here.
+
+    A row of bytes (``uint8``) may have any length: strategies send in it what is no tensor, such as
+    trees.
+
+    Returns:
+        The names of the arrays that are less precise than those that were sent.
+
+    Raises:
+        MalformedArraysError: as in :func:`read_arrays`.
+    """
+    like = {name: torch.tensor(array.numpy()) for name, array in sent.items()}
+    if set(arrays) != set(like):
+        raise MalformedArraysError("its arrays have other names than those that were sent.")
+    for name, value in like.items():
+        if value.dtype == torch.uint8 and value.ndim == 1 and len(arrays[name].shape) == 1:
+            like[name] = torch.empty(arrays[name].shape, dtype=torch.uint8, device="meta")
+    raw = {name: _read(name, arrays[name], value) for name, value in like.items()}
+    return tuple(name for name, value in like.items() if _is_narrow(raw[name], value))
+
+
 class Expected:
     """The arrays that a reply has to hold, prepared once for the rounds of a run.
 

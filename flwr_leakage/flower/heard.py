@@ -9,7 +9,9 @@ from flwr.serverapp import Grid
 
 from flwr_leakage.audit import ClientNote, ServerAudit
 from flwr_leakage.flower.names import ClientNames
+from flwr_leakage.flower.replies import MAX_REASON
 from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
+from flwr_leakage.tracking.text import plain_text
 
 
 class Heard:
@@ -59,7 +61,7 @@ class Heard:
             try:
                 notes[node] = unpack_note(record)
             except Exception as error:
-                self._warn(node, f"the note of {{}} is not used: {error}")
+                self._warn(node, f"the note of {{}} is not used: {error}", self.audit.warn_once)
         return notes
 
     def end_round(
@@ -76,7 +78,9 @@ class Heard:
             if isinstance(failure, BaseException) and self._is_told(failure):
                 continue
             what = failure if isinstance(failure, BaseException) else failure[1].status.message
-            self.audit.warn(self._round, -1, f"a client failed: {what}")
+            self.audit.warn(
+                self._round, -1, f"a client failed: {plain_text(str(what), MAX_REASON)}"
+            )
         if self._grids:
             for node in sorted(self._asked - answered - self._errors.keys()):
                 self._warn(node, "{} never replied")
@@ -96,7 +100,8 @@ class Heard:
 
     def _tell_of_errors(self) -> None:
         for node, error in self._errors.items():
-            self._warn(node, f"{{}} answered with an error: {error.reason}")
+            reason = plain_text(error.reason or "", MAX_REASON)
+            self._warn(node, f"{{}} answered with an error: {reason}")
 
     def _is_told(self, failure: BaseException) -> bool:
         """Whether a failure is the error of a node, which was told under its name."""
@@ -106,10 +111,12 @@ class Heard:
             for error in self._errors.values()
         )
 
-    def _warn(self, node: int, message: str) -> None:
+    def _warn(
+        self, node: int, message: str, warn: Callable[[int, int, str], None] | None = None
+    ) -> None:
         known = self.names.of(node)
         name = f"node {node}" if known == node else f"node {node} (client {known})"
-        self.audit.warn(self._round, known, message.replace("{}", name, 1))
+        (warn or self.audit.warn)(self._round, known, message.replace("{}", name, 1))
 
     def _through(self, send: Callable[..., Iterable[Message]]) -> Callable[..., list[Message]]:
         def send_and_receive(*args: Any, **kwargs: Any) -> list[Message]:

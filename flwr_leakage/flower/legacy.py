@@ -26,7 +26,8 @@ from flwr_leakage.flower.arrays import read_arrays
 from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.heard import Heard
 from flwr_leakage.flower.names import ClientNames
-from flwr_leakage.flower.observed import gradient_map_of
+from flwr_leakage.flower.observed import MAX_BYTES, MAX_ROUND_SECONDS, MAX_SECONDS, gradient_map_of
+from flwr_leakage.flower.replies import MAX_EXAMPLES
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.told import UNTOLD_SCHEDULE, UNTOLD_SPEC, Given, ToldAudit
 from flwr_leakage.flower.undisturbed import random_states_kept
@@ -151,14 +152,17 @@ class LegacyHonestButCurious(Strategy):
         for proxy, fit in results:
             client, count = self._names.of(int(proxy.node_id)), fit.num_examples
             try:
+                if not 1 <= count <= MAX_EXAMPLES:
+                    raise ValueError(f"num_examples must lie in [1, 2^53], got {count}")
                 if proxy.cid not in self._sent:
                     raise ValueError("it answers, and was sent nothing")
                 mine = self._sent[proxy.cid]
                 params, buffers = next(arrays for model, arrays in sent if model == mine)
                 local_params, local_buffers = shared or self._read(fit.parameters)
                 schedule = self.audit.schedule.for_client(count)
-            except ValueError as error:
-                self.audit.warn(server_round, client, f"client {client} was not observed: {error}")
+            except Exception as error:  # foreign bytes fail in many ways
+                reason = str(error) or type(error).__name__
+                self.audit.warn(server_round, client, f"client {client} was not observed: {reason}")
                 continue
             if not self.audit.wants(server_round, client):
                 self.audit.spare(server_round, client, count)
@@ -186,7 +190,7 @@ class LegacyHonestButCurious(Strategy):
         }
         for node, reason in self._names.learn(claims).items():
             message = f"the name of node {node} is not certain: {reason}"
-            self.audit.warn(server_round, self._names.of(node), message)
+            self.audit.warn_once(server_round, self._names.of(node), message)
         return claims.keys() - self._names.known
 
     def _read(self, parameters: Parameters) -> tuple[Params, Params]:
@@ -227,6 +231,9 @@ def observe_legacy(
     attack: Attack | str | None = DEFAULT_ATTACK,
     threat: ThreatModel | None = None,
     max_samples: int | None = 64,
+    max_seconds: float | None = MAX_SECONDS,
+    max_round_seconds: float | None = MAX_ROUND_SECONDS,
+    max_bytes: int | None = MAX_BYTES,
     truth: str | Path | None = None,
     client_id_key: str = "partition-id",
     **settings: Any,
@@ -249,6 +256,9 @@ def observe_legacy(
             secure aggregation shows.
         max_samples: most samples that a client's steps use, all steps together, for it to be
             attacked; the others are recorded. ``None`` attacks all, which may take hours.
+        max_seconds: see ``observe``; so are the next two.
+        max_round_seconds: of all attacks of a round.
+        max_bytes: of an attack on a target.
         truth: in a simulation, the folder that the clients' ``audit`` was given.
         client_id_key: see :class:`LegacyHonestButCurious`.
         settings: of :class:`ServerAudit`.
@@ -270,6 +280,9 @@ def observe_legacy(
         attack=load_preset(attack) if isinstance(attack, str) else attack,
         threat=threat or replace(ThreatModel(), view="aggregate"),
         given=Given(spec, schedule, mode, max_samples),
+        max_seconds=max_seconds,
+        max_round_seconds=max_round_seconds,
+        max_bytes=max_bytes,
         **settings,
     )
     observed = ObservedLegacy(strategy, audit, client_id_key)

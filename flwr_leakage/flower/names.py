@@ -4,6 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
+MAX_CLIENT = 2**31
+"""Partitions are counted from 0. Flower draws node ids from 64 bits: a node that claims a number up
+there could take the name of a node that is yet to come."""
+
 
 @dataclass
 class ClientNames:
@@ -44,6 +48,8 @@ class ClientNames:
                 disputed[node] = f"it is client {known}, and now says it is client {claim}"
             elif holder is not None and holder != node:
                 disputed[node] = f"it says it is client {claim}, as node {holder} did before"
+            elif claim > MAX_CLIENT and claim != node:
+                disputed[node] = f"it says it is client {claim}, which may be another node's id"
             elif known is None and firsts[claim] > 1:
                 disputed[node] = f"it says it is client {claim}, and so do others"
             elif claim != node and (claim in claims or claim in self._client_of):

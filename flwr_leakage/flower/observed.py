@@ -19,6 +19,17 @@ from flwr_leakage.records import InputSpec, LocalSchedule
 from flwr_leakage.report import write_report
 from flwr_leakage.tracking import JsonlTracker
 
+MAX_SECONDS = 60.0
+"""CPU seconds of an attack on a target. The portfolio ended within them on 23 of its 30 held-out
+cases (simulations/benchmarks/results/portfolio.md); the others took up to 122."""
+
+MAX_ROUND_SECONDS = 600.0
+"""CPU seconds of all attacks of a round, ten of the above: what a training may be held up by."""
+
+MAX_BYTES = 2**29
+"""Bytes of an attack on a target, by an estimate. They hold one step on 4 images of 32 × 32 pixels
+through a ResNet-18, of which a round's seconds see some hundred gradients."""
+
 
 def observe(
     strategy: Strategy,
@@ -29,6 +40,9 @@ def observe(
     spec: InputSpec | None = None,
     schedule: LocalSchedule | None = None,
     max_samples: int | None = 64,
+    max_seconds: float | None = MAX_SECONDS,
+    max_round_seconds: float | None = MAX_ROUND_SECONDS,
+    max_bytes: int | None = MAX_BYTES,
     truth: str | Path | None = None,
     weighted_by_key: str | None = None,
     bad_replies: BadReplies = "pass",
@@ -49,6 +63,12 @@ def observe(
         schedule: of local training; by default what each client's capture tells.
         max_samples: most samples that a client's steps use, all steps together, for it to be
             attacked; the others are recorded. ``None`` attacks all, which may take hours.
+        max_seconds: CPU seconds that an attack may take for each target.
+        max_round_seconds: CPU seconds that all attacks of a round may take. Where they are not
+            enough, who is attacked is drawn anew in each round, and the others are recorded.
+        max_bytes: bytes that an attack on a target may need by an estimate, made before anything
+            is allocated; a client beyond it is recorded with the reason. ``None`` sets no limit;
+            so it does for the two above.
         truth: in a simulation, the folder that the clients' ``audit`` was given.
         weighted_by_key: see :class:`HonestButCurious`; so are the next two.
         bad_replies: ``pass`` or ``drop``.
@@ -82,6 +102,9 @@ def observe(
             gradient_map.batch_norm if gradient_map is model else None,
             max_samples,
         ),
+        max_seconds=max_seconds,
+        max_round_seconds=max_round_seconds,
+        max_bytes=max_bytes,
         **settings,
     )
     observed = Observed(

@@ -6,19 +6,60 @@ Nothing here changes a reply. Whether a bad one is handed on is the caller's cho
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    FedAvg,
+    Strategy,
+)
+from flwr.supercore.differential_privacy import KEY_NORM_BIT
 
 from flwr_leakage.flower.contents import records_of
 
 MAX_EXAMPLES = 2**53
 """More samples than any client has; up to here, a float counts them one by one."""
 
-Layout = tuple[
-    tuple[str, ...], tuple[tuple[str, tuple[tuple[str, int], ...]], ...], tuple[str, ...]
-]
+Layout = tuple[tuple[str, ...], tuple[tuple[str, tuple[tuple[str, int], ...]], ...]]
 """Names of array records; names of metric records with their entries and lengths (−1 for a single
-number); names of arrays that are narrower than the model's."""
+number)."""
+
+
+MAX_REASON = 500
+"""Characters of a client's own words that are recorded where it may say something each round."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a strategy needs of the metrics of every reply, whatever those of the others are.
+
+    Attributes:
+        weight: the metric that holds the number of samples.
+        numbers: further metrics that it reads in training, each a number ≥ 0.
+        one_record: whether it takes exactly one ``MetricRecord``, as all of Flower's do.
+    """
+
+    weight: str = "num-examples"
+    numbers: tuple[str, ...] = ()
+    one_record: bool = False
+
+    @staticmethod
+    def of(strategy: Strategy, weight: str | None = None) -> "Needs":
+        """The needs of a strategy and of those that it wraps; ``weight`` in place of theirs."""
+        inner: Any = strategy
+        found, numbers, checks = None, [], False
+        while inner is not None:
+            key = getattr(inner, "weighted_by_key", None)
+            found = key if found is None and isinstance(key, str) else found
+            checks = checks or isinstance(inner, FedAvg)  # Flower's own derive from it
+            if isinstance(key := getattr(inner, "train_loss_key", None), str):
+                numbers.append(key)
+            if isinstance(inner, DifferentialPrivacyClientSideAdaptiveClipping):
+                numbers.append(KEY_NORM_BIT)
+            inner = getattr(inner, "strategy", None)
+        return Needs(weight or found or "num-examples", tuple(numbers), checks)
 
 
 def count_examples(reply: Message, weighted_by_key: str) -> int:
@@ -40,12 +81,26 @@ def count_examples(reply: Message, weighted_by_key: str) -> int:
     raise ValueError(f"expected the metric {weighted_by_key!r}, got none.")
 
 
-def check_metrics(reply: Message) -> None:
-    """Refuse metrics that are not finite, or so large that their average is not.
+def check_metrics(reply: Message, needs: Needs, *, is_train: bool = True) -> None:
+    """Refuse what a strategy cannot aggregate, whatever the other replies hold.
+
+    Those are too many records, no number where it needs one, and in training metrics that are not
+    finite, or so large that their average is not.
 
     Raises:
         ValueError: naming the first one.
     """
+    records = records_of(reply.content, MetricRecord)
+    if needs.one_record and len(records) != 1:
+        raise ValueError(f"expected one MetricRecord, got {len(records)}.")
+    if not is_train:
+        return
+    for name in needs.numbers:
+        number = next((record[name] for record in records.values() if name in record), None)
+        if not isinstance(number, int | float) or not 0 <= number < math.inf:
+            raise ValueError(
+                f"the strategy needs the metric {name!r} as a number ≥ 0, got {str(number)[:100]}."
+            )
     for metrics in records_of(reply.content, MetricRecord).values():
         for name, value in metrics.items():
             for number in value if isinstance(value, list) else [value]:
@@ -53,46 +108,37 @@ def check_metrics(reply: Message) -> None:
                     raise ValueError(f"the metric {name[:100]!r} must be finite, got {number:.3g}.")
 
 
-def layout(reply: Message, narrow: tuple[str, ...] = ()) -> Layout:
-    """What has to be the same in all replies, or Flower aggregates none of them.
-
-    Args:
-        reply: without an error.
-        narrow: its arrays that are less precise than the model's: the first reply's precision
-            becomes the global model's.
-    """
+def layout(reply: Message) -> Layout:
+    """What has to be the same in all replies, or Flower aggregates none of them."""
     metrics = [
         (key, tuple(sorted((name, _length(value)) for name, value in record.items())))
         for key, record in records_of(reply.content, MetricRecord).items()
     ]
-    return tuple(records_of(reply.content, ArrayRecord)), tuple(sorted(metrics)), narrow
+    return tuple(records_of(reply.content, ArrayRecord)), tuple(sorted(metrics))
 
 
 def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
     """The layout of most replies; among equally many the one of the rounds before, then the one
-    without narrow arrays, then the one with the fewest entries.
+    with the fewest entries.
+
+    It is asked for replies that are right by themselves: names of records and of further metrics
+    are any strategy's and app's own, and only have to agree.
     """
     counts = Counter(layouts)
 
-    def rank(entry: Layout) -> tuple[int, bool, int, int]:
-        entries = sum(len(names) for _, names in entry[1])
-        return counts[entry], entry == before, -len(entry[2]), -entries
+    def rank(entry: Layout) -> tuple[int, bool, int]:
+        return counts[entry], entry == before, -sum(len(names) for _, names in entry[1])
 
     return max(counts, key=rank)
 
 
 def tell_layout(found: Layout, usual: Layout) -> str:
     """In words, how a reply differs from most."""
-    if found[2] != usual[2] and found[2]:
-        return (
-            f"its arrays {', '.join(found[2][:3])} are less precise than the model's, and the "
-            f"first reply's precision becomes the global model's"
-        )
     return f"its records are {_named(found)}, most clients' are {_named(usual)}"
 
 
 def _named(entry: Layout) -> str:
-    arrays, metrics, _ = entry
+    arrays, metrics = entry
     records = [f"{key!r} of {[_entry(*pair) for pair in names]}" for key, names in metrics]
     return f"arrays {list(arrays)} with metrics {', '.join(records) or 'none'}"[:400]
 

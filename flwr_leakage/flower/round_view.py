@@ -1,17 +1,19 @@
 """What the server sees of one phase of a round: who was asked, who answered, and what."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from flwr_leakage.audit import ClientNote, ServerAudit
-from flwr_leakage.flower.arrays import Expected, read_arrays
+from flwr_leakage.flower.arrays import Expected, check_like
 from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.replies import (
+    MAX_REASON,
     Layout,
+    Needs,
     Sent,
     check_metrics,
     count_examples,
@@ -22,6 +24,7 @@ from flwr_leakage.flower.replies import (
 from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
 from flwr_leakage.params import Params, subtract
 from flwr_leakage.records import Observation, Update
+from flwr_leakage.tracking.text import plain_text
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class RoundView:
         names: who is who; learns from the notes.
         server_round: counted from 1.
         sent: what was sent to whom.
-        weighted_by_key: the metric that holds the number of samples.
+        needs: what the strategy needs of every reply's metrics.
         drop: whether bad replies will be left out, for the wording.
         usual: the layout of most replies: of earlier rounds, then of this one.
         expected: the arrays that a reply has to hold.
@@ -60,11 +63,11 @@ class RoundView:
     names: ClientNames
     server_round: int
     sent: Sent
-    weighted_by_key: str
+    needs: Needs
     drop: bool
     usual: Layout | None
     expected: Expected
-    _states: dict[int, tuple[Params, Params]] = field(default_factory=dict)
+    _states: dict[int, tuple[Params, Params, tuple[str, ...]]] = field(default_factory=dict)
 
     def look(self, replies: Sequence[Message]) -> Seen:
         """Record errors, silence and faults of training, and observe what can be observed."""
@@ -78,10 +81,11 @@ class RoundView:
                 continue
             try:
                 observation, narrow = self._observe(reply)
-                layouts[place] = layout(reply, narrow)
                 if observation is not None:
                     observations.append((place, observation))
-                check_metrics(reply)
+                self._check_precision(reply, narrow)
+                check_metrics(reply, self.needs)
+                layouts[place] = layout(reply)  # nobody else has a say in what is usual
             except Exception as error:  # whatever a client wrote
                 faults[place] = str(error) or type(error).__name__
         faults |= self._unusual(layouts)
@@ -100,7 +104,8 @@ class RoundView:
             if reply.has_error() or place in faults:
                 continue
             try:
-                count_examples(reply, self.weighted_by_key)
+                count_examples(reply, self.needs.weight)
+                check_metrics(reply, self.needs, is_train=False)
                 layouts[place] = layout(reply)
             except Exception as error:
                 faults[place] = str(error) or type(error).__name__
@@ -111,7 +116,8 @@ class RoundView:
     def _record_errors_and_silence(self, replies: Sequence[Message], phase: str) -> None:
         for reply in replies:
             if reply.has_error():
-                self._warn(reply, f"{phase}{{}} answered with an error: {reply.error.reason}")
+                reason = plain_text(reply.error.reason or "", MAX_REASON)
+                self._warn(reply, f"{phase}{{}} answered with an error: {reason}")
         for node in self.sent.silent(replies):
             self._warn_of(node, f"{phase}{self._node(node)} never replied")
 
@@ -125,10 +131,12 @@ class RoundView:
             try:
                 notes.setdefault(reply.metadata.src_node_id, unpack_note(record))
             except Exception as error:
-                self._warn(reply, f"the note of {{}} is not used: {error}")
+                message = f"the note of {{}} is not used: {error}"
+                self._warn(reply, message, self.audit.warn_once)
         disputed = self.names.learn({node: note.client_id for node, note in notes.items()})
         for node, reason in disputed.items():
-            self._warn_of(node, f"the name of node {node} is not certain: {reason}")
+            message = f"the name of node {node} is not certain: {reason}"
+            self._warn_of(node, message, self.audit.warn_once)
         for node in self.names.mentioned & self.names.known:
             self.names.mentioned.discard(node)
             client = self.names.of(node)
@@ -140,19 +148,18 @@ class RoundView:
         records = list(records_of(reply.content, ArrayRecord).values())
         if len(records) != 1:
             raise ValueError(f"expected one ArrayRecord, got {len(records)}.")
-        count = count_examples(reply, self.weighted_by_key)
+        count = count_examples(reply, self.needs.weight)
+        node = reply.metadata.src_node_id
         if self._misfit:
-            if set(records[0]) != set(self.sent.arrays(reply.metadata.src_node_id)):
-                raise ValueError("its arrays have other names than those that were sent.")
-            return None, ()
-        client = self.names.of(reply.metadata.src_node_id)
+            return None, check_like(records[0], self.sent.arrays(node))
+        client = self.names.of(node)
         schedule = self.audit.schedule.for_client(count)
         if not self.audit.wants(self.server_round, client):
             narrow = self.expected.check(records[0])
             self.audit.spare(self.server_round, client, count)
             return None, narrow
         local_params, local_buffers, narrow = self.expected.read(records[0])
-        params, buffers = self._state_sent_to(reply.metadata.src_node_id)
+        params, buffers, _ = self._state_sent_to(node)
         update = Update(
             delta=subtract(local_params, params),
             buffers=local_buffers,
@@ -160,6 +167,23 @@ class RoundView:
             num_examples=count,
         )
         return Observation(self.server_round, client, params, buffers, update), narrow
+
+    def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:
+        """Refuse arrays that are less precise than the model's, unless they were sent so.
+
+        Raises:
+            ValueError: naming them.
+        """
+        if not narrow:
+            return
+        if not self._misfit:
+            sent = self._state_sent_to(reply.metadata.src_node_id)[2]
+            narrow = tuple(name for name in narrow if name not in sent)
+        if narrow:
+            raise ValueError(
+                f"its arrays {', '.join(narrow[:3])} are less precise than the model's, and the "
+                f"first reply's precision becomes the global model's."
+            )
 
     @cached_property
     def _misfit(self) -> str:
@@ -176,11 +200,14 @@ class RoundView:
                 f"part that is trained.",
             )  # fmt: skip
 
-    def _state_sent_to(self, node: int) -> tuple[Params, Params]:
-        """What the node was sent. Most strategies send one record to all: it is read once."""
+    def _state_sent_to(self, node: int) -> tuple[Params, Params, tuple[str, ...]]:
+        """What the node was sent, and the names of what is less precise than the model's.
+
+        Most strategies send one record to all: it is read once.
+        """
         arrays = self.sent.arrays(node)
         if id(arrays) not in self._states:
-            self._states[id(arrays)] = read_arrays(arrays, self.audit.gradient_map)
+            self._states[id(arrays)] = self.expected.read(arrays)
         return self._states[id(arrays)]
 
     def _unusual(self, layouts: Mapping[int, Layout]) -> dict[int, str]:
@@ -199,15 +226,20 @@ class RoundView:
         for place, reason in faults.items():
             self._warn(replies[place], f"{phase}the reply of {{}} {fate}: {reason}")
 
-    def _warn(self, reply: Message, message: str) -> None:
+    def _warn(
+        self, reply: Message, message: str, warn: Callable[[int, int, str], None] | None = None
+    ) -> None:
         """Record a warning of a client; ``{}`` stands for its node."""
         node = reply.metadata.src_node_id
-        self._warn_of(node, message.replace("{}", self._node(node), 1))
+        self._warn_of(node, message.replace("{}", self._node(node), 1), warn)
 
-    def _warn_of(self, node: int, message: str) -> None:
+    def _warn_of(
+        self, node: int, message: str, warn: Callable[[int, int, str], None] | None = None
+    ) -> None:
+        """By ``ServerAudit.warn``, or by ``warn_once`` where a client may tell it in each round."""
         if node not in self.names.known:
             self.names.mentioned.add(node)
-        self.audit.warn(self.server_round, self.names.of(node), message)
+        (warn or self.audit.warn)(self.server_round, self.names.of(node), message)
 
     def _node(self, node: int) -> str:
         known = self.names.of(node)

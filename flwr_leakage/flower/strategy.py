@@ -17,7 +17,7 @@ from flwr_leakage.audit import ServerAudit
 from flwr_leakage.flower.arrays import Expected
 from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.names import ClientNames
-from flwr_leakage.flower.replies import Layout, Sent
+from flwr_leakage.flower.replies import Layout, Needs, Sent
 from flwr_leakage.flower.round_view import RoundView
 from flwr_leakage.flower.undisturbed import seeded_sampling, sigterm_unwinds
 from flwr_leakage.gradient_map import GradientMap
@@ -41,10 +41,13 @@ class HonestButCurious(Strategy):
             it has one, and else ``num-examples``.
         bad_replies: ``pass``: every reply is handed on to the strategy, as without the audit, and
             what is wrong with it is recorded. ``drop``: replies that would break or poison an
-            aggregation are recorded and left out, so that one bad client does not end a run:
-            arrays of other names or shapes or that are not finite or less precise than most
-            clients', no or absurd numbers of samples, second answers, records unlike most
-            clients'.
+            aggregation are recorded and left out, however many they are, so that no bad client
+            ends a run: not one record of the arrays that were sent, of other shapes, not finite or
+            less precise; no or absurd numbers of samples; not one record of metrics, or none that
+            the strategy reads; second answers. Of those that are right by themselves, the ones
+            whose metrics have other names than most clients' are left out, too, as no strategy
+            averages both. A strategy to which nothing is left is handed nothing, and the run goes
+            on with the model that it has.
         reproducible: for simulations: clients are sampled by the audit's seed and the round, and
             replies are handed on in the order of the clients, so that the same seed gives the same
             floating-point sums. The process-wide random states stay as they are all the same.
@@ -65,7 +68,8 @@ class HonestButCurious(Strategy):
             )
         self.strategy = strategy
         self.audit = audit
-        self.weighted_by_key = weighted_by_key or _weight_of(strategy)
+        self.needs = Needs.of(strategy, weighted_by_key)
+        self.weighted_by_key = self.needs.weight
         self.bad_replies = bad_replies
         self.reproducible = reproducible
         self._names = ClientNames()
@@ -160,7 +164,7 @@ class HonestButCurious(Strategy):
         if self._expected is None or self._expected[0] is not gradient_map:
             self._expected = gradient_map, Expected(gradient_map)
         return RoundView(
-            self.audit, self._names, server_round, Sent(messages), self.weighted_by_key, drop,
+            self.audit, self._names, server_round, Sent(messages), self.needs, drop,
             usual, self._expected[1],
         )  # fmt: skip
 
@@ -203,14 +207,3 @@ class HonestButCurious(Strategy):
     def _guarded(self, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
         """What the audit does, whose errors are none of the training's."""
         return guarded(self.audit, server_round, action, *args)
-
-
-def _weight_of(strategy: Strategy) -> str:
-    """The metric that a strategy weights clients by, also inside of wrappers."""
-    inner: Any = strategy
-    while inner is not None:
-        key = getattr(inner, "weighted_by_key", None)
-        if isinstance(key, str):
-            return key
-        inner = getattr(inner, "strategy", None)
-    return "num-examples"

@@ -128,7 +128,7 @@ def _two_metric_records(message, context, honest):
         (_examples([1, 2]), "must be at least 1, got [1, 2]"),
         (_another_metric, "its records are"),
         (_another_name, "its records are"),
-        (_two_metric_records, "its records are"),
+        (_two_metric_records, "expected one MetricRecord, got 2"),
         (_examples(10**12), "was not attacked, as there is no truth: num_examples must lie in"),
         (_raises, "the disk of client 1 is full"),
         (_nan, "NaN or infinite"),
