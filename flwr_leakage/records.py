@@ -8,7 +8,6 @@ model grants by name, in ``Disclosure``.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -24,6 +23,7 @@ from flwr_leakage.measurements import (
     State,
 )
 from flwr_leakage.params import Params
+from flwr_leakage.values import brief, is_count, is_finite
 
 __all__ = [
     "NUMBERS", "Batch", "BatchNormKnowledge", "Direction", "Disclosure", "Exposure", "InputSpec",
@@ -92,21 +92,24 @@ class InputSpec:
 
     def __post_init__(self) -> None:
         sizes = self.shape
-        if len(sizes) != 3 or not all(isinstance(n, Integral) and n > 0 for n in sizes):
-            raise ValueError(f"shape must be (C, H, W) of one input, all positive, got {sizes!r}.")
-        if not isinstance(self.num_classes, Integral) or self.num_classes < 1:
-            raise ValueError(f"num_classes must be a positive integer, got {self.num_classes!r}.")
+        if not isinstance(sizes, Sequence) or len(sizes) != 3 or not all(map(is_count, sizes)):
+            raise ValueError(f"shape must be (C, H, W), all positive, got {brief(sizes)}.")
+        if not is_count(count := self.num_classes):
+            raise ValueError(f"num_classes must be a positive integer, got {brief(count)}.")
         channels = self.shape[0]
         for name in ("mean", "std"):
-            if len(getattr(self, name)) == 1:
-                object.__setattr__(self, name, tuple(getattr(self, name)) * channels)
-        if len(self.mean) != channels or len(self.std) != channels:
-            raise ValueError(
-                f"mean and std must have one entry for each of {channels} channels, got "
-                f"{self.mean} and {self.std}."
-            )
-        if not all(0 < std < math.inf for std in self.std):
-            raise ValueError(f"std must be positive, got {self.std}.")
+            values = getattr(self, name)
+            if not isinstance(values, Sequence) or not all(map(is_finite, values)):
+                raise ValueError(f"{name} must be finite numbers, got {brief(values)}.")
+            if len(values) not in (1, channels):
+                raise ValueError(
+                    f"mean and std must have one entry for each of {channels} channels, got "
+                    f"{brief(self.mean)} and {brief(self.std)}."
+                )
+            if len(values) == 1:
+                object.__setattr__(self, name, tuple(values) * channels)
+        if not all(std > 0 for std in self.std):
+            raise ValueError(f"std must be positive, got {brief(self.std)}.")
 
     def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
         return torch.tensor(values, dtype=like.dtype, device=like.device).reshape(-1, 1, 1)
@@ -149,15 +152,15 @@ class LocalSchedule:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
+        if not (is_finite(self.learning_rate) and self.learning_rate > 0):
+            raise ValueError(f"learning_rate must be positive, got {brief(self.learning_rate)}.")
         for name in ("num_steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}.")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be ≥ 0, got {self.weight_decay}.")
+            if not is_count(value := getattr(self, name)):
+                raise ValueError(f"{name} must be an integer of at least 1, got {brief(value)}.")
+        if not (is_finite(self.momentum) and 0 <= self.momentum < 1):
+            raise ValueError(f"momentum must lie in [0, 1), got {brief(self.momentum)}.")
+        if not (is_finite(self.weight_decay) and self.weight_decay >= 0):
+            raise ValueError(f"weight_decay must be ≥ 0, got {brief(self.weight_decay)}.")
 
     def for_client(self, num_examples: int) -> "LocalSchedule":
         """The schedule of a client: this one, however many samples it has."""

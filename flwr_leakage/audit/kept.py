@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from flwr_leakage.audit.truth import Mixed, Truth
+from flwr_leakage.audit.truth import UNREADABLE, Mixed, Truth
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, Update
@@ -104,7 +104,7 @@ class KeptObservations:
         for path in sorted(self._round(server_round).glob("*.safetensors")):
             try:
                 found.append(_from_file(path))
-            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            except (OSError, SafetensorError, *UNREADABLE) as error:
                 problems.append(f"{path.name} of round {server_round} cannot be read: {error}")
         return sorted(found, key=lambda kept: kept.observation.client_id), problems
 
@@ -180,6 +180,9 @@ def _from_file(path: Path) -> Kept:
     if metadata.get("format") != FORMAT:
         raise ValueError(f"expected the format {FORMAT!r}, got {metadata.get('format')!r}.")
     about = json.loads(metadata["observation"])
+    for name in ("server_round", "client_id", "num_examples"):
+        if type(about[name]) is not int or not -1 <= about[name] < 2**63:
+            raise ValueError(f"{name} must be an integer, got {str(about[name])[:100]}.")
     spec = {name: _tuple(value) for name, value in about["spec"].items()}
     if about["batch_norm"] not in get_args(BatchNormMode):
         raise ValueError(f"batch_norm must be of {get_args(BatchNormMode)}.")

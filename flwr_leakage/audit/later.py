@@ -9,7 +9,7 @@ from torch import Tensor
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.audit.kept import Kept, KeptObservations
 from flwr_leakage.audit.server_audit import ServerAudit
-from flwr_leakage.audit.truth import ImageNumbers, Truth
+from flwr_leakage.audit.truth import UNREADABLE, ImageNumbers, Truth
 from flwr_leakage.records import Disclosure
 from flwr_leakage.tracking import JsonlTracker, RunData, Tracker, read_run
 from flwr_leakage.tracking.jsonl import write_private
@@ -135,7 +135,7 @@ def _read_numbers(path: Path) -> ImageNumbers:
         return ImageNumbers()
     try:
         return ImageNumbers.from_json(path.read_text())
-    except (ValueError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"expected image numbers in {path}, got {error}.") from error
 
 

@@ -4,7 +4,6 @@ A client is free to write anything into its note: what is read here is checked, 
 """
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +13,7 @@ from flwr_leakage.capture import TrainingFacts, differences
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule, Measurement
 from flwr_leakage.tracking.text import plain_text
+from flwr_leakage.values import is_finite
 
 _MAX_CHARACTERS = 4_000_000
 _MAX_VALUES = 20_000  # a record each: 1,024 samples of every score there is fit in
@@ -268,16 +268,9 @@ def _text(value: object, max_characters: int) -> str:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
         raise ValueError(f"expected a finite number, got {value!r}.")
     return float(value)
-
-
-def _is_finite(value: int | float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond the largest float
-        return False
 
 
 def _seconds(value: object) -> float | None:

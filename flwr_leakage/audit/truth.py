@@ -40,6 +40,12 @@ class Truth:
     mixing: Mixed | None = None
 
 
+UNREADABLE = (
+    ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+"""What reading foreign JSON raises where an entry is of another kind, too large or too deep."""
+
+
 @dataclass
 class ImageNumbers:
     """Numbers each client's private images, so that one can be followed from round to round.

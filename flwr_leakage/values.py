@@ -1,0 +1,32 @@
+"""Whether values that anybody may have written are numbers, and how they are shown."""
+
+import math
+from numbers import Integral, Real
+
+
+def is_count(value: object) -> bool:
+    """Whether a value is an integer of at least 1."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
+
+
+def is_finite(value: object) -> bool:
+    """Whether a value is a finite number; an integer that no float holds is none.
+
+    Example:
+        >>> is_finite(0.5), is_finite(10**400), is_finite("0.5"), is_finite(True)
+        (True, False, False, False)
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def brief(value: object) -> str:
+    """A value of any origin in at most 100 characters."""
+    try:
+        return f"{value!r}"[:100]
+    except ValueError:  # an integer of over 4,300 digits
+        return f"a {type(value).__name__} too long to print"
