@@ -93,14 +93,16 @@ class InputSpec:
     def __post_init__(self) -> None:
         sizes = self.shape
         if not isinstance(sizes, Sequence) or len(sizes) != 3 or not all(map(is_count, sizes)):
-            raise ValueError(f"shape must be (C, H, W), all positive, got {brief(sizes)}.")
+            raise ValueError(
+                f"shape must be (C, H, W) of one input, all positive, got {brief(sizes)}."
+            )
         if not is_count(count := self.num_classes):
             raise ValueError(f"num_classes must be a positive integer, got {brief(count)}.")
         channels = self.shape[0]
-        for name in ("mean", "std"):
+        for name, kind in (("mean", "finite numbers"), ("std", "positive")):
             values = getattr(self, name)
             if not isinstance(values, Sequence) or not all(map(is_finite, values)):
-                raise ValueError(f"{name} must be finite numbers, got {brief(values)}.")
+                raise ValueError(f"{name} must be {kind}, got {brief(values)}.")
             if len(values) not in (1, channels):
                 raise ValueError(
                     f"mean and std must have one entry for each of {channels} channels, got "

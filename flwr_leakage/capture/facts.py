@@ -32,6 +32,10 @@ UNTOLD = (
 _CLOSE = 1e-6
 """Settings that differ by less, relatively, are the same number."""
 
+MAX_CHANNELS, MAX_VALUES = 4096, 2**24
+"""Of a told input: an image of 2,364 × 2,364 pixels in colours, 64 MB, is larger than any that an
+attack has recovered."""
+
 SLOWEST, FASTEST = 1e-12, 1e6
 """Learning rates beyond which parameters near 1 in float32 do not move (their spacing is 1e-7), or
 overflow within a few steps: no client that trains says so."""
@@ -328,12 +332,22 @@ def _check_told(facts: TrainingFacts) -> None:
                 f"learning_rate must lie in [{SLOWEST:g}, {FASTEST:g}], got "
                 f"{schedule.learning_rate:g}."
             )
-    if facts.shape or facts.mean or facts.std:
-        if len(facts.shape) != 3:
-            raise ValueError(f"shape must be (C, H, W) or empty, got {facts.shape}.")
-        normalisation = (facts.mean, facts.std) if facts.mean or facts.std else ((0.0,), (1.0,))
-        channels, height, width = facts.shape
-        InputSpec((channels, height, width), max(facts.num_classes, 1), *normalisation)
+    given = bool(facts.mean or facts.std)
+    if not (facts.shape or given or facts.normalization):
+        return
+    if len(facts.shape) != 3:
+        raise ValueError(f"shape must be (C, H, W) or empty, got {facts.shape}.")
+    channels, height, width = facts.shape
+    # Statistics are kept for each channel.
+    if channels > MAX_CHANNELS or math.prod(facts.shape) > MAX_VALUES:
+        raise ValueError(
+            f"shape must have at most {MAX_CHANNELS:,} channels and {MAX_VALUES:,} values, got "
+            f"{facts.shape}."
+        )
+    if facts.normalization:
+        public_statistics(facts.normalization, channels)
+    statistics = (facts.mean, facts.std) if given else ((0.0,), (1.0,))
+    InputSpec((channels, height, width), max(facts.num_classes, 1), *statistics)
 
 
 def _flag(value: object) -> bool:
