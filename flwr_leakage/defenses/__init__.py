@@ -1,16 +1,19 @@
 """Defenses: changes to the training samples or to the update, alone or in a row."""
 
 from flwr_leakage.defenses.accounting import (
+    ADJACENCIES,
+    Adjacency,
     CanaryEstimate,
     canary,
     canary_epsilon,
+    dp_epsilon,
     gaussian_delta,
     gaussian_epsilon,
 )
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.defenses.chain import Chain
 from flwr_leakage.defenses.clipping import Clipping, clip_update
-from flwr_leakage.defenses.dp_sgd import DPSGD, clipped_mean_gradient, dp_epsilon
+from flwr_leakage.defenses.dp_sgd import DPSGD, clipped_mean_gradient
 from flwr_leakage.defenses.fairness import GroupProtection, ProtectionReport, protection_report
 from flwr_leakage.defenses.influence_noise import InfluenceNoise
 from flwr_leakage.defenses.instahide import (
@@ -35,7 +38,9 @@ from flwr_leakage.defenses.target_risk import RiskPlan, TargetRisk
 from flwr_leakage.defenses.withhold_buffers import WithholdBuffers
 
 __all__ = [
+    "ADJACENCIES",
     "DPSGD",
+    "Adjacency",
     "CanaryEstimate",
     "Chain",
     "Clipping",

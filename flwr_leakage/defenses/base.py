@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from flwr_leakage.defenses.accounting import Adjacency
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
 from flwr_leakage.per_sample import Samples, separate
@@ -109,13 +110,23 @@ class Defense:
         """
         _check_floating("the model's parameters", gradient_map.params)
 
-    def epsilon(self, schedule: LocalSchedule, num_examples: int, num_rounds: int) -> float | None:
+    def epsilon(
+        self,
+        schedule: LocalSchedule,
+        num_examples: int,
+        num_rounds: int,
+        adjacency: Adjacency = "replace-one",
+    ) -> float | None:
         """ε of the differential privacy of a single sample; ``None`` if no guarantee is known.
+
+        Infinite where it is known that there is none.
 
         Args:
             schedule: the local training.
             num_examples: the client's samples in a round.
             num_rounds: rounds in which the sample takes part.
+            adjacency: what is compared: ``replace-one``, the sample with another in its place, or
+                ``add-or-remove``, the sample with none.
         """
         return None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from flwr_leakage.defenses.accounting import Adjacency
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import Randomness
@@ -62,7 +63,13 @@ class Chain(Defense):
         for defense in self.defenses:
             defense.validate(gradient_map, spec, num_examples)
 
-    def epsilon(self, schedule: LocalSchedule, num_examples: int, num_rounds: int) -> float | None:
+    def epsilon(
+        self,
+        schedule: LocalSchedule,
+        num_examples: int,
+        num_rounds: int,
+        adjacency: Adjacency = "replace-one",
+    ) -> float | None:
         """ε of the first defense of the chain that has a guarantee.
 
         ``None`` if a defense encodes batches: a sample may be mixed into several others there,
@@ -70,7 +77,7 @@ class Chain(Defense):
         """
         if self.encodes_batches:
             return None
-        known = (d.epsilon(schedule, num_examples, num_rounds) for d in self.defenses)
+        known = (d.epsilon(schedule, num_examples, num_rounds, adjacency) for d in self.defenses)
         return next((epsilon for epsilon in known if epsilon is not None), None)
 
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:

@@ -1,12 +1,14 @@
 """DP-SGD: per-sample clipping and Gaussian noise in every local step."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from flwr_leakage.defenses.accounting import Adjacency, check_adjacency, dp_epsilon
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
 from flwr_leakage.defenses.noise import add_gaussian_noise
 from flwr_leakage.gradient_map import GradientMap
@@ -14,6 +16,9 @@ from flwr_leakage.operators import row_norms, sample_gradients
 from flwr_leakage.params import Params, ravel, unravel
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
+
+Sampling = Literal["in_order", "poisson"]
+"""How a step draws its samples."""
 
 
 def clipped_mean_gradient(
@@ -23,59 +28,32 @@ def clipped_mean_gradient(
     max_norm: float,
     buffers: Mapping[str, Tensor] | None = None,
     chunk_size: int = 32,
+    divisor: float | None = None,
 ) -> Params:
     """(1/B) Σᵢ gᵢ · min(1, max_norm / ‖gᵢ‖) of the samples' own gradients gᵢ.
 
-    Abadi et al. (2016, algorithm 1), before the noise.
+    Abadi et al. (2016, algorithm 1), before the noise. It is zero where there are no samples.
+    A gradient whose norm is not finite counts as zero, unless ``max_norm`` is infinite.
 
     Args:
         gradient_map: of the client's model and loss.
         params: θ.
-        batch: B samples.
+        batch: the samples.
         max_norm: C > 0, the largest norm of a sample's gradient.
         buffers: BatchNorm statistics.
         chunk_size: samples whose gradients are held at a time.
+        divisor: B; by default the number of samples.
     """
     total = torch.zeros_like(ravel(params))
     for start in range(0, len(batch), chunk_size):
         part = batch[start : start + chunk_size]
         gradients = sample_gradients(gradient_map, params, part, buffers)
         norms = row_norms(gradients).clamp_min(torch.finfo(gradients.dtype).tiny)
+        if math.isfinite(max_norm):  # one sample must not turn the sum into NaN
+            finite = norms.isfinite()
+            gradients, norms = gradients.where(finite[:, None], 0), norms.where(finite, 1)
         total += (max_norm / norms).clamp_max(1) @ gradients
-    return unravel(total / len(batch), params)
-
-
-def dp_epsilon(noise_multiplier: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """ε of (ε, δ)-differential privacy, by Opacus's Rényi accountant (Mironov et al. 2019).
-
-    The bound for ``sample_rate < 1`` holds where each step draws its batch by Poisson sampling.
-    Clients here pass over their samples in order: then only ``sample_rate=1`` with the number
-    of steps that touch a sample is a guarantee, as :meth:`DPSGD.epsilon` computes.
-
-    Args:
-        noise_multiplier: standard deviation of the noise over the clipping norm.
-        sample_rate: probability with which a sample enters a step, in (0, 1].
-        num_steps: steps in total.
-        delta: δ in (0, 1).
-
-    Raises:
-        ImportError: Opacus is not installed.
-    """
-    if not 0 < sample_rate <= 1:
-        raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}.")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}.")
-    if noise_multiplier == 0:
-        return math.inf
-    try:
-        from opacus.accountants import RDPAccountant
-    except ImportError as error:
-        raise ImportError(
-            "accounting ε needs Opacus: pip install 'flwr-leakage[opacus]' (or set delta to null)"
-        ) from error
-    accountant = RDPAccountant()
-    accountant.history = [(noise_multiplier, sample_rate, num_steps)]
-    return float(accountant.get_epsilon(delta))
+    return unravel(total / (len(batch) if divisor is None else divisor), params)
 
 
 def _check_separable(gradient_map: GradientMap) -> None:
@@ -83,6 +61,14 @@ def _check_separable(gradient_map: GradientMap) -> None:
         raise ValueError(
             "DP-SGD needs gradients of single samples, which BatchNorm with batch statistics "
             "mixes: train with batch_norm='running' or without BatchNorm."
+        )
+
+
+def _check_all_samples(known: int, num_examples: int, what: str) -> None:
+    if known < num_examples:
+        raise ValueError(
+            f"sampling='poisson' draws from all {num_examples} samples of the client, and "
+            f"{what} {known}: num_steps times batch_size must be at least {num_examples}."
         )
 
 
@@ -95,17 +81,23 @@ class DPSGD(Defense):
     it must come before what changes the update. MixUp or InstaHide before it would let a sample
     enter several gradients: the guarantee then no longer holds for single samples.
 
+    ``in_order`` cuts the samples into batches as the schedule does, and B is the batch's size.
+    ``poisson`` takes each sample into a step with the chance q = min(1, batch_size / n), on its own
+    and anew in each step; B = q n, whatever was drawn, and a step without samples is noise.
+
     Attributes:
         max_norm: C > 0, the largest norm of a sample's gradient; ``inf`` clips nothing and
             needs ``noise_multiplier`` 0.
         noise_multiplier: ≥ 0, standard deviation of the summed gradient's noise over C.
         delta: δ in (0, 1) of the guarantee that is reported, below one over the client's
-            samples; ``None`` reports none, and needs no Opacus.
+            samples; ``None`` reports none.
+        sampling: ``in_order`` or ``poisson``, whose ε needs Opacus.
     """
 
     max_norm: float = 1.0
     noise_multiplier: float = 1.0
     delta: float | None = 1e-5
+    sampling: Sampling = "in_order"
 
     def __post_init__(self) -> None:
         if not self.max_norm > 0:
@@ -121,24 +113,55 @@ class DPSGD(Defense):
             )
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"delta must lie in (0, 1) or be None, got {self.delta}.")
+        if self.sampling not in get_args(Sampling):
+            raise ValueError(
+                f"sampling must be one of {', '.join(get_args(Sampling))}, got {self.sampling!r}."
+            )
 
     @property
     def replaces_update(self) -> bool:
         """Always: gradients of single samples cannot be clipped in an update."""
         return True
 
-    def epsilon(self, schedule: LocalSchedule, num_examples: int, num_rounds: int) -> float | None:
-        """ε spent on a sample that takes part in ``num_rounds`` rounds, at ``delta``.
+    def epsilon(
+        self,
+        schedule: LocalSchedule,
+        num_examples: int,
+        num_rounds: int,
+        adjacency: Adjacency = "replace-one",
+    ) -> float | None:
+        """ε at ``delta`` of the update, for a sample that takes part in ``num_rounds`` rounds.
 
-        The bound counts every step that touches the sample, without amplification by sampling.
+        The number of samples is public: it travels beside the update, and says how many steps there
+        are and what divides a sum. Hence the default, ``replace-one``, which compares samples
+        of equal number: one of them is another.
+
+        ``in_order`` counts the steps whose batch holds the sample, without amplification. It has no
+        finite ε for ``add-or-remove``: without its first sample, a client has other samples in
+        every batch, and the last batch has another size, and so another noise.
+
+        ``poisson`` counts all steps, each with the chance q. Its ``add-or-remove`` compares a
+        sample that is there with one whose gradient is left out, at the same q and B, as Opacus
+        does. What tells n itself, as Flower's ``num-examples`` does, stands outside of it.
 
         Raises:
-            ImportError: Opacus is not installed.
+            ImportError: for ``poisson``, if Opacus is not installed.
+            ValueError: for ``poisson``, if the schedule does not reach all samples.
         """
+        check_adjacency(adjacency)
+        if self.sampling == "poisson":
+            used = schedule.num_samples_used(num_examples)
+            _check_all_samples(used, num_examples, "the local schedule reaches")
         if self.delta is None:
             return None
+        if self.sampling == "poisson":
+            rate = min(1.0, schedule.batch_size / num_examples)
+            steps = schedule.num_steps * num_rounds
+            return dp_epsilon(self.noise_multiplier, rate, steps, self.delta, adjacency)
+        if adjacency == "add-or-remove":
+            return math.inf
         touches = sum(window.start == 0 for window in schedule.slices(num_examples))
-        return dp_epsilon(self.noise_multiplier, 1.0, touches * num_rounds, self.delta)
+        return dp_epsilon(self.noise_multiplier, 1.0, touches * num_rounds, self.delta, adjacency)
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """Every sample must have a gradient of its own."""
@@ -153,6 +176,8 @@ class DPSGD(Defense):
         around = require_local_round(self, local_round)
         gradient_map, batch, schedule = around.gradient_map, around.defended, update.schedule
         _check_separable(gradient_map)
+        if self.sampling == "poisson":
+            _check_all_samples(len(batch), around.num_examples, "were used and kept (max_samples)")
         used = schedule.num_samples_used(around.num_examples)
         if len(batch) < used:
             raise ValueError(
@@ -161,13 +186,12 @@ class DPSGD(Defense):
             )
         current = dict(around.params)
         velocity: Params | None = None
-        for window in schedule.slices(len(batch)):
-            samples = batch[window]
+        for samples, divisor in self._steps(batch, schedule, randomness):
             step = clipped_mean_gradient(
-                gradient_map, current, samples, self.max_norm, around.buffers
+                gradient_map, current, samples, self.max_norm, around.buffers, divisor=divisor
             )
             if self.noise_multiplier:
-                std = self.noise_multiplier * self.max_norm / len(samples)
+                std = self.noise_multiplier * self.max_norm / divisor
                 step = add_gaussian_noise(step, std, randomness)
             if schedule.weight_decay:
                 step = {k: g + schedule.weight_decay * current[k] for k, g in step.items()}
@@ -177,3 +201,16 @@ class DPSGD(Defense):
             current = {k: v - schedule.learning_rate * step[k] for k, v in current.items()}
         delta = {k: (current[k] - around.params[k]).to(v.dtype) for k, v in update.delta.items()}
         return replace(update, delta=delta)
+
+    def _steps(
+        self, batch: Batch, schedule: LocalSchedule, randomness: Randomness
+    ) -> Iterator[tuple[Batch, float]]:
+        """The samples of each step, and the B that divides their sum."""
+        if self.sampling == "in_order":
+            for window in schedule.slices(len(batch)):
+                yield batch[window], window.stop - window.start
+            return
+        expected = min(schedule.batch_size, len(batch))
+        for _ in range(schedule.num_steps):
+            drawn = randomness.uniform((len(batch),)) <= expected / len(batch)
+            yield batch[drawn.to(batch.inputs.device)], expected

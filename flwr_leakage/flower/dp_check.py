@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flwr_leakage.bounds import guess_bound, image_psnr
-from flwr_leakage.defenses.accounting import gaussian_epsilon
+from flwr_leakage.defenses.accounting import Adjacency, dp_epsilon, gaussian_epsilon
 
 Level = Literal["guarantee", "condition", "weaker", "none"]
 
@@ -37,9 +37,11 @@ class Finding:
         message: what follows, in words and numbers.
         stated_epsilon: the ε that the app shows for a round, where it shows one.
         epsilon: ε over all rounds at ``delta``; infinite where there is no guarantee.
+        adjacency: what ``epsilon`` compares: ``replace-one``, the client with another update, or
+            ``add-or-remove``, the client with no update; ``None`` where there is no guarantee.
         delta: of ``epsilon``.
         noise_multiplier: of one round: the noise's standard deviation divided by how far one client
-            can move the result.
+            can move the result under ``adjacency``.
     """
 
     level: Level
@@ -49,6 +51,7 @@ class Finding:
     epsilon: float | None = None
     delta: float | None = None
     noise_multiplier: float | None = None
+    adjacency: Adjacency | None = None
 
     def __str__(self) -> str:
         """``LocalDpMod, weaker than it says: …``."""
@@ -67,7 +70,9 @@ def check_privacy(
     """Say what an app's differential privacy guarantees over its rounds.
 
     ε is that of one client's whole contribution, exact for Gaussian noise (``defenses/accounting``)
-    and composed over the rounds in which the client takes part: all of them. Sampling of clients
+    and composed over the rounds in which the client takes part: all of them. ``LocalDpMod``'s is
+    for replace-one, as local privacy compares any two updates; that of a strategy is for
+    add-or-remove of a client, and its message states replace-one, too. Sampling of clients
     is not credited: the server knows whom it asked, and Flower draws a fixed number.
 
     Args:
@@ -198,12 +203,14 @@ def _local(mod: Any, num_rounds: int, num_pixels: int) -> Iterator[Finding]:
         level,
         "LocalDpMod",
         f"clip {clip:g} and noise {std:.3g} give ε = {once:.3g} a round and {total:.3g} over "
-        f"{num_rounds} rounds at δ = {delta:g}; it shows ε = {stated:g}.{reasons} "
+        f"{num_rounds} rounds at δ = {delta:g}, between any two updates (replace-one); it shows "
+        f"ε = {stated:g}.{reasons} "
         f"{_left_with(std / clip, multiplier, num_rounds, num_pixels)}",
         stated_epsilon=float(stated),
         epsilon=total,
         delta=delta,
         noise_multiplier=multiplier,
+        adjacency="replace-one",
     )
 
 
@@ -253,11 +260,13 @@ def _central(
         level,
         about,
         f"against those who see the global model: ε = {total:.3g} at δ = {delta:g} over "
-        f"{num_rounds} rounds for a client that takes part or not (noise multiplier "
-        f"{effective:.3g}).{note}",
+        f"{num_rounds} rounds for a client that takes part or not (add-or-remove; noise multiplier "
+        f"{effective:.3g}), and {_epsilon(effective / 2, num_rounds, delta):.3g} for a client that "
+        f"sends another update (replace-one).{note}",
         epsilon=total,
         delta=delta,
         noise_multiplier=effective,
+        adjacency="add-or-remove",
     )
     yield Finding(
         "condition",
@@ -309,9 +318,10 @@ def _sampling(
         return "Every client takes part in every round."
     text = f"That {asked} of {num_clients} clients are asked a round is not credited"
     try:
-        from flwr_leakage.defenses.dp_sgd import dp_epsilon
-
-        amplified = dp_epsilon(multiplier, asked / num_clients, num_rounds, delta)
+        amplified = dp_epsilon(multiplier, asked / num_clients, num_rounds, delta, "add-or-remove")
     except ImportError:
         return f"{text}: it would take Poisson sampling that nobody sees."
-    return f"{text}; with Poisson sampling that nobody sees ε would be {amplified:.3g} (Opacus)."
+    return (
+        f"{text}; with Poisson sampling that nobody sees ε would be {amplified:.3g} "
+        "(add-or-remove, Opacus)."
+    )

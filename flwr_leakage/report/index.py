@@ -21,6 +21,8 @@ _LABELS = {
     "cpu": "CPU",
     "lambda max": "λmax",
     "lambda min": "λmin",
+    "dp epsilon replace one": "ε (replace-one)",
+    "dp epsilon add or remove": "ε (add-or-remove)",
 }
 
 

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flwr_leakage.audit import ConsoleProgress, ServerAudit
+from flwr_leakage.defenses import ADJACENCIES
 from flwr_leakage.flower.client import ClientAudit, LeakageMod, client_id_of, encode
 from flwr_leakage.flower.strategy import HonestButCurious
 from flwr_leakage.metrics import classifier_utility
@@ -179,9 +180,13 @@ def evaluate_global_model(
     audit.utility(server_round, "test_accuracy", found.accuracy)
     audit.utility(server_round, "test_loss", found.loss, "nat")
     if server_round and not audit.own_config_clients:  # whose defenses nobody else knows
-        epsilon = experiment.epsilon(server_round)
-        if epsilon is not None and math.isfinite(epsilon):
-            audit.utility(server_round, "dp_epsilon", epsilon)
+        for adjacency in ADJACENCIES:
+            epsilon = experiment.epsilon(server_round, adjacency)
+            if epsilon is not None and math.isfinite(epsilon):
+                name = f"dp_epsilon_{adjacency.replace('-', '_')}"
+                audit.utility(server_round, name, epsilon)
+        if server_round == 1 and (told := experiment.privacy(last)):
+            audit.inform(server_round, -1, told)
     return MetricRecord(
         {"accuracy": found.accuracy, "loss": found.loss, "num-examples": found.num_examples}
     )

@@ -170,12 +170,15 @@ def check_defense(experiment: Experiment) -> None:
     for name, other in experiment.what_ifs.items():
         check = checked(f"what_if.{name}", other.validate)
         check(experiment.gradient_map, experiment.spec, fewest)
+    for key, each in {"defense": defense, **experiment.what_ifs}.items():
+        account = checked(key if each is defense else f"what_if.{key}", each.epsilon)
+        for size in set(experiment.sizes):
+            account(experiment.schedule.for_client(size), size, settings.num_rounds, "replace-one")
     if defense.replaces_update and settings.client.max_samples < max(used):
         raise ConfigError(
             f"client.max_samples must be at least {max(used)}, the samples of a round, as the "
             f"defense replays the training on all of them; got {settings.client.max_samples}."
         )
-    checked("defense", experiment.epsilon)(settings.num_rounds)
 
 
 def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") -> None:

@@ -26,7 +26,7 @@ from flwr_leakage.audit.later import KEPT
 from flwr_leakage.audit.self_attack import SelfAttack
 from flwr_leakage.audit.sharing import Sharing
 from flwr_leakage.data import FederatedDataset
-from flwr_leakage.defenses import NoDefense
+from flwr_leakage.defenses import ADJACENCIES, Adjacency, NoDefense
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.flower.client import ClientAudit
 from flwr_leakage.gradient_map import GradientMap, local_update
@@ -263,19 +263,36 @@ class Experiment:
             )
         return found
 
-    def epsilon(self, num_rounds: int) -> float | None:
-        """The largest ε of a client's sample after so many rounds; ``None`` if there is none.
+    def epsilon(self, num_rounds: int, adjacency: Adjacency) -> float | None:
+        """The largest ε of a client's sample after so many rounds; ``None`` if none is known.
 
-        There is none with a gate, whose choice of a defense depends on the samples.
+        None is known with a gate, whose choice of a defense depends on the samples.
         """
         if self.gate is not None:
             return None
         found = [
-            self.defense.epsilon(self.schedule.for_client(size), size, num_rounds)
+            self.defense.epsilon(self.schedule.for_client(size), size, num_rounds, adjacency)
             for size in sorted(set(self.sizes))
         ]
         known = [epsilon for epsilon in found if epsilon is not None]
         return max(known) if len(known) == len(found) else None
+
+    def privacy(self, num_rounds: int) -> str:
+        """What the differential privacy of the updates is, in words; empty where none is known."""
+        found = {each: self.epsilon(num_rounds, each) for each in ADJACENCIES}
+        if None in found.values():
+            return ""
+        told = {"replace-one": "a sample is another", "add-or-remove": "a sample is there or not"}
+        parts = [
+            f"{'ε has no finite bound' if math.isinf(value) else f'ε = {value:.3g}'} for {each} "
+            f"({told[each]})"
+            for each, value in found.items()
+            if value is not None
+        ]
+        return (
+            f"Differential privacy of one sample in a client's updates of {num_rounds} rounds, by "
+            f"{self.defense}: {', '.join(parts)}. The number of samples is public."
+        )
 
     def _repeats(self, num_examples: int) -> bool:
         """Whether a client of this size goes through its samples more than once in a round."""

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,12 +11,15 @@ from scipy import integrate, stats
 
 from flwr_leakage.bounds import guess_bound, image_psnr
 from flwr_leakage.defenses.accounting import (
+    ADJACENCIES,
     _epsilon_between,
     _hockey_stick,
     canary,
     canary_epsilon,
+    dp_epsilon,
     gaussian_delta,
     gaussian_epsilon,
+    replace_one_rdp,
 )
 
 
@@ -52,6 +56,114 @@ def test_epsilon_lies_just_below_the_bounds_of_opacus(multiplier, steps):
     prv = accountants.PRVAccountant()
     prv.history = [(multiplier, 1.0, steps)]
     assert prv.get_epsilon(1e-5) == pytest.approx(exact, rel=0.01)
+
+
+SAMPLED = [
+    (1.0, 0.01, 1000, 1e-5),
+    (0.8, 0.1, 50, 1e-5),
+    (2.0, 0.5, 20, 1e-6),
+    (0.3, 0.2, 10, 1e-5),
+]
+
+
+@pytest.mark.parametrize(("multiplier", "rate", "steps", "delta"), SAMPLED)
+def test_epsilon_of_sampled_steps_is_opacus_own(multiplier, rate, steps, delta):
+    accountants = pytest.importorskip("opacus.accountants")
+    rdp, prv = accountants.RDPAccountant(), accountants.PRVAccountant()
+    rdp.history = prv.history = [(multiplier, rate, steps)]
+    found = dp_epsilon(multiplier, rate, steps, delta, "add-or-remove")
+    # More orders than Opacus' own, so that the bound is a little lower at most.
+    assert 0.995 * rdp.get_epsilon(delta) <= found <= rdp.get_epsilon(delta) * (1 + 1e-9)
+    assert prv.get_epsilon(delta, eps_error=0.01) - 0.02 < found
+    replaced = dp_epsilon(multiplier, rate, steps, delta)
+    assert found < replaced < dp_epsilon(multiplier, 1.0, steps, delta)
+
+
+@pytest.mark.parametrize(("multiplier", "rate", "steps", "delta"), SAMPLED[:3])
+def test_epsilon_lies_above_that_of_dp_accounting(multiplier, rate, steps, delta):
+    dp = pytest.importorskip("dp_accounting")
+    pld = pytest.importorskip("dp_accounting.pld")
+    event = dp.SelfComposedDpEvent(
+        dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)), steps
+    )
+    for adjacency, name in (("replace-one", "REPLACE_ONE"), ("add-or-remove", "ADD_OR_REMOVE_ONE")):
+        relation = dp.NeighboringRelation[name]
+        tight = pld.PLDAccountant(relation).compose(event).get_epsilon(delta)
+        assert tight < dp_epsilon(multiplier, rate, steps, delta, adjacency) < 1.25 * tight
+
+
+@pytest.mark.parametrize(("multiplier", "rate"), [(1.0, 0.01), (0.7, 0.3), (4.0, 0.9), (0.2, 0.5)])
+def test_the_divergence_of_a_replaced_record_is_the_integral_of_its_definition(multiplier, rate):
+    for order in (1.5, 3.0, 7.0):
+        z = torch.linspace(-15, 15 + 14 / multiplier, 400_001, dtype=torch.float64).numpy()
+        norm = [stats.norm(m / multiplier).logpdf(z) for m in (0, 1, -1)]
+        first, second = (
+            np.logaddexp(math.log1p(-rate) + norm[0], math.log(rate) + norm[k]) for k in (1, 2)
+        )
+        power = order * first + (1 - order) * second
+        expected = power.max() + math.log(integrate.simpson(np.exp(power - power.max()), x=z))
+        (found,) = replace_one_rdp(rate, multiplier, [order])
+        assert found == pytest.approx(expected / (order - 1), rel=1e-6)
+    # All records in every step: the Gaussian mechanism's α Δ²/2σ² with Δ = 2.
+    (whole,) = replace_one_rdp(1.0, multiplier, [3.0])
+    assert whole == pytest.approx(3 * 4 / (2 * multiplier**2), rel=1e-9)
+
+
+def test_no_pair_of_records_diverges_more_than_opposite_ones():
+    """Records at other angles and lengths, on a grid of the plane that they span."""
+    rate, std, order = 0.3, 0.8, 4.0
+    (bound,) = replace_one_rdp(rate, std, [order])
+    axis = torch.linspace(-9, 9, 901, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis)
+
+    def density(record):
+        shifted = ((grid - torch.tensor(record)) ** 2).sum(1)
+        bells = [torch.exp(-square / 2 / std**2) for square in ((grid**2).sum(1), shifted)]
+        return ((1 - rate) * bells[0] + rate * bells[1]) / (2 * math.pi * std**2)
+
+    def divergence(record, other):
+        power = density(record) ** order * density(other) ** (1 - order)
+        return math.log(float(power.sum()) * 0.02**2) / (order - 1)
+
+    assert divergence((1.0, 0.0), (-1.0, 0.0)) == pytest.approx(bound, rel=1e-4)
+    for angle in (0.5, 1.5, 2.5, 3.0):
+        for length in (0.3, 1.0):
+            other = (length * math.cos(angle), length * math.sin(angle))
+            assert divergence((1.0, 0.0), other) < bound
+            assert divergence(other, (1.0, 0.0)) < bound
+
+
+def test_epsilon_of_whole_steps_is_the_gaussian_mechanisms():
+    assert dp_epsilon(2.0, 1.0, 4, 1e-5) == pytest.approx(gaussian_epsilon(2.0, 1e-5))
+    assert dp_epsilon(2.0, 1.0, 4, 1e-5, "add-or-remove") == gaussian_epsilon(1.0, 1e-5)
+    assert dp_epsilon(0.0, 0.5, 1, 1e-5) == math.inf
+    assert dp_epsilon(1.0, 0.5, 0, 1e-5) == 0.0
+
+
+def test_little_noise_costs_no_grid():
+    pytest.importorskip("opacus")
+    for adjacency in ADJACENCIES:
+        found = dp_epsilon(1e-4, 0.5, 3, 1e-5, adjacency)
+        assert math.isfinite(found)
+        assert found <= dp_epsilon(1e-4, 1.0, 3, 1e-5, adjacency)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"noise_multiplier": -1.0}, "noise_multiplier must be ≥ 0"),
+        ({"sample_rate": 0.0}, "sample_rate must lie in"),
+        ({"sample_rate": 1.5}, "sample_rate must lie in"),
+        ({"num_steps": -1}, "num_steps must be ≥ 0"),
+        ({"delta": 0.0}, "delta must lie in"),
+        ({"delta": 1.0}, "delta must lie in"),
+        ({"adjacency": "remove"}, "adjacency must be one of replace-one, add-or-remove"),
+    ],
+)
+def test_accounting_out_of_range(settings, said):
+    given = {"noise_multiplier": 1.0, "sample_rate": 1.0, "num_steps": 1, "delta": 0.1}
+    with pytest.raises(ValueError, match=said):
+        dp_epsilon(**given | settings)
 
 
 def test_no_noise_and_no_effect():

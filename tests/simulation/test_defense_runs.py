@@ -1,6 +1,5 @@
 """Every defense of the configs through a run, and every error before one starts."""
 
-import importlib.util
 import math
 import sys
 
@@ -9,6 +8,7 @@ import pytest
 from audits import run, tiny_config, values
 
 from flwr_leakage._conf import conf_dir
+from flwr_leakage.defenses import dp_epsilon, gaussian_epsilon
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import ConfigError
 
@@ -26,8 +26,6 @@ def config_of(folder, option, *overrides):
         images = np.random.default_rng(1).integers(0, 256, (5, 8, 8), dtype=np.uint8)
         np.savez(folder / "public.npz", images=images)
         overrides = (f"defense.public.path={folder / 'public.npz'}", *overrides)
-    if option == "dp_sgd" and importlib.util.find_spec("opacus") is None:
-        overrides = ("defense.delta=null", *overrides)
     return tiny_config(folder, *SIZES, f"defense={option}", *overrides)
 
 
@@ -37,7 +35,9 @@ def test_every_option_runs(tiny_data, option):
     data = run(config_of(tiny_data, option, "num_clients=2"))
     seeds = [event for event in data.events if "draw from a seed" in event.message]
     assert [event.level for event in seeds] == ["info"] * DRAWS.get(option, len(seeds) > 0)
-    others = [event for event in data.events if event not in seeds]
+    private = [event for event in data.events if "Differential privacy" in event.message]
+    assert len(private) == (option == "dp_sgd")
+    others = [event for event in data.events if event not in (*seeds, *private)]
     assert all("Clients train on encodings" in event.message for event in others)
     assert set(values(data, "train_cpu_seconds")) == {(r, c, -1) for r in (1, 2) for c in (0, 1)}
 
@@ -51,11 +51,36 @@ def test_what_encodings_do_to_the_numbers_is_told(tiny_data):
 
 
 def test_epsilon_is_reported_by_round(tiny_data):
-    pytest.importorskip("opacus")
     data = run(config_of(tiny_data, "dp_sgd", "defense.noise_multiplier=2"))
-    epsilon = values(data, "dp_epsilon")
-    assert set(epsilon) == {(1, -1, -1), (2, -1, -1)}
-    assert 0 < epsilon[1, -1, -1] < epsilon[2, -1, -1] < math.inf
+    # In each round one step holds the sample, whose gradient moves the sum by twice the clip.
+    assert values(data, "dp_epsilon_replace_one") == {
+        (r, -1, -1): pytest.approx(gaussian_epsilon(math.sqrt(r), 1e-5)) for r in (1, 2)
+    }
+    assert not values(data, "dp_epsilon_add_or_remove")
+    (told,) = [event for event in data.events if "Differential privacy" in event.message]
+    assert (told.server_round, told.level) == (1, "info")
+    assert "2 rounds" in told.message and "delta=1e-05" in told.message
+    assert "ε = 6.57 for replace-one (a sample is another)" in told.message
+    assert "ε has no finite bound for add-or-remove (a sample is there or not)" in told.message
+
+
+def test_epsilon_of_poisson_sampling_is_reported_for_both_adjacencies(tiny_data):
+    pytest.importorskip("opacus")
+    data = run(config_of(tiny_data, "dp_sgd", "defense.sampling=poisson"))
+    for adjacency in ("replace-one", "add-or-remove"):
+        found = values(data, f"dp_epsilon_{adjacency.replace('-', '_')}")
+        assert found == {
+            (r, -1, -1): pytest.approx(dp_epsilon(1.0, 0.5, 2 * r, 1e-5, adjacency)) for r in (1, 2)
+        }
+
+
+def test_poisson_sampling_needs_a_schedule_that_reaches_all_samples(tiny_data):
+    few = ["client.num_steps=1", "defense.sampling=poisson", "defense.delta=null"]
+    with pytest.raises(ConfigError, match=r"defense: .*all 8 samples .* schedule reaches 4"):
+        build(config_of(tiny_data, "dp_sgd", *few))
+    other = "{p:{_target_:flwr_leakage.defenses.DPSGD,sampling:poisson,delta:null}}"
+    with pytest.raises(ConfigError, match=r"what_if\.p: .*all 8 samples"):
+        build(config_of(tiny_data, "none", "client.num_steps=1", f"what_if={other}"))
 
 
 @pytest.mark.parametrize(
@@ -92,8 +117,9 @@ def test_what_no_step_uses_is_neither_mixed_nor_kept(tiny_data):
 
 
 def test_epsilon_without_opacus_is_an_error_before_the_run(tiny_data, monkeypatch):
-    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
-    config = tiny_config(tiny_data, *SIZES, "defense=dp_sgd", name="no_opacus")
+    monkeypatch.setitem(sys.modules, "opacus.accountants.analysis", None)
+    poisson = ("defense=dp_sgd", "defense.sampling=poisson")
+    config = tiny_config(tiny_data, *SIZES, *poisson, name="no_opacus")
     with pytest.raises(ConfigError, match=r"defense: .*flwr-leakage\[opacus\].*delta to null"):
         build(config)
 

@@ -74,7 +74,7 @@ def test_the_servers_defense_is_not_told_as_the_nodes(tiny_data, tmp_path, monke
     run = _run(tiny_data, tmp_path / "run", asked, {"leakage-overrides": "defense=pruning"})
     assert run.metadata["defense"] == "of the nodes' own config; the run's names dp_sgd"
     assert run.metadata["own_config_clients"] == [0, 1]
-    assert not values(run, "dp_epsilon")
+    assert not values(run, "dp_epsilon_replace_one")
     (defense,) = [fact for fact in facts(run.metadata) if fact.term == "defense"]
     assert not defense.settings
 
