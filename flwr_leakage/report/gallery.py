@@ -3,14 +3,15 @@
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from flwr_leakage.report.attempts import Attempt
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import CEILING_DB, Key, decibel, who
 from flwr_leakage.report.words import several
 from flwr_leakage.tracking import ImageRecord
+from flwr_leakage.untrusted import MAX_IMAGE_BYTES, MAX_PAGE_BYTES, check_png, read_file
 
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 HIGHLIGHTS = ("worst leak", "middle of the ranking", "least leak")
 UNGRADED = ("an example",) * 3
 """Their titles where no image is graded: nothing says which leak is the worst."""
@@ -23,7 +24,8 @@ class Picture:
     Attributes:
         role: ``original``, ``defended``, ``reconstruction``, ``decoded``, the name of a
             what-if, or ``blind guess``.
-        uri: the PNG file as a data URI; empty where the file is missing or no PNG file.
+        uri: the PNG file as a data URI; empty where the file is missing, or another than trackers
+            write.
         description: the text in place of the image.
     """
 
@@ -161,7 +163,12 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
         return -leak[0], -leak[1], key
 
     shown.sort(key=worst_first)
-    kept = shown[:limit]
+    sizes = (sum(image.path.stat().st_size for image in by_key[key].values()) for key in shown)
+    kept = [
+        key
+        for key, taken in zip(shown[:limit], accumulate(sizes), strict=False)
+        if taken <= MAX_PAGE_BYTES
+    ]
     exhibits = tuple(show(key) for key in kept)
     places = (0, len(shown) // 2, len(shown) - 1) if len(shown) >= 3 and limit >= 3 else ()
     is_graded = any(key in attempt_of and attempt_of[key].grade for key in shown)
@@ -218,8 +225,10 @@ def _written(attempt: Attempt | None) -> str:
 
 
 def _picture(role: str, image: ImageRecord | None, where: str) -> Picture:
-    content = image.path.read_bytes() if image is not None else b""
-    if not content.startswith(_PNG_SIGNATURE):
+    try:
+        content = b"" if image is None else read_file(image.path, MAX_IMAGE_BYTES)
+        check_png(content)  # a browser is given no other file
+    except (OSError, ValueError):
         return Picture(role, "", f"No {role} image, {where}")
     uri = f"data:image/png;base64,{base64.b64encode(content).decode()}"
     return Picture(role, uri, f"{role.capitalize()}, {where}")

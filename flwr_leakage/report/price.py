@@ -1,5 +1,6 @@
 """What a defense costs: what the run knows of it, and the commands that measure the rest."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +13,13 @@ from flwr_leakage.report.steps import Step, defense_of
 SEEDS = "0,1,2"
 SUGGESTED = "pruning,gaussian"
 """What to begin with where a run tried no defense; each is an option of the command."""
-_OWN = ("hydra", "seed", "defense", "what_if", "run_dir", "objective")
-"""Settings of a run that the commands give anew."""
+_OWN = ("hydra", "seed", "defense", "what_if", "run_dir", "objective", "tracker", "client.folder")
+"""Settings of a run that the commands give anew, or that write elsewhere."""
+_PLAIN = re.compile(
+    r"(?!.*(\b_[a-z]+_|\.\./))[+~]*[a-z][a-z0-9]*([_.@][a-z0-9]+)*(=[^$\\\x00-\x1f]*)?",
+    re.IGNORECASE,
+)
+"""A setting: neither ``_target_``, which Hydra calls, nor the path of another config group."""
 
 
 def what_it_costs(
@@ -66,7 +72,7 @@ def _commands(
     choices = config.get("choices") if isinstance(config, Mapping) else None
     if not isinstance(config, Mapping) or not isinstance(choices, Mapping):
         return ()
-    same = _overrides(words, config, choices)
+    changed = _overrides(words, config, choices)
     options = {"none": "none"}
     if is_defended:
         options["defended"] = _option(choices.get("defense"), config.get("defense"))
@@ -76,8 +82,11 @@ def _commands(
         for remedy in asked:
             option = choices.get(f"defense@what_if.{remedy.name}")
             options[remedy.name] = _option(option, nodes.get(remedy.name))
-    if not all(options.values()):
+    words = [word for option in options.values() for word in shlex.split(option)]
+    # People copy a command: one that a stranger's run may have shaped holds plain settings only.
+    if not all(options.values()) or not all(map(_PLAIN.fullmatch, (*words, *options, *changed))):
         return ()
+    same = "".join(f" {shlex.quote(word)}" for word in changed)
     if len(options) == 1:
         return (_sweep(f"none,{SUGGESTED}", same),)
     runs = [_sweep(option, same, f"price/{name}") for name, option in options.items()]
@@ -90,17 +99,17 @@ def _sweep(option: str, same: str, folder: str = "") -> str:
 
 
 def _option(option: Any, node: Any) -> str:
-    """An option of the defenses with its settings as overrides; empty where it is not known."""
+    """An option of the defenses with its settings, as words of a command; empty if not known."""
     if not isinstance(option, str) or not isinstance(node, Mapping):
         return ""
     settings = [
-        f"defense.{key}={shlex.quote(value)}"
+        shlex.quote(f"defense.{key}={value}")
         for key, value in flatten(node)
         if key
         and not key.rpartition(".")[2].startswith("_")
         and not any(p.isdecimal() for p in key.split("."))
     ]
-    return " ".join((option, *settings))
+    return " ".join((shlex.quote(option), *settings))
 
 
 def _words(command: Any) -> list[str]:
@@ -111,7 +120,9 @@ def _words(command: Any) -> list[str]:
         return []
 
 
-def _overrides(words: Sequence[str], config: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
+def _overrides(
+    words: Sequence[str], config: Mapping[str, Any], choices: Mapping[str, Any]
+) -> list[str]:
     """What else the run's command changed; of a sweep's settings those of this run."""
     leaves = dict(flatten(config))
     kept = []
@@ -122,5 +133,5 @@ def _overrides(words: Sequence[str], config: Mapping[str, Any], choices: Mapping
             continue
         if "," in value and value[0] not in "[{\"'":
             value = str(choices.get(name, leaves.get(name, value)))
-        kept.append(shlex.quote(f"{key}{equals}{value}"))
-    return "".join(f" {word}" for word in kept)
+        kept.append(f"{key}{equals}{value}")
+    return kept

@@ -19,6 +19,7 @@ from torch import Tensor
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking.text import plain_text
 from flwr_leakage.tracking.tracker import check_role, checked_pixels
+from flwr_leakage.untrusted import inside
 
 RECORDS_FILE = "records.jsonl"
 METADATA_FILE = "run.json"
@@ -43,7 +44,10 @@ def image_path(folder: Path, server_round: int, client_id: int, sample: int, rol
 def write_private(path: Path, content: bytes) -> None:
     """Write a file of mode 0600 atomically: readers see the old content or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary.unlink(
+        missing_ok=True
+    )  # of a killed process, or a link that would be written through
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -72,6 +76,7 @@ class JsonlTracker:
             a line break is written first, so that only that line is lost.
 
     Raises:
+        ValueError: the record is no regular file, or a symbolic link leads out of the folder.
         FileExistsError: the folder holds a run, and ``resume`` is not set: the numbers of two runs
             in one file could not be told apart.
     """
@@ -79,8 +84,10 @@ class JsonlTracker:
     def __init__(self, folder: str | Path, resume: bool = False) -> None:
         self.folder = Path(folder)
         make_private_folder(self.folder)
-        make_private_folder(self.folder / "images")
-        path = self.folder / RECORDS_FILE
+        make_private_folder(inside(self.folder, "images"))
+        path = inside(self.folder, RECORDS_FILE)
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} must be a regular file.")
         if not resume and path.exists() and path.stat().st_size:
             raise FileExistsError(
                 f"folder must be a new one, got {self.folder}, which holds a run: choose another, "

@@ -1,8 +1,8 @@
 """Read a run folder back, also one that a crash left incomplete."""
 
-import json
+import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,19 @@ from flwr_leakage.tracking.jsonl import (
     image_path,
     is_plottable,
 )
-from flwr_leakage.tracking.text import plain_text
+from flwr_leakage.tracking.text import plain_text, plain_tree
+from flwr_leakage.untrusted import (
+    MAX_JSON_BYTES,
+    MAX_LINE_BYTES,
+    MAX_NAMES,
+    MAX_PROBLEMS,
+    MAX_RECORDS,
+    MAX_RECORDS_BYTES,
+    inside,
+    open_file,
+    parse_json,
+    read_file,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,12 +99,15 @@ class RunData:
 def read_run(folder: str | Path) -> RunData:
     """Read a run folder. Each line that cannot be read is left out, with a warning.
 
+    The folder may come from anybody: it is read within the bounds of ``untrusted``, nothing outside
+    of it is opened, and every text in what is returned is plain (``plain_text``).
+
     Raises:
         FileNotFoundError: if the folder holds neither ``records.jsonl`` nor ``run.json``.
     """
     folder = Path(folder)
     path = folder / RECORDS_FILE
-    if not path.exists() and not (folder / METADATA_FILE).exists():
+    if not any(os.path.lexists(folder / name) for name in (RECORDS_FILE, METADATA_FILE)):
         raise FileNotFoundError(
             f"expected a run folder with {RECORDS_FILE} or {METADATA_FILE}, got {folder}."
         )
@@ -100,16 +115,23 @@ def read_run(folder: str | Path) -> RunData:
     records: list[LeakageRecord] = []
     events: list[RunEvent] = []
     images: dict[Path, ImageRecord] = {}
+    names: dict[str, set[str]] = {}
     closed = False
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-    for number, line in enumerate(lines, start=1):
+    for number, line in _lines(folder, problems):
         if not line.strip():
             continue
         try:
-            row = json.loads(line, parse_constant=_refuse_constant)
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"a line must have at most {MAX_LINE_BYTES:,} bytes")
+            row = parse_json(line)
             kind = row["type"]
             if kind == "record":
-                records.append(_record(row))
+                record = _record(row)
+                known = names.setdefault(record.kind, set())
+                if record.name not in known and len(known) == MAX_NAMES:
+                    raise ValueError(f"there must be at most {MAX_NAMES} names of {record.kind}s")
+                known.add(record.name)
+                records.append(record)
             elif kind == "event":
                 events.append(_event(row))
             elif kind == "image":
@@ -124,6 +146,9 @@ def read_run(folder: str | Path) -> RunData:
                 f"line {number} of {RECORDS_FILE} cannot be read ({type(error).__name__}: "
                 f"{plain_text(str(error), 300)}) and is left out."
             )
+    if len(problems) > MAX_PROBLEMS:
+        rest = len(problems) - MAX_PROBLEMS
+        problems[MAX_PROBLEMS:] = [f"{rest:,} further lines of {RECORDS_FILE} are left out."]
     metadata = _read_metadata(folder, problems)
     for problem in problems:
         warnings.warn(problem, stacklevel=2)
@@ -134,9 +159,28 @@ def read_run(folder: str | Path) -> RunData:
         events=tuple(events),
         images=tuple(images.values()),
         closed=closed,
-        last_write=_modified(path) if path.exists() else "",
+        last_write=_modified(path) if os.path.lexists(path) else "",
         problems=tuple(problems),
     )
+
+
+def _lines(folder: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
+    """The lines of the record with their numbers; one that is too long is cut short."""
+    if not os.path.lexists(folder / RECORDS_FILE):
+        return
+    try:
+        with open_file(inside(folder, RECORDS_FILE), MAX_RECORDS_BYTES) as file:
+            for number in range(1, MAX_RECORDS + 1):
+                line = file.readline(MAX_LINE_BYTES + 1)
+                if not line:
+                    return
+                yield number, line
+                while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+                    line = file.readline(MAX_LINE_BYTES + 1)
+            if file.read(1):
+                problems.append(f"{RECORDS_FILE} has over {MAX_RECORDS:,} lines; no more are read.")
+    except (OSError, ValueError) as error:
+        problems.append(f"{RECORDS_FILE} cannot be read ({plain_text(str(error), 300)}).")
 
 
 def _record(row: Mapping[str, Any]) -> LeakageRecord:
@@ -194,28 +238,25 @@ def _image(folder: Path, row: Mapping[str, Any]) -> ImageRecord:
         raise TypeError(f"round, client and sample must be integers, got {numbers}")
     # The path is made anew: a path in the file could point anywhere.
     path = image_path(folder, *numbers, row["role"])
-    if not path.is_file():
+    if not inside(folder, f"images/{path.name}").is_file():
         raise ValueError(f"images/{path.name} does not exist")
     return ImageRecord(*numbers, row["role"], path)
 
 
 def _read_metadata(folder: Path, problems: list[str]) -> dict[str, Any]:
-    path = folder / METADATA_FILE
-    if not path.exists():
+    if not os.path.lexists(folder / METADATA_FILE):
         return {}
     try:
-        metadata = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        metadata = parse_json(read_file(inside(folder, METADATA_FILE), MAX_JSON_BYTES))
         if not isinstance(metadata, dict):
             raise TypeError(f"expected an object, got {type(metadata).__name__}")
-    except (ValueError, TypeError, RecursionError) as error:
-        problems.append(f"{METADATA_FILE} cannot be read ({error}) and is left out.")
+    except (OSError, ValueError, TypeError) as error:
+        told = plain_text(str(error), 300)
+        problems.append(f"{METADATA_FILE} cannot be read ({told}) and is left out.")
         return {}
-    return metadata
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    cleaned: dict[str, Any] = plain_tree(metadata)
+    return cleaned
 
 
 def _modified(path: Path) -> str:
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(path.lstat().st_mtime, UTC).isoformat(timespec="seconds")

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from typing import Any
 
 MAX_CHARACTERS = 2000
 """How much of a message is kept."""
@@ -36,6 +37,15 @@ def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
     if max(len(text), len(kept)) <= max_characters:
         return kept
     return f"{kept[: max_characters - _ROOM]}… (cut from {len(text):,} characters)"
+
+
+def plain_tree(node: Any) -> Any:
+    """Return JSON content with every text in it plain, keys included."""
+    if isinstance(node, str):
+        return plain_text(node)
+    if isinstance(node, dict):
+        return {plain_text(key): plain_tree(value) for key, value in node.items()}
+    return [plain_tree(value) for value in node] if isinstance(node, list) else node
 
 
 def _spelled(character: str) -> str:

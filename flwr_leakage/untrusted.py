@@ -1,0 +1,281 @@
+"""Files that others wrote, read within bounds.
+
+A folder that somebody sent is data. What is read of it lies inside of it, is a regular file, and is
+no larger than a bound that is checked before memory is taken. The bounds stand here, each once.
+"""
+
+import json
+import math
+import os
+import stat
+import struct
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_JSON_BYTES = 4 << 20
+"""Most bytes of a JSON file such as ``run.json``; those of the packaged experiments have 20 kB."""
+
+MAX_DEPTH = 64
+"""Most levels of nesting in a JSON file; the config of the packaged ``strongest`` has nine."""
+
+MAX_INTEGER = 1 << 64
+"""All integers of a file lie below it, as Flower's node ids do."""
+
+MAX_LINE_BYTES = 64 << 10
+"""Most bytes of a line of ``records.jsonl``: its texts have 2,000 characters at most."""
+
+MAX_RECORDS_BYTES = 512 << 20
+"""Most bytes of ``records.jsonl``: two million lines of 260 bytes, as runs write them."""
+
+MAX_RECORDS = 2_000_000
+"""Most lines of ``records.jsonl``; 100 rounds of 100 clients with all scores have 300,000."""
+
+MAX_NAMES = 500
+"""Most names of one kind of numbers in a run, as each is a chart; all scores together have 80."""
+
+MAX_PROBLEMS = 100
+"""Most problems of a record that are told one by one."""
+
+MAX_IMAGE_PIXELS = 1 << 22
+"""Most pixels of an image of a run, 2,048 × 2,048: attacks reconstruct images of 224 × 224."""
+
+MAX_IMAGE_BYTES = 16 << 20
+"""Most bytes of its file: those of so many pixels in colour, and a PNG file's own."""
+
+MAX_PAGE_BYTES = 256 << 20
+"""Most bytes of all images in a page: browsers take pages of this size, and not of far more."""
+
+MAX_PHOTO_PIXELS = 1 << 26
+"""Most pixels of an image of a data set: 67 million, more than cameras of phones use."""
+
+MAX_TENSORS_BYTES = 4 << 30
+"""Most bytes of a safetensors file or of a kept round: four times what is kept of a whole run."""
+
+MAX_HEADER_BYTES = 4 << 20
+"""Most bytes of a safetensors file's header: 120 an entry, and a kept ResNet-152 has 1,900."""
+
+MAX_ARRAYS_BYTES = 4 << 30
+"""Most bytes of an ``npz`` file's arrays, unpacked: ImageNet at 32 × 32 has 3.9 GB."""
+
+MAX_INPUT_NUMBERS = 1 << 24
+"""Most numbers of one input that an observation claims: an image of 3 × 2,048 × 2,048 has fewer."""
+
+MAX_BATCH_NUMBERS = 1 << 28
+"""Most numbers of all inputs of an update, 1 GiB: 1,700 images of 224 × 224 in colour."""
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return the path of an entry of a folder, which need not exist.
+
+    Args:
+        folder: whoever names it may reach it through symbolic links.
+        name: of the entry, with ``/`` between its parts.
+
+    Raises:
+        ValueError: the name leads out of the folder, or a part of it is a symbolic link.
+    """
+    path = folder
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or not pure.parts or ".." in pure.parts or "\\" in name:
+        raise ValueError(f"{name!r} must be the name of an entry inside of the folder.")
+    for part in pure.parts:
+        path = path / part
+        if path.is_symlink():
+            raise ValueError(f"{path} must lie inside of the folder, got a symbolic link.")
+    return path
+
+
+def open_file(path: Path, most: int, follow: bool = False) -> BinaryIO:
+    """Open a regular file of a bounded size; it is not waited for, whatever else it may be.
+
+    Args:
+        path: of the file.
+        most: bytes that it may have.
+        follow: whether it may be a symbolic link, as where its reader named it.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is no regular file, or a larger one.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags |= getattr(os, "O_BINARY", 0)
+    if not follow:
+        if path.is_symlink():
+            raise ValueError(f"{path} must be a regular file, got a symbolic link.")
+        flags |= getattr(os, "O_NOFOLLOW", 0)
+    if path.exists() and not path.is_file():  # opening a device may already do something
+        raise ValueError(f"{path} must be a regular file.")
+    file = os.fdopen(os.open(path, flags), "rb")
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+        file.close()
+        what = "a regular file" if not stat.S_ISREG(found.st_mode) else f"at most {most:,} bytes"
+        raise ValueError(f"{path} must be {what}, got {found.st_size:,} bytes.")
+    return file
+
+
+def read_file(path: Path, most: int, follow: bool = False) -> bytes:
+    """Read a regular file of a bounded size; see ``open_file``."""
+    with open_file(path, most, follow) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path} must have at most {most:,} bytes, and grew while it was read.")
+    return content
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Read JSON whose numbers are finite and below ``MAX_INTEGER``, and whose nesting is bounded.
+
+    Raises:
+        ValueError: it is no such JSON.
+    """
+    text = content if isinstance(content, str) else content.decode("utf-8", "surrogatepass")
+    try:
+        node = _DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError(f"there must be at most {MAX_DEPTH} levels of nesting.") from error
+    _check_depth(node)
+    return node
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text[:40])
+
+
+def _integer(text: str) -> int:
+    # Twenty-one characters hold every integer in question, and no text of a million digits.
+    if len(text) > 21 or abs(value := int(text)) > MAX_INTEGER:
+        raise ValueError(f"an integer must lie in ±2^64, got {text[:40]}")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_number, parse_int=_integer)
+
+
+def _check_depth(node: Any) -> None:
+    level = [node]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for entry in level
+            if isinstance(entry, dict | list)
+            for child in (entry.values() if isinstance(entry, dict) else entry)
+        ]
+        if not level:
+            return
+    raise ValueError(f"there must be at most {MAX_DEPTH} levels of nesting.")
+
+
+def check_png(content: bytes) -> None:
+    """Check that a PNG file is as trackers write them: 8 bits, grey or colour, no further chunks.
+
+    Nothing is unpacked here. A browser unpacks as much as the header says, which is bounded.
+
+    Raises:
+        ValueError: it is another file.
+    """
+    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
+        raise ValueError("an image must be a PNG file.")
+    place = 8
+    kinds: list[bytes] = []
+    while place + 12 <= len(content):
+        length, kind = struct.unpack_from(">I4s", content, place)
+        if not kinds and (kind != b"IHDR" or length != 13):
+            raise ValueError("a PNG file must begin with its header.")
+        if kind == b"IHDR":
+            width, height, *rest = struct.unpack_from(">IIBBBBB", content, place + 8)
+            if rest not in ([8, 0, 0, 0, 0], [8, 2, 0, 0, 0]) or width * height < 1:
+                raise ValueError("a PNG file must have 8 bits, grey or colour.")
+            if width * height > MAX_IMAGE_PIXELS:
+                raise ValueError(
+                    f"an image must have at most {MAX_IMAGE_PIXELS:,} pixels, got {width}×{height}."
+                )
+        kinds.append(kind)
+        place += 12 + length
+    if place != len(content) or kinds != [b"IHDR", *[b"IDAT"] * (len(kinds) - 2), b"IEND"]:
+        raise ValueError("a PNG file must hold its header, its pixels and its end, and no more.")
+
+
+@contextmanager
+def open_tensors(path: Path, follow: bool = False) -> Iterator[Any]:
+    """Open a safetensors file, which holds numbers and text and runs no code, for reading.
+
+    Within, ``keys``, ``get_slice(name).get_shape()``, ``get_tensor`` and ``metadata`` are those of
+    ``safetensors.safe_open``, which checks that the tensors fill the file, and takes memory for
+    none before it is asked for.
+
+    Args:
+        path: of the file.
+        follow: whether it may be a symbolic link, as where its reader named it.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is no regular file, too large, or no safetensors file.
+    """
+    from safetensors import SafetensorError, safe_open  # of the extra ``server``
+
+    with open_file(path, MAX_TENSORS_BYTES, follow) as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"its header must have at most {MAX_HEADER_BYTES:,} bytes, got {length:,}")
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def read_npz(path: Path, names: Sequence[str]) -> list[NDArray]:
+    """Read arrays of an ``npz`` file without pickle; what is packed is measured before.
+
+    Args:
+        path: of the file, named by its reader.
+        names: of the arrays.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no such file, lacks an array, or holds too large ones.
+    """
+    try:
+        with open_file(path, MAX_ARRAYS_BYTES, follow=True) as file, zipfile.ZipFile(file) as held:
+            found = {name.removesuffix(".npy") for name in held.namelist()}
+            if missing := [name for name in names if name not in found]:
+                raise ValueError(f"it lacks {missing} and has {sorted(found)}")
+            total = sum(_claimed(held, f"{name}.npy") for name in names)
+            if total > MAX_ARRAYS_BYTES:
+                raise ValueError(
+                    f"its arrays must have at most {MAX_ARRAYS_BYTES:,} bytes, got {total:,}"
+                )
+            return [_array(held, f"{name}.npy") for name in names]
+    except (EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile) as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def _claimed(held: zipfile.ZipFile, name: str) -> int:
+    """How many bytes an array will take: what the archive says and what the header says agree."""
+    with held.open(name) as member:
+        version = np.lib.format.read_magic(member)
+        read = {(1, 0): np.lib.format.read_array_header_1_0}
+        header = read.get(version, np.lib.format.read_array_header_2_0)
+        shape, _, dtype = header(member)
+        claimed = math.prod(shape) * dtype.itemsize
+        if not dtype.hasobject and member.tell() + claimed != held.getinfo(name).file_size:
+            raise ValueError(f"{name} says that it has {claimed:,} bytes, and has others")
+    return max(claimed, held.getinfo(name).file_size)
+
+
+def _array(held: zipfile.ZipFile, name: str) -> NDArray:
+    with held.open(name) as member:
+        array: NDArray = np.lib.format.read_array(member, allow_pickle=False)
+        return array
