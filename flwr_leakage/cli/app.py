@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 from rich.console import Console
@@ -144,8 +144,8 @@ def report(
             f"other by `flwr-leakage compare {folder}`, or name one, such as {runs[0]}."
         ))  # fmt: skip
     try:
-        print(write_report(folder, output))
-    except (FileNotFoundError, ValueError) as error:
+        _say(write_report(folder, output))
+    except (OSError, ValueError) as error:
         _fail(error)
 
 
@@ -165,7 +165,7 @@ def client(
     try:
         for each in own_folders(folder):
             print_own(each, Console())
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         _fail(error)
 
 
@@ -208,7 +208,7 @@ def attack_kept(
         rounds = f"{done} round{'s' * (done != 1)}" if done else "No round was left to be"
         run = read_run(folder)
         verdict = judge(Index(run.records), run.events, run.metadata)
-        print(f"{rounds} attacked. {verdict.sentence} {write_report(folder)}")
+        _say(f"{rounds} attacked. {verdict.sentence} {write_report(folder)}")
     except (FileNotFoundError, ValueError, ImportError) as error:
         _fail(error)
 
@@ -220,6 +220,10 @@ def compare(
         Path | None,
         typer.Option("-o", "--output", help="Also write .html, .csv, .tex, .md, .parquet or .png."),
     ] = None,
+    reports: Annotated[
+        bool,
+        typer.Option("--reports", help="Write each run's report anew, and link an .html to them."),
+    ] = False,
 ) -> None:
     """Put runs beside each other: mean ± standard deviation over seeds.
 
@@ -237,10 +241,15 @@ def compare(
         else:
             print(found)
         for problem in found.problems:
-            print(f"note: {problem}", file=sys.stderr)
+            _say(f"note: {problem}", file=sys.stderr)
+        if reports:
+            from flwr_leakage.report import write_report
+
+            for each in found.runs:
+                write_report(each.folder)
         if output is not None:
-            print(_write(found, output))
-    except (ValueError, ImportError) as error:
+            _say(_write(found, output, reports))
+    except (OSError, ValueError, ImportError) as error:
         _fail(error)
 
 
@@ -264,10 +273,10 @@ def export(
 
     try:
         if records:
-            print(export_records(folders, output))
+            _say(export_records(folders, output))
         else:
-            print(comparison.export(comparison.compare(folders), output, per_run=True))
-    except (ValueError, ImportError) as error:
+            _say(comparison.export(comparison.compare(folders), output, per_run=True))
+    except (OSError, ValueError, ImportError) as error:
         _fail(error)
 
 
@@ -359,12 +368,12 @@ def _run_folder(overrides: Iterable[str]) -> Path:
     return Path(given[-1] if given else f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}")
 
 
-def _write(found: "Comparison", output: Path) -> Path:
+def _write(found: "Comparison", output: Path, link_reports: bool) -> Path:
     """A comparison as the file's suffix says."""
     from flwr_leakage import comparison
 
     if output.suffix == ".html":
-        return comparison.write_comparison(found, output)
+        return comparison.write_comparison(found, output, link_reports)
     if output.suffix == ".png":
         comparison.frontier(found).savefig(output, dpi=144, facecolor="white")
         return output
@@ -384,6 +393,13 @@ def _plain_table(title: str | None = None) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
 
 
+def _say(text: object, file: TextIO | None = None) -> None:
+    """Print what may name files or settings of others: nothing in it moves a terminal."""
+    from flwr_leakage.tracking.text import plain_text
+
+    print(plain_text(str(text)), file=file)
+
+
 def _fail(error: Exception) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
+    _say(f"error: {error}", sys.stderr)
     raise typer.Exit(2)

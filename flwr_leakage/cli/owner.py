@@ -11,6 +11,7 @@ from rich.text import Text
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.tracking import read_run
 from flwr_leakage.tracking.jsonl import RECORDS_FILE
+from flwr_leakage.tracking.text import plain_text
 
 OWN_FOLDER = "run-*-client-*"
 """What a client's own record is named like."""
@@ -27,7 +28,11 @@ def own_folders(folder: Path) -> list[Path]:
         if not fnmatch(folder.resolve().name, OWN_FOLDER):
             raise ValueError(f"{folder} is a server's run, not a client's own: read its report.")
         return [folder]
-    found = sorted(path.parent for path in folder.glob(f"{OWN_FOLDER}/{RECORDS_FILE}"))
+    found = sorted(
+        path.parent
+        for path in folder.glob(f"{OWN_FOLDER}/{RECORDS_FILE}")
+        if not path.parent.is_symlink()  # to somebody else's record
+    )
     if not found:
         raise FileNotFoundError(
             f"expected a client's record, or a folder of them such as ClientAudit(folder=…) "
@@ -42,7 +47,7 @@ def print_own(folder: Path, console: Console) -> None:
     Of several samples the riskiest is shown.
     """
     run = read_run(folder)
-    console.print(folder.name, markup=False, style="bold")
+    console.print(plain_text(folder.name), markup=False, style="bold")
     table = Table(box=None)
     table.add_column("round", justify="right")
     for heading in ("quantity", "riskiest", "unit", "samples", "note"):

@@ -1,6 +1,8 @@
 """Runs that differ in some settings, and the same settings over several seeds."""
 
+import html
 import os
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flwr_leakage.comparison.outcome import MEASURES, Outcome, outcome
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE
+from flwr_leakage.tracking.text import plain_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +110,7 @@ class Comparison:
                     "seed": run.seed,
                     **{measure: run.values[measure] for measure in self.measures},
                     "status": run.status,
-                    "folder": str(run.folder),
+                    "folder": run.place,
                 }
                 for group in self.groups
                 for run in group.runs
@@ -133,8 +136,6 @@ class Comparison:
         return "\n".join("| " + " | ".join(_cell(text) for text in line) + " |" for line in lines)
 
     def _repr_html_(self) -> str:
-        import html
-
         headings, rows = self.cells()
         head = "".join(f"<th>{html.escape(text)}</th>" for text in headings)
         body = "".join(
@@ -162,13 +163,14 @@ def compare(folders: Iterable[str | Path | RunData]) -> Comparison:
             continue
         found = run_folders(Path(entry))
         if not found:
-            problems.append(f"{entry} holds no run ({RECORDS_FILE} or {METADATA_FILE}).")
+            place = plain_text(str(entry))
+            problems.append(f"{place} holds no run ({RECORDS_FILE} or {METADATA_FILE}).")
         outcomes += [outcome(read_run(folder)) for folder in found]
     if not outcomes:
         raise ValueError("there must be at least one run to compare. " + " ".join(problems))
     for run in outcomes:
         if run.status != "finished":
-            problems.append(f"{run.folder}: {run.status}; its numbers are in the means.")
+            problems.append(f"{run.place}: {run.status}; its numbers are in the means.")
     keys = differing(outcomes)
     if len(outcomes) > 1 and any(map(_is_untold, outcomes)):
         keys.insert(0, RUN)  # nothing says that they are repetitions
@@ -227,14 +229,14 @@ def _is_untold(run: Outcome) -> bool:
 
 def _setting(run: Outcome, key: str) -> str:
     if key == RUN:
-        return run.folder.name if _is_untold(run) else "–"
+        return plain_text(run.folder.name) if _is_untold(run) else "–"
     return _text(run.choices[key] if key in run.choices else run.config.get(key))
 
 
 def _text(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else plain_text(str(value))
 
 
 def _natural(part: str) -> tuple[int, str]:
@@ -250,4 +252,7 @@ def format_spread(mean: float | None, deviation: float | None, style: str) -> st
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    """A text as a cell of Markdown that holds no HTML, no link, no image and no mathematics."""
+    text = re.sub(r"[\\|`$\[\]]", r"\\\g<0>", " ".join(text.split()))
+    text = html.escape(text, quote=False).replace("://", ":&#47;/")
+    return re.sub(r"(?i)\bwww\.", "www&#46;", text)

@@ -1,13 +1,15 @@
 """Tables in files that other programs read."""
 
 import importlib.util
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr_leakage.comparison.compare import Comparison, run_folders
 from flwr_leakage.tracking import read_run
 from flwr_leakage.tracking.jsonl import write_private
+from flwr_leakage.tracking.text import plain_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +70,9 @@ def _escape(text: str) -> str:
 _LATEX = (
     ("\\", "\\textbackslash "), ("&", "\\&"), ("%", "\\%"), ("$", "\\$"), ("#", "\\#"),
     ("_", "\\_"), ("{", "\\{"), ("}", "\\}"), ("~", "\\textasciitilde "),
-    ("^", "\\textasciicircum "), ("±", "$\\pm$"), ("≥", "$\\geq$"), ("–", "--"),
+    ("^", "\\textasciicircum "), ("±", "$\\pm$"), ("≥", "$\\geq$"), ("–", "--"), ("\n", " "),
+    ("\t", " "), ("`", "\\textasciigrave "), ("|", "\\textbar "), ("<", "\\textless "),
+    (">", "\\textgreater "), ('"', "\\textquotedbl "),
 )  # fmt: skip
 
 
@@ -91,14 +95,32 @@ def export_records(folders: Iterable[str | Path], path: str | Path) -> Path:
     found = [folder for given in folders for folder in run_folders(Path(given))]
     if not found:
         raise ValueError("there must be at least one run to export, got none.")
-    frames = [read_run(folder).to_pandas().assign(folder=str(folder)) for folder in found]
+    frames = [
+        read_run(folder).to_pandas().assign(folder=plain_text(str(folder))) for folder in found
+    ]
     _write_frame(pd.concat(frames, ignore_index=True), path)
     return path
 
 
+_FORMULA = re.compile(r"(?:^|[;\t\r\n])\s*[=+\-@＝＋－＠]")
+"""Where a spreadsheet would see a formula: where a cell begins, whatever parts cells there."""
+
+
+def _no_formula(cell: Any) -> Any:
+    """A text that a spreadsheet would run, with an apostrophe before it; a number stays one."""
+    if not isinstance(cell, str) or not _FORMULA.search(cell) or _is_number(cell):
+        return cell
+    return "'" + re.sub(r"[;\t\r\n]", " ", cell)
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.ASCII | re.I) is not None
+
+
 def _write_frame(frame: "pd.DataFrame", path: Path) -> None:
     if path.suffix == ".csv":
-        write_private(path, frame.to_csv(index=False).encode())
+        texts = frame.rename(columns=_no_formula).map(_no_formula)
+        write_private(path, texts.to_csv(index=False).encode())
     else:
         if importlib.util.find_spec("pyarrow") is None:
             raise ImportError(

@@ -1,10 +1,15 @@
 """Accuracy against leakage: which settings give the most of one for the other."""
 
+from typing import Any
+
 import matplotlib
 from matplotlib.figure import Figure
 
 from flwr_leakage.comparison.compare import Comparison, Group
 from flwr_leakage.comparison.outcome import MEASURES
+
+MAX_LEGEND, MAX_LABEL = 40, 120
+"""Groups that the legend names, and characters of a name: the picture's size follows from them."""
 
 
 def frontier(comparison: Comparison, leakage: str = "psnr_best", narrow: bool = False) -> Figure:
@@ -31,8 +36,9 @@ def frontier(comparison: Comparison, leakage: str = "psnr_best", narrow: bool = 
     ]
     if not points:
         raise ValueError(f"no group has both {leakage} and test_accuracy; nothing can be drawn.")
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "frontier"}):
-        size = (4.0, 4.2 + 0.25 * len(points)) if narrow else (8.0, 4.2)
+    style: Any = {"svg.fonttype": "none", "svg.hashsalt": "frontier", "text.parse_math": False}
+    with matplotlib.rc_context(style):
+        size = (4.0, 4.2 + 0.25 * min(len(points), MAX_LEGEND)) if narrow else (8.0, 4.2)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
         best = sorted(_undominated(points), key=lambda point: point[:2])
@@ -46,7 +52,7 @@ def frontier(comparison: Comparison, leakage: str = "psnr_best", narrow: bool = 
                 fmt="os^Dv<>ph*"[number % 10],
                 color=f"C{number % 10}",
                 capsize=3,
-                label=group.name,
+                label=" ".join(group.name.split())[:MAX_LABEL] if number < MAX_LEGEND else None,
             )
         axes.set_xlabel(f"{kinds[leakage].heading} (further left: less leaks)")
         axes.set_ylabel("test accuracy after the last round, %")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from flwr_leakage.report.attempts import LEAKED, attempts, worst_by_image
 from flwr_leakage.report.index import Index
 from flwr_leakage.tracking import RunData
+from flwr_leakage.tracking.text import plain_text
 
 COMPARED = ("metric", "attack", "utility", "cost")
 """The kinds of records that measures are made of."""
@@ -91,6 +92,11 @@ class Outcome:
     seed: int | None
     status: Status
     values: Mapping[str, float | None]
+
+    @property
+    def place(self) -> str:
+        """The folder as text that a terminal shows and does not obey."""
+        return plain_text(str(self.folder))
 
 
 def outcome(run: RunData) -> Outcome:

@@ -15,16 +15,19 @@ from flwr_leakage.comparison.price import prices
 from flwr_leakage.report.home import homeless
 from flwr_leakage.report.index import Table
 from flwr_leakage.tracking.jsonl import write_private
+from flwr_leakage.tracking.text import plain_text
 
 
-def write_comparison(comparison: Comparison, path: str | Path) -> Path:
+def write_comparison(comparison: Comparison, path: str | Path, link_reports: bool = False) -> Path:
     """Write the page: one HTML file that loads nothing; readable by its owner only.
 
-    It holds no image. Links to the reports are relative to the page's folder.
+    It holds no image.
 
     Args:
         comparison: what is shown.
         path: the file to write.
+        link_reports: whether the page links to the runs' reports, relative to its folder. A report
+            that came with a folder may be any page, so this is for reports that were written here.
 
     Returns:
         The path of the file.
@@ -40,6 +43,7 @@ def write_comparison(comparison: Comparison, path: str | Path) -> Path:
         lstrip_blocks=True,
     )
     environment.filters["homeless"] = homeless
+    environment.filters["plain"] = plain_text
     headings, rows = comparison.cells()
     shown = [measure for measure in MEASURES if measure.name in comparison.measures]
     try:
@@ -58,7 +62,7 @@ def write_comparison(comparison: Comparison, path: str | Path) -> Path:
         picture=picture,
         narrow=narrow,
         missing=missing,
-        link=lambda run: _link(run.folder, path),
+        link=lambda run: _link(run.folder, path) if link_reports else "",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     # A setting may hold a lone surrogate, which UTF-8 cannot write.

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from flwr_leakage.report.page import write_report
+from flwr_leakage.tracking.text import plain_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,10 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         path = write_report(chosen.run_folder, chosen.output, chosen.max_gallery)
-    except (FileNotFoundError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(f"error: {plain_text(str(error))}", file=sys.stderr)
         return 2
-    print(path)
+    print(plain_text(str(path)))
     return 0
 
 

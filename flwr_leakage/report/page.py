@@ -29,6 +29,7 @@ from flwr_leakage.report.verdict import NOT_COVERED, judge
 from flwr_leakage.report.words import RANKED
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
+from flwr_leakage.tracking.text import plain_text
 
 MAX_CLIENTS = 100
 MAX_EVENTS = 200
@@ -90,8 +91,9 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     blind = median(values(index.series("metric", "blind_psnr")))
     agreed = [a for a in agreements(index) if not is_constant(index.series("score", a.score))]
     names = [run.metadata.get("run"), *(record.run for record in run.records[:1])]
+    named = [name for name in names if isinstance(name, str) and name]
     return environment.get_template("report.html").render(
-        name=next((name for name in names if isinstance(name, str) and name), run.folder.name),
+        name=[*named, plain_text(run.folder.name)][0],
         run=run,
         metadata={key: run.metadata.get(key) for key in PROVENANCE},
         config=flatten(run.metadata["config"]) if run.metadata.get("config") else [],

@@ -29,7 +29,7 @@ class CompareRuns(Callback):
         folder = Path(config.hydra.sweep.dir)
         if run_folders(folder):
             found = compare([folder])
-            page = write_comparison(found, folder / PAGE_FILE)
+            page = write_comparison(found, folder / PAGE_FILE, link_reports=True)
             print(f"\n{found}\n\nComparison: {page.resolve()}")
         failed = sorted(folder.rglob(FAILURE_FILE))
         for path in failed:
