@@ -144,6 +144,39 @@ def parse_json(content: bytes | str) -> Any:
     return node
 
 
+@contextmanager
+def memory_limit(most: int | None) -> Iterator[None]:
+    """Within, an allocation beyond so many bytes of this process fails, where the system can.
+
+    It is for work whose size follows from what others wrote, such as the width of a network or the
+    restarts of an attack. Processes that are started within have the same limit each.
+
+    Args:
+        most: bytes; ``None`` for half of the machine's memory.
+
+    Raises:
+        ValueError: the work needed more.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        yield
+        return
+    if most is None:
+        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (lower, hard))
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+            raise
+        raise ValueError(f"what the folder asks for takes more than {lower:,} bytes.") from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 def _refuse(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
@@ -207,6 +240,10 @@ def check_png(content: bytes) -> None:
         raise ValueError("a PNG file must hold its header, its pixels and its end, and no more.")
 
 
+class NotTensorsError(ValueError):
+    """A file that is no safetensors file, or one beyond the bounds."""
+
+
 @contextmanager
 def open_tensors(path: Path, follow: bool = False) -> Iterator[Any]:
     """Open a safetensors file, which holds numbers and text and runs no code, for reading.
@@ -221,19 +258,45 @@ def open_tensors(path: Path, follow: bool = False) -> Iterator[Any]:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is no regular file, too large, or no safetensors file.
+        NotTensorsError: it is no regular file, too large, or no safetensors file.
     """
     from safetensors import SafetensorError, safe_open  # of the extra ``server``
 
-    with open_file(path, MAX_TENSORS_BYTES, follow) as file:
-        length = int.from_bytes(file.read(8), "little")
+    try:
+        with open_file(path, MAX_TENSORS_BYTES, follow) as file:
+            length = int.from_bytes(file.read(8), "little")
+    except ValueError as error:
+        raise NotTensorsError(str(error)) from error
     if length > MAX_HEADER_BYTES:
-        raise ValueError(f"its header must have at most {MAX_HEADER_BYTES:,} bytes, got {length:,}")
+        raise NotTensorsError(
+            f"a header must have at most {MAX_HEADER_BYTES:,} bytes, got {length:,}"
+        )
     try:
         with safe_open(path, framework="pt") as tensors:
             yield tensors
     except SafetensorError as error:
-        raise ValueError(str(error)) from error
+        raise NotTensorsError(str(error)) from error
+
+
+def check_archive(path: Path) -> None:
+    """Check a file that ``torch.save`` wrote: it is bounded, and nothing in it is packed.
+
+    ``torch.load(…, weights_only=True)`` then takes no more memory than the file has bytes.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is no regular file, too large, or packed.
+    """
+    with open_file(path, MAX_TENSORS_BYTES, follow=True) as file:
+        if not zipfile.is_zipfile(file):
+            return  # torch's older format, in which every number stands as it is
+        with zipfile.ZipFile(file) as held:
+            entries = held.infolist()
+            size = os.fstat(file.fileno()).st_size
+    if any(e.compress_type != zipfile.ZIP_STORED for e in entries):
+        raise ValueError(f"{path} must hold entries as they are, got packed ones.")
+    if sum(entry.file_size for entry in entries) > size:
+        raise ValueError(f"{path} says that its entries have more bytes than it has itself.")
 
 
 def read_npz(path: Path, names: Sequence[str]) -> list[NDArray]:

@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import tempfile
 import warnings
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from flwr_leakage.data.arrays import dataset_from_arrays
 from flwr_leakage.data.image_dataset import ImageDataset
 from flwr_leakage.data.splitting import stratified_split
 from flwr_leakage.randomness import make_generator
+from flwr_leakage.untrusted import read_npz
 
 _TEST_FRACTION = 0.2
 
@@ -80,9 +80,8 @@ def _load_digits(cache_dir: Path) -> tuple[NDArray, NDArray]:
 def _read_cache(path: Path) -> tuple[NDArray, NDArray] | None:
     """Return the cached arrays, or ``None`` where the file is missing or damaged."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            images, labels = file["images"], file["labels"]
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        images, labels = read_npz(path, ["images", "labels"])
+    except (OSError, ValueError):
         return None
     if images.shape != (5000, 28, 28) or labels.shape != (5000,):
         return None

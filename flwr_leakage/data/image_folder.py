@@ -14,6 +14,7 @@ from flwr_leakage.data.arrays import dataset_from_arrays
 from flwr_leakage.data.image_dataset import ImageDataset
 from flwr_leakage.data.splitting import stratified_split
 from flwr_leakage.randomness import make_generator
+from flwr_leakage.untrusted import MAX_PHOTO_PIXELS
 
 # isort: split
 from torchvision.datasets import ImageFolder
@@ -51,8 +52,8 @@ def image_folder(
 
     Raises:
         FileNotFoundError: no such folder, no class folder in it, or an empty class folder.
-        ValueError: ``size`` smaller than 1, ``test_fraction`` outside (0, 1), or a given split
-            whose two folders have other classes.
+        ValueError: ``size`` smaller than 1, ``test_fraction`` outside (0, 1), a given split whose
+            two folders have other classes, or an image beyond ``MAX_PHOTO_PIXELS``.
     """
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel, got {size}.")
@@ -75,6 +76,9 @@ def image_folder(
 def _given_split(
     folder: Path, parts: tuple[str, str], size: int, mean: Sequence[float], std: Sequence[float]
 ) -> tuple[ImageDataset, ImageDataset]:
+    for part in parts:
+        if Path(part).name != part:
+            raise ValueError(f"train_folder and test_folder must be names, got {part!r}.")
     listings = [ImageFolder(folder / part) for part in parts]
     if listings[0].classes != listings[1].classes:
         raise ValueError(
@@ -96,5 +100,14 @@ def _given_split(
 
 
 def _load_square(path: str, size: int) -> np.ndarray:
-    with Image.open(path) as image:
+    try:
+        image = Image.open(path)
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{path}: {error}") from error
+    with image:
+        if image.width * image.height > MAX_PHOTO_PIXELS:
+            raise ValueError(
+                f"{path} must have at most {MAX_PHOTO_PIXELS:,} pixels, got "
+                f"{image.width}×{image.height}."
+            )
         return np.asarray(fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC))

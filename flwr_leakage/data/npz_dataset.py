@@ -1,15 +1,14 @@
 """Images in NumPy archives."""
 
 import os
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from numpy.typing import NDArray
 
 from flwr_leakage.data.arrays import dataset_from_arrays
 from flwr_leakage.data.image_dataset import ImageDataset
+from flwr_leakage.untrusted import read_npz
 
 
 def npz_dataset(
@@ -39,6 +38,8 @@ def npz_dataset(
         ValueError: a file is no archive, lacks one of the arrays, or has arrays of other shapes
             or types.
     """
+    if not name or Path(name).name != name:
+        raise ValueError(f"name must be the first part of a file's name, got {name!r}.")
     arrays = {}
     for part in ("train", "test"):
         path = Path(root).expanduser() / f"{name}_{part}.npz"
@@ -60,14 +61,9 @@ def _read_arrays(path: Path) -> tuple[NDArray, NDArray]:
             f"{path} does not exist; expected an .npz file with the arrays 'images' and 'labels'."
         )
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            missing = [key for key in ("images", "labels") if key not in file]
-            if missing:
-                raise ValueError(f"it lacks {missing} and has {sorted(file)}")
-            return file["images"], file["labels"]
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        images, labels = read_npz(path, ["images", "labels"])
+    except ValueError as error:
         raise ValueError(
             f"{path} must be an .npz file with the arrays 'images' and 'labels': {error}."
         ) from error
+    return images, labels

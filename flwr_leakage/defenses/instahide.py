@@ -1,5 +1,6 @@
 """InstaHide: MixUp, then a random sign for every pixel."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -22,6 +23,7 @@ from flwr_leakage.defenses.mixing import (
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec
+from flwr_leakage.untrusted import read_npz
 
 Partners = Literal["intra", "inter"]
 
@@ -76,7 +78,7 @@ def instahide_batch(
 
 
 def load_public_images(
-    path: str | None,
+    path: str | os.PathLike[str] | None,
     mean: tuple[float, ...] | list[float] = (0.0,),
     std: tuple[float, ...] | list[float] = (1.0,),
 ) -> Float[Tensor, "M C H W"]:
@@ -92,10 +94,13 @@ def load_public_images(
     """
     if path is None or not Path(path).is_file():
         raise ValueError(f"InstaHide with public partners needs a public set, got path={path!r}.")
-    with np.load(path, allow_pickle=False) as archive:
-        if "images" not in archive or archive["images"].dtype != np.uint8:
-            raise ValueError(f"{path} must hold uint8 'images', got the entries {archive.files}.")
-        images = torch.from_numpy(archive["images"])
+    try:
+        (found,) = read_npz(Path(path), ["images"])
+    except ValueError as error:
+        raise ValueError(f"{path} must hold uint8 'images': {error}.") from error
+    if found.dtype != np.uint8:
+        raise ValueError(f"{path} must hold uint8 'images', got {found.dtype}.")
+    images = torch.from_numpy(found)
     images = images[:, None] if images.ndim == 3 else images.movedim(-1, 1)
     center, width = (torch.tensor(list(v)).reshape(-1, 1, 1) for v in (mean, std))
     return (images / 255 - center) / width

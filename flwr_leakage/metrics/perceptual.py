@@ -1,6 +1,7 @@
 """LPIPS, a perceptual distance that needs a network with trained weights."""
 
 import functools
+import os
 import pickle
 import warnings
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from flwr_leakage.metrics.checkpoint import (
     hub_folder,
 )
 from flwr_leakage.params import Params
+from flwr_leakage.untrusted import check_archive
 
 # isort: split
 import lpips
@@ -46,7 +48,7 @@ class Lpips:
     """
 
     net: Backbone = "alex"
-    backbone: str | None = None
+    backbone: str | os.PathLike[str] | None = None
     download: bool = False
     min_size: int = 64
 
@@ -62,7 +64,8 @@ class Lpips:
         Raises:
             BackboneUnavailableError: there are no trained weights, and why.
         """
-        outcome = _try_load_network(self.net, self.backbone, self.download)
+        backbone = None if self.backbone is None else os.fspath(self.backbone)
+        outcome = _try_load_network(self.net, backbone, self.download)
         if isinstance(outcome, BackboneUnavailableError):
             raise outcome
         return outcome
@@ -155,6 +158,7 @@ def _read_backbone(net: Backbone, backbone: str | None, download: bool) -> Param
     else:
         path = Path(backbone).expanduser()
     try:
+        check_archive(path)
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.PickleError) as error:
         # torch adds several paragraphs of advice to the first line.

@@ -114,7 +114,7 @@ def check_section(
     required: list[str] = []
     takes_any = False
     for target in targets:
-        hints = _hints(target)
+        annotations = hints(target)
         try:
             parameters = inspect.signature(target).parameters
         except ValueError:  # what is written in C may tell nothing
@@ -124,7 +124,7 @@ def check_section(
             if parameter.kind is parameter.VAR_KEYWORD:
                 takes_any = True
             elif parameter.kind is not parameter.VAR_POSITIONAL and name not in given:
-                known[name] = hints.get(name, Any)
+                known[name] = annotations.get(name, Any)
                 if parameter.default is parameter.empty:
                     required.append(name)
     for name, value in section.items():
@@ -176,7 +176,7 @@ def _join(section: str, name: object) -> str:
     return f"{section}.{name}" if section else str(name)
 
 
-def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+def hints(target: Callable[..., Any]) -> dict[str, Any]:
     """Annotations by argument; empty where they name what exists for type checkers only."""
     function = cast(Any, target).__init__ if isinstance(target, type) else target
     try:

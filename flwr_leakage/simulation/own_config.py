@@ -18,24 +18,21 @@ either, a run config can only name classes that the packaged config names.
 """
 
 import logging
-import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 
 from flwr_leakage._conf import conf_dir
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError, compose
 from flwr_leakage.simulation.experiment import Experiment
+from flwr_leakage.simulation.foreign import check_targets
 
 OVERRIDES_KEY = "leakage-overrides"
 ALLOW_KEY = "leakage-allow"
@@ -156,46 +153,6 @@ def _is_plain(override: Override, allowed: tuple[str, ...]) -> bool:
     if group.is_dir():
         return str(value) in {path.stem for path in group.glob("*.yaml")}
     return value is None or isinstance(value, bool | int | float)
-
-
-def check_targets(config: Config) -> None:
-    """Refuse classes, and ways to call them, that the packaged config does not have.
-
-    Raises:
-        ConfigError: naming the first one.
-    """
-    known = _packaged_calls()
-    for path, call in _calls(config):
-        if call not in known:
-            raise ConfigError(
-                f"{path} must be a class of the packaged config, called as there, got "
-                f"{dict(call)}: a run config cannot name others."
-            )
-
-
-_Call = tuple[tuple[str, str], ...]
-"""What Hydra reads of a node: ``_target_``, ``_partial_``, ``_args_`` and their like."""
-
-
-@lru_cache(maxsize=1)
-def _packaged_calls() -> frozenset[_Call]:
-    calls: set[_Call] = set()
-    for path in sorted(conf_dir().rglob("*.yaml")):
-        calls |= {call for _, call in _calls(OmegaConf.to_container(OmegaConf.load(path)))}
-    return frozenset(calls)
-
-
-def _calls(node: Any, path: str = "config") -> Iterator[tuple[str, _Call]]:
-    """(path, call) of every node in nested dictionaries and lists that Hydra would call."""
-    if isinstance(node, Mapping):
-        special = [(str(k), str(v)) for k, v in node.items() if re.fullmatch("_.+_", str(k))]
-        if special:
-            yield path, tuple(sorted(special))
-        for key, value in node.items():
-            yield from _calls(value, f"{path}.{key}")
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from _calls(value, f"{path}[{index}]")
 
 
 def _run_dir(context: Context) -> str:

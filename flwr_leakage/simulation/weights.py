@@ -5,8 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from flwr_leakage.tracking.text import plain_text
+from flwr_leakage.untrusted import NotTensorsError, inside, open_tensors
 
 FOLDER = "weights"
 """Of a run folder."""
@@ -47,23 +50,9 @@ def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:
     if not file.is_file():
         raise ValueError(f"weights must be a safetensors file, got {file}, which does not exist.")
     try:
-        found = load_file(file)
-    except (SafetensorError, OSError) as error:
+        network.load_state_dict(_read(file, network.state_dict(), follow=True))
+    except OSError as error:
         raise ValueError(f"weights must be a safetensors file, got {file}: {error}") from error
-    own = network.state_dict()
-    if found.keys() != own.keys():
-        wrong = sorted(found.keys() ^ own.keys())
-        raise ValueError(
-            f"weights must hold the network's {len(own)} entries, got {len(found)}; missing or "
-            f"unknown: {', '.join(wrong[:5])}."
-        )
-    for name, value in found.items():
-        if value.shape != own[name].shape:
-            raise ValueError(
-                f"weights[{name!r}] must have shape {tuple(own[name].shape)}, got "
-                f"{tuple(value.shape)}."
-            )
-    network.load_state_dict(found)
 
 
 def last_buffers(run_dir: Path, network: nn.Module) -> dict[str, Tensor] | None:
@@ -71,5 +60,28 @@ def last_buffers(run_dir: Path, network: nn.Module) -> dict[str, Tensor] | None:
     files = sorted((run_dir / FOLDER).glob("round_*.safetensors"))
     if not files:
         return None
-    saved, names = load_file(files[-1]), {name for name, _ in network.named_buffers()}
+    saved = _read(inside(run_dir, f"{FOLDER}/{files[-1].name}"), network.state_dict())
+    names = {name for name, _ in network.named_buffers()}
     return {name: value for name, value in saved.items() if name in names}
+
+
+def _read(file: Path, own: Mapping[str, Tensor], follow: bool = False) -> dict[str, Tensor]:
+    """The entries of a file, which are those of a state of the same shapes, compared before."""
+    try:
+        with open_tensors(file, follow) as found:
+            names = set(found.keys())
+            if names != own.keys():
+                wrong = plain_text(", ".join(sorted(names ^ own.keys())[:5]))
+                raise ValueError(
+                    f"weights must hold the network's {len(own)} entries, got {len(names)}; "
+                    f"missing or unknown: {wrong}."
+                )
+            for name, value in own.items():
+                shape = tuple(found.get_slice(name).get_shape())
+                if shape != tuple(value.shape):
+                    raise ValueError(
+                        f"weights[{name!r}] must have shape {tuple(value.shape)}, got {shape}."
+                    )
+            return {name: found.get_tensor(name) for name in own}
+    except NotTensorsError as error:
+        raise ValueError(f"weights must be a safetensors file, got {file}: {error}") from error

@@ -16,7 +16,8 @@ from flwr_leakage.flower.inline_grid import SERVER_NODE_ID
 from flwr_leakage.report.header import facts
 from flwr_leakage.simulation import flower_app, own_config
 from flwr_leakage.simulation.config import ConfigError
-from flwr_leakage.simulation.own_config import TAKEN, check_targets, split_overrides
+from flwr_leakage.simulation.foreign import check_targets
+from flwr_leakage.simulation.own_config import TAKEN, split_overrides
 from flwr_leakage.tracking import read_run
 
 

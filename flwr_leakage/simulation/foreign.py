@@ -1,0 +1,162 @@
+"""What a config that others wrote may name, checked before anything of it is imported or built.
+
+Two kinds of config come from others: the run config of Flower, which whoever submits a run writes
+(``own_config``), and the config in ``run.json`` of a run folder that somebody sent (``later``).
+Either names only classes that the packaged config names, called as there. What the packaged config
+names is the allow-list: it maintains itself. A dotted path through a module of this package to
+another package, such as ``flwr_leakage.attacks.presets.hydra.utils.call``, is not on it.
+"""
+
+import os
+import re
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import OmegaConf
+
+from flwr_leakage._conf import conf_dir
+from flwr_leakage.simulation.arguments import hints
+from flwr_leakage.simulation.config import Config, ConfigError
+
+FOLDER_GROUPS = (
+    "attack", "dataset", "defense", "gate", "metric", "model", "partition", "score", "scoring",
+    "selection", "self_attack", "strategy", "threat",
+)  # fmt: skip
+"""The groups whose classes the config of a run folder may name: those that attacks are built of.
+
+Not ``tracker``, which sends numbers and images elsewhere, nor ``engine``, ``experiment`` and
+``lab``.
+"""
+
+_Call = tuple[tuple[str, str], ...]
+"""What Hydra reads of a node: ``_target_``, ``_partial_``, ``_args_`` and their like."""
+
+
+def check_targets(config: Config, groups: Collection[str] | None = None) -> None:
+    """Refuse classes, and ways to call them, that the packaged config does not have.
+
+    An interpolation is refused as well: configs are resolved before they are written or sent, and
+    one that is left would be resolved here, such as ``${oc.env:HOME}``.
+
+    Args:
+        config: the whole config.
+        groups: whose classes may be named; those of all groups by default.
+
+    Raises:
+        ConfigError: naming the first one.
+    """
+    known = {
+        call
+        for group, node in _packaged()
+        if groups is None or group in groups
+        for _, call, _ in _calls(node)
+    }
+    for path, call, _ in _calls(config):
+        if call not in known:
+            raise ConfigError(
+                f"{path} must be a class of the packaged config, called as there, got "
+                f"{dict(call)}: a run config cannot name others."
+            )
+    for path, text in _texts(config):
+        if "${" in text:
+            raise ConfigError(f"{path} must be resolved, got the interpolation {text!r}.")
+
+
+def check_paths(config: Config, folder: Path, allowed: Sequence[Path] = ()) -> None:
+    """Refuse paths that lead out of a run folder, unless its reader allowed them.
+
+    A text is a path where the annotation of its argument names ``os.PathLike``. Those of the
+    packaged config are allowed.
+
+    Args:
+        config: whose targets were checked before, as they are imported here.
+        folder: of the run.
+        allowed: further folders and files that may be read.
+
+    Raises:
+        ConfigError: naming the key and the path.
+    """
+    packaged = {path for _, node in _packaged() for path in _paths(node)}
+    places = [place.expanduser().resolve() for place in (folder, *allowed)]
+    for key, path in _keyed_paths(config):
+        found = Path(path[2]).expanduser().resolve()
+        if path not in packaged and not any(map(found.is_relative_to, places)):
+            raise ConfigError(
+                f"{key} must lie inside of the run folder, got {path[2]!r}. Where you know what "
+                f"lies there, allow it: --allow {path[2]}"
+            )
+
+
+@lru_cache(maxsize=1)
+def _packaged() -> tuple[tuple[str, Any], ...]:
+    """(group, content) of every file of the packaged config, and of every section of its root."""
+    found: list[tuple[str, Any]] = []
+    for file in sorted(conf_dir().rglob("*.yaml")):
+        content = OmegaConf.to_container(OmegaConf.load(file))
+        assert isinstance(content, dict)
+        if file.parent == conf_dir():
+            found += [(str(key), section) for key, section in content.items()]
+        else:
+            found.append((file.parent.name, content))
+    return tuple(found)
+
+
+def _calls(node: Any, path: str = "config") -> Iterator[tuple[str, _Call, Mapping[str, Any]]]:
+    """(path, call, node) of every node in nested dictionaries and lists that Hydra would call."""
+    if isinstance(node, Mapping):
+        special = [(str(k), str(v)) for k, v in node.items() if re.fullmatch("_.+_", str(k))]
+        if special:
+            yield path, tuple(sorted(special)), node
+        for key, value in node.items():
+            yield from _calls(value, f"{path}.{key}")
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _calls(value, f"{path}[{index}]")
+
+
+def _texts(node: Any, path: str = "config") -> Iterator[tuple[str, str]]:
+    """(path, text) of every text in nested dictionaries and lists, keys included."""
+    if isinstance(node, str):
+        yield path, node
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            yield path, str(key)
+            yield from _texts(value, f"{path}.{key}")
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _texts(value, f"{path}[{index}]")
+
+
+_Path = tuple[str, str, str]
+"""A target, an argument of it that takes a path, and the path."""
+
+
+def _paths(node: Any) -> list[_Path]:
+    return [path for _, path in _keyed_paths(node)]
+
+
+def _keyed_paths(node: Any) -> Iterator[tuple[str, _Path]]:
+    for key, _, section in _calls(node):
+        target = str(section.get("_target_", ""))
+        for name in path_arguments(target):
+            if isinstance(value := section.get(name), str):
+                yield f"{key}.{name}", (target, name, value)
+
+
+@lru_cache(maxsize=256)
+def path_arguments(target: str) -> tuple[str, ...]:
+    """The arguments of a class or function that take a path, by its dotted name."""
+    if not target:
+        return ()
+    found = hints(hydra.utils.get_object(target))
+    return tuple(name for name, kind in found.items() if _takes_path(kind))
+
+
+def _takes_path(kind: Any) -> bool:
+    origin = typing.get_origin(kind) or kind
+    own = isinstance(origin, type) and issubclass(origin, os.PathLike)
+    return own or any(map(_takes_path, typing.get_args(kind)))
