@@ -1,22 +1,30 @@
 """Any attack over worker processes, with finished targets kept on disk."""
 
+import json
 import math
 import multiprocessing
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback, failure
 from flwr_leakage.attacks.digest import digest, surroundings
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.records import Batch, Part, Reconstruction
+from flwr_leakage.untrusted import open_tensors
 
 Results = list[Reconstruction]
+
+_TENSOR = "_tensor_"
+"""The key under which a file of results names a tensor in the place of its numbers."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Parallel:
             return [None] * len(chunks)
         around = surroundings()
         names = [digest((around, chunk.attack, chunk.job), "the attack job") for chunk in chunks]
-        return [Path(self.folder) / f"{name}.pt" for name in names]
+        return [Path(self.folder) / f"{name}.safetensors" for name in names]
 
     def _in_turn(
         self,
@@ -183,14 +191,23 @@ def _shifted(
 
 
 def _save(results: Results, file: Path | None) -> None:
-    """Write results as plain tensors and numbers, for their owner only; whole, or not at all."""
+    """Write results as tensors and JSON, for their owner only; whole, or not at all."""
     if file is None:
         return
+    from safetensors.torch import save  # of the extra ``server``
+
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value.item()  # a number of NumPy
+        tensors[str(len(tensors))] = value.detach().cpu().contiguous().clone()
+        return {_TENSOR: str(len(tensors) - 1)}
+
     plain = [
         {
-            "inputs": r.batch.inputs if r.batch else None,
-            "targets": r.batch.targets if r.batch else None,
+            "batch": [r.batch.inputs, r.batch.targets] if r.batch else None,
             "objective": r.objective,
             "stats": r.stats,
             "error": r.error,
@@ -198,22 +215,34 @@ def _save(results: Results, file: Path | None) -> None:
         }
         for r in results
     ]
+    told = json.dumps(plain, default=place)
     partial = file.with_suffix(".partial")
-    partial.touch(mode=0o600)
-    torch.save(plain, partial)
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as whole:
+        whole.write(save(tensors, {"results": told}))
     partial.replace(file)
 
 
 def _load(file: Path | None) -> Results | None:
+    """What ``_save`` wrote, or ``None`` where there is nothing that can be read: attack again."""
     if file is None or not file.exists():
         return None
-    return [
-        Reconstruction(
-            None if entry["inputs"] is None else Batch(entry["inputs"], entry["targets"]),
-            entry["objective"],
-            entry["stats"],
-            entry["error"],
-            tuple(Part(**part) for part in entry["parts"]),
-        )
-        for entry in torch.load(file, weights_only=True)
-    ]
+    try:
+        with open_tensors(file) as found:
+
+            def put(node: dict[str, Any]) -> Any:
+                return found.get_tensor(node[_TENSOR]) if _TENSOR in node else node
+
+            entries = json.loads(found.metadata()["results"], object_hook=put)
+        return [
+            Reconstruction(
+                None if entry["batch"] is None else Batch(*entry["batch"]),
+                entry["objective"],
+                entry["stats"],
+                entry["error"],
+                tuple(Part(**part) for part in entry["parts"]),
+            )
+            for entry in entries
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None

@@ -5,6 +5,9 @@ hold numbers and text and run no code; all are readable by their owner only.
 """
 
 import json
+import math
+import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -21,7 +23,16 @@ from flwr_leakage.audit.truth import UNREADABLE, Mixed, Truth
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, Update
+from flwr_leakage.schedules import MAX_STEPS
 from flwr_leakage.tracking.jsonl import make_private_folder, write_private
+from flwr_leakage.untrusted import (
+    MAX_BATCH_NUMBERS,
+    MAX_INPUT_NUMBERS,
+    MAX_TENSORS_BYTES,
+    inside,
+    open_tensors,
+    parse_json,
+)
 
 FORMAT = "flwr-leakage observation, version 1"
 """What the metadata of each file says under ``format``; a reader refuses any other."""
@@ -89,22 +100,30 @@ class KeptObservations:
             name = f"client{kept.observation.client_id:04d}"
             write_private(unfinished / f"{name}.safetensors", _to_bytes(kept))
             if kept.truth is not None:
-                write_private(unfinished / f"{name}.truth", _truth_to_bytes(kept.truth))
+                write_private(unfinished / f"{name}.truth", truth_to_bytes(kept.truth))
         unfinished.rename(place)
         return self._drop_oldest()
 
     def rounds(self) -> list[int]:
         """The rounds that are kept, attacked ones included."""
-        return sorted(int(path.name.removeprefix("round")) for path in self.folder.glob("round*"))
+        return sorted(
+            int(path.name.removeprefix("round"))
+            for path in self.folder.glob("round*")
+            if re.fullmatch("round[0-9]{6,9}", path.name) and not path.is_symlink()
+        )
 
     def read(self, server_round: int) -> tuple[list[Kept], list[str]]:
         """The observations of a round by client, and which files cannot be read, in words."""
         found: list[Kept] = []
         problems: list[str] = []
+        room = MAX_TENSORS_BYTES
         for path in sorted(self._round(server_round).glob("*.safetensors")):
             try:
-                found.append(_from_file(path))
-            except (OSError, SafetensorError, *UNREADABLE) as error:
+                room -= sum(p.lstat().st_size for p in (path, _truth_of(path)) if p.is_file())
+                if room < 0:
+                    raise ValueError(f"a round must have at most {MAX_TENSORS_BYTES:,} bytes.")
+                found.append(_from_file(self.folder, path, server_round))
+            except (OSError, *UNREADABLE) as error:
                 problems.append(f"{path.name} of round {server_round} cannot be read: {error}")
         return sorted(found, key=lambda kept: kept.observation.client_id), problems
 
@@ -175,15 +194,15 @@ def _to_bytes(kept: Kept) -> bytes:
     return content
 
 
-def _from_file(path: Path) -> Kept:
-    tensors, metadata = _load(path)
+def _from_file(folder: Path, path: Path, server_round: int) -> Kept:
+    tensors, metadata = _load(inside(folder, f"{path.parent.name}/{path.name}"))
     if metadata.get("format") != FORMAT:
         raise ValueError(f"expected the format {FORMAT!r}, got {metadata.get('format')!r}.")
-    about = json.loads(metadata["observation"])
+    about = parse_json(metadata["observation"])
     for name in ("server_round", "client_id", "num_examples"):
         if type(about[name]) is not int or not -1 <= about[name] < 2**63:
             raise ValueError(f"{name} must be an integer, got {str(about[name])[:100]}.")
-    spec = {name: _tuple(value) for name, value in about["spec"].items()}
+    spec = InputSpec(**{name: _tuple(value) for name, value in about["spec"].items()})
     if about["batch_norm"] not in get_args(BatchNormMode):
         raise ValueError(f"batch_norm must be of {get_args(BatchNormMode)}.")
     update = Update(
@@ -192,18 +211,44 @@ def _from_file(path: Path) -> Kept:
         LocalSchedule(**about["schedule"]),
         about["num_examples"],
     )
+    if about["server_round"] != server_round:
+        raise ValueError(f"it must be of round {server_round}, got {about['server_round']}.")
+    _check_sizes(spec, update)
     params, buffers = _group(tensors, "params"), _group(tensors, "buffers")
     observation = Observation(about["server_round"], about["client_id"], params, buffers, update)
-    truth = path.with_suffix(".truth")
-    return Kept(
-        observation,
-        InputSpec(**spec),
-        about["batch_norm"],
-        _truth_from_file(truth) if truth.exists() else None,
-    )
+    truth = None
+    if os.path.lexists(_truth_of(path)):
+        truth = read_truth(inside(folder, f"{path.parent.name}/{_truth_of(path).name}"))
+        for batch in (truth.private, truth.defended):
+            if tuple(batch.inputs.shape[1:]) != tuple(spec.shape):
+                raise ValueError(
+                    f"true inputs must be {spec.shape}, got {tuple(batch.inputs.shape[1:])}."
+                )
+    return Kept(observation, spec, about["batch_norm"], truth)
 
 
-def _truth_to_bytes(truth: Truth) -> bytes:
+def _truth_of(path: Path) -> Path:
+    return path.with_suffix(".truth")
+
+
+def _check_sizes(spec: InputSpec, update: Update) -> None:
+    """Bound what an attack would allocate for the inputs and steps that an observation claims."""
+    steps, examples, each = update.schedule.num_steps, update.num_examples, math.prod(spec.shape)
+    sizes = (steps, update.schedule.batch_size, examples, spec.num_classes)
+    if any(type(size) is not int for size in sizes) or not 1 <= steps <= MAX_STEPS:
+        raise ValueError(f"steps, batches, examples and classes must be counts, got {sizes}.")
+    if not all(isinstance(value, int | float) for value in (*spec.mean, *spec.std)):
+        raise ValueError(f"mean and std must be numbers, got {spec.mean} and {spec.std}.")
+    taken = update.schedule.num_samples_used(examples) * (each + spec.num_classes)
+    if each > MAX_INPUT_NUMBERS or taken > MAX_BATCH_NUMBERS:
+        raise ValueError(
+            f"an input must have at most {MAX_INPUT_NUMBERS:,} numbers, and those of an update "
+            f"{MAX_BATCH_NUMBERS:,}, got {each:,} and {taken:,}."
+        )
+
+
+def truth_to_bytes(truth: Truth) -> bytes:
+    """A truth as the content of a safetensors file."""
     batches = {"private": truth.private, "defended": truth.defended}
     tensors = {
         f"{name}/{field}": getattr(batch, field).detach().cpu().contiguous().clone()
@@ -218,7 +263,13 @@ def _truth_to_bytes(truth: Truth) -> bytes:
     return content
 
 
-def _truth_from_file(path: Path) -> Truth:
+def read_truth(path: Path) -> Truth:
+    """Read what ``truth_to_bytes`` gave.
+
+    Raises:
+        ValueError: it is another file.
+        KeyError: it lacks a part.
+    """
     tensors, metadata = _load(path)
     private, defended = (
         Batch(tensors[f"{name}/inputs"], tensors[f"{name}/targets"])
@@ -231,7 +282,7 @@ def _truth_from_file(path: Path) -> Truth:
 
 
 def _load(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    with safe_open(path, framework="pt") as file:
+    with open_tensors(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 

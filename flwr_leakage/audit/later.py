@@ -1,5 +1,6 @@
 """Attack what was kept, and add the results to the run that it was kept of."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,14 @@ from flwr_leakage.records import Disclosure
 from flwr_leakage.tracking import JsonlTracker, RunData, Tracker, read_run
 from flwr_leakage.tracking.jsonl import write_private
 from flwr_leakage.tracking.once import OnceTracker
+from flwr_leakage.untrusted import MAX_RECORDS_BYTES, inside, read_file
 
 KEPT = "kept"
 """The folder of a run folder that holds its observations."""
 
+
+FINISHED = "finished"
+"""The folder in it of the targets that were attacked, from which an attack goes on."""
 
 NUMBERS = "image_numbers.json"
 """The file of the numbers that the attacked rounds' images have; it outlives dropped rounds."""
@@ -59,7 +64,8 @@ def attack_kept(
             the threat model asks for the final statistics and there are none.
     """
     folder = Path(folder)
-    kept = KeptObservations(folder / KEPT)
+    kept = KeptObservations(inside(folder, KEPT))
+    finished = inside(folder, f"{KEPT}/{FINISHED}")
     if not kept.rounds():
         raise ValueError(f"expected kept observations in {kept.folder}, got none.")
     run, was_closed = read_run(folder), kept.folder / CLOSED
@@ -71,7 +77,7 @@ def attack_kept(
     if final and final_buffers is None:
         raise ValueError("batch_norm='final' takes the buffers of the finished model, got none.")
     disclosed = Disclosure(statistics=dict(final_buffers or {}) if final else None)
-    later.attack = Parallel(later.attack, workers, chunk, str(kept.folder / "finished"))
+    later.attack = Parallel(later.attack, workers, chunk, str(finished))
     later.keep = None
     later.images = _read_numbers(kept.folder / NUMBERS)
     if all(map(kept.is_done, kept.rounds())) and (run.closed or not was_closed.exists()):
@@ -131,10 +137,10 @@ def _go_on(
 
 
 def _read_numbers(path: Path) -> ImageNumbers:
-    if not path.exists():
+    if not os.path.lexists(path):
         return ImageNumbers()
     try:
-        return ImageNumbers.from_json(path.read_text())
+        return ImageNumbers.from_json(read_file(path, MAX_RECORDS_BYTES).decode())
     except UNREADABLE as error:
         raise ValueError(f"expected image numbers in {path}, got {error}.") from error
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from flwr_leakage.records import Batch
+from flwr_leakage.untrusted import parse_json
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class ImageNumbers:
         return ImageNumbers(
             {
                 int(client_id): {bytes.fromhex(one): n for n, one in enumerate(digests, start=1)}
-                for client_id, digests in json.loads(text).items()
+                for client_id, digests in parse_json(text).items()
             }
         )
 

@@ -185,10 +185,18 @@ def attack_kept(
     max_seconds: Annotated[
         float | None, typer.Option(help="CPU seconds for a target; the run's own by default.")
     ] = None,
+    allow: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder outside of the run that its config may read: its data set."),
+    ] = None,
+    max_memory: Annotated[
+        float | None, typer.Option(help="GB that a process may take; half of all by default.")
+    ] = None,
 ) -> None:
     """Attack the updates that a run kept, and add the results to its record and report.
 
-    It can be ended at any moment and called again. Examples:
+    The folder may come from anybody: it names no code, and no file outside of it that is not
+    allowed. It can be ended at any moment and called again. Examples:
 
         flwr-leakage run server.attack_later=true
 
@@ -201,15 +209,17 @@ def attack_kept(
     from flwr_leakage.report.index import Index
     from flwr_leakage.report.verdict import judge
     from flwr_leakage.tracking import read_run
+    from flwr_leakage.untrusted import memory_limit
 
     try:
         logging.getLogger("flwr").setLevel(logging.ERROR)  # no training takes place here
-        done = attack_kept_folder(folder, model, attack, workers, max_seconds)
+        with memory_limit(None if max_memory is None else int(max_memory * 1e9)):
+            done = attack_kept_folder(folder, model, attack, workers, max_seconds, allow or ())
         rounds = f"{done} round{'s' * (done != 1)}" if done else "No round was left to be"
         run = read_run(folder)
         verdict = judge(Index(run.records), run.events, run.metadata)
         _say(f"{rounds} attacked. {verdict.sentence} {write_report(folder)}")
-    except (FileNotFoundError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError) as error:
         _fail(error)
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
@@ -16,7 +17,12 @@ from flwr_leakage.tracking import Tracker
 
 
 def attack_kept_folder(
-    folder: Path, model: str | None, attack: str, workers: int, max_seconds: float | None
+    folder: Path,
+    model: str | None,
+    attack: str,
+    workers: int,
+    max_seconds: float | None,
+    allowed: Sequence[Path] = (),
 ) -> int:
     """Attack the kept updates of a run folder; see ``attack_kept``.
 
@@ -27,6 +33,7 @@ def attack_kept_folder(
         attack: the name of a preset, for such a run.
         workers: processes that attack.
         max_seconds: CPU seconds for a target.
+        allowed: folders and files outside of the run that its config may read.
 
     Returns:
         How many rounds were attacked.
@@ -35,10 +42,10 @@ def attack_kept_folder(
         ValueError: the model is needed and not given, or cannot be made.
     """
     if has_config(folder):
-        return attack_kept_of_run(folder, workers, max_seconds)
+        return attack_kept_of_run(folder, workers, max_seconds, allowed)
     if model is None:
         raise ValueError(f"{folder} tells no model: give it by --model MODULE:NAME.")
-    gradient_map, preset = GradientMap(_make(model)), load_preset(attack)
+    gradient_map, preset = GradientMap(_make(model, folder)), load_preset(attack)
 
     def audit_of(tracker: Tracker) -> ServerAudit:
         # Inputs and schedules are those that were kept.
@@ -50,9 +57,15 @@ def attack_kept_folder(
     return attack_kept(folder, audit_of, workers)
 
 
-def _make(model: str) -> nn.Module:
+def _make(model: str, folder: Path) -> nn.Module:
     module, _, name = model.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
+    here = Path.cwd()
+    if here.is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"--model must be called from the folder of your own code, got {here}, which is part "
+            f"of the run folder: its files would be imported."
+        )
+    sys.path.append(str(here))  # last, so that a file here stands for no package
     made = getattr(importlib.import_module(module), name or "Net")()
     if not isinstance(made, nn.Module):
         raise ValueError(f"{model} must make a torch.nn.Module, got {type(made).__name__}.")

@@ -7,10 +7,9 @@ client on a real node that names a folder writes to its own disk, and nobody els
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from flwr_leakage.audit import Truth
-from flwr_leakage.records import Batch
+from flwr_leakage.audit.kept import read_truth, truth_to_bytes
+from flwr_leakage.tracking.jsonl import write_private
 
 
 @dataclass(frozen=True)
@@ -26,12 +25,9 @@ class TruthFolder:
     def write(self, server_round: int, client_id: int, truth: Truth) -> None:
         """Keep what a client trained on, for its owner's eyes only."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for old in self.path.glob(f"round-*-client-{client_id}.pt"):
+        for old in self.path.glob(f"round-*-client-{client_id}.truth"):
             old.unlink()
-        path = self._file(server_round, client_id)
-        path.touch(mode=0o600)
-        batches = (truth.private, truth.defended)
-        torch.save([(b.inputs.cpu().clone(), b.targets.cpu().clone()) for b in batches], path)
+        write_private(self._file(server_round, client_id), truth_to_bytes(truth))
 
     def __call__(self, server_round: int, client_id: int, num_examples: int) -> Truth:
         """Look up what a client trained on.
@@ -42,8 +38,7 @@ class TruthFolder:
         path = self._file(server_round, client_id)
         if not path.exists():
             raise ValueError(f"client {client_id} left no samples of round {server_round}.")
-        private, defended = torch.load(path, weights_only=True)
-        return Truth(Batch(*private), Batch(*defended))
+        return read_truth(path)
 
     def _file(self, server_round: int, client_id: int) -> Path:
-        return self.path / f"round-{server_round}-client-{client_id}.pt"
+        return self.path / f"round-{server_round}-client-{client_id}.truth"

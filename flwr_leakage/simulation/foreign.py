@@ -66,29 +66,27 @@ def check_targets(config: Config, groups: Collection[str] | None = None) -> None
             raise ConfigError(f"{path} must be resolved, got the interpolation {text!r}.")
 
 
-def check_paths(config: Config, folder: Path, allowed: Sequence[Path] = ()) -> None:
-    """Refuse paths that lead out of a run folder, unless its reader allowed them.
+def paths_outside(
+    config: Config, folder: Path, allowed: Sequence[Path] = ()
+) -> list[tuple[str, str]]:
+    """Return the (key, path) of each path in a config that leads out of its run folder.
 
     A text is a path where the annotation of its argument names ``os.PathLike``. Those of the
-    packaged config are allowed.
+    packaged config are left out.
 
     Args:
         config: whose targets were checked before, as they are imported here.
         folder: of the run.
         allowed: further folders and files that may be read.
-
-    Raises:
-        ConfigError: naming the key and the path.
     """
-    packaged = {path for _, node in _packaged() for path in _paths(node)}
+    packaged = {path for _, node in _packaged() for _, path in _paths(node)}
     places = [place.expanduser().resolve() for place in (folder, *allowed)]
-    for key, path in _keyed_paths(config):
-        found = Path(path[2]).expanduser().resolve()
-        if path not in packaged and not any(map(found.is_relative_to, places)):
-            raise ConfigError(
-                f"{key} must lie inside of the run folder, got {path[2]!r}. Where you know what "
-                f"lies there, allow it: --allow {path[2]}"
-            )
+    return [
+        (key, path[2])
+        for key, path in _paths(config)
+        if path not in packaged
+        and not any(map(Path(path[2]).expanduser().resolve().is_relative_to, places))
+    ]
 
 
 @lru_cache(maxsize=1)
@@ -135,11 +133,7 @@ _Path = tuple[str, str, str]
 """A target, an argument of it that takes a path, and the path."""
 
 
-def _paths(node: Any) -> list[_Path]:
-    return [path for _, path in _keyed_paths(node)]
-
-
-def _keyed_paths(node: Any) -> Iterator[tuple[str, _Path]]:
+def _paths(node: Any) -> Iterator[tuple[str, _Path]]:
     for key, _, section in _calls(node):
         target = str(section.get("_target_", ""))
         for name in path_arguments(target):

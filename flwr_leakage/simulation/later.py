@@ -1,15 +1,20 @@
 """Attack what a run kept, with the experiment that its ``run.json`` tells."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from flwr_leakage.audit import ConsoleProgress, ServerAudit
 from flwr_leakage.audit.later import attack_kept
 from flwr_leakage.simulation.build import build
-from flwr_leakage.simulation.config import ConfigError
+from flwr_leakage.simulation.config import Config, ConfigError
+from flwr_leakage.simulation.foreign import FOLDER_GROUPS, check_targets, paths_outside
+from flwr_leakage.simulation.settings import Sections, TopLevel
 from flwr_leakage.simulation.weights import last_buffers
 from flwr_leakage.tracking import Tracker, read_run
+
+_INLINE = {"_target_": "flwr_leakage.flower.run_inline", "_partial_": True}
 
 
 def has_config(folder: Path) -> bool:
@@ -17,29 +22,70 @@ def has_config(folder: Path) -> bool:
     return isinstance(read_run(folder).metadata.get("config"), Mapping)
 
 
-def attack_kept_of_run(folder: Path, workers: int, max_seconds: float | None) -> int:
+def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
+    """The config of a run folder that may come from anybody, without what attacks do not need.
+
+    Trackers, engines and papers' experiments are left out, and so are files that a run starts from
+    or writes elsewhere; nothing is downloaded.
+
+    Args:
+        folder: of the run.
+        allowed: folders and files outside of it that its config may read, such as a data set.
+
+    Raises:
+        ConfigError: the config is no whole one, or names a class that the packaged config does not
+            name, or a path outside of the folder.
+    """
+    config: Config = dict(read_run(folder).metadata["config"])
+    sections = [field.name for kind in (TopLevel, Sections) for field in fields(kind)]
+    if missing := sorted({*sections, "choices"} - config.keys()):
+        raise ConfigError(f"the config of {folder} must be a whole one, got none of {missing}.")
+    for name in ("client", "server", "model", "dataset"):
+        if not isinstance(config[name], Mapping):
+            raise ConfigError(f"{name} must be a section, got {config[name]!r}.")
+    config |= {
+        **{key: {} for key in ("tracker", "engine", "lab")},
+        **dict.fromkeys(("paper", "sizes"), None),
+        "run_dir": str(folder),
+        "client": {**config["client"], "folder": None},
+        "model": {**config["model"], "weights": None},
+    }
+    if "download" in config["dataset"]:
+        config["dataset"] = {**config["dataset"], "download": False}
+    check_targets(config, FOLDER_GROUPS)
+    for key, path in paths_outside(config, folder, allowed):
+        raise ConfigError(
+            f"{key} must lie inside of the run folder, got {path!r}. Where you know what lies "
+            f"there, allow it: --allow {path}"
+        )
+    return {**config, "engine": _INLINE}
+
+
+def attack_kept_of_run(
+    folder: Path, workers: int, max_seconds: float | None, allowed: Sequence[Path] = ()
+) -> int:
     """Attack what a simulation kept; see ``attack_kept``.
 
     Args:
         folder: of the run.
         workers: processes that attack.
         max_seconds: CPU seconds for a target; ``None`` for the run's own.
+        allowed: see ``received_config``.
 
     Raises:
         ConfigError: the run's config cannot be used here.
     """
-    config: dict[str, Any] = dict(read_run(folder).metadata["config"])
-    if not config.get("attack"):
+    config: dict[str, Any] = received_config(folder, allowed)
+    if not config["attack"]:
         raise ConfigError("attack must not be none, as kept updates are to be attacked.")
-    config["run_dir"] = str(folder)
-    limit = config["server"]["attack_max_seconds"] if max_seconds is None else max_seconds
+    given = config["server"].get("attack_max_seconds")
     # One process here: those of ``attack_kept`` are started around it.
     config["server"] = {
         **config["server"],
         "attack_later": True,
         "attack_workers": 1,
         "attack_folder": None,
-        "attack_max_seconds": limit,
+        "attack_max_seconds": given if max_seconds is None else max_seconds,
     }
     experiment = build(config)
 

@@ -1,6 +1,7 @@
 """What a run says of itself: its first line, ``run.json``, the report, the closing table."""
 
 import json
+import shlex
 import statistics
 from collections.abc import Set
 from pathlib import Path
@@ -16,6 +17,7 @@ from flwr_leakage.report.index import Index
 from flwr_leakage.report.verdict import judge
 from flwr_leakage.simulation.config import Config, ConfigError
 from flwr_leakage.simulation.experiment import Experiment
+from flwr_leakage.simulation.foreign import paths_outside
 from flwr_leakage.tracking import (
     GuardedTracker,
     JsonlTracker,
@@ -88,11 +90,15 @@ def finish(run_dir: Path, console: Console) -> None:
             f"    python -m flwr_leakage.report {run_dir.resolve()}", markup=False, soft_wrap=True
         )  # fmt: skip
         return
-    print_summary(read_run(run_dir), console)
+    run = read_run(run_dir)
+    print_summary(run, console)
     if kept := len(list(run_dir.glob("kept/round*"))):
         rounds = f"{kept} round{'s' * (kept != 1)}"
+        config = run.metadata.get("config") or {}
+        paths = dict.fromkeys(path for _, path in paths_outside(config, run_dir))
+        allow = "".join(f" --allow {shlex.quote(path)}" for path in paths)
         console.print(
-            f"The updates of {rounds} are kept: flwr-leakage attack-kept {run_dir}",
+            f"The updates of {rounds} are kept: flwr-leakage attack-kept {run_dir}{allow}",
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
     console.print(f"Report: {report.resolve()}", markup=False, highlight=False, soft_wrap=True)

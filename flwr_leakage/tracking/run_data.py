@@ -123,7 +123,7 @@ def read_run(folder: str | Path) -> RunData:
         try:
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"a line must have at most {MAX_LINE_BYTES:,} bytes")
-            row = parse_json(line)
+            row = parse_json(line.rstrip())
             kind = row["type"]
             if kind == "record":
                 record = _record(row)

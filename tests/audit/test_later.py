@@ -59,19 +59,19 @@ def test_attacked_later_is_as_attacked_at_once(tiny_data):
     folder, before = later(tiny_data, "later")
     assert not [r for r in before.records if r.kind in ("metric", "what_if", "attack")]
     assert "2 updates of round 1 kept" in str([e.message for e in before.events])
-    shown = CliRunner().invoke(app, ["attack-kept", folder])
+    shown = CliRunner().invoke(app, ["attack-kept", folder, "--allow", str(tiny_data)])
     assert "2 rounds attacked" in shown.output, shown.output
     after = read_run(folder)
     assert same(after, at_once)
     assert {i.path.name for i in after.images} == {i.path.name for i in at_once.images}
     assert after.closed
-    assert attack_kept_of_run(tiny_data / "later", 1, None) == 0
+    assert attack_kept_of_run(tiny_data / "later", 1, None, [tiny_data]) == 0
 
 
 def test_it_goes_on_after_a_kill_at_any_moment(tiny_data, monkeypatch):
     folder, _ = later(tiny_data, "killed", "num_rounds=1")
     whole, _ = later(tiny_data, "whole", "num_rounds=1")
-    attack_kept_of_run(tiny_data / "whole", 1, None)
+    attack_kept_of_run(tiny_data / "whole", 1, None, [tiny_data])
     write, left = os.write, [0]
 
     def dying(descriptor, line):
@@ -86,7 +86,7 @@ def test_it_goes_on_after_a_kill_at_any_moment(tiny_data, monkeypatch):
     while True:
         left[0] = 7 * (kills + 1) % 17 + 1
         try:
-            attack_kept_of_run(tiny_data / "killed", 1, None)
+            attack_kept_of_run(tiny_data / "killed", 1, None, [tiny_data])
         except Killed:
             kills += 1
         else:
@@ -110,12 +110,12 @@ MIXED = ["defense=mixup", "defense.k=2", "threat.labels=known", "threat.mixing=k
 )
 def test_calls_after_each_round_are_as_one_call(tiny_data, more, images):
     folders = [Path(later(tiny_data, n, "num_clients=1", *more)[0]) for n in ("one", "each")]
-    attack_kept_of_run(folders[0], 1, None)
+    attack_kept_of_run(folders[0], 1, None, [tiny_data])
     second = folders[1] / "kept" / "round000002"
     waiting = second.rename(tiny_data / "waiting")
-    assert attack_kept_of_run(folders[1], 1, None) == 1
+    assert attack_kept_of_run(folders[1], 1, None, [tiny_data]) == 1
     waiting.rename(second)
-    assert attack_kept_of_run(folders[1], 1, None) == 1
+    assert attack_kept_of_run(folders[1], 1, None, [tiny_data]) == 1
     one, each = map(read_run, folders)
     assert same(each, one)
     assert values(each, "image") == values(one, "image")
@@ -128,10 +128,10 @@ def test_calls_after_each_round_are_as_one_call(tiny_data, more, images):
 def test_numbers_go_on_where_the_attacked_round_was_dropped(tiny_data):
     folder = Path(later(tiny_data, "run", "client.same_samples=false", "num_clients=1")[0])
     waiting = (folder / "kept" / "round000002").rename(tiny_data / "waiting")
-    attack_kept_of_run(folder, 1, None)
+    attack_kept_of_run(folder, 1, None, [tiny_data])
     waiting.rename(folder / "kept" / "round000002")
     shutil.rmtree(folder / "kept" / "round000001")
-    attack_kept_of_run(folder, 1, None)
+    attack_kept_of_run(folder, 1, None, [tiny_data])
     assert list(values(read_run(folder), "image").values()) == [1, 2]
 
 
@@ -141,16 +141,16 @@ def test_without_work_the_record_stays_as_it_is(tiny_data):
     with pytest.raises(ValueError, match="must have an attack, got None"):
         attack_kept(folder, observed_audit)
     assert (folder / "records.jsonl").read_bytes() == before
-    assert attack_kept_of_run(folder, 1, None) == 1
+    assert attack_kept_of_run(folder, 1, None, [tiny_data]) == 1
     before = (folder / "records.jsonl").read_bytes()
-    assert attack_kept_of_run(folder, 1, None) == 0
+    assert attack_kept_of_run(folder, 1, None, [tiny_data]) == 0
     assert (folder / "records.jsonl").read_bytes() == before
 
 
 def test_a_run_that_still_goes_on_is_not_closed(tiny_data):
     folder = Path(later(tiny_data, "run", "num_rounds=1")[0])
     JsonlTracker(folder, resume=True).flush()
-    assert attack_kept_of_run(folder, 1, None) == 1
+    assert attack_kept_of_run(folder, 1, None, [tiny_data]) == 1
     assert not read_run(folder).closed
 
 
@@ -164,7 +164,7 @@ def test_a_round_may_be_dropped_while_it_is_attacked(tiny_data, monkeypatch):
             shutil.rmtree(folder / "kept" / "round000001")
 
     monkeypatch.setattr(ServerAudit, "attack_round", dropping)
-    assert attack_kept_of_run(folder, 1, None) == 2
+    assert attack_kept_of_run(folder, 1, None, [tiny_data]) == 2
     data = read_run(folder)
     (said,) = [e for e in data.events if "dropped while it was attacked" in e.message]
     assert said.server_round == 1
@@ -177,12 +177,12 @@ def test_a_round_with_unreadable_files_stays_to_be_attacked(tiny_data, view):
     spoilt = folder / "kept" / "round000001" / "client0001.safetensors"
     whole = spoilt.read_bytes()
     spoilt.write_bytes(whole[:-20])
-    assert attack_kept_of_run(folder, 1, None) == 0
+    assert attack_kept_of_run(folder, 1, None, [tiny_data]) == 0
     data = read_run(folder)
     assert len([e for e in data.events if "not noted" in e.message or "its mean" in e.message]) == 1
     assert {key[1] for key in values(data, "psnr")} == ({0} if view == "single" else set())
     spoilt.write_bytes(whole)
-    assert attack_kept_of_run(folder, 1, None) == 1
+    assert attack_kept_of_run(folder, 1, None, [tiny_data]) == 1
     data = read_run(folder)
     assert {key[1] for key in values(data, "psnr")} == ({0, 1} if view == "single" else {-1})
     assert data.closed
