@@ -52,14 +52,9 @@ def entries() -> dict[str, Change]:
             "kept/image_numbers.json", "kept/finished", "weights", "failure.txt",
         )
     }  # fmt: skip
-    pipes = {
-        f"{name} is a pipe": _pipe(name) for name in ("run.json", "records.jsonl", KEPT, TRUTH)
-    }
-    pipes["kept/image_numbers.json is a pipe"] = _pipe("kept/image_numbers.json")
-    holes = {
-        f"{name} has 64 GiB": _hole(name)
-        for name in ("run.json", "records.jsonl", KEPT, TRUTH, "kept/image_numbers.json")
-    }
+    files = ("run.json", "records.jsonl", KEPT, TRUTH, "kept/image_numbers.json")
+    pipes = {f"{name} is a pipe": _pipe(name) for name in files}
+    holes = {f"{name} has 64 GiB": _hole(name) for name in files}
     numbers = {
         f"{key} of {value:g} in a kept round": _about(key, value)
         for key, value in (
@@ -73,7 +68,7 @@ def entries() -> dict[str, Change]:
             ("num_clients", 10**9), ("client.num_examples", 10**15), ("attack.max_rows", 10**18),
             ("model.network._target_", "flwr_leakage.models.ResNet152"),
             ("model.network", {"_target_": "flwr_leakage.models.MLP", "widths": [10**6, 10**6]}),
-            ("partition.num_partitions", 10**9), ("seed", 10**400),
+            ("partition.num_partitions", 10**9),
         )
     }  # fmt: skip
     paths = {
@@ -109,12 +104,11 @@ def entries() -> dict[str, Change]:
         "100,000 names": _names,
         "JSON of 100,000 levels": lambda run, _: _append(run, "[" * 100_000),
         "run.json of 100,000 levels": _deep,
-        "a value of 1e400": lambda run, _: _append(
-            run, _record(value=1).replace(": 1,", ": 1e400,", 1)
-        ),
+        "a value of 1e400": lambda run, _: _append(run, _record(value=7).replace("7", "1e400")),
         "a round of 10^400": lambda run, _: _append(run, _record(server_round=10**400)),
         "a round of 2^63": lambda run, _: _append(run, _record(server_round=2**63)),
         "a header that claims 2^40 bytes": _claims,
+        "a seed of 10^400": _config("seed", 10**400),
         "a shape of 10^5 × 10^5": _about("spec.shape", [1, 10**5, 10**5]),
         "a name with .. in the data set": _dataset_name,
         "a client's folder is a link": _client_link,
@@ -303,9 +297,8 @@ def _deep(run: Path, foreign: Path) -> None:
 
 
 def _claims(run: Path, foreign: Path) -> None:
-    header = json.dumps(
-        {"params/w": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}
-    )
+    claimed = {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}
+    header = json.dumps({"params/w": claimed})
     (run / KEPT).write_bytes(struct.pack("<Q", len(header)) + header.encode())
 
 

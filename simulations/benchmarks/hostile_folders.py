@@ -3,8 +3,8 @@
     python -m simulations.benchmarks.hostile_folders [--only NAME] [--seconds 60]
 
 Each folder is a copy of a small honest run with kept updates in which one thing was changed: a
-gadget in its config (``hostile_gadgets``), or an entry or a text (``hostile_entries``). Each command
-runs in a child process. Counted are the folders of which something ran, of which a file outside was
+gadget in its config (``hostile_gadgets``), or an entry or a text (``hostile_entries``). Each
+command runs in a child process. Counted are the folders of which something ran, of which a file outside was
 opened (inotify), that took more memory than the honest run by over 500 MB, whose text left alive,
 and which ended in a traceback or not at all.
 """
@@ -13,6 +13,7 @@ import argparse
 import csv
 import ctypes
 import inspect
+import logging
 import os
 import re
 import resource
@@ -47,7 +48,7 @@ SETTINGS = [
     "server.attack_chunk=1", "metric=pixel",
 ]  # fmt: skip
 MOST = 500 << 20
-"""Bytes that a command may take beyond the honest folder's: the bounds of one file, and to spare."""
+"""Bytes that a command may take beyond the honest folder's: one file's bounds, and to spare."""
 
 HARD = 6 << 30
 """Bytes at which a child is stopped in any case, for the sake of the machine."""
@@ -78,6 +79,7 @@ class Outcome:
 
 def honest_run(folder: Path) -> Path:
     """Make a small run with a kept round, attacked once so that it has images and a report."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     config = compose(SETTINGS, str(folder))
     server_app = make_server_app(lambda _: config, Console(quiet=True))
     run_inline(server_app, make_client_app(lambda _: build(config)), 1)
