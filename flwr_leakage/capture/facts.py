@@ -303,7 +303,8 @@ def differences(
                 f"normalisation by mean {by.mean} and std {by.std}, assumed {spec.mean} and "
                 f"{spec.std}"
             )
-    if facts.unscheduled and facts.optimizer == "SGD":
+    silent = facts.unscheduled in (UNTOLD, UNCOUNTED)  # it differs nowhere that is known
+    if facts.unscheduled and not silent and facts.optimizer == "SGD":
         found.append(facts.unscheduled)
     return tuple(found)
 
