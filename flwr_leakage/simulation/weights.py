@@ -57,7 +57,7 @@ def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:
 
 def last_buffers(run_dir: Path, network: nn.Module) -> dict[str, Tensor] | None:
     """The buffers of the latest saved weights of a run, or ``None`` where none were saved."""
-    files = sorted((run_dir / FOLDER).glob("round_*.safetensors"))
+    files = sorted(inside(run_dir, FOLDER).glob("round_*.safetensors"))
     if not files:
         return None
     saved = _read(inside(run_dir, f"{FOLDER}/{files[-1].name}"), network.state_dict())

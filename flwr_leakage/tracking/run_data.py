@@ -24,6 +24,7 @@ from flwr_leakage.untrusted import (
     MAX_PROBLEMS,
     MAX_RECORDS,
     MAX_RECORDS_BYTES,
+    MAX_UNREADABLE,
     inside,
     open_file,
     parse_json,
@@ -120,6 +121,8 @@ def read_run(folder: str | Path) -> RunData:
     for number, line in _lines(folder, problems):
         if not line.strip():
             continue
+        if len(problems) > MAX_UNREADABLE:
+            break  # which is told below
         try:
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"a line must have at most {MAX_LINE_BYTES:,} bytes")
@@ -148,7 +151,8 @@ def read_run(folder: str | Path) -> RunData:
             )
     if len(problems) > MAX_PROBLEMS:
         rest = len(problems) - MAX_PROBLEMS
-        problems[MAX_PROBLEMS:] = [f"{rest:,} further lines of {RECORDS_FILE} are left out."]
+        end = "; no more is read" if len(problems) > MAX_UNREADABLE else ""
+        problems[MAX_PROBLEMS:] = [f"{rest:,} further lines of {RECORDS_FILE} are left out{end}."]
     metadata = _read_metadata(folder, problems)
     for problem in problems:
         warnings.warn(problem, stacklevel=2)

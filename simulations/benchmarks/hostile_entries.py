@@ -215,7 +215,7 @@ def _text_as_key(text: str) -> Change:
 
 def _text_in_records(text: str) -> Change:
     def change(run: Path, foreign: Path) -> None:
-        for number, kind in enumerate(("score", "metric", "attack", "utility", "cost")):
+        for number, kind in enumerate(("score", "metric")):
             texts = dict.fromkeys(("run", "name", "unit", "direction", "note"), text)
             _append(run, _record(**texts, kind=kind, sample=number))
         event = {"type": "event", "run": text, "server_round": 1, "client_id": 0}

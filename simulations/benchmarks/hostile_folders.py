@@ -1,12 +1,12 @@
 """Hostile run folders against every command that reads one: none runs, escapes or fills memory.
 
-    python -m simulations.benchmarks.hostile_folders [--only NAME] [--seconds 60]
+    python -m simulations.benchmarks.hostile_folders [--only NAME] [--commands report,client]
 
 Each folder is a copy of a small honest run with kept updates in which one thing was changed: a
 gadget in its config (``hostile_gadgets``), or an entry or a text (``hostile_entries``). Each
-command runs in a child process. Counted are the folders of which something ran, of which a file outside was
-opened (inotify), that took more memory than the honest run by over 500 MB, whose text left alive,
-and which ended in a traceback or not at all.
+command runs in a child process. Counted are the folders of which something ran, of which a file
+outside was opened (inotify), that took more memory than the honest run by over 500 MB, whose text
+left alive, and which ended in a traceback or not at all.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def attempt(
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     child = os.fork()
     if not child:
-        _call(names, run, honest or run, out)
+        _call(names, run, honest or run, out, ran)
     deadline = time.monotonic() + seconds
     while True:
         ended, status, used = os.wait4(child, os.WNOHANG)
@@ -162,7 +162,7 @@ def attempt(
     return outcome
 
 
-def _call(names: Sequence[str], run: Path, honest: Path, out: Path) -> None:
+def _call(names: Sequence[str], run: Path, honest: Path, out: Path, ran: Path) -> None:
     """In the child: call the commands; exit with 70 where one ended in a traceback."""
     code = 0
     try:
@@ -170,7 +170,7 @@ def _call(names: Sequence[str], run: Path, honest: Path, out: Path) -> None:
         descriptor = os.open(out / "output", os.O_WRONLY | os.O_CREAT, 0o600)
         for stream in (1, 2):
             os.dup2(descriptor, stream)
-        os.environ[SECRET] = MARK
+        os.environ |= {SECRET: MARK, "BROWSER": f"touch {ran} %s"}
         os.chdir(out / "cwd")
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape")
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="surrogateescape")
@@ -246,9 +246,10 @@ class _Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.scripts += tag == "script"
         for name, value in attrs:
-            if name.startswith("on") or "javascript:" in (value or "").lower():
+            if name.startswith("on"):
                 self.found.append(f"{tag} {name}")
-            if name in ("src", "href") and not re.match(r"data:image/png|#", value or ""):
+            leads = name in ("src", "href", "xlink:href", "srcset", "action", "formaction", "data")
+            if leads and not re.match(r"data:image/png|#", value or ""):
                 self.found.append(f"{tag} to {value}")
 
 
@@ -323,12 +324,14 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--commands", default="", help="some of the commands; all by default")
     parser.add_argument("--seconds", type=float, default=60.0, help="most of a command")
     parser.add_argument("--verbose", action="store_true", help="print every finding")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         honest = honest_run(Path(folder) / "honest")
-        probe = commands(honest, honest, honest)
+        probe = list(commands(honest, honest, honest))
+        probe = chosen.commands.split(",") if chosen.commands else probe
         baseline = {}
         found: dict[str, dict[str, Outcome]] = {name: {} for name in probe}
         names = [n for n in cases(honest, honest) if chosen.only in n or n == "none"]
