@@ -81,7 +81,6 @@ def entries() -> dict[str, Change]:
     }  # fmt: skip
     texts = {f"{name} in settings": _text_in_settings(text) for name, text in TEXTS.items()}
     texts |= {f"{name} in records": _text_in_records(text) for name, text in TEXTS.items()}
-    texts |= {f"{name} as a key": _text_as_key(text) for name, text in TEXTS.items()}
     texts |= {f"{name} as a folder": _text_as_folder(text) for name, text in TEXTS.items()}
     return {
         **links,
@@ -198,8 +197,9 @@ def _foreign_path(place: str, name: str) -> Change:
 
 def _text_in_settings(text: str) -> Change:
     def change(run: Path, foreign: Path) -> None:
-        for place in ("defense.name", "choices.defense", "dataset.name"):
+        for place in ("choices.defense", "dataset.name"):
             put(run, place, text)
+        put(run, "defense", {text.replace(".", ""): 1, "name": text, "_target_": "x"})
         path = run / "run.json"
         metadata = json.loads(path.read_text()) | dict.fromkeys(
             ("run", "defense", "attack", "threat", "commit", "command", "platform"), text
@@ -207,10 +207,6 @@ def _text_in_settings(text: str) -> Change:
         path.write_text(json.dumps(metadata))
 
     return change
-
-
-def _text_as_key(text: str) -> Change:
-    return lambda run, _: put(run, "defense", {text.replace(".", ""): 1, "_target_": "x"})
 
 
 def _text_in_records(text: str) -> Change:

@@ -61,7 +61,7 @@ def test_what_lies_in_a_folder_is_bounded_and_inside_of_it(name, honest, plain, 
     assert _harmless(attempt(verbs, *vars(made).values(), 120, honest), plain[verbs])
 
 
-@pytest.mark.parametrize("where", ["in settings", "in records", "as a key"])
+@pytest.mark.parametrize("where", ["in settings", "in records"])
 def test_texts_are_obeyed_by_no_program_that_shows_them(where, honest, plain, tmp_path):
     made = place(tmp_path, honest, "none")
     for name in TEXTS:
