@@ -58,22 +58,24 @@ class ConsoleProgress:
     def __init__(self, console: Console | None = None, interval: float = 15.0) -> None:
         self.console = console or Console()
         self.interval = interval
+        self._unicode = self.console.encoding.startswith("utf")
         self._start = time.monotonic()
         self._last_status = self._start
         self._spinner: Status | None = None
 
     def line(self, text: str) -> None:
         """Print a line with the time since the start."""
-        text = f"{self._elapsed()}  {text}"
+        text = self._encodable(f"{self._elapsed()}  {text}")
         self.console.print(text, markup=False, highlight=False, emoji=False)
 
     def status(self, text: str) -> None:
         """Update the spinner, or print now and then."""
         if self.console.is_terminal:
             if self._spinner is None:
-                self._spinner = self.console.status("")
+                spinner = "dots" if self._unicode else "line"
+                self._spinner = self.console.status("", spinner=spinner)
                 self._spinner.start()
-            self._spinner.update(Text(f"{self._elapsed()}  {text}"))
+            self._spinner.update(Text(self._encodable(f"{self._elapsed()}  {text}")))
             return
         now = time.monotonic()
         if now - self._last_status >= self.interval:
@@ -85,6 +87,11 @@ class ConsoleProgress:
         if self._spinner is not None:
             self._spinner.stop()
             self._spinner = None
+
+    def _encodable(self, text: str) -> str:
+        """The text as the console can write it: an error would end the training that it is of."""
+        encoding = self.console.encoding
+        return text if self._unicode else text.encode(encoding, "replace").decode(encoding)
 
     def _elapsed(self) -> str:
         seconds = int(time.monotonic() - self._start)

@@ -335,6 +335,9 @@ def version() -> None:
 
 def main() -> None:
     """The entry point."""
+    from flwr_leakage.tracking.text import accept_any_text
+
+    accept_any_text()
     try:
         app()
     except ModuleNotFoundError as error:

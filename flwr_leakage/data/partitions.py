@@ -58,6 +58,10 @@ class IidPartition:
         return list(order.tensor_split(self.num_partitions))
 
 
+DEFAULT_SIZES = (1, 4, 30, 120, 400, 800, 1200)
+"""Samples of the clients of a ``SizedPartition`` that is given no sizes."""
+
+
 @dataclass(frozen=True)
 class SizedPartition:
     """Clients of given sizes, as most federations have: few with much, many with little.
@@ -66,14 +70,21 @@ class SizedPartition:
 
     Attributes:
         num_partitions: number of clients.
-        sizes: samples of each client, ≥ 1. With fewer sizes than clients they are used again
-            from the first one on.
+        sizes: samples of each client, ≥ 1; ``None`` takes those of ``DEFAULT_SIZES``, from the
+            first one on again where there are more clients.
     """
 
     num_partitions: int
-    sizes: Sequence[int]
+    sizes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        if self.sizes is None:
+            return
+        if len(self.sizes) != self.num_partitions:
+            raise ValueError(
+                f"sizes must hold one size for each of {self.num_partitions} clients, got "
+                f"{len(self.sizes)}: {list(self.sizes)}."
+            )
         if not self.sizes or min(self.sizes) < 1:
             raise ValueError(f"sizes must be numbers of at least 1, got {list(self.sizes)}.")
 
@@ -88,11 +99,12 @@ class SizedPartition:
             ValueError: fewer samples than the clients are to have.
         """
         _check_partitions(self.num_partitions, len(labels), min_samples=1)
-        sizes = [self.sizes[i % len(self.sizes)] for i in range(self.num_partitions)]
+        repeated = [DEFAULT_SIZES[i % len(DEFAULT_SIZES)] for i in range(self.num_partitions)]
+        sizes = repeated if self.sizes is None else list(self.sizes)
         if sum(sizes) > len(labels):
             raise ValueError(
                 f"sizes must add up to at most {len(labels)}, the samples that there are, got "
-                f"{sum(sizes)} for {self.num_partitions} clients of sizes {list(self.sizes)}."
+                f"{sum(sizes)} for {self.num_partitions} clients of sizes {sizes}."
             )
         order = torch.randperm(len(labels), generator=generator)[: sum(sizes)]
         return list(order.split(sizes))

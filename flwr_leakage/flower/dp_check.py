@@ -246,7 +246,7 @@ def _central(
         # What the adaptive clip's noisy count spends is taken from the stated multiplier.
         count = wrapper.clipped_count_stddev
         multiplier = (multiplier**-2 + (2 * count) ** -2) ** -0.5 if count else 0.0
-    asked = _asked(inner, num_clients)
+    asked = asked_clients(inner, num_clients)
     effective = multiplier * min(1.0, asked / sampled)
     total = _epsilon(effective, num_rounds, delta)
     note = f" {_sampling(effective, asked, num_clients, num_rounds, delta)}"
@@ -295,7 +295,7 @@ def _epsilon(multiplier: float, num_rounds: int, delta: float) -> float:
     return math.inf if multiplier == 0 else gaussian_epsilon(num_rounds**0.5 / multiplier, delta)
 
 
-def _asked(inner: Any, num_clients: int) -> int:
+def asked_clients(inner: Any, num_clients: int) -> int:
     """Clients that Flower's FedAvg asks in a round; all, where the strategy does not say."""
     fraction = getattr(inner, "fraction_train", getattr(inner, "fraction_fit", 1.0))
     least = getattr(inner, "min_train_nodes", getattr(inner, "min_fit_clients", 1))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
@@ -49,7 +50,7 @@ class RayEngine:
     Attributes:
         num_cpus: CPUs that Ray may use; ``None`` for all of the machine's.
         client_cpus: CPUs of one client, ≥ 1; with more than there are Flower would wait forever.
-        client_gpus: share of a GPU of one client, ≥ 0.
+        client_gpus: share of a GPU of one client, ≥ 0, and no more than there are.
     """
 
     num_cpus: int | None = None
@@ -63,6 +64,11 @@ class RayEngine:
             )
         if not 0 <= self.client_gpus < math.inf:
             raise ValueError(f"client_gpus must be ≥ 0, got {self.client_gpus}.")
+        if self.client_gpus > (gpus := torch.cuda.device_count()):
+            raise ValueError(
+                f"client_gpus must be at most {gpus}, the GPUs of this machine, got "
+                f"{self.client_gpus}."
+            )
 
     @property
     def available_cpus(self) -> int:

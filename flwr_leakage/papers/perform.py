@@ -84,9 +84,14 @@ def _one_thread() -> Iterator[None]:
 
 
 def _device(name: str) -> torch.device:
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be one that this machine has, got {name}: no CUDA here.")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).add(1).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"device must be one that this machine has, such as cpu, got {name!r}: {reason}"
+        ) from error
     return device
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from flwr_leakage.report.page import write_report
-from flwr_leakage.tracking.text import plain_text
+from flwr_leakage.tracking.text import accept_any_text, plain_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--max-gallery", type=int, default=1000, metavar="N",
         help="show at most so many samples (default: %(default)s)",
     )  # fmt: skip
+    accept_any_text()
     chosen = parser.parse_args(arguments)
     try:
         path = write_report(chosen.run_folder, chosen.output, chosen.max_gallery)

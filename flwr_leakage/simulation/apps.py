@@ -30,8 +30,10 @@ from flwr_leakage.records import Batch, LocalSchedule
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError
 from flwr_leakage.simulation.experiment import Experiment
+from flwr_leakage.simulation.machine import check_machine
 from flwr_leakage.simulation.summary import describe, describe_own_configs, finish, headline
 from flwr_leakage.simulation.weights import save_weights
+from flwr_leakage.tracking.text import accept_any_text
 
 ConfigOf = Callable[[Context], Config]
 """Where the server finds its config: closed over, or composed from the context's run config."""
@@ -109,6 +111,8 @@ def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = F
         if settings.server.num_threads is not None:
             torch.set_num_threads(settings.server.num_threads)
         wait_for_nodes(grid, settings.num_clients, settings.server.wait_seconds)
+        check_machine(experiment)
+        accept_any_text()
         progress = ConsoleProgress(console)
         describe(config, experiment)
         progress.line(headline(config, experiment, own_configs))

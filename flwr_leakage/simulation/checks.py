@@ -3,8 +3,6 @@
 import math
 from operator import attrgetter
 
-from flwr.serverapp.strategy import Strategy
-
 from flwr_leakage.comparison import MEASURES
 from flwr_leakage.flower.client_audit import check_limits
 from flwr_leakage.randomness import Reproducible
@@ -12,6 +10,7 @@ from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.nodes import checked
 from flwr_leakage.simulation.settings import Settings
+from flwr_leakage.simulation.strategies import check_strategy
 
 COUNTS = (
     "num_clients",
@@ -42,15 +41,22 @@ def check_settings(settings: Settings) -> None:
     if not 0 <= settings.seed < 2**63:
         raise ConfigError(f"seed must lie in [0, 2^63), got {settings.seed}.")
     limit = settings.server.attack_max_seconds
-    if limit is not None and not limit > 0:
+    if limit is not None and not 0 < limit < math.inf:
         raise ConfigError(f"server.attack_max_seconds must be positive or null, got {limit}.")
+    for key in ("device", "size"):
+        if (value := getattr(settings, key)) != "cpu":
+            raise ConfigError(
+                f"{key} must be cpu for an audit, as only the experiments of papers "
+                f"(+experiment=NAME) take another, got {value}."
+            )
     known = [measure.name for measure in MEASURES]
     named = settings.objective
     for name in [named] if isinstance(named, str) else named or []:
         if name not in known:
             raise ConfigError(f"objective must be among {known}, got {name!r}.")
-    if settings.server.wait_seconds < 0:
-        raise ConfigError(f"server.wait_seconds must be ≥ 0, got {settings.server.wait_seconds}.")
+    wait = settings.server.wait_seconds
+    if not 0 <= wait < math.inf:
+        raise ConfigError(f"server.wait_seconds must be finite and ≥ 0, got {wait}.")
 
 
 def check_experiment(experiment: Experiment) -> None:
@@ -82,6 +88,12 @@ def check_clients(experiment: Experiment) -> None:
             f"client.num_examples must be at most {smallest}, the samples that the partition "
             f"gives client {sizes.index(smallest)}, got {given}. Take client.num_examples=null "
             f"for all that each has, or partition=iid for equal shares."
+        )
+    first, last = experiment.selection.first, experiment.settings.num_rounds
+    if first > last:
+        raise ConfigError(
+            f"selection.first must be at most num_rounds={last}, as nothing would be attacked, got "
+            f"{first}."
         )
     chosen = experiment.selection.clients
     if chosen is not None and not (chosen and set(chosen) <= set(range(len(sizes)))):
@@ -179,35 +191,3 @@ def check_defense(experiment: Experiment) -> None:
             f"client.max_samples must be at least {max(used)}, the samples of a round, as the "
             f"defense replays the training on all of them; got {settings.client.max_samples}."
         )
-
-
-def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") -> None:
-    """Check the numbers of nodes that a strategy asks for, and that its settings are finite.
-
-    Flower waits forever for nodes that do not exist.
-
-    Args:
-        strategy: as built; the strategy that it wraps, if any, is checked too.
-        num_clients: the nodes that there are.
-        key: where in the config the strategy stands.
-
-    Raises:
-        ConfigError: naming the key.
-    """
-    settings = vars(strategy)
-    for name, value in settings.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{key}.{name} must be finite, got {value}.")
-    train, evaluate = (settings.get(f"fraction_{phase}", 1.0) for phase in ("train", "evaluate"))
-    if not 0 < train <= 1:
-        raise ConfigError(f"{key}.fraction_train must lie in (0, 1], got {train}.")
-    if not 0 <= evaluate <= 1:
-        raise ConfigError(f"{key}.fraction_evaluate must lie in [0, 1], got {evaluate}.")
-    phases = ("train", "available", "evaluate") if evaluate else ("train", "available")
-    for name in (f"min_{phase}_nodes" for phase in phases):
-        if settings.get(name, 0) > num_clients:
-            raise ConfigError(
-                f"{key}.{name} must be at most num_clients={num_clients}, got {settings[name]}."
-            )
-    if isinstance(inner := settings.get("strategy"), Strategy):
-        check_strategy(inner, num_clients, f"{key}.strategy")

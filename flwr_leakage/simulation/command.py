@@ -2,18 +2,47 @@
 
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from flwr_leakage.simulation.overrides import check_overrides, spell_experiment
+from flwr_leakage.tracking.text import accept_any_text
+
+
+def output_problem(arguments: Sequence[str]) -> str:
+    """Say why Hydra cannot make its folder, which holds the run folder by default; empty if it can.
+
+    Hydra itself ends with a traceback there. What shows a config or help makes no folder.
+    """
+    flags = {argument.partition("=")[0] for argument in arguments if argument.startswith("-")}
+    if flags - {"-m", "--multirun"}:
+        return ""
+    kind, name = ("sweep", "multirun") if flags else ("run", "outputs")
+    key = f"hydra.{kind}.dir"
+    for argument in arguments:
+        given, _, value = argument.lstrip("+").partition("=")
+        if given == key:
+            name = value.strip("'\"")
+    plain = name.partition("${")[0]  # the rest is of the time
+    folder = Path(plain if plain == name else os.path.dirname(plain))  # noqa: PTH120
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{key} must name a folder that can be made, got {name}: {error.strerror}."
+    return ""
 
 
 def main() -> None:
     """Check the overrides, then run."""
+    accept_any_text()
     sys.argv[1:] = spell_experiment(sys.argv[1:])
     problem = check_overrides(sys.argv[1:])
     if problem:
         sys.exit(f"error: {problem}")
+    os.umask(0o077)  # Hydra makes the run folder and its log, which may tell of private data
+    if problem := output_problem(sys.argv[1:]):
+        sys.exit(f"error: {problem}")
     # Imported here only: it takes seconds, which nobody should wait for to be told of a typo.
     from flwr_leakage.simulation.run import run_by_hydra
 
-    os.umask(0o077)  # Hydra makes the run folder and its log, which may tell of private data
     run_by_hydra()

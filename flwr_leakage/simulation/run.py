@@ -15,11 +15,13 @@ from flwr_leakage._conf import conf_dir
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError, to_config
+from flwr_leakage.simulation.machine import check_machine
 from flwr_leakage.simulation.nodes import instantiate
 from flwr_leakage.simulation.paper import perform
 from flwr_leakage.simulation.sweep import fail, objective_of
 from flwr_leakage.simulation.watch import closed_afterwards
-from flwr_leakage.tracking import read_run
+from flwr_leakage.tracking import RunData, read_run
+from flwr_leakage.tracking.guarded import LOST
 
 
 @hydra.main(version_base=None, config_path=str(conf_dir()), config_name="config")
@@ -41,8 +43,10 @@ def run_by_hydra(cfg: DictConfig) -> Any:
         # The other points of a sweep go on, whatever one of them died of.
         if hydra_config.mode == RunMode.MULTIRUN:
             return fail(hydra_config.runtime.output_dir, error, cfg.objective)
-        if isinstance(error, ConfigError | NoUpdateError):
+        if isinstance(error, ConfigError | NoUpdateError | IncompleteRunError):
             sys.exit(f"error: {error}")
+        if isinstance(error, OSError):  # such as on a full disk
+            sys.exit(f"error: the run in {cfg.run_dir} cannot be written or read: {error}")
         raise
 
 
@@ -50,20 +54,46 @@ class NoUpdateError(RuntimeError):
     """A run in which no client returned a usable update."""
 
 
+class IncompleteRunError(RuntimeError):
+    """A run whose record or report could not be written in full."""
+
+
 def launch(config: Config) -> None:
     """Build the whole experiment, so that errors come early; then run it on its engine.
 
     Raises:
         ConfigError: the config cannot be run.
+        IncompleteRunError: something could not be written, as on a full disk.
         NoUpdateError: no client returned a usable update in any round.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    build(config)
+    experiment = build(config)
     engine = instantiate(config, "engine")
+    check_machine(experiment)
     client_app = make_client_app(lambda _: build(config))
     server_app = make_server_app(lambda _: config, Console())
     with closed_afterwards(Path(config["run_dir"])):
         engine(server_app, client_app, config["num_clients"])
-    records = read_run(config["run_dir"]).records
-    if not any(record.name == "train_cpu_seconds" for record in records):
+    data = read_run(config["run_dir"])
+    check_complete(data)
+    if not any(record.name == "train_cpu_seconds" for record in data.records):
         raise NoUpdateError("no client returned a usable update in any round; the report says why.")
+
+
+def check_complete(data: RunData) -> None:
+    """Whether a run's record is closed, lacks nothing, and has its report.
+
+    Raises:
+        IncompleteRunError: naming what is missing, and what can be done.
+    """
+    missing = []
+    if not data.closed:
+        missing.append("its record is not closed")
+    missing += [event.message.rstrip(".") for event in data.events if LOST in event.message]
+    if not (data.folder / "report.html").exists():
+        missing.append("its report was not written")
+    if missing:
+        raise IncompleteRunError(
+            f"the run in {data.folder} is incomplete: {'; '.join(missing)}. What was written can "
+            f"be read: make room, then python -m flwr_leakage.report {data.folder}"
+        )

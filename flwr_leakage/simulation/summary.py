@@ -15,7 +15,7 @@ from flwr_leakage.report.attempts import attempts, tally
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.verdict import judge
-from flwr_leakage.simulation.config import Config, ConfigError
+from flwr_leakage.simulation.config import Config
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.foreign import paths_outside
 from flwr_leakage.tracking import (
@@ -40,14 +40,8 @@ def headline(config: Config, experiment: Experiment, own_configs: bool = False) 
 
 
 def describe(config: Config, experiment: Experiment) -> None:
-    """Write ``run.json``: what the run's numbers belong to.
-
-    Raises:
-        ConfigError: the folder holds a run already, whose numbers must not be mixed with others.
-    """
+    """Write ``run.json``: what the run's numbers belong to."""
     run_dir = Path(experiment.settings.run_dir)
-    if (run_dir / RECORDS_FILE).exists():
-        raise ConfigError(f"run_dir must be a new folder, got {run_dir}, which holds a run.")
     extra = {
         "run": run_dir.name,
         "threat": experiment.threat.describe(),
@@ -73,10 +67,14 @@ def close_broken_run(run_dir: Path, reason: str) -> None:
     """Close the record of a run whose server could not, and write its report: see ``watch``."""
     if not (run_dir / RECORDS_FILE).exists() or read_run(run_dir).closed:
         return
-    tracker = GuardedTracker(JsonlTracker(run_dir, resume=True), print)
-    tracker.event(RunEvent(run_dir.name, 0, -1, "error", f"the run ended early: {reason}"))
-    tracker.close()
-    report = write_report(run_dir)
+    try:
+        tracker = GuardedTracker(JsonlTracker(run_dir, resume=True), print)
+        tracker.event(RunEvent(run_dir.name, 0, -1, "error", f"the run ended early: {reason}"))
+        tracker.close()
+        report = write_report(run_dir)
+    except OSError as error:
+        print(f"The run in {run_dir} could not be closed, though {reason}: {error}")
+        return
     print(f"The run was closed, as {reason}. Report: {report}")
 
 

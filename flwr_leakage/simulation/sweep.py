@@ -42,12 +42,15 @@ class CompareRuns(Callback):
 def fail(run_dir: str | Path, error: Exception, objective: str | Sequence[str] | None) -> Any:
     """Keep why a point of a sweep failed; NaN is returned as its objective."""
     folder = Path(run_dir)
-    make_private_folder(folder)
     said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     first = said.replace(os.linesep, " ")[:1000]
     details = "".join(traceback.format_exception(error))
-    write_private(folder / FAILURE_FILE, f"{first}\n\n{details}".encode("utf-8", "replace"))
     print(f"error in {folder}: {first}", file=sys.stderr)
+    try:
+        make_private_folder(folder)
+        write_private(folder / FAILURE_FILE, f"{first}\n\n{details}".encode("utf-8", "replace"))
+    except OSError as full:
+        print(f"error: {FAILURE_FILE} could not be written: {full}", file=sys.stderr)
     return _each(objective, lambda name: math.nan)
 
 

@@ -11,6 +11,9 @@ from flwr_leakage.tracking.tracker import Tracker
 
 _LOG = logging.getLogger(__name__)
 
+LOST = "entries were lost"
+"""In the event that says how many."""
+
 
 @dataclass
 class GuardedTracker:
@@ -70,7 +73,7 @@ class GuardedTracker:
 
     def _say_what_was_lost(self) -> None:
         name = type(self.tracker).__name__
-        message = f"{self.lost} entries were lost, as {name} could not record them."
+        message = f"{self.lost} {LOST}, as {name} could not record them."
         try:
             self.tracker.event(RunEvent(*self._last, -1, "error", message))
         except Exception:

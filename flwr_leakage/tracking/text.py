@@ -1,6 +1,8 @@
 """Text from elsewhere, made safe to show: what a client writes reaches terminals and pages."""
 
+import io
 import re
+import sys
 import unicodedata
 from typing import Any
 
@@ -12,6 +14,16 @@ _ROOM = 50
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 _PLAIN = re.compile(r"[\x20-\x7e]*")
+
+
+def accept_any_text() -> None:
+    """Let standard output and error replace what their encoding lacks, in place of an error.
+
+    For the entry points of processes that are the project's own.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:

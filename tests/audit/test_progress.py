@@ -75,3 +75,15 @@ def test_closing_twice_is_allowed_and_a_status_starts_again():
     progress.close()
     progress.close()
     assert progress._spinner is None
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_console_without_unicode_gets_what_it_can_show(terminal):
+    written = io.BytesIO()
+    file = io.TextIOWrapper(written, encoding="ascii")
+    progress = ConsoleProgress(Console(file=file, force_terminal=terminal), interval=0.0)
+    progress.status("λmax · round 1")
+    progress.line("ε = 3 · 2 updates")
+    progress.close()
+    file.flush()
+    assert b"? = 3 ? 2 updates" in written.getvalue()

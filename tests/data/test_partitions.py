@@ -95,17 +95,27 @@ def test_impossible_partitions_are_named(make, message):
         make()(LABELS, make_generator(0))
 
 
-def test_given_sizes_are_repeated_over_the_clients_and_disjoint():
-    clients = SizedPartition(5, [1, 8, 60])(LABELS, make_generator(0))
-    assert [len(client) for client in clients] == [1, 8, 60, 1, 8]
-    assert torch.cat(clients).unique().numel() == 78
-    again = SizedPartition(5, [1, 8, 60])(LABELS, make_generator(0))
+def test_given_sizes_are_those_of_the_clients_and_disjoint():
+    clients = SizedPartition(3, [1, 8, 60])(LABELS, make_generator(0))
+    assert [len(client) for client in clients] == [1, 8, 60]
+    assert torch.cat(clients).unique().numel() == 69
+    again = SizedPartition(3, [1, 8, 60])(LABELS, make_generator(0))
     assert all(torch.equal(one, other) for one, other in zip(clients, again, strict=True))
+
+
+def test_sizes_that_are_not_given_are_repeated_over_the_clients():
+    few = SizedPartition(3)(LABELS, make_generator(0))
+    assert [len(client) for client in few] == [1, 4, 30]
+    many = SizedPartition(9)(torch.zeros(2600), make_generator(0))
+    assert [len(client) for client in many] == [1, 4, 30, 120, 400, 800, 1200, 1, 4]
 
 
 def test_sizes_that_cannot_be_had_are_named():
     with pytest.raises(ValueError, match=r"at most 1000, .* got 1200 for 2 clients"):
-        SizedPartition(2, [600])(LABELS, make_generator(0))
+        SizedPartition(2, [600, 600])(LABELS, make_generator(0))
+    for number in (1, 3):
+        with pytest.raises(ValueError, match=f"one size for each of {number} clients, got 2"):
+            SizedPartition(number, [600, 1])
     with pytest.raises(ValueError, match=r"at least 1, got \[3, 0\]"):
         SizedPartition(2, [3, 0])
 

@@ -77,7 +77,8 @@ def simulations(monkeypatch):
     return calls
 
 
-def test_ray_is_told_its_resources(simulations):
+def test_ray_is_told_its_resources(simulations, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     server_app, client_app = ServerApp(), ClientApp()
     run_ray(server_app, client_app, 7, num_cpus=3, client_cpus=2, client_gpus=0.5)
     ((arguments, settings),) = simulations
@@ -114,3 +115,9 @@ def test_a_client_that_would_wait_forever_is_refused(simulations, client_cpus):
 def test_a_share_of_a_gpu_is_a_number(share):
     with pytest.raises(ValueError, match="client_gpus must be ≥ 0, got"):
         RayEngine(num_cpus=1, client_gpus=share)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ValueError, match="client_gpus must be at most 0, the GPUs of this machine"):
+        RayEngine(num_cpus=1, client_gpus=0.5)

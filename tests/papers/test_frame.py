@@ -13,7 +13,7 @@ import torch
 from flwr_leakage.defenses import GradientPruning
 from flwr_leakage.papers import Claim, Findings, Judgement, Lab
 from flwr_leakage.papers.findings import overall
-from flwr_leakage.papers.perform import perform
+from flwr_leakage.papers.perform import _device, perform
 from flwr_leakage.papers.training import Recipe
 
 
@@ -218,3 +218,9 @@ def test_an_experiment_computes_on_one_thread_whatever_the_process_has(tmp_path)
     finally:
         torch.set_num_threads(before)
     assert json.loads((page.parent / "findings.json").read_text())["rows"] == [{"threads": 1}]
+
+
+@pytest.mark.parametrize("name", ["banana", "cuda:99", "meta"])
+def test_a_device_that_is_not_there_is_an_error_before_any_work(name):
+    with pytest.raises(ValueError, match=f"device must be one that this machine has, .* {name!r}"):
+        _device(name)

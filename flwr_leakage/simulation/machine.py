@@ -1,0 +1,65 @@
+"""What a run needs of the machine that it is started on: folders to write to, files to read."""
+
+from pathlib import Path
+
+from flwr_leakage.simulation.config import ConfigError
+from flwr_leakage.simulation.experiment import Experiment
+from flwr_leakage.tracking.jsonl import RECORDS_FILE, make_private_folder, write_private
+
+_PROBE_BYTES = 4096
+"""A block of common file systems."""
+
+
+def check_machine(experiment: Experiment) -> None:
+    """Make the run's folders, and load what only the end of a round would ask for.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    settings = experiment.settings
+    make_folder("run_dir", settings.run_dir)
+    if (Path(settings.run_dir) / RECORDS_FILE).exists():
+        raise ConfigError(
+            f"run_dir must be a new folder, got {settings.run_dir}, which holds a run."
+        )
+    for key, folder in (
+        ("server.attack_folder", settings.server.attack_folder),
+        ("client.folder", settings.client.folder),
+    ):
+        if folder is not None:
+            make_folder(key, folder)
+    lpips = experiment.evaluator.lpips
+    if lpips is not None and lpips.backbone is not None:
+        from flwr_leakage.metrics import BackboneUnavailableError
+
+        try:
+            lpips.network()
+        except BackboneUnavailableError as error:
+            raise ConfigError(
+                f"metric.lpips.backbone must be a file of {lpips.net}'s weights, or null, got "
+                f"{lpips.backbone}: {error}"
+            ) from error
+
+
+def make_folder(key: str, name: str) -> None:
+    """Make a folder and write to it once, as it may exist, be read-only, or have no room.
+
+    Raises:
+        ConfigError: that is not possible; it names the key and why.
+    """
+    expected = f"{key} must name a folder that can be written"
+    if not name.strip():
+        raise ConfigError(f"{expected}, got {name!r}.")
+    folder = Path(name)
+    probe = folder / ".probe"
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{expected}, got {name}, which is a file.")
+        make_private_folder(folder)
+        write_private(probe, b"0" * _PROBE_BYTES)
+        probe.unlink()
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{expected}, got {name}: {reason}.") from error

@@ -1,0 +1,114 @@
+"""What must hold of a strategy of Flower's before a run, as most strategies do not check it."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.serverapp.strategy import Bulyan, MultiKrum, Strategy
+
+from flwr_leakage.flower.dp_check import asked_clients
+from flwr_leakage.simulation.config import ConfigError
+
+_POSITIVE: tuple[str, Callable[[Any], bool]] = ("be positive", lambda value: value > 0)
+_NOT_NEGATIVE: tuple[str, Callable[[Any], bool]] = ("be ≥ 0", lambda value: value >= 0)
+_DECAY: tuple[str, Callable[[Any], bool]] = ("lie in [0, 1)", lambda value: 0 <= value < 1)
+
+RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "fraction_train": ("lie in (0, 1]", lambda value: 0 < value <= 1),
+    "fraction_evaluate": ("lie in [0, 1]", lambda value: 0 <= value <= 1),
+    "min_train_nodes": _NOT_NEGATIVE,
+    "min_evaluate_nodes": _NOT_NEGATIVE,
+    "min_available_nodes": _NOT_NEGATIVE,
+    "num_malicious_nodes": _NOT_NEGATIVE,
+    "eta": _POSITIVE,
+    "eta_l": _POSITIVE,
+    "tau": _POSITIVE,  # FedAdam and its kin divide by √v + τ
+    "beta_1": _DECAY,
+    "beta_2": _DECAY,
+    "server_learning_rate": _POSITIVE,
+    "server_momentum": _DECAY,
+    "q": _NOT_NEGATIVE,
+    "client_learning_rate": _POSITIVE,
+    "noise_multiplier": _NOT_NEGATIVE,
+    "clipping_norm": _POSITIVE,
+}
+"""By the names of settings: what they must do, and whether they do it."""
+
+SPOKEN: Mapping[str, tuple[str, ...]] = {
+    "arrayrecord_key": ("arrays",),
+    "configrecord_key": ("config",),
+    "weighted_by_key": ("num-examples", "train-loss"),
+    "train_loss_key": ("train-loss",),
+}
+"""By the names of settings: which keys of messages the clients of a simulation know."""
+
+
+def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") -> None:
+    """Check a strategy's settings, and the numbers of clients that it needs.
+
+    Flower waits forever for nodes that do not exist. Krum, Bulyan and the trimmed mean aggregate
+    whatever comes, or skip every round, where there are fewer clients than their guarantee needs.
+
+    Args:
+        strategy: as built; the strategy that it wraps, if any, is checked too.
+        num_clients: the nodes that there are.
+        key: where in the config the strategy stands.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    settings = vars(strategy)
+    for name, value in settings.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{key}.{name} must be finite, got {value}.")
+        if name in RANGES and not RANGES[name][1](value):
+            raise ConfigError(f"{key}.{name} must {RANGES[name][0]}, got {value}.")
+        if value not in (known := SPOKEN.get(name, (value,))):
+            raise ConfigError(
+                f"{key}.{name} must be {' or '.join(known)}, which the clients send, got {value!r}."
+            )
+    phases = ["train", "available"]
+    phases += ["evaluate"] * bool(settings.get("fraction_evaluate", 1.0))
+    for name in (f"min_{phase}_nodes" for phase in phases):
+        if settings.get(name, 0) > num_clients:
+            raise ConfigError(
+                f"{key}.{name} must be at most num_clients={num_clients}, got {settings[name]}."
+            )
+    inner = settings.get("strategy")
+    asked = asked_clients(inner if isinstance(inner, Strategy) else strategy, num_clients)
+    problem = _too_few(strategy, settings, asked)
+    if problem:
+        raise ConfigError(
+            f"{key}.{problem}, of the {asked} of num_clients={num_clients} that a round asks."
+        )
+    if isinstance(inner, Strategy):
+        check_strategy(inner, num_clients, f"{key}.strategy")
+
+
+def _too_few(strategy: Strategy, settings: Mapping[str, Any], asked: int) -> str:
+    """What asks for more clients than a round asks; empty where nothing does."""
+    if "num_malicious_nodes" in settings:
+        # Bulyan: n ≥ 4f + 3 (El Mhamdi et al. 2018); Krum: n > 2f + 2 (Blanchard et al. 2017).
+        factor = 4 if isinstance(strategy, Bulyan) else 2
+        most, got = (asked - 3) // factor, settings["num_malicious_nodes"]
+        if got > most:
+            needs = factor * got + 3
+            return (
+                f"num_malicious_nodes={got} takes at least {factor} · {got} + 3 = {needs} clients"
+            )
+    if isinstance(strategy, MultiKrum):
+        most, got = asked - settings["num_malicious_nodes"], settings["num_nodes_to_select"]
+        if not 1 <= got <= most:
+            return (
+                f"num_nodes_to_select must lie in [1, {most}], the clients that are not "
+                f"malicious, got {got}"
+            )
+    if (sampled := settings.get("num_sampled_clients", 0)) > asked:
+        return (
+            f"num_sampled_clients must be at most {asked}, as the noise is divided by it, got "
+            f"{sampled}"
+        )
+    trimmed = settings.get("beta", 0.0)
+    if trimmed and int(trimmed * asked) == 0:
+        return f"beta must be 0 or at least 1/{asked}, as it trims nobody, got {trimmed}"
+    return ""
