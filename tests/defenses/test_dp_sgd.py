@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scipy import stats
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.defenses import (
@@ -24,6 +23,7 @@ from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.params import ravel
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, LocalSchedule, Update
+from simulations.benchmarks.epsilon_table import play, shown_epsilon, signed_records
 
 
 def make(momentum: float = 0.0, num_steps: int = 3) -> tuple[Update, LocalRound]:
@@ -130,33 +130,6 @@ def test_another_adjacency_or_sampling_is_refused() -> None:
         DPSGD(sampling="fixed")  # type: ignore[arg-type]
 
 
-def signed_records(signs: list[float]) -> Batch:
-    """Records whose clipped gradients are ±C (1, −1)/√2, whatever small weights there are."""
-    return Batch(torch.tensor(signs).double().reshape(-1, 1, 1, 1), torch.zeros(len(signs)).long())
-
-
-def play(defense: DPSGD, schedule: LocalSchedule, batch: Batch, trials: int, seed: int) -> Tensor:
-    """The released weights along (1, −1)/√2 in units of the noise of all steps, for each trial."""
-    gradient_map = GradientMap(nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)).double())
-    params = {k: torch.zeros_like(v) for k, v in gradient_map.params.items()}
-    around = LocalRound(gradient_map, params, {}, batch, batch)
-    update = Update(params, {}, schedule, len(batch))
-    draws = Reproducible(torch.Generator().manual_seed(seed))
-    found = [ravel(defense.on_update(update, draws, around).delta) for _ in range(trials)]
-    along = torch.stack(found) @ torch.tensor([1.0, -1.0]).double() / math.sqrt(2)
-    divisor = min(schedule.batch_size, len(batch))
-    return along * divisor / (defense.noise_multiplier * defense.max_norm * schedule.num_steps**0.5)
-
-
-def lower_epsilon(first: Tensor, second: Tensor, threshold: float, delta: float) -> float:
-    """What a test at a threshold shows of ε with confidence 95 % (Clopper and Pearson 1934)."""
-    trials = len(first)
-    hits, alarms = (int((values > threshold).sum()) for values in (first, second))
-    detected = stats.beta.ppf(0.025, hits, trials - hits + 1)
-    false = stats.beta.ppf(0.975, alarms + 1, trials - alarms)
-    return math.log((detected - delta) / false)
-
-
 def test_a_removed_record_shifts_all_batches_cut_in_order() -> None:
     """A pair of clients whose updates are 12.9 apart, where ε of one touched batch is 2.
 
@@ -185,7 +158,7 @@ def test_a_removed_record_shifts_all_batches_cut_in_order() -> None:
     first = play(defense, schedule, records, 500, 1)
     second = play(defense, schedule, records[1:], 500, 2)
     sign = math.copysign(1.0, apart)
-    shown = lower_epsilon(sign * first, sign * second, sign * means[1] + 2.4, delta)
+    shown = shown_epsilon(sign * first, sign * second, sign * means[1] + 2.4, delta)
     assert 2.17 < shown < true
 
 
@@ -198,7 +171,7 @@ def test_another_record_shows_less_than_the_stated_epsilon(sampling: Sampling) -
     first = play(defense, schedule, signed_records([1, 1, -1]), 500, 1)
     second = play(defense, schedule, signed_records([-1, 1, -1]), 500, 2)
     sign = float((first - second).mean().sign())
-    shown = lower_epsilon(sign * first, sign * second, float((sign * second).mean()) + 1, 1e-5)
+    shown = shown_epsilon(sign * first, sign * second, float((sign * second).mean()) + 1, 1e-5)
     assert 0.5 < shown < defense.epsilon(schedule, 3, 1)
 
 
