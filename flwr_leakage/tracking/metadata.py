@@ -115,8 +115,10 @@ def project_commit() -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *arguments: str) -> str:
+    # ``git status`` would else write the index, and leave it locked where the disk is full.
+    command = ["git", "--no-optional-locks", *arguments]
     return subprocess.run(
-        ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True, timeout=10
+        command, cwd=folder, check=True, capture_output=True, text=True, timeout=10
     ).stdout
 
 

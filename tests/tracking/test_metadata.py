@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import subprocess
 from pathlib import Path
 
@@ -71,6 +72,11 @@ def test_the_commit_is_that_of_the_checkout_that_tracks_the_package(tmp_path, mo
     git(tmp_path, "commit", "-q", "-m", "two")
     commit, dirty = project_commit()
     assert commit is not None and len(commit) == 40 and dirty is False
+    index = tmp_path / ".git" / "index"
+    before = index.read_bytes()
+    os.utime(source, (1, 1))  # git would note it in the index, and lock that on a full disk
+    assert project_commit() == (commit, False)
+    assert index.read_bytes() == before
     source.write_text("changed")
     assert project_commit() == (commit, True)
 

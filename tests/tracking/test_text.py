@@ -1,5 +1,7 @@
 """Text from elsewhere: what a terminal would obey, or a page hide, is spelled out."""
 
+import io
+import sys
 import unicodedata
 
 import pytest
@@ -28,3 +30,34 @@ def test_a_long_text_says_how_long_it_was():
     plain = plain_text("\x07" * 9_000_000)
     assert len(plain) <= 2000
     assert plain.endswith("… (cut from 9,000,000 characters)")
+
+
+def test_a_terminal_gets_what_its_encoding_has(monkeypatch):
+    """Of each entry point: none may end with an error because a terminal is not Unicode."""
+    from flwr_leakage.cli import app
+    from flwr_leakage.report import __main__ as report
+    from flwr_leakage.simulation import command
+
+    def cli():
+        monkeypatch.setattr(app, "app", lambda: print("λ"))
+        app.main()
+
+    def simulation():
+        def said(arguments):
+            print("λ")
+            return "that is all"
+
+        monkeypatch.setattr(command, "check_overrides", said)
+        with pytest.raises(SystemExit):
+            command.main()
+
+    def report_alone():
+        monkeypatch.setattr(report, "write_report", lambda *arguments: "λ")
+        report.main(["folder"])
+
+    for entry in (cli, simulation, report_alone):
+        written = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+        entry()
+        sys.stdout.flush()
+        assert written.getvalue() == b"?\n"
