@@ -50,6 +50,11 @@ class Gate:
     its time budget, samples that were not kept, a model that does not explain the update) is no
     evidence of safety: ``unmeasured`` says what then.
 
+    A gate protects against a server that is honest but curious, and not against one that chooses
+    weights: everything here is measured under the weights that the server sent. Such a server
+    passed a limit of the gradient's norm in 60 of 60 rounds, and read 188 of their 240 digits
+    at 30 dB or more (``simulations/benchmarks/gate_crafted.py``).
+
     What a server learns: a refusal tells that the limits were exceeded under the parameters that
     it chose, and a stronger defense shows in the update. Which of several defenses is used depends
     on the samples, so that no ε of a single one holds for the whole.
