@@ -107,7 +107,8 @@ def policies() -> list[Policy]:
     influence, noise = InversionInfluence(), GaussianNoise(0.01)
     fixed, alone = CRAFTS[:5], ("honest", "hidden")
     analytic = SelfAttack(load_preset("analytic"))
-    idlg, strongest = (SelfAttack(load_preset(n), max_seconds=20.0) for n in ("idlg", "strongest"))
+    idlg = SelfAttack(load_preset("idlg"), max_seconds=5.0)
+    strongest = SelfAttack(load_preset("strongest"), max_seconds=20.0)
     return [
         Policy("gradient norm", "gradient_norm", GradientNorm(), 10.0),
         Policy("λmax", "lambda_max", LambdaMax(), 10.0, "large Jacobian"),
@@ -120,7 +121,7 @@ def policies() -> list[Policy]:
         Policy("PSNR bound, noise 0.01", "psnr_bound", PSNRBound(), defense=noise),
         Policy("analytic", attack=analytic, crafts=alone),
         Policy("analytic, unmeasured: send", attack=analytic, crafts=alone, unmeasured="send"),
-        Policy("idlg", attack=idlg, clients=10, crafts=alone),
+        Policy("idlg, 5 s", attack=idlg, clients=6, crafts=alone),
         Policy("strongest, 20 s", attack=strongest, clients=6, crafts=alone),
     ]  # fmt: skip
 
