@@ -91,10 +91,10 @@ class InputSpec:
     std: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
-        sizes = self.shape
-        if not isinstance(sizes, Sequence) or len(sizes) != 3 or not all(map(is_count, sizes)):
+        size = self.shape
+        if not isinstance(size, Sequence) or len(size) != 3 or not all(map(is_count, size)):
             raise ValueError(
-                f"shape must be (C, H, W) of one input, all positive, got {brief(sizes)}."
+                f"shape must be (C, H, W) of inputs, all positive, got {brief(size)}."
             )
         if not is_count(count := self.num_classes):
             raise ValueError(f"num_classes must be a positive integer, got {brief(count)}.")
