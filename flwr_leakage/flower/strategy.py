@@ -119,8 +119,8 @@ class HonestButCurious(Strategy):
         received = list(replies)
         seen = self._guarded(server_round, self._training.look, received)
         handed_on = self._handed_on(received, seen.faults if seen else {})
-        result: tuple[ArrayRecord | None, MetricRecord | None] = self._inner("aggregate_train")(
-            server_round, handed_on
+        result: tuple[ArrayRecord | None, MetricRecord | None] = self._aggregate(
+            "aggregate_train", server_round, received, handed_on, (None, None)
         )
         if seen is not None:
             kept = [
@@ -150,8 +150,9 @@ class HonestButCurious(Strategy):
         """Record failed and missing evaluations, and delegate."""
         received = list(replies)
         faults = self._guarded(server_round, self._evaluation.look_at_evaluation, received)
-        result: MetricRecord | None = self._inner("aggregate_evaluate")(
-            server_round, self._handed_on(received, faults or {})
+        handed_on = self._handed_on(received, faults or {})
+        result: MetricRecord | None = self._aggregate(
+            "aggregate_evaluate", server_round, received, handed_on, None
         )
         return result
 
@@ -177,6 +178,25 @@ class HonestButCurious(Strategy):
             # Replies arrive in any order, and floating-point sums depend on it.
             kept = sorted(kept, key=lambda reply: self._names.of(reply.metadata.src_node_id))
         return kept
+
+    def _aggregate(
+        self,
+        name: str,
+        server_round: int,
+        received: list[Message],
+        handed_on: list[Message],
+        nothing: Any,
+    ) -> Any:
+        """What the strategy makes of the replies; nothing where it fails as all were left out."""
+        try:
+            return self._inner(name)(server_round, handed_on)
+        except Exception as error:
+            if handed_on or not received:
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            message = f"nothing was aggregated: all replies were left out ({reason})"
+            self._guarded(server_round, self.audit.warn, server_round, -1, message)
+            return nothing
 
     def _sampling(self, seed: str) -> AbstractContextManager[None]:
         return seeded_sampling(seed) if self.reproducible else nullcontext()
