@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from flwr_leakage.audit.kept import FORMAT, Kept, KeptObservations
@@ -106,3 +107,33 @@ def test_files_that_cannot_be_read_are_named(tmp_path, spoil):
     found, (problem,) = store.read(1)
     assert [each.observation.client_id for each in found] == [1]
     assert "client0000.safetensors of round 1 cannot be read" in problem
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedule": {"learning_rate": 10**400}},
+        {"schedule": {"learning_rate": "0.1"}},
+        {"schedule": {"learning_rate": 0.1, "num_steps": None}},
+        {"schedule": []},
+        {"spec": []},
+        {"spec": {"shape": 3, "num_classes": 2}},
+        {"spec": {"shape": [1, 4, 4], "num_classes": 3, "std": [10**400]}},
+        {"server_round": 10**400},
+        {"client_id": "0"},
+        {"num_examples": [1]},
+        {"batch_norm": {}},
+    ],
+    ids=str,
+)
+def test_a_header_of_other_values_is_named_and_the_others_are_read(tmp_path, changes):
+    store = KeptObservations(tmp_path)
+    store.keep(1, [kept(1, 0), kept(1, 1)])
+    path = tmp_path / "round000001" / "client0000.safetensors"
+    with safe_open(path, "pt") as file:
+        about = json.loads(file.metadata()["observation"])
+    for text in (json.dumps(about | changes), "[" * 100_000):
+        save_file({"x": torch.zeros(1)}, path, {"format": FORMAT, "observation": text})
+        found, (problem,) = store.read(1)
+        assert [each.observation.client_id for each in found] == [1]
+        assert "client0000.safetensors of round 1 cannot be read" in problem
