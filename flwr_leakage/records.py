@@ -93,9 +93,7 @@ class InputSpec:
     def __post_init__(self) -> None:
         size = self.shape
         if not isinstance(size, Sequence) or len(size) != 3 or not all(map(is_count, size)):
-            raise ValueError(
-                f"shape must be (C, H, W) of inputs, all positive, got {brief(size)}."
-            )
+            raise ValueError(f"shape must be (C, H, W) of inputs, all positive, got {brief(size)}.")
         if not is_count(count := self.num_classes):
             raise ValueError(f"num_classes must be a positive integer, got {brief(count)}.")
         channels = self.shape[0]
