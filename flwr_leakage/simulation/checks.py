@@ -89,12 +89,6 @@ def check_clients(experiment: Experiment) -> None:
             f"gives client {sizes.index(smallest)}, got {given}. Take client.num_examples=null "
             f"for all that each has, or partition=iid for equal shares."
         )
-    first, last = experiment.selection.first, experiment.settings.num_rounds
-    if first > last:
-        raise ConfigError(
-            f"selection.first must be at most num_rounds={last}, as nothing would be attacked, got "
-            f"{first}."
-        )
     chosen = experiment.selection.clients
     if chosen is not None and not (chosen and set(chosen) <= set(range(len(sizes)))):
         raise ConfigError(
