@@ -344,9 +344,11 @@ def main() -> None:
                     )
                 if case == "none":
                     baseline[verb] = outcome
-                    if outcome.ran or outcome.opened or outcome.alive:
+                    if outcome.ran or outcome.opened:
                         raise SystemExit(f"the honest folder is no baseline of {verb}: {outcome}")
                     continue
+                known = baseline[verb].alive  # such as links to the reports of both folders
+                outcome.alive = [each for each in outcome.alive if each not in known]
                 found[verb][case] = outcome
                 if chosen.verbose:
                     _tell(case, verb, outcome, baseline[verb])
