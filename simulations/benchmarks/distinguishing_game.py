@@ -16,6 +16,7 @@ rows of Opacus need ``opacus``.
 import json
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ def forge(seed: int, update: Tensor) -> Callable[[Message, Context, Any], Messag
 # The mechanisms
 
 
-class Mechanism:
+class Mechanism(ABC):
     """What happens to an update between the training and the wire.
 
     Args:
@@ -158,13 +159,13 @@ class Mechanism:
     def __init__(self, epsilon: float) -> None:
         self.epsilon = epsilon
 
+    @abstractmethod
     def release(self, seed: int, batch: Batch) -> Released:
         """Run the client on its batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def imagine(self, seed: int, batch: Batch, observed: Released) -> dict[str, Any]:
         """Return the record of a client with this batch that releases what was observed."""
-        raise NotImplementedError
 
     def clean(self, seed: int, batch: Batch) -> Tensor:
         """Return the update of a batch before noise, clipped to ``CLIP``."""
