@@ -224,7 +224,7 @@ def _save(results: Results, file: Path | None) -> None:
 
 
 def _load(file: Path | None) -> Results | None:
-    """What ``_save`` wrote, or ``None`` where there is nothing that can be read: attack again."""
+    """Return what ``_save`` wrote, or ``None`` if it cannot be read: the attack runs again."""
     if file is None or not file.exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""What an attack on a client would take, told before anything of the told size is allocated."""
+"""Estimate what an attack on a client would take, before anything of the told size is allocated."""
 
 import math
 from collections import OrderedDict
@@ -35,7 +35,7 @@ _MAX_KEPT = 256
 
 @dataclass(frozen=True)
 class Needs:
-    """What the forward pass of one sample takes.
+    """Bytes and operations that the forward pass of one sample takes.
 
     Attributes:
         num_bytes: of all intermediate results.
@@ -62,7 +62,7 @@ class Trials:
     _known: "OrderedDict[tuple[InputSpec, str], Needs | str]" = field(default_factory=OrderedDict)
 
     def needs(self, gradient_map: GradientMap, spec: InputSpec) -> Needs:
-        """What one sample takes.
+        """Return what one sample takes.
 
         Raises:
             ValueError: the model does not take such inputs, or one of them alone needs too much.
@@ -117,7 +117,7 @@ class Trials:
 
 
 def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.inf) -> Needs:
-    """What one sample's forward pass takes, by a pass without values.
+    """Return what one sample's forward pass takes, by a pass without values.
 
     Where a model decides by values, there is no such pass; then zeros are passed, which stop at
     the limit too.

@@ -47,7 +47,7 @@ REPLAY_WORDS: dict[ReplayKind, str] = {
     ),
     "undone": "the training was not replayed",
 }
-"""What a server reads of each kind of result, where the client's owner shares no more."""
+"""The sentence that a server reads of each kind of result, unless the owner shares more."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class ClientNote:
         return _encode(content)
 
     def says(self) -> list[str]:
-        """What the client says of itself, in sentences."""
+        """Return the sentences that the client says of itself."""
         who, said = f"client {self.client_id} says", []
         if self.remark:
             unknown = " Its samples are unknown here: nothing is measured against them."

@@ -1,4 +1,4 @@
-"""What a client's owner lets travel beside the update: by default no number that samples made."""
+"""The owner of a client chooses what travels beside an update; by default no number of samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from flwr_leakage.audit.note import REPLAY_WORDS, ClientNote, ReplayResult
 from flwr_leakage.records import Measurement
 
 WORDS = ("numbers", "replay", "training", "times", "reasons")
-"""What can be shared beside the names of single metrics; ``everything`` shares all of it."""
+"""The words that an owner can share, beside names of metrics; ``everything`` stands for all."""
 
 UNREAD = "Neither scores nor samples were read off the training."
 """All that a server reads where they could not be, unless reasons are shared."""

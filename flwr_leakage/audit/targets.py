@@ -12,7 +12,7 @@ from flwr_leakage.params import add, scale
 from flwr_leakage.records import Batch, InputSpec, Observation, ThreatModel, Update
 
 Inputs = tuple[InputSpec, BatchNormMode]
-"""What an attack on a client assumes of its inputs and of its BatchNorm layers."""
+"""The inputs and the BatchNorm mode that an attack on a client assumes."""
 
 
 @dataclass(frozen=True)

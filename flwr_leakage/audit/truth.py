@@ -44,7 +44,7 @@ class Truth:
 UNREADABLE = (
     ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
-"""What reading foreign JSON raises where an entry is of another kind, too large or too deep."""
+"""The errors that foreign JSON raises, where an entry is of another kind, too large or too deep."""
 
 
 @dataclass

@@ -54,7 +54,7 @@ def seconds_each(seconds: float | None, budget: Budget, count: int) -> float | N
 
 @dataclass
 class Once:
-    """What was said of each client, so that it is said once, and of none without end.
+    """Remembers the sentences about each client, so that each is recorded once, up to a limit.
 
     Attributes:
         limit: different sentences of a client, ≥ 1.

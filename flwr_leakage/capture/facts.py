@@ -33,7 +33,7 @@ _CLOSE = 1e-6
 """Settings that differ by less, relatively, are the same number."""
 
 MAX_CHANNELS, MAX_VALUES = 4096, 2**24
-"""Of a told input: an image of 2,364 × 2,364 pixels in colours, 64 MB, is larger than any that an
+"""The largest told input: an image of 2,364 × 2,364 pixels in colours, 64 MB, is larger than any that an
 attack has recovered."""
 
 SLOWEST, FASTEST = 1e-12, 1e6

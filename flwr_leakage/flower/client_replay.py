@@ -35,7 +35,7 @@ MASKED = (
     "what was sent is masked (secure aggregation) and was not compared: clipping or noise between "
     "the training and the mask would not be seen"
 )
-"""What the owner reads of a replay under a mask."""
+"""The sentence that the owner reads of a replay under a mask."""
 _NUMBERS = ("learning_rate", "momentum", "weight_decay", "num_steps", "batch_size")
 """Settings that may vary by round as a matter of course: their first change is replayed."""
 _KINDS = (

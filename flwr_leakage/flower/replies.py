@@ -33,7 +33,7 @@ MAX_REASON = 500
 
 @dataclass(frozen=True)
 class Needs:
-    """What a strategy needs of the metrics of every reply, whatever those of the others are.
+    """The metrics that a strategy needs in every reply, whatever those of the others are.
 
     Attributes:
         weight: the metric that holds the number of samples.

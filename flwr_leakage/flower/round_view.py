@@ -201,7 +201,7 @@ class RoundView:
             )  # fmt: skip
 
     def _state_sent_to(self, node: int) -> tuple[Params, Params, tuple[str, ...]]:
-        """What the node was sent, and the names of what is less precise than the model's.
+        """Return what the node was sent, and the names of arrays less precise than the model's.
 
         Most strategies send one record to all: it is read once.
         """

@@ -187,7 +187,7 @@ class HonestButCurious(Strategy):
         handed_on: list[Message],
         nothing: Any,
     ) -> Any:
-        """What the strategy makes of the replies; nothing where it fails as all were left out."""
+        """Return the strategy's result, or nothing if it fails as all replies were left out."""
         try:
             return self._inner(name)(server_round, handed_on)
         except Exception as error:

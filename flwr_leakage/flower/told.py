@@ -129,7 +129,7 @@ class ToldAudit(ServerAudit):
         assumed: Mapping[int, _Assumed],
         refused: Mapping[int, str],
     ) -> tuple[dict[int, _Assumed], dict[int, str]]:
-        """What is assumed of every client in a mean update, or why the mean cannot be attacked.
+        """Return what is assumed of every client in a mean update, or why it cannot be attacked.
 
         It is what most of them told. A client that told something else spoils the attack if it is
         true, and hides nobody if it is not.

@@ -1,4 +1,4 @@
-"""What a client that defends or judges its updates lets through: nothing that was not looked at."""
+"""A client that defends or judges its updates lets nothing pass that was not looked at."""
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 

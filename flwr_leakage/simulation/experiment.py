@@ -121,7 +121,7 @@ class Experiment:
 
     @property
     def _share(self) -> Sharing:
-        """What clients share; those of a simulation keep only their self-attack to themselves."""
+        """Return what clients share; in a simulation all but their self-attacks."""
         share = Sharing.of(self.settings.client.share)
         if self.remark is not None:
             return share
@@ -278,7 +278,7 @@ class Experiment:
         return max(known) if len(known) == len(found) else None
 
     def privacy(self, num_rounds: int) -> str:
-        """What the differential privacy of the updates is, in words; empty where none is known."""
+        """Return a sentence on the updates' differential privacy; empty where none is known."""
         found = {each: self.epsilon(num_rounds, each) for each in ADJACENCIES}
         if None in found.values():
             return ""

@@ -1,4 +1,4 @@
-"""What a config that others wrote may name, checked before anything of it is imported or built.
+"""Checks what a config that others wrote may name, before anything of it is imported or built.
 
 Two kinds of config come from others: the run config of Flower, which whoever submits a run writes
 (``own_config``), and the config in ``run.json`` of a run folder that somebody sent (``later``).
@@ -33,7 +33,7 @@ Not ``tracker``, which sends numbers and images elsewhere, nor ``engine``, ``exp
 """
 
 _Call = tuple[tuple[str, str], ...]
-"""What Hydra reads of a node: ``_target_``, ``_partial_``, ``_args_`` and their like."""
+"""The keys of a node that Hydra reads: ``_target_``, ``_partial_``, ``_args_`` and their like."""
 
 
 def check_targets(config: Config, groups: Collection[str] | None = None) -> None:

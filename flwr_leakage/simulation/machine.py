@@ -1,4 +1,4 @@
-"""What a run needs of the machine that it is started on: folders to write to, files to read."""
+"""Checks that the machine has what a run needs: folders to write to, files to read."""
 
 from pathlib import Path
 

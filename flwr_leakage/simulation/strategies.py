@@ -1,4 +1,4 @@
-"""What must hold of a strategy of Flower's before a run, as most strategies do not check it."""
+"""Checks what must hold of a Flower strategy before a run, as most strategies do not check it."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -86,7 +86,7 @@ def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") 
 
 
 def _too_few(strategy: Strategy, settings: Mapping[str, Any], asked: int) -> str:
-    """What asks for more clients than a round asks; empty where nothing does."""
+    """Return the setting that asks for more clients than a round has; empty where none does."""
     if "num_malicious_nodes" in settings:
         # Bulyan: n ≥ 4f + 3 (El Mhamdi et al. 2018); Krum: n > 2f + 2 (Blanchard et al. 2017).
         factor = 4 if isinstance(strategy, Bulyan) else 2

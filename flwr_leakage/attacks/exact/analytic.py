@@ -37,7 +37,8 @@ ROUNDING = 1e-5
 """Relative distance of the gradient from an outer product up to which it is rounding."""
 
 BEYOND = 1e-3
-"""Of the pixels' range: so far pixels of zero may lie from others in a proven image."""
+"""The largest distance, as a share of the pixels' range, of pixels that are zero in a proven image
+from those that may stand there."""
 
 FILLED, MAX_ITERATIONS = 1e-6, 1000
 """Relative tolerance and most iterations of what fills in pixels."""
