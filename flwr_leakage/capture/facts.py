@@ -33,8 +33,8 @@ _CLOSE = 1e-6
 """Settings that differ by less, relatively, are the same number."""
 
 MAX_CHANNELS, MAX_VALUES = 4096, 2**24
-"""The largest told input. A colour image of 2,364 × 2,364 pixels takes 64 MB, and is larger than any
-that an attack has recovered."""
+"""The largest told input. A colour image of 2,364 × 2,364 pixels takes 64 MB, and is larger than
+any that an attack has recovered."""
 
 SLOWEST, FASTEST = 1e-12, 1e6
 """Learning rates beyond which parameters near 1 in float32 do not move (their spacing is 1e-7), or
