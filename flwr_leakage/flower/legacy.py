@@ -90,14 +90,22 @@ class LegacyHonestButCurious(Strategy):
     def aggregate_fit(self, server_round: int, results: Results, failures: Failures) -> Any:
         """Look at what the strategy is shown, delegate, then let the audit attack it."""
         looked = guarded(self.audit, server_round, self._look, server_round, results, failures)
-        aggregated = self.strategy.aggregate_fit(server_round, results, failures)
+        try:
+            aggregated = self.strategy.aggregate_fit(server_round, results, failures)
+        except Exception:  # the run ends here, and what was sent is audited all the same
+            self._inspect(server_round, looked, len(results))
+            raise
+        self._inspect(server_round, looked, len(results))
+        return aggregated
+
+    def _inspect(self, server_round: int, looked: Any, num_updates: int) -> None:
+        """Let the audit attack what was seen of a round, if it could be looked at."""
         if looked is not None:
             seen, notes, unknown = looked
             guarded(
                 self.audit, server_round, self.audit.inspect, server_round, seen, notes,
-                unknown, len(results),
+                unknown, num_updates,
             )  # fmt: skip
-        return aggregated
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """Delegate."""

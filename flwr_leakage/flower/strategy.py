@@ -18,7 +18,7 @@ from flwr_leakage.flower.arrays import Expected
 from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.replies import Layout, Needs, Sent
-from flwr_leakage.flower.round_view import RoundView
+from flwr_leakage.flower.round_view import RoundView, Seen
 from flwr_leakage.flower.undisturbed import seeded_sampling, sigterm_unwinds
 from flwr_leakage.gradient_map import GradientMap
 
@@ -117,23 +117,32 @@ class HonestButCurious(Strategy):
         """Look at the replies, delegate, then let the audit attack what it saw."""
         self._observed_rounds += 1
         received = list(replies)
-        seen = self._guarded(server_round, self._training.look, received)
+        seen: Seen | None = self._guarded(server_round, self._training.look, received)
         handed_on = self._handed_on(received, seen.faults if seen else {})
-        result: tuple[ArrayRecord | None, MetricRecord | None] = self._aggregate(
-            "aggregate_train", server_round, received, handed_on, (None, None)
-        )
-        if seen is not None:
-            kept = [
-                observation
-                for place, observation in seen.observations
-                if self.bad_replies == "pass" or place not in seen.faults
-            ]
-            observations = sorted(kept, key=lambda observation: observation.client_id)
-            self._guarded(
-                server_round, self.audit.inspect, server_round, observations, seen.notes,
-                seen.unknown, len(handed_on),
-            )  # fmt: skip
+        try:
+            result: tuple[ArrayRecord | None, MetricRecord | None] = self._aggregate(
+                "aggregate_train", server_round, received, handed_on, (None, None)
+            )
+        except Exception:  # the run ends here, and what the others sent is audited all the same
+            self._inspect(server_round, seen, len(handed_on))
+            raise
+        self._inspect(server_round, seen, len(handed_on))
         return result
+
+    def _inspect(self, server_round: int, seen: Seen | None, num_updates: int) -> None:
+        """Let the audit attack what was seen of a round."""
+        if seen is None:
+            return
+        kept = [
+            observation
+            for place, observation in seen.observations
+            if self.bad_replies == "pass" or place not in seen.faults
+        ]
+        observations = sorted(kept, key=lambda observation: observation.client_id)
+        self._guarded(
+            server_round, self.audit.inspect, server_round, observations, seen.notes,
+            seen.unknown, num_updates,
+        )  # fmt: skip
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -367,3 +367,19 @@ def test_bytes_that_are_no_tensor_may_have_any_length():
     assert check_like(longer, sent) == ()
     with pytest.raises(MalformedArraysError):
         check_like(ArrayRecord({"0": torch.zeros(9)}), ArrayRecord({"0": torch.zeros(4)}))
+
+
+def test_a_reply_that_ends_the_run_costs_no_record_of_the_others():
+    """Handed on, it ends the run as without the audit; its round is recorded all the same."""
+
+    def on_train(reply, partition):
+        if partition == BAD:
+            _no_arrays(reply)
+        return reply
+
+    memory = Memory()
+    around = observe(st.FedAvg(fraction_evaluate=0.0), memory, bad_replies="pass")
+    with pytest.raises(Exception, match="exactly one ArrayRecord"):
+        serve(around, client_app(on_train=on_train), 3)
+    objectives = [r for r in memory.records if r.name == "objective"]
+    assert sorted(r.client_id % 2**32 for r in objectives) == [0, 2]
