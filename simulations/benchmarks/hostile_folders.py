@@ -129,7 +129,8 @@ def attempt(
     (out / "cwd").mkdir()
     before = _contents(foreign)
     listening = _listen(foreign)
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    resident = pages * os.sysconf("SC_PAGE_SIZE")  # now: the child's peak begins with it
     child = os.fork()
     if not child:
         _call(names, run, honest or run, out, ran)
@@ -151,7 +152,7 @@ def attempt(
     outcome = Outcome(
         ran=ran.exists() or MARK in output or "Zen of Python" in output or bool(lost),
         opened=sorted({*opened, *changed}),
-        peak=max(used.ru_maxrss - resident, 0) << 10,
+        peak=max((used.ru_maxrss << 10) - resident, 0),
         alive=[*_alive(run, out, output)],
         ended={-signal.SIGKILL: "not at all", 70: "traceback"}.get(code, "in order"),
         output=output,

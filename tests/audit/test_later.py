@@ -240,13 +240,13 @@ def test_a_model_is_not_imported_from_the_run_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("num_steps", 10**9, "must be counts"),
-        ("num_steps", 2.5, "must be counts"),
+        ("num_steps", 10**9, "at most 1,000,000 steps"),
+        ("num_steps", 2.5, "num_steps must be an integer"),
         ("shape", [1, 10**5, 10**5], "an input must have at most 16,777,216 numbers"),
         ("num_examples", 10**12, "those of an update"),
-        ("server_round", 2, "must be of a client in round 1"),
-        ("client_id", "x", "must be of a client in round 1"),
-        ("mean", ["x"], "mean and std must be numbers"),
+        ("server_round", 2, "it must be of round 1, got 2"),
+        ("client_id", "x", "client_id must be an integer"),
+        ("mean", ["x"], "mean must be finite numbers"),
     ],
 )
 def test_a_kept_round_claims_what_memory_can_hold(tiny_data, key, value, said):
