@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flwr_leakage.audit import Truth
-from flwr_leakage.audit.kept import read_truth, truth_to_bytes
 from flwr_leakage.tracking.jsonl import write_private
 
 
@@ -24,6 +23,8 @@ class TruthFolder:
 
     def write(self, server_round: int, client_id: int, truth: Truth) -> None:
         """Keep what a client trained on, for its owner's eyes only."""
+        from flwr_leakage.audit.kept import truth_to_bytes  # needs the extra ``server``
+
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in self.path.glob(f"round-*-client-{client_id}.truth"):
             old.unlink()
@@ -35,6 +36,8 @@ class TruthFolder:
         Raises:
             ValueError: the client wrote nothing in this round.
         """
+        from flwr_leakage.audit.kept import read_truth
+
         path = self._file(server_round, client_id)
         if not path.exists():
             raise ValueError(f"client {client_id} left no samples of round {server_round}.")

@@ -1,9 +1,13 @@
 """Whose turn it is where the time is short, and what was said of whom."""
 
+import pytest
+
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.audit.targets import MAX_HISTORY, History, Target
 from flwr_leakage.audit.turns import Once, in_turns
 from flwr_leakage.records import LocalSchedule, Observation, Update
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # values of wrong types are meant
 
 
 class Clock:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flwr_leakage.audit import ClientNote
@@ -72,9 +72,10 @@ def test_a_note_with_other_parts_is_read_or_refused(changes):
     assert note.says() == []
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(["learning_rate", "num_steps", "batch_size", "momentum", "weight_decay"]),
        ANYTHING)  # fmt: skip
-def test_a_schedule_is_one_or_a_value_error(name, value):
+def test_a_schedule_is_one_or_a_value_error(unchecked, name, value):
     try:
         schedule = LocalSchedule(**{"learning_rate": 0.1, name: value})
     except ValueError:
@@ -82,8 +83,9 @@ def test_a_schedule_is_one_or_a_value_error(name, value):
     assert schedule.learning_rate > 0 and 0 <= schedule.momentum < 1
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(["shape", "num_classes", "mean", "std"]), ANYTHING)
-def test_a_spec_is_one_or_a_value_error(name, value):
+def test_a_spec_is_one_or_a_value_error(unchecked, name, value):
     given = {"shape": (2, 4, 4), "num_classes": 3, "mean": (0.5,), "std": (0.5,), name: value}
     try:
         spec = InputSpec(**given)

@@ -160,7 +160,7 @@ def test_little_noise_costs_no_grid():
         ({"adjacency": "remove"}, "adjacency must be one of replace-one, add-or-remove"),
     ],
 )
-def test_accounting_out_of_range(settings, said):
+def test_accounting_out_of_range(settings, said, unchecked):
     given = {"noise_multiplier": 1.0, "sample_rate": 1.0, "num_steps": 1, "delta": 0.1}
     with pytest.raises(ValueError, match=said):
         dp_epsilon(**given | settings)

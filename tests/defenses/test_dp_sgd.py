@@ -123,7 +123,7 @@ def test_epsilon_of_poisson_sampling_counts_every_step() -> None:
     assert defense.epsilon(whole, 5, 1) == pytest.approx(gaussian_epsilon(2.0, 1e-4))
 
 
-def test_another_adjacency_or_sampling_is_refused() -> None:
+def test_another_adjacency_or_sampling_is_refused(unchecked) -> None:
     with pytest.raises(ValueError, match="adjacency must be one of replace-one, add-or-remove"):
         DPSGD().epsilon(LocalSchedule(0.1), 1, 1, "remove")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sampling must be one of in_order, poisson, got 'fixed'"):

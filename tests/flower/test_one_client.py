@@ -23,6 +23,9 @@ from flwr_leakage.flower.wire import RECORD_KEY
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.tracking import read_run
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # values of wrong types are meant
+
+
 BAD = 1
 """The client that tells what it likes; client 0 is honest."""
 

@@ -78,5 +78,5 @@ def test_what_cannot_be_priced_says_so(tiny):
         expand(["hydra/sweeper=optuna"])
     with pytest.raises(ConfigError, match="a paper's experiment is not priced"):
         price_runs(["experiment=alc_correlation"])
-    with pytest.raises(ConfigError, match="batch_size must be at least 1"):
+    with pytest.raises(ConfigError, match="batch_size must be an integer of at least 1"):
         price_runs([*tiny, "client.batch_size=0"])
