@@ -2,9 +2,9 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,15 @@ from flwr_leakage.records import InputSpec, Observation
 SAMPLES = 2
 """Samples of a trial: BatchNorm by batch takes no single one."""
 
-COPIES = 4
-"""Activations of a forward pass that an attack holds at once: the pass, its gradient in the
-parameters, and the gradient of both in the inputs."""
+COPIES = 32
+"""Bytes that an attack holds at its peak for each byte of a forward pass: the pass, its gradient in
+the parameters, the gradient of both in the inputs, their scratch space. Measured are 19 to 27 (a
+convolution, its activation and a pool of 256² to 1024² pixels, one to eight images, ``idlg`` and
+``strongest``), and 76 where ``strongest`` searches half a million pixels."""
+
+STEPS = 4
+"""Copies of the parameters for each local step but the first, whose copies a server that trains the
+model has room for."""
 
 OPERATIONS_PER_SECOND = 5e9
 """Floating-point operations of one CPU core in a second, of a slow one."""
@@ -31,6 +37,17 @@ LEAST_GRADIENTS = 10
 _MAX_CALLS = 50_000
 _REAL_BYTES = 2**20  # of an input that is passed with values: 3 × 224 × 224 takes 0.6 MB
 _MAX_KEPT = 256
+
+
+class HasObservation(Protocol):
+    """Something that is attacked."""
+
+    @property
+    def observation(self) -> Observation:
+        """What the attack is given."""
+
+
+T = TypeVar("T", bound=HasObservation)
 
 
 @dataclass(frozen=True)
@@ -91,14 +108,12 @@ class Trials:
         """
         if self.max_bytes is None and self.max_seconds is None:
             return ""
-        schedule, count = seen.update.schedule, seen.update.num_examples
-        samples = schedule.num_steps * min(schedule.batch_size, count) * max(len(seen.members), 1)
+        schedule, samples = seen.update.schedule, _samples(seen)
         try:
             needs = self.needs(gradient_map, spec)
         except ValueError as error:
             return str(error)
-        size = sum(value.nbytes for value in seen.params.values())
-        needed = COPIES * (samples * needs.num_bytes + (schedule.num_steps + 1) * size)
+        needed = _bytes(needs, seen)
         if self.max_bytes is not None and needed > self.max_bytes:
             return (
                 f"an attack on {samples:,} samples of shape {spec.shape} in {schedule.num_steps:,} "
@@ -114,6 +129,44 @@ class Trials:
                 f"max_seconds={self.max_seconds:g}"
             )
         return ""
+
+    def together(
+        self, gradient_map: GradientMap, spec: InputSpec, several: Sequence[T]
+    ) -> Iterator[list[T]]:
+        """Yield parts of the targets, in their order, that fit into the limit together.
+
+        Args:
+            gradient_map: of the model.
+            spec: of their inputs.
+            several: cases, each with its ``observation``.
+        """
+        part: list[T] = []
+        left = math.inf if self.max_bytes is None else float(self.max_bytes)
+        for case in several:
+            needed = 0.0
+            if self.max_bytes is not None:
+                needed = _bytes(self.needs(gradient_map, spec), case.observation)
+            if part and needed > left:
+                yield part
+                part, left = [], float(self.max_bytes or 0)
+            part.append(case)
+            left -= needed
+        if part:
+            yield part
+
+
+def _samples(seen: Observation) -> int:
+    """Samples of all steps together, of all members of a mean."""
+    schedule = seen.update.schedule
+    used = min(schedule.batch_size, seen.update.num_examples)
+    return schedule.num_steps * used * max(len(seen.members), 1)
+
+
+def _bytes(needs: Needs, seen: Observation) -> float:
+    """What an attack on a target takes beside the model, by an estimate."""
+    size = sum(value.nbytes for value in seen.params.values())
+    steps = seen.update.schedule.num_steps - 1
+    return COPIES * _samples(seen) * needs.num_bytes + STEPS * steps * size
 
 
 def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.inf) -> Needs:

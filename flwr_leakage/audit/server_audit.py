@@ -227,7 +227,8 @@ class ServerAudit:
             for assumed in dict.fromkeys(assumed for assumed, _ in part):
                 self.assume(*assumed)
                 alike = [case for other, case in part if other == assumed]
-                self._attack(server_round, self.attack, alike, budget)
+                for together in self._trials.together(self.gradient_map, self.spec, alike):
+                    self._attack(server_round, self.attack, together, budget)
             for _, case in part:
                 del left[id(case)]
         if left:

@@ -255,7 +255,7 @@ def bad_facts(reply: Message, message: Message, draws: random.Random) -> Message
         if draws.random() < 0.1:
             del facts[name]
         elif draws.random() < 0.3:
-            facts["shape"] = draws.choice(VALUES)
+            facts["shape"] = draws.choice([*VALUES, [1, 250, 250], [1, 350, 350]])
         else:
             facts[name] = draws.choice(VALUES)
         if not facts:

@@ -1,6 +1,7 @@
 """What an attack would take, before anything is allocated."""
 
 import resource
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def seen(count, **schedule):
     ("trials", "observation", "said"),
     [
         (Trials(), seen(2**50, num_steps=10**6, batch_size=10**9), ""),
-        (Trials(max_bytes=2**24), seen(8, batch_size=8), ""),
+        (Trials(max_bytes=2**25), seen(8, batch_size=8), ""),
         (Trials(max_bytes=2**24), seen(100, batch_size=100), "100 samples"),
         (Trials(max_bytes=2**24), seen(1, num_steps=5000), "5,000 steps would need about"),
         (Trials(max_seconds=1e-3), seen(1), "no 10 fit into max_seconds=0.001"),
@@ -111,3 +112,18 @@ def test_what_is_kept_of_trials_has_an_end():
         trials.needs(gradient_map, InputSpec((3, 4, side), 10))
     assert len(trials._known) == 256
     assert torch.get_default_device().type == "cpu"
+
+
+@dataclass(frozen=True)
+class Case:
+    observation: Observation
+
+
+def test_what_is_attacked_together_fits_together():
+    cases = [Case(seen(count, batch_size=8)) for count in (8, 1, 1, 8, 8)]
+    trials, gradient_map = Trials(max_bytes=20 * 2**20), GradientMap(any_size())
+    parts = list(trials.together(gradient_map, InputSpec((3, 32, 32), 10), cases))
+    assert [[case.observation.update.num_examples for case in part] for part in parts] == [
+        [8, 1], [1, 8], [8],
+    ]  # fmt: skip
+    assert list(Trials().together(gradient_map, InputSpec((3, 32, 32), 10), cases)) == [cases]
