@@ -4,7 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ _REAL_BYTES = 2**20  # of an input that is passed with values: 3 × 224 × 224 t
 _MAX_KEPT = 256
 
 
+@runtime_checkable
 class HasObservation(Protocol):
     """Something that is attacked."""
 

@@ -249,7 +249,7 @@ def test_a_model_is_not_imported_from_the_run_folder(tmp_path, monkeypatch):
         ("mean", ["x"], "mean must be finite numbers"),
     ],
 )
-def test_a_kept_round_claims_what_memory_can_hold(tiny_data, key, value, said):
+def test_a_kept_round_claims_what_memory_can_hold(unchecked, tiny_data, key, value, said):
     folder = Path(later(tiny_data, "run", "num_rounds=1", "num_clients=1")[0])
     path = folder / "kept" / "round000001" / "client0000.safetensors"
     with safe_open(path, framework="pt") as file:
