@@ -36,8 +36,8 @@ MAX_RECORDS_BYTES = 512 << 20
 MAX_RECORDS = 2_000_000
 """Most lines of ``records.jsonl``, which take 0.5 kB of memory each, as measured on 200,000."""
 
-MAX_NAMES = 400
-"""Most names of one kind of numbers, each a chart: a ResNet-152's layer shares have 311."""
+MAX_NAMES = 120
+"""Most names of one kind of numbers, each a chart: the layer shares of a ResNet-50 have 107."""
 
 MAX_PROBLEMS = 100
 """Most problems of a record that are told one by one."""
