@@ -8,7 +8,7 @@ from flwr_leakage.report.verdict import judge
 
 def test_attacks_that_a_budget_ended_are_told(tiny_data):
     asked = "what_if={p: {_target_: flwr_leakage.defenses.GradientPruning, prune_ratio: 0.5}}"
-    hurried = run(tiny_config(tiny_data, "server.attack_max_seconds=0.02", asked, name="hurried"))
+    hurried = run(tiny_config(tiny_data, "server.attack_max_seconds=0.001", asked, name="hurried"))
     stopped = values(hurried, "stopped_by_budget")
     assert len(stopped) == len(values(hurried, "objective")) == 6
     assert set(values(hurried, "p/stopped_by_budget").values()) == {1.0}
