@@ -13,20 +13,22 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.params import Params
 from flwr_leakage.records import InputSpec, Observation
 
 SAMPLES = 2
 """Samples of a trial: BatchNorm by batch takes no single one."""
 
-COPIES = 32
+COPIES = 48
 """Bytes that an attack holds at its peak for each byte of a forward pass: the pass, its gradient in
 the parameters, the gradient of both in the inputs, their scratch space. Measured are 19 to 27 (a
 convolution, its activation and a pool of 256² to 1024² pixels, one to eight images, ``idlg`` and
-``strongest``), and 76 where ``strongest`` searches half a million pixels."""
+``strongest``), 37 in a process that had attacked inputs of other sizes, and 76 where ``strongest``
+searches half a million pixels."""
 
 STEPS = 4
-"""Copies of the parameters for each local step but the first, whose copies a server that trains the
-model has room for."""
+"""Copies of the parameters for each local step. Those of the first do not count, and as many again
+are taken off, as a server that trains the model has room for them."""
 
 OPERATIONS_PER_SECOND = 5e9
 """Floating-point operations of one CPU core in a second, of a slow one."""
@@ -88,7 +90,10 @@ class Trials:
         key = (spec, gradient_map.batch_norm)
         if key not in self._known:
             try:
-                self._known[key] = measure(gradient_map, spec, self._bytes_of_a_sample)
+                limit = math.inf
+                if self.max_bytes is not None:
+                    limit = (self.max_bytes + STEPS * _size(gradient_map.params)) / COPIES
+                self._known[key] = measure(gradient_map, spec, limit)
             except ValueError as error:
                 self._known[key] = str(error)
             while len(self._known) > _MAX_KEPT:
@@ -97,10 +102,6 @@ class Trials:
         if isinstance(found, str):
             raise ValueError(found)
         return found
-
-    @property
-    def _bytes_of_a_sample(self) -> float:
-        return math.inf if self.max_bytes is None else self.max_bytes / COPIES
 
     def refusal(self, gradient_map: GradientMap, spec: InputSpec, seen: Observation) -> str:
         """Why an attack would take too much, in words; empty where it would not.
@@ -165,9 +166,12 @@ def _samples(seen: Observation) -> int:
 
 def _bytes(needs: Needs, seen: Observation) -> float:
     """What an attack on a target takes beside the model, by an estimate."""
-    size = sum(value.nbytes for value in seen.params.values())
-    steps = seen.update.schedule.num_steps - 1
-    return COPIES * _samples(seen) * needs.num_bytes + STEPS * steps * size
+    copies = STEPS * (seen.update.schedule.num_steps - 2) * _size(seen.params)
+    return max(COPIES * _samples(seen) * needs.num_bytes + copies, 0.0)
+
+
+def _size(params: Params) -> int:
+    return sum(value.nbytes for value in params.values())
 
 
 def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.inf) -> Needs:

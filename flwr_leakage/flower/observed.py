@@ -28,7 +28,7 @@ MAX_ROUND_SECONDS = 600.0
 
 MAX_BYTES = 2**28
 """Bytes of an attack on a target, by an estimate. They hold a step on one image of 32 × 32 pixels
-through a ResNet-18, or on 130 through a LeNet: a bystander takes less than a training does."""
+through a ResNet-18, or on 90 through a LeNet: a bystander takes less than a training does."""
 
 
 def observe(

@@ -121,7 +121,7 @@ class Case:
 
 def test_what_is_attacked_together_fits_together():
     cases = [Case(seen(count, batch_size=8)) for count in (8, 1, 1, 8, 8)]
-    trials, gradient_map = Trials(max_bytes=20 * 2**20), GradientMap(any_size())
+    trials, gradient_map = Trials(max_bytes=30 * 2**20), GradientMap(any_size())
     parts = list(trials.together(gradient_map, InputSpec((3, 32, 32), 10), cases))
     assert [[case.observation.update.num_examples for case in part] for part in parts] == [
         [8, 1], [1, 8], [8],
