@@ -117,7 +117,7 @@ class ToldAudit(ServerAudit):
                 self._check(one)
                 assumed[client_id] = one
             except ValueError as error:
-                refused[client_id] = str(error)
+                refused[client_id] = str(error).rstrip(".")
             except Exception as error:  # whatever a client told, it is told of this client alone
                 refused[client_id] = f"{type(error).__name__}: {error}"
         return assumed, refused
