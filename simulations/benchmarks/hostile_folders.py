@@ -129,8 +129,6 @@ def attempt(
     (out / "cwd").mkdir()
     before = _contents(foreign)
     listening = _listen(foreign)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    resident = pages * os.sysconf("SC_PAGE_SIZE")  # now: the child's peak begins with it
     child = os.fork()
     if not child:
         _call(names, run, honest or run, out, ran)
@@ -152,7 +150,7 @@ def attempt(
     outcome = Outcome(
         ran=ran.exists() or MARK in output or "Zen of Python" in output or bool(lost),
         opened=sorted({*opened, *changed}),
-        peak=max((used.ru_maxrss << 10) - resident, 0),
+        peak=(used.ru_maxrss << 10) - int((out / "resident").read_text()),
         alive=[*_alive(run, out, output)],
         ended={-signal.SIGKILL: "not at all", 70: "traceback"}.get(code, "in order"),
         output=output,
@@ -166,6 +164,9 @@ def attempt(
 def _call(names: Sequence[str], run: Path, honest: Path, out: Path, ran: Path) -> None:
     """In the child: call the commands; exit with 70 where one ended in a traceback."""
     code = 0
+    # Of the child itself: a fork maps no pages of files that its parent had mapped.
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    (out / "resident").write_text(str(pages * os.sysconf("SC_PAGE_SIZE")))
     try:
         resource.setrlimit(resource.RLIMIT_DATA, (HARD, HARD))
         descriptor = os.open(out / "output", os.O_WRONLY | os.O_CREAT, 0o600)
