@@ -28,6 +28,7 @@ from flwr_leakage.tracking.jsonl import make_private_folder, write_private
 from flwr_leakage.untrusted import (
     MAX_BATCH_NUMBERS,
     MAX_INPUT_NUMBERS,
+    MAX_INTEGER,
     MAX_TENSORS_BYTES,
     inside,
     open_tensors,
@@ -200,7 +201,7 @@ def _from_file(folder: Path, path: Path, server_round: int) -> Kept:
         raise ValueError(f"expected the format {FORMAT!r}, got {metadata.get('format')!r}.")
     about = parse_json(metadata["observation"])
     for name in ("server_round", "client_id", "num_examples"):
-        if type(about[name]) is not int or not -1 <= about[name] < 2**63:
+        if type(about[name]) is not int or not -1 <= about[name] < MAX_INTEGER:
             raise ValueError(f"{name} must be an integer, got {str(about[name])[:100]}.")
     spec = InputSpec(**{name: _tuple(value) for name, value in about["spec"].items()})
     if about["batch_norm"] not in get_args(BatchNormMode):
