@@ -1,1 +1,1 @@
-"""The command that runs a simulation, and the benchmarks."""
+"""What runs from a clone only: the command, the experiments of papers, and the benchmarks."""

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 import flwr_leakage
+import simulations.papers
 
-MODULES = sorted(m.name for m in pkgutil.walk_packages(flwr_leakage.__path__, "flwr_leakage."))
+MODULES = sorted(
+    module.name
+    for package in (flwr_leakage, simulations.papers)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -43,12 +43,6 @@ def check_settings(settings: Settings) -> None:
     limit = settings.server.attack_max_seconds
     if limit is not None and not 0 < limit < math.inf:
         raise ConfigError(f"server.attack_max_seconds must be positive or null, got {limit}.")
-    for key in ("device", "size"):
-        if (value := getattr(settings, key)) != "cpu":
-            raise ConfigError(
-                f"{key} must be cpu for an audit, as only the experiments of papers "
-                f"(+experiment=NAME) take another, got {value}."
-            )
     known = [measure.name for measure in MEASURES]
     named = settings.objective
     for name in [named] if isinstance(named, str) else named or []:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flwr_leakage._conf import conf_dir
 from flwr_leakage.simulation.overrides import check_overrides, spell_experiment
 from flwr_leakage.tracking.text import accept_any_text
 
@@ -32,16 +33,27 @@ def output_problem(arguments: Sequence[str]) -> str:
     return ""
 
 
-def main() -> None:
-    """Check the overrides, then run."""
+def check_command(folder: Path) -> None:
+    """Check the arguments of this process by the configs of a folder; an error ends the process.
+
+    Files that the process writes afterwards are readable by their owner only.
+
+    Args:
+        folder: of ``config.yaml`` and the config groups.
+    """
     accept_any_text()
     sys.argv[1:] = spell_experiment(sys.argv[1:])
-    problem = check_overrides(sys.argv[1:])
+    problem = check_overrides(sys.argv[1:], folder)
     if problem:
         sys.exit(f"error: {problem}")
     os.umask(0o077)  # Hydra makes the run folder and its log, which may tell of private data
     if problem := output_problem(sys.argv[1:]):
         sys.exit(f"error: {problem}")
+
+
+def main() -> None:
+    """Check the overrides, then run."""
+    check_command(conf_dir())
     # Imported here only: it takes seconds, which nobody should wait for to be told of a typo.
     from flwr_leakage.simulation.run import run_by_hydra
 

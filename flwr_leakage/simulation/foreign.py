@@ -28,8 +28,7 @@ FOLDER_GROUPS = (
 )  # fmt: skip
 """The groups whose classes the config of a run folder may name: those that attacks are built of.
 
-Not ``tracker``, which sends numbers and images elsewhere, nor ``engine``, ``experiment`` and
-``lab``.
+Not ``tracker``, which sends numbers and images elsewhere, nor ``engine`` and ``experiment``.
 """
 
 _Call = tuple[tuple[str, str], ...]

@@ -14,6 +14,9 @@ from flwr_leakage.simulation.settings import Sections, TopLevel
 from flwr_leakage.simulation.weights import last_buffers
 from flwr_leakage.tracking import Tracker, read_run
 
+FORMER = ("device", "lab", "paper", "size", "sizes")
+"""Keys at the top of the configs of earlier runs, which no audit ever read."""
+
 _INLINE = {"_target_": "flwr_leakage.flower.run_inline", "_partial_": True}
 
 
@@ -25,8 +28,8 @@ def has_config(folder: Path) -> bool:
 def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
     """The config of a run folder that may come from anybody, without what attacks do not need.
 
-    Trackers, engines and papers' experiments are left out, and so are files that a run starts from
-    or writes elsewhere; nothing is downloaded.
+    Trackers and engines are left out, and so are files that a run starts from or writes elsewhere;
+    nothing is downloaded.
 
     Args:
         folder: of the run.
@@ -43,9 +46,10 @@ def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
     for name in ("client", "server", "model", "dataset"):
         if not isinstance(config[name], Mapping):
             raise ConfigError(f"{name} must be a section, got {config[name]!r}.")
+    for key in FORMER:
+        config.pop(key, None)
     config |= {
-        **{key: {} for key in ("tracker", "engine", "lab")},
-        **dict.fromkeys(("paper", "sizes"), None),
+        **{key: {} for key in ("tracker", "engine")},
         "run_dir": str(folder),
         "client": {**config["client"], "folder": None},
         "model": {**config["model"], "weights": None},

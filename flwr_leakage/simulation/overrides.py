@@ -1,5 +1,6 @@
 """Say what exists where an override on the command line names something that does not."""
 
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -14,24 +15,35 @@ from flwr_leakage.simulation.arguments import suggest, unknown_key
 OPTIONAL = ("experiment",)
 """Groups that may be null."""
 
+ELSEWHERE = {
+    "experiment": "; the papers' experiments run from a clone of the project only: "
+    "python simulations/run.py experiment=NAME",
+}
+"""Where the options of a group are that the package does not hold."""
+
 
 def spell_experiment(arguments: list[str]) -> list[str]:
     """``+experiment=NAME`` is ``experiment=NAME`` here, as the group stands in the defaults."""
     return [a.removeprefix("+") if a.startswith("+experiment=") else a for a in arguments]
 
 
-def check_overrides(arguments: list[str]) -> str:
+def check_overrides(arguments: list[str], folder: Path | None = None) -> str:
     """Return what is wrong with the overrides among ``arguments``, or an empty text.
 
     Hydra names a mistyped key, but not the keys that exist. What is added by ``+`` or removed by
     ``~`` is checked in the composed config, by what reads it.
+
+    Args:
+        arguments: of the command line.
+        folder: of ``config.yaml`` and the config groups; ``None`` for the package's own.
     """
+    folder = folder or conf_dir()
     plain = [text for text in _without_values_of_flags(arguments) if not text.startswith("-")]
     bare = [text for text in plain if "=" not in text and not text.startswith("~")]
     if bare:
         return (
-            f"an override is group=option or key=value, got {bare[0]!r}{_as_option(bare[0])}; "
-            f"`flwr-leakage list` names the groups and their options"
+            f"an override is group=option or key=value, got {bare[0]!r}"
+            f"{_as_option(folder, bare[0])}; `flwr-leakage list` names the groups and their options"
         )
     texts = [text for text in plain if "=" in text]
     texts = [a for a in texts if not a.startswith(("hydra.", "hydra/", "+", "~"))]
@@ -39,13 +51,13 @@ def check_overrides(arguments: list[str]) -> str:
         overrides = OverridesParser.create().parse_overrides(texts)
     except HydraException as error:
         return str(error)
-    with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
-        groups = [override for override in overrides if _is_group(override)]
+    with hydra.initialize_config_dir(str(folder), version_base=None):
+        groups = [o for o in overrides if (folder / o.key_or_group).is_dir()]
         for override in groups:
-            problem = _check_group(override)
+            problem = _check_group(folder, override)
             if problem:
                 return problem
-        cfg = hydra.compose("config", [_first_choice(override) for override in groups])
+        cfg = hydra.compose("config", [_first_choice(folder, override) for override in groups])
     for override in overrides:
         if override not in groups:
             problem = _check_key(cfg, override.key_or_group)
@@ -64,49 +76,41 @@ def _without_values_of_flags(arguments: list[str]) -> list[str]:
     return [text for before, text in pairs if before not in _FLAGS_WITH_VALUE]
 
 
-def _as_option(text: str) -> str:
+def _as_option(folder: Path, text: str) -> str:
     """The groups that have an option of this name."""
-    folders = sorted(path for path in conf_dir().iterdir() if path.is_dir())
-    found = [f"{folder.name}={text}" for folder in folders if text in _options(folder.name)]
+    groups = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    found = [f"{group}={text}" for group in groups if text in _options(folder, group)]
     return f" (do you mean {' or '.join(found)}?)" if found else ""
 
 
-def _is_group(override: Override) -> bool:
-    return (conf_dir() / override.key_or_group).is_dir()
+def _options(folder: Path, group: str) -> list[str]:
+    return sorted(path.stem for path in (folder / group).glob("*.yaml"))
 
 
-def _options(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
-
-
-def _choices(override: Override) -> list[str]:
+def _choices(folder: Path, override: Override) -> list[str]:
     value = override.value()
     if isinstance(value, Glob):
-        return value.filter(_options(override.key_or_group))
+        return value.filter(_options(folder, override.key_or_group))
     if override.is_sweep_override():
         return [str(choice) for choice in override.sweep_string_iterator()]
     return [str(value)]
 
 
-def _first_choice(override: Override) -> str:
-    choice = _choices(override)[0]
+def _first_choice(folder: Path, override: Override) -> str:
+    choice = _choices(folder, override)[0]
     return f"{override.key_or_group}={'null' if choice == 'None' else choice}"
 
 
-def _check_group(override: Override) -> str:
-    options = _options(override.key_or_group)
-    choices = _choices(override)
+def _check_group(folder: Path, override: Override) -> str:
+    group = override.key_or_group
+    options = _options(folder, group)
+    listing = f"options: {', '.join(options)}{ELSEWHERE.get(group, '')}"
+    choices = _choices(folder, override)
     if not choices:
-        return (
-            f"no {override.key_or_group} is meant by {override.input_line!r}; "
-            f"options: {', '.join(options)}"
-        )
+        return f"no {group} is meant by {override.input_line!r}; {listing}"
     for choice in choices:
-        if choice not in options and not (choice == "None" and override.key_or_group in OPTIONAL):
-            return (
-                f"there is no {override.key_or_group} {choice!r}"
-                f"{suggest(choice, options)}; options: {', '.join(options)}"
-            )
+        if choice not in options and not (choice == "None" and group in OPTIONAL):
+            return f"there is no {group} {choice!r}{suggest(choice, options)}; {listing}"
     return ""
 
 

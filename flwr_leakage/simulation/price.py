@@ -115,8 +115,6 @@ def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[W
             config = compose(job, "outputs/not-written")
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(str(error)) from error
-        if config["paper"]:
-            raise ConfigError("a paper's experiment is not priced; size=smoke takes seconds.")
         experiment = build(config)
         start = time.process_time() - began
         key = _same_sample(config)

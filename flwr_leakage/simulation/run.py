@@ -1,4 +1,4 @@
-"""One audit or one experiment of a paper, as Hydra gives its config: see ``command``."""
+"""One audit, as Hydra gives its config: see ``command``."""
 
 import logging
 import sys
@@ -17,7 +17,6 @@ from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError, to_config
 from flwr_leakage.simulation.machine import check_machine
 from flwr_leakage.simulation.nodes import instantiate
-from flwr_leakage.simulation.paper import perform
 from flwr_leakage.simulation.sweep import fail, objective_of
 from flwr_leakage.simulation.watch import closed_afterwards
 from flwr_leakage.tracking import RunData, read_run
@@ -34,9 +33,6 @@ def run_by_hydra(cfg: DictConfig) -> Any:
     hydra_config = HydraConfig.get()
     try:
         config = to_config(cfg, hydra_config.runtime.choices)
-        if config["paper"]:
-            perform(config, hydra_config.overrides.task)
-            return None
         launch(config)
         return objective_of(config["run_dir"], config["objective"])
     except Exception as error:

@@ -124,8 +124,6 @@ class TopLevel:
         seed: of every random draw, in [0, 2^63).
         num_clients: ≥ 1, each with a partition of the data.
         num_rounds: of training, ≥ 1.
-        device: of a paper's experiment, such as ``cpu``.
-        size: of a paper's experiment; see ``paper.sized``.
         run_dir: where numbers, images, the config and the report go.
         objective: what a sweeper is told of the run: a measure of ``flwr_leakage.comparison``,
             several of them, or ``None``.
@@ -134,8 +132,6 @@ class TopLevel:
     seed: int
     num_clients: int
     num_rounds: int
-    device: str
-    size: str
     run_dir: str
     objective: str | Sequence[str] | None
 
@@ -174,9 +170,6 @@ class Sections:
     threat: Mapping[str, Any]
     selection: Mapping[str, Any]
     metric: Mapping[str, Any]
-    paper: Mapping[str, Any] | None
-    sizes: Mapping[str, Any] | None
-    lab: Mapping[str, Any]
     tracker: Mapping[str, Any]
     engine: Mapping[str, Any]
 

@@ -143,7 +143,7 @@ def _own_calls(foreign: Path, ran: Path) -> dict[str, Any]:
         "flwr_leakage.tracking.jsonl.make_private_folder": (where,),
         "flwr_leakage.cli.kept._make": ("this:x",),
         "flwr_leakage.cli.app._simulate": ([f"run_dir={path}"],),
-        "flwr_leakage.papers.perform": (),
+        "simulations.papers.perform": (),
     }
     settings = {
         "flwr_leakage.metrics.perceptual.torch.load": {

@@ -25,7 +25,7 @@ from flwr_leakage.flower import InlineGrid, audit, observe
 from flwr_leakage.records import Reconstruction, ThreatModel
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import ConfigError, compose
-from flwr_leakage.simulation.later import attack_kept_of_run, received_config
+from flwr_leakage.simulation.later import FORMER, attack_kept_of_run, received_config
 from flwr_leakage.simulation.weights import last_buffers
 from flwr_leakage.tracking import JsonlTracker, jsonl, read_run, write_metadata
 
@@ -220,9 +220,10 @@ def test_a_path_outside_of_the_folder_is_named_by_its_reader(tiny_data):
 
 def test_what_a_strangers_config_would_start_or_write_is_left_out(tiny_data):
     more = ["tracker=tensorboard", "client.folder=/x", f"model.weights={tiny_data / 'no'}"]
-    config = tiny_config(tiny_data, *SETTINGS, *more)
+    config = tiny_config(tiny_data, *SETTINGS, *more) | dict.fromkeys(FORMER, "x")
     write_metadata(tiny_data / "run", config, 0)
     found = received_config(tiny_data / "run", [tiny_data])
+    assert not set(FORMER) & found.keys()
     assert found["tracker"] == {} and found["run_dir"] == str(tiny_data / "run")
     assert found["client"]["folder"] is None and found["model"]["weights"] is None
     assert found["engine"] == compose(["engine=inline"], "x")["engine"]

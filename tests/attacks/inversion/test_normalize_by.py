@@ -8,8 +8,8 @@ from flwr_leakage.attacks.problem import pose
 from flwr_leakage.defenses import NoDefense
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ResNet8
-from flwr_leakage.papers.victims import observe
 from flwr_leakage.records import Batch, InputSpec, ThreatModel
+from simulations.papers.victims import observe
 
 SPEC = InputSpec((1, 8, 8), 3, (0.0,), (1.0,))
 EXACT = ThreatModel(labels="known", batch_norm="exact")

@@ -1,0 +1,90 @@
+"""Every experiment of a paper runs at its smallest size, from its config to its page."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from flwr_leakage.simulation.config import ConfigError, to_config
+from simulations.papers.configured import CONF, perform_config, sized
+from simulations.run import is_of_papers
+
+ROOT = Path(__file__).parents[3]
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+SHARING = {
+    "alc_correlation": "alc_skip_width",
+    "lavp_table1": "lavp_fusion",
+    "i2f_bound": "i2f_perception",
+}
+"""The second reads the finished parts of the first; a test runs both in one cache."""
+
+
+def composed(name, *overrides):
+    with initialize_config_dir(str(CONF), version_base=None):
+        cfg = compose("config", [f"experiment={name}", *overrides])
+    return to_config(cfg, {"experiment": name})
+
+
+@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n not in SHARING.values()])
+def test_every_experiment_runs_and_is_judged(name, tmp_path, capsys):
+    for one in [n for n in (name, SHARING.get(name)) if n]:
+        overrides = ["size=smoke", f"lab.results={tmp_path / 'results'}"]
+        config = composed(one, *overrides, f"lab.cache={tmp_path / 'cache'}")
+        assert sorted(config["sizes"]) == ["cpu", "paper", "smoke"]
+        page = perform_config(config, overrides)
+        found = json.loads((page.parent / "findings.json").read_text())
+        assert found["rows"] and found["claims"] and found["name"] == one
+        assert list(page.parent.glob("*.png"))
+        text = page.read_text()
+        assert text.startswith(f"# {found['title']}\n")
+        assert f"+experiment={one} size=smoke" in text and str(tmp_path) not in text
+        if one in SHARING.values():
+            assert "epoch" not in capsys.readouterr().out  # nothing is trained or attacked again
+        capsys.readouterr()
+
+
+def test_the_usual_size_is_that_of_two_cores():
+    assert composed("huang_table3")["size"] == "cpu"
+
+
+def test_a_size_that_is_none_is_named():
+    with pytest.raises(ConfigError, match=r"size must be one of .* got 'smok' \(did you mean"):
+        sized(composed("huang_table3", "size=smok"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["experiment=i2f_pruning"], True),
+        (["size=smoke", "+experiment=i2f_pruning"], True),
+        (["-m", "experiment=i2f_pruning,i2f_bound"], True),
+        (["-m", "experiment=glob(i2f_*)"], True),
+        (["experiment=single_digit"], False),
+        (["experiment=null", "model=lenet"], False),
+        (["attack=idlg"], False),
+    ],
+)
+def test_the_experiments_of_papers_are_told_from_audits(arguments, expected):
+    assert is_of_papers(arguments) is expected
+
+
+def run(folder, *arguments):
+    command = [sys.executable, ROOT / "simulations/run.py", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_command_of_a_clone_runs_an_experiment(tmp_path):
+    kept = ["lab.results=pages", "lab.cache=kept"]
+    done = run(tmp_path, "+experiment=i2f_pruning", "size=smoke", *kept)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "pages/i2f_pruning-smoke/i2f_pruning.md").is_file()
+
+
+def test_a_mistyped_key_of_an_experiment_is_told_before_any_work(tmp_path):
+    done = run(tmp_path, "experiment=i2f_cost", "siz=smoke")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: there is no key 'siz' at the top level (did you mean")
+    assert not any(tmp_path.iterdir())
