@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from flwr_leakage.dropout import Dropouts
 from flwr_leakage.function_mode import FunctionMode
@@ -76,16 +77,17 @@ class PlainKernels:
     path of ``nn.MultiheadAttention`` in eval mode (which under ``torch.func`` even drops the
     gradient of its own weights), and the recurrent layers of oneDNN and cuDNN. Layer and instance
     normalisation have wrong ones where ``torch.func.vmap`` is inside of the second derivative: the
-    saved mean and deviation count as constants there. These are written out.
+    saved mean and deviation count as constants there. ``nn.Hardsigmoid`` has none. These are
+    written out.
 
     Attributes:
         recurrent: whether the model has recurrent layers; others keep oneDNN and cuDNN, for speed.
-        normalizes: whether it normalises over a layer or an instance.
+        writes_out: whether it has a layer that is written out.
         skips_dropout: leave out dropout that is not switched off by eval mode.
     """
 
     recurrent: bool
-    normalizes: bool
+    writes_out: bool
     skips_dropout: bool = False
 
     @staticmethod
@@ -94,7 +96,9 @@ class PlainKernels:
         layers = list(model.modules())
         return PlainKernels(
             any(isinstance(layer, nn.RNNBase) for layer in layers),
-            any(isinstance(layer, nn.LayerNorm | _InstanceNorm) for layer in layers),
+            any(
+                isinstance(layer, nn.LayerNorm | _InstanceNorm | nn.Hardsigmoid) for layer in layers
+            ),
         )
 
     @contextmanager
@@ -109,7 +113,7 @@ class PlainKernels:
             if self.recurrent:
                 stack.callback(mkldnn.set_flags, mkldnn.set_flags(False)[0])
                 stack.enter_context(cudnn.flags(enabled=False))
-            if self.normalizes:
+            if self.writes_out:
                 stack.enter_context(_WrittenOut())
             if self.skips_dropout:
                 stack.enter_context(Dropouts(skip=True))
@@ -117,7 +121,7 @@ class PlainKernels:
 
 
 class _WrittenOut(FunctionMode):
-    """Layer and instance normalisation in operations that are differentiated one by one."""
+    """Kernels without a right second derivative, by operations that have one."""
 
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -126,7 +130,21 @@ class _WrittenOut(FunctionMode):
             return _layer_norm(*args, **kwargs)
         if function is F.instance_norm:
             return _instance_norm(function, *args, **kwargs)
+        if function is F.hardsigmoid:
+            return hard_sigmoid(*args, **kwargs)
         return function(*args, **kwargs)
+
+
+def hard_sigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    """``F.hardsigmoid``, by operations that can be differentiated twice.
+
+    A function mode outside of :class:`PlainKernels` meets it as one call, as it meets torch's.
+    """
+    if has_torch_function_unary(input):
+        found: Tensor = handle_torch_function(hard_sigmoid, (input,), input, inplace=inplace)
+        return found
+    outputs = (input / 6 + 0.5).clamp(0, 1)
+    return input.copy_(outputs) if inplace else outputs
 
 
 def _layer_norm(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers
+from flwr_leakage.attacks.network.linear import LinearUse, find_linear_layers
 from flwr_leakage.attacks.problem import Problem
 
 SAME = 1e-5

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.loss_check import check_loss
-from flwr_leakage.attacks.orientation import transposed_weights
+from flwr_leakage.attacks.network.trace import transposed_weights
 from flwr_leakage.dropout import Dropouts
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.normalization import derive_statistics

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import AttackJob, ExactBatch
-from flwr_leakage.attacks.linear_walk import find_linear_layers
+from flwr_leakage.attacks.network.linear import find_linear_layers
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.records import (

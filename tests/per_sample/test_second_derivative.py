@@ -80,6 +80,7 @@ FIELD = {
     "softplus": (nn.Softplus,),
     "elu": (nn.ELU,),
     "hardswish": (nn.Hardswish,),
+    "hardsigmoid": (nn.Hardsigmoid,),
     "relu6": (nn.ReLU6,),
     "max pool": (nn.ReLU, lambda: nn.MaxPool2d(2)),
     "average pool": (nn.Sigmoid, lambda: nn.AvgPool2d(2)),

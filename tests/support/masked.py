@@ -7,8 +7,7 @@ from attacked import observe
 from torch import Tensor, nn
 
 from flwr_leakage.attacks import pose
-from flwr_leakage.attacks.exact.chain import Link
-from flwr_leakage.attacks.exact.chain_walk import trace_chain
+from flwr_leakage.attacks.exact.chain import Link, trace_chain
 from flwr_leakage.attacks.exact.hidden import OwnEquations
 from flwr_leakage.attacks.exact.layer_equations import Knowledge
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations

@@ -23,7 +23,7 @@ from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.nearest import NearestGradient
-from flwr_leakage.attacks.linear_walk import LinearUse, told_of_computed_weights
+from flwr_leakage.attacks.network.linear import LinearUse, told_of_computed_weights
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import Batch, InputSpec, Reconstruction
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor, factorize
 from flwr_leakage.attacks.input_order import InputOrder, input_orders
-from flwr_leakage.attacks.linear_walk import (
+from flwr_leakage.attacks.loss_check import is_plain_mean
+from flwr_leakage.attacks.network.linear import (
     LinearUse,
     find_linear_layers,
     logits_behind,
     told_of_computed_weights,
 )
-from flwr_leakage.attacks.loss_check import is_plain_mean
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.params import Params
 

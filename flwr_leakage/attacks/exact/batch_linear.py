@@ -16,7 +16,7 @@ from flwr_leakage.attacks.exact.batch_steps import recover_steps, require_steps
 from flwr_leakage.attacks.exact.pixel_box import in_box
 from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.labels.counts import mean_feature
-from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers
+from flwr_leakage.attacks.network.linear import LinearUse, find_linear_layers
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import Batch, Reconstruction
 

@@ -1,79 +1,29 @@
-"""A network as a chain of layers, for attacks that walk it backwards."""
+"""A network as a chain of layers, for attacks that walk it backwards, however it is written.
 
-import math
-from collections.abc import Callable, Iterable
+Layers are told by the functions that compute them, not by modules: ``F.relu`` and ``nn.ReLU``,
+``view`` and ``nn.Flatten``, a module called twice or a function written by hand are the same chain.
+Whether a layer follows another is told by the numbers that pass, and so is a ReLU that is computed
+by several calls, such as ``(z + z.abs()) / 2``.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.exact.geometry import Geometry
 from flwr_leakage.attacks.exact.weight_equations import weight_equations
+from flwr_leakage.attacks.network.activations import IDENTITY, RELU, Activation, Elementwise
+from flwr_leakage.attacks.network.calls import Affine, Normalise, Op, Pool
+from flwr_leakage.attacks.network.geometry import Geometry, zeros_around
+from flwr_leakage.attacks.network.places import describe_call
+from flwr_leakage.attacks.network.trace import Run, Step, Trace
+from flwr_leakage.attacks.problem import Problem
 
-
-@dataclass(frozen=True)
-class Activation:
-    """An elementwise function φ, with what its output a = φ(z) tells about its input z.
-
-    Attributes:
-        function: φ.
-        slope: φ'(z) as a function of a.
-        inverse: z as a function of a; valid where ``invertible`` is true.
-        invertible: where a determines z. Elsewhere, as for a ReLU's zeros, a tells only z ≤ 0.
-        low: infimum of the outputs.
-        high: supremum of the outputs.
-    """
-
-    function: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
-    inverse: Callable[[Tensor], Tensor]
-    invertible: Callable[[Tensor], Tensor]
-    low: float
-    high: float
-
-    @property
-    def has_kink(self) -> bool:
-        """Whether it is a ReLU, whose zero outputs give no more than the bound z ≤ 0."""
-        return self.low == 0 and math.isinf(self.high)
-
-
-def _everywhere(outputs: Tensor) -> Tensor:
-    return torch.ones_like(outputs, dtype=torch.bool)
-
-
-IDENTITY = Activation(lambda z: z, torch.ones_like, lambda a: a, _everywhere, -math.inf, math.inf)
-"""The activation of the last layer, whose outputs are the logits."""
-
-
-RELU = Activation(
-    torch.relu, lambda a: (a > 0).to(a.dtype), lambda a: a, lambda a: a > 0, 0.0, math.inf
-)
-
-SIGMOID = Activation(
-    torch.sigmoid, lambda a: a * (1 - a), lambda a: a.logit(1e-12), _everywhere, 0.0, 1.0
-)
-
-TANH = Activation(
-    torch.tanh,
-    lambda a: 1 - a.square(),
-    lambda a: a.clamp(-1 + 1e-12, 1 - 1e-12).atanh(),
-    _everywhere,
-    -1.0,
-    1.0,
-)
-
-
-def leaky_relu(tilt: float) -> Activation:
-    """``max(z, 0) + tilt · min(z, 0)`` with a tilt > 0."""
-    return Activation(
-        lambda z: F.leaky_relu(z, tilt),
-        lambda a: torch.where(a > 0, 1.0, tilt).to(a.dtype),
-        lambda a: torch.where(a > 0, a, a / tilt),
-        _everywhere,
-        -math.inf,
-        math.inf,
-    )
+LARGE = 1e4
+"""Times the probe, a function that is a ReLU of small numbers only, as ReLU6, is none."""
 
 
 @dataclass(frozen=True)
@@ -186,3 +136,177 @@ def features_of(links: Iterable[Link], inputs: Tensor) -> Tensor:
     for link in links:
         inputs = link.outputs(inputs)
     return inputs
+
+
+class _Told(Trace):
+    """A trace of what a chain may hold, which tells what else changed values.
+
+    Attributes:
+        between: by their places in the model, the calls that did so before each step, and behind
+            the last one.
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__(names)
+        self.between: list[list[str]] = [[]]
+
+    def on_op(self, op: Op, run: Run) -> Tensor:
+        if not _may_be_link(op):
+            return self._tell(run.func, op.inputs, run())
+        before = len(self.steps)
+        outputs = super().on_op(op, run)
+        if len(self.steps) > before:
+            self.between.append([])
+        return outputs
+
+    def on_other(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        inputs: Any = args[0] if args else kwargs.get("input")
+        if not isinstance(inputs, Tensor) or id(inputs) in self.names:
+            return super().on_other(function, args, kwargs)
+        known = inputs.clone()
+        outputs = super().on_other(function, args, kwargs)
+        if function is F.pad and zeros_around(*args, **kwargs) is not None:
+            return outputs  # they count as the convolution's
+        return self._tell(function, known, outputs)
+
+    def _tell(self, function: Callable[..., Any], inputs: Tensor, outputs: Any) -> Any:
+        if isinstance(outputs, Tensor) and not _same(outputs, inputs):
+            self.between[-1].append(describe_call(function))
+        return outputs
+
+
+def _may_be_link(op: Op) -> bool:
+    if isinstance(op, Elementwise):
+        return op.activation.inverse is not None
+    if isinstance(op, Affine):
+        return bool(op.name) or op.is_convolution
+    return isinstance(op, Normalise)
+
+
+def trace_chain(problem: Problem) -> list[Link]:
+    """Read a model as a chain of convolutions or linear layers with activations between.
+
+    BatchNorm with fixed statistics becomes ``scale`` and ``shift`` of the layer before it.
+    Flattening is allowed anywhere, and log-softmax at the end.
+
+    Raises:
+        ValueError: the model is no such chain (branches, pooling, another function, BatchNorm with
+            batch statistics, padding that is not with as many zeros on both sides, groups, a layer
+            that is frozen or used twice); with the name of the layer that does not follow, and what
+            changed values before it, by its line in the model.
+    """
+    like = next(iter(problem.params.values()))
+    # A layer follows another if it takes in what that one put out. Random values tell them apart.
+    stream = torch.Generator().manual_seed(0)
+    probe = torch.rand(1, *problem.spec.shape, dtype=like.dtype, generator=stream)
+    walk, logits = _walked(problem, probe)
+    links: list[Link] = []
+    previous, used = probe, set[str]()
+    for number, step in enumerate(walk.steps):
+        called = ", ".join(dict.fromkeys(walk.between[number]))
+        name = _name(step.op)
+        what = repr(name.removesuffix(".weight")) if name else "an activation"
+        if number > 0 and not _same(step.inputs, previous) and _is_relu(problem, probe, number):
+            _extend(links, Step(Elementwise(previous, RELU), step.inputs), "an activation", problem)
+            previous = step.inputs
+        if not _same(step.inputs, previous):
+            raise ValueError(
+                f"the model must be a chain of layers; {what} does not follow what is before it"
+                + (f" (called there: {called})." if called else ".")
+            )
+        if name and name in used:
+            raise ValueError(f"{what} cannot be part of a chain, as it is used twice.")
+        if name in problem.params and name not in problem.gradient_map.trained:
+            raise ValueError(f"{what} is frozen: its gradient is not in the update.")
+        used.add(name)
+        previous = step.outputs
+        _extend(links, step, what, problem)
+    # Cross-entropy has the same gradient of log-probabilities as of logits.
+    ends = _same(logits, previous) or _same(logits, previous.log_softmax(-1))
+    if not links or not ends or links[-1].activation is not IDENTITY:
+        called = ", ".join(dict.fromkeys(walk.between[-1]))
+        raise ValueError(
+            "the model must be a chain that ends in a linear layer"
+            + (f" (called at its end: {called})." if called else ".")
+        )
+    if links[-1].geometry is not None:
+        raise ValueError("the model's last layer must be linear.")
+    return links
+
+
+def _walked(problem: Problem, probe: Tensor) -> tuple[_Told, Tensor]:
+    walk = _Told({id(value): name for name, value in problem.params.items()})
+    with walk:
+        return walk, problem.gradient_map.logits(problem.params, probe, problem.buffers)
+
+
+def _name(op: Op) -> str:
+    """The name of a layer's weight, or of a BatchNorm's; empty where it has none."""
+    return "" if isinstance(op, Elementwise | Pool) else op.name
+
+
+def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
+    """Whether the calls before a layer compute together a ReLU of what the last one put out."""
+    for factor in (1, LARGE):
+        steps = _walked(problem, factor * probe)[0].steps
+        if number >= len(steps):  # a mask that keeps all is no ReLU
+            return False
+        if not _same(steps[number].inputs, steps[number - 1].outputs.clamp_min(0)):
+            return False
+    return True
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    return left.numel() == right.numel() and torch.equal(left.flatten(), right.flatten())
+
+
+def _extend(links: list[Link], step: Step, what: str, problem: Problem) -> None:
+    """Append a layer, or fold BatchNorm or an activation into the last one."""
+    if isinstance(step.op, Affine):
+        if links and links[-1].activation is IDENTITY:
+            raise ValueError(f"an activation must precede {what}.")
+        links.append(_link(step.op, step.outputs, what, problem))
+        return
+    if not links or links[-1].activation is not IDENTITY:
+        raise ValueError(f"{what} cannot be part of a chain: no layer is right before it.")
+    last = links[-1]
+    if isinstance(step.op, Elementwise):
+        links[-1] = replace(last, activation=step.op.activation)
+        return
+    assert isinstance(step.op, Normalise)
+    mean, variance = step.op.mean, step.op.variance
+    if mean is None or variance is None:
+        raise ValueError("BatchNorm must use given statistics, got those of the batch.")
+    mean, std = mean.to(last.weight), (variance.to(last.weight) + step.op.eps).sqrt()
+    gain = problem.params.get(step.op.name, torch.ones_like(std)) / std
+    offset = problem.params.get(step.op.bias_name, torch.zeros_like(std))
+    scale, shift = gain * last.scale, gain * (last.shift - mean) + offset
+    found = last.bias_gradient
+    if found is None and step.op.bias_name in problem.gradient:
+        found = scale * problem.gradient[step.op.bias_name]
+    links[-1] = replace(last, scale=scale, shift=shift, bias_gradient=found)
+
+
+def _link(op: Affine, outputs: Tensor, what: str, problem: Problem) -> Link:
+    """A layer without BatchNorm and activation, with the observed gradients of its parameters."""
+    if op.name not in problem.gradient:
+        raise ValueError("a layer's weight must be a parameter of the model as it is.")
+    weight = problem.params[op.name]
+    if not op.is_convolution and op.inputs.numel() != weight.shape[1]:
+        raise ValueError(f"{what} must take one vector of a sample, got several.")
+    zeros = weight.new_zeros(weight.shape[0])
+    return Link(
+        name=op.name.removesuffix("weight"),
+        geometry=op.geometry,
+        input_shape=op.inputs.shape[1:],
+        output_shape=outputs.shape[1:],
+        weight=weight,
+        bias=problem.params.get(op.bias_name or "", zeros),
+        scale=torch.ones_like(zeros),
+        shift=zeros,
+        activation=IDENTITY,
+        weight_gradient=problem.gradient[op.name],
+        bias_gradient=problem.gradient.get(op.bias_name or ""),
+    )

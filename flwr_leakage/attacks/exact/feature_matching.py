@@ -27,8 +27,7 @@ from flwr_leakage.attacks.exact.applicability import (
     ExactAttack,
     require_single_gradient,
 )
-from flwr_leakage.attacks.exact.chain import Link, features_of
-from flwr_leakage.attacks.exact.chain_walk import trace_chain
+from flwr_leakage.attacks.exact.chain import Link, features_of, trace_chain
 from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.hidden import OwnEquations
 from flwr_leakage.attacks.exact.layer_equations import Knowledge
@@ -110,7 +109,7 @@ class FeatureMatching(ExactAttack):
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """See ``ExactAttack``."""
         chain = _chain(problem)
-        kinks = sum(link.activation.has_kink for link in chain)
+        kinks = sum(link.activation.is_relu for link in chain)
         stated = [(link, _counts(link)) for link in chain[:-1]]
         enough = [link.name.rstrip(".") for link, (given, asked) in stated if given >= asked]
         text = (

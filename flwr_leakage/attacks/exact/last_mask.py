@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, disjoint_columns
-from flwr_leakage.attacks.exact.geometry import Geometry, Pair
+from flwr_leakage.attacks.network.geometry import Geometry, Pair
 
 LAST_GEOMETRY = Geometry((3, 3), (1, 1), (1, 1), (1, 1))
 """Geometry of the last convolution: the overlap of its patches tells their places."""

@@ -49,6 +49,7 @@ class Knowledge:
         """
         shape = (1, *link.output_shape)
         outputs = outputs.reshape(shape)
+        assert link.activation.slope is not None
         errors = output_errors.reshape(shape) * link.activation.slope(outputs)
         errors = errors * per_channel(link.scale, errors)
         equations = Whitened.by_svd(*link.equations(errors), rank_tolerance)
@@ -64,14 +65,18 @@ class Knowledge:
     def forward_residual(self, inputs: Tensor) -> Tensor:
         """How far each entry of ``z(a)`` is from what the outputs tell, in the units of a.
 
-        Where an output tells only z ≤ 0, what counts is the positive part of ``z(a)``.
+        Where an output tells only a bound on z, as a ReLU's zero does, what counts is by how much
+        ``z(a)`` exceeds it.
         """
         link = self.link
         z = link.preactivation(inputs)
-        known = link.activation.invertible(self.outputs)
-        residual = torch.where(known, z - link.activation.inverse(self.outputs), z.clamp_min(0))
-        slope = link.activation.slope(self.outputs)
+        activation = link.activation
+        assert activation.slope is not None
+        binds, target = activation.binds(z, self.outputs), activation.target(self.outputs)
+        slope = activation.slope(self.outputs)
+        known = activation.invertible(self.outputs)
         weight = torch.where(known, slope / slope.max().clamp_min(1e-30), 1.0)
+        residual = torch.where(binds, z - target, 0.0)
         return self.trust * weight * residual / link.gain.mean().clamp_min(1e-30)
 
     def gradient_residual(self, inputs: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ and so knows when the solution is exact. From far away,
 :mod:`flwr_leakage.attacks.exact.fading` comes close.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +29,7 @@ from flwr_leakage.attacks.exact.chain import Link, per_channel
 from flwr_leakage.attacks.exact.layer_equations import Knowledge
 from flwr_leakage.attacks.exact.mask_values import Masks
 from flwr_leakage.attacks.exact.weight_equations import Whitened, root_mean_square
+from flwr_leakage.attacks.network.blur import relu_parts
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ class MaskEquations:
         outputs = torch.where(is_sought, free, passes * z)
         target = torch.where(masks.valued, masks.features, 0.0).reshape(shape)
         behind = self.behind.link.preactivation(outputs)
-        reached = (self._known_behind | (behind > 0)).to(z.dtype) * self.behind.trust
+        binds = self.behind.link.activation.binds(behind, self.behind.outputs)
+        reached = binds.to(z.dtype) * self.behind.trust
         gates = Gates(tuple(slopes), bound, passes, reached)
         parts = Parts(features, z - target, outputs, behind - self._behind_target)
         return self.collect(parts, gates, is_linear=False), gates
@@ -171,9 +172,8 @@ class MaskEquations:
 
     @cached_property
     def _behind_target(self) -> Tensor:
-        """Preactivations of the layer behind where its outputs determine them, else the bound 0."""
-        values = self.behind.link.activation.inverse(self.behind.outputs)
-        return torch.where(self._known_behind, values, 0.0)
+        """Preactivations of the layer behind where its outputs determine them, else their bound."""
+        return self.behind.link.activation.target(self.behind.outputs)
 
     @cached_property
     def _unit_behind(self) -> float:
@@ -249,19 +249,17 @@ class LinearisedMasks:
 def rectify(link: Link, z: Tensor, blur: float) -> tuple[Tensor, Tensor]:
     """The activation of z and its slope; with a blur, those of a ReLU are means over noise.
 
-    E max(z + n, 0) = z Φ(z/σ) + σ φ(z/σ), with the slope Φ(z/σ). Here n is normal noise in z. Its
-    standard deviation σ is what noise of standard deviation ``blur`` in the layer's input causes.
+    The noise in z is normal. Its standard deviation is what noise of standard deviation ``blur`` in
+    the layer's input causes.
 
     Args:
         link: the layer.
         z: its preactivations (B, *output_shape).
         blur: ≥ 0; it changes ReLUs only.
     """
-    if not blur or not link.activation.has_kink:
-        outputs = link.activation.function(z)
-        return outputs, link.activation.slope(outputs)
-    deviation = per_channel((blur * link.gain).clamp_min(1e-12), z)
-    ratio = z / deviation
-    density = (-ratio.square() / 2).exp() / math.sqrt(2 * math.pi)
-    slope = torch.special.ndtr(ratio)
-    return z * slope + deviation * density, slope
+    if blur and link.activation.is_relu:
+        width = per_channel((blur * link.gain).clamp_min(1e-12), z)
+        return relu_parts(z, width)[:2]
+    assert link.activation.slope is not None
+    outputs = link.activation.function(z)
+    return outputs, link.activation.slope(outputs)

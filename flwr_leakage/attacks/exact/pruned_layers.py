@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from flwr_leakage.attacks.linear_walk import LinearUse, find_linear_layers
+from flwr_leakage.attacks.network.linear import LinearUse, find_linear_layers
 from flwr_leakage.attacks.problem import Problem
 
 ROUGH = 0.1

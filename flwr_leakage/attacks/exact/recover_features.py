@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.feature_equations import Solved, solve_features
-from flwr_leakage.attacks.exact.geometry import Pair
 from flwr_leakage.attacks.exact.last_mask import LAST_GEOMETRY, averaged_mask, maxima_mask
 from flwr_leakage.attacks.exact.mask_repair import Channel
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
+from flwr_leakage.attacks.network.geometry import Pair
 from flwr_leakage.attacks.problem import Problem
 
 

@@ -10,20 +10,18 @@ Skip connections, BatchNorm with given statistics and all other pooling are left
 differentiation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.exact.geometry import Geometry, Pair, numeric_padding, pair
+from flwr_leakage.attacks.network.activations import Elementwise
+from flwr_leakage.attacks.network.calls import Affine, Op, Pool
+from flwr_leakage.attacks.network.geometry import Geometry, Pair
+from flwr_leakage.attacks.network.trace import Reader, Run
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.relus import ReluCall, relu_call
-from flwr_leakage.function_mode import FunctionMode
-
-_MAX_POOL = (F.max_pool2d, torch.max_pool2d)
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class _ReachedError(Exception):
     """The pass has come to the last ReLU that is asked for, and ends there."""
 
 
-class ReluWalk(FunctionMode):
+class ReluWalk(Reader):
     """The context of such a pass; :meth:`run` makes one. ReLUs are numbered in their order.
 
     Args:
@@ -64,7 +62,6 @@ class ReluWalk(FunctionMode):
         maxima: where a ReLU is pooled, the largest preactivation of each window, by number.
         windows: where a ReLU is pooled, its window (height, width), by number.
         sources: numbers of the ReLUs by the ``id`` of their output, pooled or not.
-        kept: these outputs, so that no other tensor gets the ``id`` of one.
         uses: the convolutions in their order.
     """
 
@@ -76,8 +73,7 @@ class ReluWalk(FunctionMode):
         last: int | None = None,
         pooled: Mapping[int, Pair] | None = None,
     ) -> None:
-        super().__init__()
-        self.names = names
+        super().__init__(names)
         self.masks = masks or {}
         self.outputs = outputs or {}
         self.last = last
@@ -86,7 +82,6 @@ class ReluWalk(FunctionMode):
         self.maxima: dict[int, Tensor] = {}
         self.windows: dict[int, Pair] = {}
         self.sources: dict[int, int] = {}
-        self.kept: list[Tensor] = []
         self.uses: list[Use] = []
 
     def run(self, problem: Problem, inputs: Tensor) -> Tensor | None:
@@ -112,25 +107,25 @@ class ReluWalk(FunctionMode):
         maxima = torch.zeros_like(inputs).flatten(2).scatter(2, indices.flatten(2), 1.0)
         return active * maxima.reshape(inputs.shape)
 
-    def on_call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Handle ReLU, max pooling and convolution; call any other function as it is."""
-        call = relu_call(function, args, kwargs)
-        if call is not None:
-            return self._activate(call)
-        if function in _MAX_POOL:
-            return self._pool(function, *args, **kwargs)
-        outputs = function(*args, **kwargs)
-        if function is F.conv2d:
-            self._note(outputs, *args, **kwargs)
-            # What follows may write into its input; errors are those of the outputs noted.
-            return outputs.clone()
-        return outputs
+    def on_op(self, op: Op, run: Run) -> Tensor:
+        """Handle ReLU, max pooling and convolution; compute anything else as it is."""
+        if isinstance(op, Elementwise) and op.activation.is_relu:
+            return self._activate(op)
+        if isinstance(op, Pool) and op.is_largest and op.is_plain and id(op.inputs) in self.sources:
+            return self._pool(op)
+        outputs = super().on_op(op, run)
+        if not isinstance(op, Affine) or not op.is_convolution:
+            return outputs
+        geometry = op.geometry
+        assert geometry is not None
+        source = self.sources.get(id(op.inputs), -1)
+        self.uses.append(Use(op.name, source, op.inputs.shape[1:], outputs, geometry))
+        # What follows may write into its input; errors are those of the outputs noted.
+        return outputs.clone()
 
-    def _activate(self, call: ReluCall) -> Tensor:
+    def _activate(self, op: Elementwise) -> Tensor:
         number = len(self.preactivations)
-        inputs = call.inputs.clone() if call.in_place else call.inputs
+        inputs = op.inputs.clone() if op.in_place else op.inputs
         self.preactivations.append(inputs)
         if number == self.last and number not in self.pooled:
             raise _ReachedError
@@ -140,25 +135,10 @@ class ReluWalk(FunctionMode):
             outputs = inputs * self.masks[number]
         else:
             outputs = inputs.clamp_min(0)
-        return self._from(number, call.answer(outputs))
+        return self._from(number, op.answer(outputs))
 
-    def _pool(
-        self,
-        function: Callable[..., Any],
-        input: Tensor,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-        return_indices: bool = False,  # false here: with indices it is another function
-    ) -> Tensor:
-        number = self.sources.get(id(input), -1)
-        window = pair(kernel_size)
-        plain = pair(padding) == (0, 0) and pair(dilation) == (1, 1) and not ceil_mode
-        if number < 0 or not plain or (stride and pair(stride) != window):
-            outputs: Tensor = function(input, kernel_size, stride, padding, dilation, ceil_mode)
-            return outputs
+    def _pool(self, op: Pool) -> Tensor:
+        number, window = self.sources[id(op.inputs)], op.window
         self.windows[number] = window
         self.maxima[number] = F.max_pool2d(self.preactivations[number], window)
         if number == self.last:
@@ -166,31 +146,12 @@ class ReluWalk(FunctionMode):
         if number in self.outputs:
             outputs = self.outputs[number].clone()
         elif number in self.masks:  # at most one entry of a window is left, so that sums are maxima
-            outputs = F.avg_pool2d(input, window, divisor_override=1)
+            outputs = F.avg_pool2d(op.inputs, window, divisor_override=1)
         else:
-            outputs = F.max_pool2d(input, window)
+            outputs = F.max_pool2d(op.inputs, window)
         return self._from(number, outputs)
 
     def _from(self, number: int, outputs: Tensor) -> Tensor:
         self.sources[id(outputs)] = number
-        self.kept.append(outputs)
+        self._kept.append(outputs)
         return outputs
-
-    def _note(
-        self,
-        outputs: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> None:
-        if groups != 1:
-            raise ValueError("convolutions must have one group.")
-        padding = numeric_padding(padding, weight.shape[2:], dilation)
-        geometry = Geometry.of(weight.shape[2:], dilation, padding, stride)
-        source = self.sources.get(id(input), -1)
-        name = self.names.get(id(weight), "")
-        self.uses.append(Use(name, source, input.shape[1:], outputs, geometry))

@@ -83,11 +83,11 @@ def walk_back(
             break
         before, link = chain[: position - 1], chain[position - 1]
         if level.equations.num_equations < rank_fraction * level.equations.num_positions:
-            if hidden is None and link.activation.has_kink:
+            if hidden is None and link.activation.is_relu:
                 hidden = Hidden.unknown(before, link, level, search, own)
             break
         errors = level.input_errors
-        if link.activation.has_kink:
+        if link.activation.is_relu:
             hidden = Hidden.begin(before, link, level, search, own)
             if not hidden.is_proven:
                 break

@@ -1,11 +1,11 @@
 """Products with the Jacobian of a plain chain's gradients, as products of matrices.
 
-A network is a chain up to some point if its images pass convolutions, linear layers, ReLUs and
-pooling one after another. Let its outputs c be worth a functional F, whose slope δ is known. The
-gradients of F by the chain's parameters are what a client sends. Derivatives of these by the images
-are convolutions again, for a few images of few channels. Autograd spends most of their time on
-arranging patches, and on starting operations. Here patches are gathered by an index, and shared by
-all that reads them.
+A network is a chain up to some point if its images pass convolutions, linear layers, activations
+and pooling one after another. Let its outputs c be worth a functional F, whose slope δ is known.
+The gradients of F by the chain's parameters are what a client sends. Derivatives of these by the
+images are convolutions again, for a few images of few channels. Autograd spends most of their time
+on arranging patches, and on starting operations. Here patches are gathered by an index, and shared
+by all that reads them.
 
 With columns a of patches of a layer's inputs, outputs ``z = W a + b`` and errors ``δ = ∂F/∂z`` the
 gradient is ``∂F/∂W = δ aᵀ``. Images that move by dx move it by ``dδ aᵀ + δ daᵀ``. The changes dz
@@ -13,31 +13,29 @@ pass the chain upward, the changes of errors downward,
 
     dδ_in = φ'(z) ∘ dδ_out + φ''(z) ∘ dz ∘ δ_out
 
-through a ReLU (pooling likewise, :mod:`~flwr_leakage.attacks.inversion.chain_stages`), and Wᵀ dδ
-through a layer, where overlapping patches are summed. The transpose runs the same way: up, then
-down.
+through an activation (pooling likewise, :mod:`~flwr_leakage.attacks.inversion.chain_stages`), and
+Wᵀ dδ through a layer, where overlapping patches are summed. The transpose runs the same way: up,
+then down.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from flwr_leakage.attacks.inversion.chain_stages import (
-    POOLINGS,
     Bend,
+    Elements,
     Places,
-    Relu,
+    Pooling,
     Stage,
     below,
-    pooling_call,
 )
-from flwr_leakage.attacks.relus import relu_call
-from flwr_leakage.function_mode import FunctionMode
+from flwr_leakage.attacks.network.activations import Elementwise
+from flwr_leakage.attacks.network.calls import Affine, Normalise, Pool
+from flwr_leakage.attacks.network.geometry import Geometry
+from flwr_leakage.attacks.network.trace import Step, Trace
 from flwr_leakage.params import Params
 
 MOST_ENTRIES = 1_000_000
@@ -65,19 +63,12 @@ class Layer:
 
     @classmethod
     def convolution(
-        cls,
-        weight: str,
-        bias: str,
-        kernel: Sequence[int],
-        shape: Sequence[int],
-        padding: Any,
-        dilation: Any,
-        stride: Any,
+        cls, weight: str, bias: str, shape: Sequence[int], geometry: Geometry
     ) -> "Layer":
-        """Of inputs of a shape (C, H, W); settings as ``F.unfold`` takes them."""
+        """Of inputs of a shape (C, H, W)."""
         count = torch.Size(shape).numel()
         numbers = torch.arange(1.0, count + 1, dtype=torch.float64).reshape(1, *shape)
-        found = F.unfold(numbers, tuple(kernel), dilation, padding, stride)[0].long()
+        found = geometry.patches(numbers)[0].long()
         gathered = torch.where(found > 0, found - 1, count).flatten()
         return cls(weight, bias, len(found), Places.of(gathered, count))
 
@@ -95,7 +86,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers, ReLUs and pooling, one after another.
+    """Layers, activations and pooling, one after another.
 
     Attributes:
         steps: the first is a layer, which takes the images.
@@ -123,10 +114,10 @@ class Chain:
         Layers of large maps are none, either: there autograd's convolutions are as fast, and their
         patches would take much memory.
 
-        A pass is a chain if each of its layers, ReLUs and poolings takes what the one before gave,
-        number by number, the first is a layer of the images, and the outputs are the last one's. So
-        reshaping and dropout in eval mode make no difference, and a normalisation or a branch is
-        noticed, whatever it is called. Windows of pooling lie within their inputs.
+        A pass is a chain if each of its layers, activations and poolings takes what the one before
+        gave, number by number, the first is a layer of the images, and the outputs are the last
+        one's. So reshaping and dropout in eval mode make no difference, and a normalisation or a
+        branch is noticed, whatever it is called. Windows of pooling lie within their inputs.
 
         Args:
             forward: the pass, which takes its parameters from ``params``.
@@ -134,140 +125,55 @@ class Chain:
             names: of those whose gradients are wanted.
             images: what it may take, as far from images as candidates get.
         """
-        with torch.no_grad(), _Recorder({id(v): k for k, v in params.items()}) as recorder:
-            outputs = forward(images)
-        used: list[_Call] = []
-        before = images
-        for call in recorder.calls:
-            if _same(outputs, before):
+        outputs: list[Tensor] = []
+        with torch.no_grad():
+            trace = Trace.of(lambda: outputs.append(forward(images)), params)
+        steps: list[Layer | Stage] = []
+        before, found = images, list[str]()
+        for step in trace.steps:
+            if _same(outputs[0], before):
                 break  # what it computes besides
-            if not _same(call.inputs, before):
+            if not _same(step.inputs, before):
                 return None
-            before = call.outputs
-            used.append(call)
-        if recorder.is_foreign or not _same(outputs, before) or not (used and used[0].is_layer):
+            posed = _posed(step)
+            if posed is None:
+                return None
+            steps.append(posed)
+            before = step.outputs
+            if isinstance(posed, Layer):
+                found += [posed.weight, posed.bias]
+        if not _same(outputs[0], before) or not (steps and isinstance(steps[0], Layer)):
             return None
-        found = [name for call in used for name in call.names if name]
         if sorted(name for name in found if name in set(names)) != sorted(names):
             return None
-        if max(call.entries for call in used) > MOST_ENTRIES:
-            return None
-        return cls([call.pose() for call in used], names)
+        return cls(steps, names)
 
 
 def _same(some: Tensor, others: Tensor) -> bool:
     return some.numel() == others.numel() and torch.equal(some.flatten(1), others.flatten(1))
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A layer, a ReLU or a pooling.
-
-    Attributes:
-        inputs: what it took.
-        outputs: what it gave.
-        pose: makes the step of a chain.
-        names: of a layer's weight and bias.
-        entries: of a sample's columns in a layer.
-    """
-
-    inputs: Tensor
-    outputs: Tensor
-    pose: Callable[[], Layer | Stage]
-    names: tuple[str, str] = ("", "")
-    entries: int = 0
-
-    @property
-    def is_layer(self) -> bool:
-        return bool(self.names[0])
-
-
-class _Recorder(FunctionMode):
-    """Notes the layers, ReLUs and poolings of a pass, with what they take and give.
-
-    Attributes:
-        calls: in their order.
-        is_foreign: whether a layer was met whose weight is no parameter as it is, or which is no
-            product of its patches alone, or a pooling whose windows differ.
-    """
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__()
-        self.names = names
-        self.calls: list[_Call] = []
-        self.is_foreign = False
-
-    def on_call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Note layers, ReLUs and poolings."""
-        relu = relu_call(function, args, kwargs)
-        is_layer = function in _CONVOLUTIONS or function is F.linear
-        if relu is None and not is_layer and function not in POOLINGS:
-            return function(*args, **kwargs)
-        inputs = relu.inputs if relu is not None else args[0] if args else kwargs["input"]
-        inputs = inputs.detach().clone()  # a ReLU may work in place
-        outputs = function(*args, **kwargs)
-        if not isinstance(outputs, Tensor):  # with the indices of maxima
-            self.is_foreign = True
-            return outputs
-        told = outputs.detach().clone()
-        if relu is not None:
-            call: _Call | None = _Call(inputs, told, partial(Relu, inputs.shape[1:]))
-        elif is_layer:
-            call = self._layer(function, inputs, told, args[1:], kwargs)
-        else:
-            call = _pooling(function, inputs, told, args[1:], kwargs)
-        if call is None:
-            self.is_foreign = True
-        else:
-            self.calls.append(call)
-        return outputs
-
-    def _layer(
-        self,
-        function: Callable[..., Any],
-        inputs: Tensor,
-        outputs: Tensor,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> _Call | None:
-        given = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
-        weight, bias = given["weight"], given.get("bias")
-        names = self.names.get(id(weight), ""), self.names.get(id(bias), "")
-        if not names[0] or (bias is not None and not names[1]):
-            return None
-        if function is F.linear:
-            pose: Callable[[], Layer] = partial(Layer, *names, weight.shape[1])
-            return _Call(inputs, outputs, pose, names) if inputs.ndim == 2 else None
-        padding = given.get("padding", 0)
-        if given.get("groups", 1) != 1 or isinstance(padding, str) or inputs.ndim != 4:
-            return None
-        stride, dilation = given.get("stride", 1), given.get("dilation", 1)
-        settings = (padding, dilation, stride)
-        pose = partial(Layer.convolution, *names, weight.shape[2:], inputs.shape[1:], *settings)
-        entries = weight[0].numel() * outputs[0, 0].numel()
-        return _Call(inputs, outputs, pose, names, entries)
-
-
-def _pooling(
-    function: Callable[..., Any],
-    inputs: Tensor,
-    outputs: Tensor,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> _Call | None:
-    if inputs.ndim != 4:
+def _posed(step: Step) -> Layer | Stage | None:
+    """The step of a chain that a call is, or ``None``."""
+    op, shape = step.op, step.inputs.shape[1:]
+    if isinstance(op, Elementwise):
+        return Elements(shape, op.activation)
+    if isinstance(op, Normalise):
+        return None
+    if isinstance(op, Affine) and not op.is_named:
         return None
     try:
-        found = pooling_call(function, args, kwargs, inputs.shape[1:])
-    except ValueError:
+        if isinstance(op, Pool):
+            return Pooling.of(shape, op)
+        geometry = op.geometry
+    except ValueError:  # several groups, uneven padding, or windows beyond the maps
         return None
-    return _Call(inputs, outputs, lambda: found)
-
-
-_CONVOLUTIONS = {F.conv2d, torch.conv2d}
-_ARGUMENTS = ("weight", "bias", "stride", "padding", "dilation", "groups")
+    names = op.name, op.bias_name or ""
+    if geometry is None:
+        return Layer(*names, op.weight.shape[1]) if op.inputs.ndim == 2 else None
+    if op.weight[0].numel() * step.outputs[0, 0].numel() > MOST_ENTRIES:
+        return None
+    return Layer.convolution(*names, shape, geometry)
 
 
 @dataclass(frozen=True)

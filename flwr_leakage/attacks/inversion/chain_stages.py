@@ -1,4 +1,4 @@
-"""What may stand between the layers of a chain: ReLUs and pooling, each linearised at a point.
+"""Activations and pooling between the layers of a chain, each linearised at a point.
 
 A stage takes values (n, B), those of a sample below one another, and gives others. At a point it is
 a :class:`Bend`: changes dz of its inputs become ``φ' dz``, and changes dδ of its outputs' errors δ
@@ -10,29 +10,16 @@ The maximum of a window depends on all of the window's inputs, so that φ' is a 
 matrix of each window.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from flwr_leakage.attacks.inversion.blur import (
-    ADAPTIVE_MAX_POOLS,
-    MAX_POOLS,
-    adaptive_window,
-    blurred_largest,
-    relu_parts,
-    windows_of,
-)
-
-_MEANS = {F.avg_pool2d, F.adaptive_avg_pool2d}
-
-POOLINGS = MAX_POOLS | ADAPTIVE_MAX_POOLS | _MEANS
-"""Functions that may be a stage."""
-
-_MEAN_ARGUMENTS = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+from flwr_leakage.attacks.network.activations import Activation
+from flwr_leakage.attacks.network.blur import blurred_largest, blurred_parts
+from flwr_leakage.attacks.network.calls import Pool, largest, mean
 
 
 @dataclass(frozen=True)
@@ -95,7 +82,7 @@ class Bend(Protocol):
 
 @runtime_checkable
 class Stage(Protocol):
-    """A ReLU or a pooling."""
+    """An activation or a pooling."""
 
     @property
     def shape(self) -> torch.Size:
@@ -132,15 +119,25 @@ class _Elementwise:
 
 
 @dataclass(frozen=True)
-class Relu:
-    """``max(0, z)``."""
+class Elements:
+    """An activation.
+
+    Attributes:
+        shape: of a sample's inputs.
+        activation: which.
+    """
 
     shape: torch.Size
-    has_kinks: bool = True
+    activation: Activation
+
+    @property
+    def has_kinks(self) -> bool:
+        """See :class:`Stage`."""
+        return bool(self.activation.kinks)
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, Bend]:
         """See :class:`Stage`."""
-        outputs, slope, curvature = relu_parts(values, width)
+        outputs, slope, curvature = blurred_parts(self.activation, values, width)
         return outputs, _Elementwise(slope, curvature)
 
 
@@ -178,83 +175,61 @@ class _Windows:
 
 @dataclass(frozen=True)
 class Pooling:
-    """The largest value of each window, or the mean.
+    """One value of each window.
 
     Attributes:
         shape: of a sample's inputs.
         places: the windows' inputs, (k · m): first those at the first position of each window.
         size: k, values in a window.
-        has_kinks: whether it is the largest.
+        reduce: of values (k, …), what a window gives (…).
     """
 
     shape: torch.Size
     places: Places
     size: int
-    has_kinks: bool
+    reduce: Callable[[Tensor], Tensor]
 
     @classmethod
-    def of(cls, shape: torch.Size, is_largest: bool, *window: Any, **settings: Any) -> "Pooling":
-        """Of inputs of a shape (C, H, W); further arguments as of :func:`windows_of`.
+    def of(cls, shape: torch.Size, pool: Pool) -> "Pooling":
+        """Of inputs of a shape (C, H, W).
 
         Raises:
             ValueError: a window reaches beyond the inputs.
         """
         numbers = torch.arange(1.0, shape.numel() + 1, dtype=torch.float64).reshape(1, *shape)
-        maps = windows_of(numbers, *window, **settings, outside=0.0)
+        maps = pool.maps(numbers, 0.0)
         gathered = torch.stack(maps).flatten().long() - 1
         if bool((gathered < 0).any()):
             raise ValueError("windows must lie within the inputs.")
-        return cls(shape, Places.of(gathered, shape.numel()), len(maps), is_largest)
+        return cls(shape, Places.of(gathered, shape.numel()), len(maps), pool.reduce)
+
+    @property
+    def has_kinks(self) -> bool:
+        """See :class:`Stage`."""
+        return self.reduce is largest
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, Bend]:
         """See :class:`Stage`."""
         windows = self._windows(values)
-        if not self.has_kinks:
+        if self.reduce is mean:
             slope = torch.full_like(windows, 1 / self.size)
             return windows.mean(0), _Windows(self.places, slope, None)
-        if width is None:
-            largest = windows.argmax(0, keepdim=True)
-            slope = torch.zeros_like(windows).scatter_(0, largest, 1.0)
-            return windows.gather(0, largest)[0], _Windows(self.places, slope, None)
+        if self.has_kinks and width is None:
+            place = windows.argmax(0, keepdim=True)
+            slope = torch.zeros_like(windows).scatter_(0, place, 1.0)
+            return windows.gather(0, place)[0], _Windows(self.places, slope, None)
         with torch.enable_grad():
             windows = windows.detach().requires_grad_()
-            outputs = blurred_largest(list(windows), list(self._windows(width)))
+            if self.has_kinks and width is not None:
+                outputs = blurred_largest(list(windows), list(self._windows(width)))
+            else:
+                outputs = self.reduce(windows)
             (slope,) = torch.autograd.grad(outputs.sum(), windows, create_graph=True)
             rows = [torch.autograd.grad(row.sum(), windows, retain_graph=True)[0] for row in slope]
         return outputs.detach(), _Windows(self.places, slope.detach(), torch.stack(rows))
 
     def _windows(self, values: Tensor) -> Tensor:
         return self.places.taken(values).reshape(self.size, -1, values.shape[1])
-
-
-def pooling_call(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], shape: torch.Size
-) -> Pooling:
-    """The pooling of inputs of a shape (C, H, W) that a call computes.
-
-    Args:
-        function: one of :data:`POOLINGS`.
-        args: its arguments, without the inputs.
-        kwargs: likewise.
-        shape: of a sample's inputs.
-
-    Raises:
-        ValueError: windows reach beyond the inputs, or differ from each other.
-    """
-    if function in MAX_POOLS:
-        kwargs.pop("return_indices", None)
-        return Pooling.of(shape, True, *args, **kwargs)
-    if function is F.avg_pool2d:
-        given = dict(zip((*_MEAN_ARGUMENTS, "divisor_override"), args, strict=False)) | kwargs
-        if given.pop("divisor_override", None) is not None:
-            raise ValueError("a mean must be divided by the values in its window.")
-        given.pop("count_include_pad", None)  # there is no padding
-        return Pooling.of(shape, False, **given)
-    size = args[0] if args else kwargs["output_size"]
-    window = adaptive_window(shape, size)
-    if window is None:
-        raise ValueError(f"windows of {tuple(shape)} to {size} differ from each other.")
-    return Pooling.of(shape, function in ADAPTIVE_MAX_POOLS, window)
 
 
 def below(values: Tensor) -> Tensor:

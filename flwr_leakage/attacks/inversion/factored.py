@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from flwr_leakage.attacks.inversion.factored_layers import Matrices, convolution_products, convolve
-from flwr_leakage.function_mode import FunctionMode
+from flwr_leakage.attacks.network.calls import Affine, Normalise, read_call
+from flwr_leakage.attacks.network.trace import Reader
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
 
@@ -59,7 +59,7 @@ class _Layer:
     settings: tuple[Any, ...] = ()
 
 
-class _Recorder(FunctionMode):
+class _Recorder(Reader):
     """Records every layer that a pass uses, and computes convolutions of few positions as products.
 
     Such a convolution multiplies its patches with a matrix, and the same patches then serve for
@@ -67,8 +67,7 @@ class _Recorder(FunctionMode):
     """
 
     def __init__(self, names: Mapping[int, str], matrices: Matrices, few_positions: int) -> None:
-        super().__init__()
-        self.names = names
+        super().__init__(names)
         self.matrices = matrices
         self.few_positions = few_positions
         self.layers: list[_Layer] = []
@@ -76,93 +75,73 @@ class _Recorder(FunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Replace the calls that take parameters, leave all else."""
         used = [v for v in (*args, *kwargs.values()) if id(v) in self.names]
         if not used:
             return function(*args, **kwargs)
-        if function is F.conv2d:
-            return self._convolve(*args, **kwargs)
-        if function is F.linear:
-            return self._linear(*args, **kwargs)
-        if function is F.batch_norm:
-            return self._normalize(*args, **kwargs)
+        op = read_call(function, args, kwargs)
+        if isinstance(op, Normalise):
+            return self._normalize(op)
+        if isinstance(op, Affine):
+            return self._convolve(op) if op.is_convolution else self._linear(op)
         raise UnsupportedError(f"{function} of parameter {self.names[id(used[0])]!r}")
 
     def _note(
         self,
-        weight: Tensor | None,
-        bias: Tensor | None,
+        op: Affine | Normalise,
         inputs: Tensor,
         outputs: Tensor,
         kind: str,
         settings: tuple[Any, ...] = (),
     ) -> None:
         # No parameter has the id of ``None``.
-        names = (self.names.get(id(weight)), self.names.get(id(bias)))
+        names = (self.names.get(id(op.weight)), self.names.get(id(op.bias)))
         self.layers.append(_Layer(names, inputs, outputs, kind, settings))
 
-    def _convolve(
-        self,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Tensor:
-        if groups != 1 or isinstance(padding, str):
-            raise UnsupportedError("a convolution of several groups, or of padding in words")
-        stride, padding, dilation = (_pair(value) for value in (stride, padding, dilation))
-        kernel = weight.shape[2:]
-        height, width = (
-            (input.shape[2 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i]
-            + 1
-            for i in (0, 1)
-        )
+    def _convolve(self, op: Affine) -> Tensor:
+        try:
+            geometry = op.geometry
+        except ValueError as error:
+            raise UnsupportedError(str(error)) from error
+        assert geometry is not None
+        kernel, dilation, padding, stride = geometry
+        height, width = geometry.positions(op.inputs.shape[2:])
         if height * width > self.few_positions:
             settings = (stride, padding, dilation)
-            outputs = convolve(input, weight, bias, settings)
-            self._note(weight, bias, input, outputs, "images", settings)
+            outputs = convolve(op.inputs, op.weight, op.bias, settings)
+            self._note(op, op.inputs, outputs, "images", settings)
             return outputs
-        if tuple(kernel) == (1, 1) and padding == (0, 0):
-            patches = input[:, :, :: stride[0], :: stride[1]].flatten(2).mT.contiguous()
+        if kernel == (1, 1) and padding == (0, 0):
+            patches = op.inputs[:, :, :: stride[0], :: stride[1]].flatten(2).mT.contiguous()
         else:
-            patches = F.unfold(input, kernel, dilation, padding, stride).mT.contiguous()
-        rows = self.matrices.product(patches.flatten(0, 1), self.names[id(weight)], weight)
+            patches = geometry.patches(op.inputs).mT.contiguous()
+        name = self.names[id(op.weight)]
+        rows = self.matrices.product(patches.flatten(0, 1), name, op.weight)
         outputs = rows.unflatten(0, patches.shape[:2])
-        self._note(weight, bias, patches, outputs, "patches")
-        if bias is not None:
-            outputs = outputs + bias
+        self._note(op, patches, outputs, "patches")
+        if op.bias is not None:
+            outputs = outputs + op.bias
         return outputs.mT.unflatten(2, (height, width))
 
-    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if input.ndim != 2:
-            raise UnsupportedError(f"a linear layer of inputs of {input.ndim} dimensions")
-        outputs = self.matrices.product(input, self.names[id(weight)], weight)
-        self._note(weight, bias, input[:, None], outputs[:, None], "patches")
+    def _linear(self, op: Affine) -> Tensor:
+        if op.inputs.ndim != 2:
+            raise UnsupportedError(f"a linear layer of inputs of {op.inputs.ndim} dimensions")
+        outputs = self.matrices.product(op.inputs, self.names[id(op.weight)], op.weight)
+        self._note(op, op.inputs[:, None], outputs[:, None], "patches")
         outputs = self.layers[-1].outputs[:, 0]
-        return outputs if bias is None else outputs + bias
+        return outputs if op.bias is None else outputs + op.bias
 
-    def _normalize(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        if training or running_mean is None or running_var is None:
+    def _normalize(self, op: Normalise) -> Tensor:
+        mean, variance, weight, bias = op.mean, op.variance, op.weight, op.bias
+        if mean is None or variance is None:
             raise UnsupportedError("BatchNorm by the batch's own statistics")
-        over = (-1,) + (1,) * (input.ndim - 2)
-        scale = (running_var + eps).rsqrt()
+        over = (-1,) + (1,) * (op.inputs.ndim - 2)
+        scale = (variance + op.eps).rsqrt()
         gain = scale if weight is None else scale * weight
-        shift = -running_mean * gain if bias is None else bias - running_mean * gain
-        outputs = torch.addcmul(shift.reshape(over), input, gain.reshape(over))
-        normal = torch.addcmul((-running_mean * scale).reshape(over), input, scale.reshape(over))
-        self._note(weight, bias, normal, outputs, "normalised")
+        shift = -mean * gain if bias is None else bias - mean * gain
+        outputs = torch.addcmul(shift.reshape(over), op.inputs, gain.reshape(over))
+        normal = torch.addcmul((-mean * scale).reshape(over), op.inputs, scale.reshape(over))
+        self._note(op, normal, outputs, "normalised")
         return outputs
 
 
@@ -307,7 +286,3 @@ def each(function: Callable[..., Tensor], *tensors: Any) -> Tensor:
         return function(*(tree_map(lambda v: v[0], tensors)))[None]
     results: Tensor = torch.func.vmap(function)(*tensors)
     return results
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)

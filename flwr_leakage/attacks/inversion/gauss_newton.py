@@ -6,7 +6,7 @@ images, x = μ + L s and s ~ N(0, I), each step minimises to first order
     Σ_i (g_i(x; β) − g*_i)² / v_i + ρ ‖s‖²
 
 (Bakushinskii 1992), where ReLUs and max pooling are averaged over noise of size β
-(:mod:`flwr_leakage.attacks.inversion.blur`) and v_i is the variance of an entry
+(:mod:`flwr_leakage.attacks.network.blur`) and v_i is the variance of an entry
 (:mod:`flwr_leakage.attacks.inversion.likelihood`). ρ falls from a tenth of the largest eigenvalue
 of LᵀJᵀWJL to 1, Bayes' weight, and β with a power of it: what most equations agree on is fitted
 first, in images that are smooth, and units that are off have a slope while it counts.
@@ -31,7 +31,6 @@ from flwr_leakage.attacks.inversion.annealing import (
     Equations,
     anneal,
 )
-from flwr_leakage.attacks.inversion.blur import Blurred, kink_inputs, measure
 from flwr_leakage.attacks.inversion.label_moves import label_moves
 from flwr_leakage.attacks.inversion.likelihood import (
     Likelihood,
@@ -44,6 +43,7 @@ from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.labels.last_layer import find_last_bias
+from flwr_leakage.attacks.network.blur import Blurred, kink_inputs, measure
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.records import Batch, Reconstruction

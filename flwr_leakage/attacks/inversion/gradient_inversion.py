@@ -19,11 +19,11 @@ from flwr_leakage.attacks.inversion.objectives.euclidean import Euclidean
 from flwr_leakage.attacks.inversion.order import OrderSearch, Slots, make_slots
 from flwr_leakage.attacks.inversion.priors.base import Prior
 from flwr_leakage.attacks.inversion.priors.group_consistency import GroupConsistency
-from flwr_leakage.attacks.inversion.smoothing import SmoothedRelu
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.assumed import AssumedTargets, answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
+from flwr_leakage.attacks.network.blur import SmoothedRelu
 from flwr_leakage.attacks.optimizers.base import Evaluate, FirstValues, Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, pose

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.inversion.blur import kink_inputs
+from flwr_leakage.attacks.network.blur import kink_inputs
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.spectral.image_prior import ImagePrior
 

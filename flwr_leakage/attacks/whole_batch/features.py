@@ -6,15 +6,15 @@ is what a candidate is fitted by. Max pooling and flattening between the ReLU an
 nothing, as the maximum of ReLUs is the ReLU of the maximum. Averages do: then the ReLU stays.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from flwr_leakage.attacks.linear_walk import LinearWalk
+from flwr_leakage.attacks.network.activations import Elementwise
+from flwr_leakage.attacks.network.calls import Affine, Op
+from flwr_leakage.attacks.network.trace import Reader, Run
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.relus import relu_call
 from flwr_leakage.params import Params
 
 SAME = 1e-5
@@ -29,7 +29,7 @@ class _ReachedError(Exception):
         self.features = features
 
 
-class _Until(LinearWalk):
+class _Until(Reader):
     """End a pass at one linear layer, and leave one ReLU out.
 
     Args:
@@ -47,21 +47,15 @@ class _Until(LinearWalk):
         self.left_out = left_out
         self.relus = 0
 
-    def on_call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Leave the ReLU out; see ``LinearWalk`` for the rest."""
-        call = relu_call(function, args, kwargs)
-        if call is not None:
+    def on_op(self, op: Op, run: Run) -> Tensor:
+        """Leave the ReLU out, and stop at the layer."""
+        if isinstance(op, Affine) and op.name == self.weight and not op.is_convolution:
+            raise _ReachedError(op.inputs)
+        if isinstance(op, Elementwise) and op.activation.is_relu:
             self.relus += 1
             if self.relus == self.left_out + 1:
-                return call.answer(call.inputs)
-        return super().on_call(function, args, kwargs)
-
-    def _note(self, inputs: Tensor, weight: str, bias: Tensor | None, outputs: Tensor) -> Tensor:
-        if weight == self.weight:
-            raise _ReachedError(inputs)
-        return super()._note(inputs, weight, bias, outputs)
+                return op.answer(op.inputs)
+        return super().on_op(op, run)
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_proof import NOISE, BatchInputs
-from flwr_leakage.attacks.inversion.blur import (
+from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
+from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
+from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, kernel_groups
+from flwr_leakage.attacks.inversion.linearization import Linearization, Linearized
+from flwr_leakage.attacks.network.blur import (
     Blurred,
     blurred_relu,
     kink_inputs,
     measure,
     relu_parts,
 )
-from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
-from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
-from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, kernel_groups
-from flwr_leakage.attacks.inversion.linearization import Linearization, Linearized
-from flwr_leakage.attacks.linear_walk import logits_behind
+from flwr_leakage.attacks.network.linear import logits_behind
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
 from flwr_leakage.params import Params

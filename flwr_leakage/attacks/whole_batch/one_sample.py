@@ -21,7 +21,7 @@ from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
 from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.last_layer import LastLayer, find_last_layer
-from flwr_leakage.attacks.linear_walk import find_linear_layers
+from flwr_leakage.attacks.network.linear import find_linear_layers
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.local_steps import local_steps

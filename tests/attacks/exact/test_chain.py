@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import AttackJob, FadingPrior, FeatureMatching, pose
-from flwr_leakage.attacks.exact.chain import IDENTITY, RELU, features_of
-from flwr_leakage.attacks.exact.chain_walk import trace_chain
+from flwr_leakage.attacks.exact.chain import IDENTITY, RELU, features_of, trace_chain
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 from flwr_leakage.spectral.gauss_newton import GaussNewton

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flwr_leakage.attacks import pose
-from flwr_leakage.attacks.exact.chain_walk import trace_chain
+from flwr_leakage.attacks.exact.chain import trace_chain
 from flwr_leakage.attacks.exact.mask_values import Masks
 from flwr_leakage.attacks.exact.masks import Channel, Evidence, MaskSearch
 from flwr_leakage.attacks.exact.weight_equations import Whitened

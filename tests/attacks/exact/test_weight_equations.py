@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.exact.geometry import Geometry
 from flwr_leakage.attacks.exact.weight_equations import (
     Whitened,
     root_mean_square,
     weight_equations,
 )
+from flwr_leakage.attacks.network.geometry import Geometry
 
 
 def draw(*shape, seed=0):

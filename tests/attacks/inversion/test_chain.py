@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.inversion.blur import Blurred
 from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Layer, Top
 from flwr_leakage.attacks.inversion.linearization import Linearization
+from flwr_leakage.attacks.network.blur import Blurred
 
 SHAPE = (2, 7, 6)
 
@@ -46,6 +46,18 @@ class Pooled(nn.Module):
         return self.third(F.avg_pool2d(x, (1, 2)).reshape(len(x), -1))
 
 
+class Smooth(nn.Module):
+    """Activations without kinks, and a pooling that is neither the largest value nor the mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 3, 2), nn.Linear(18, 5)
+
+    def forward(self, x):
+        x = F.lp_pool2d(F.softplus(self.first(x)), 3, 2)
+        return F.leaky_relu(self.second(F.gelu(x).flatten(1)), 0.2)
+
+
 class Residual(nn.Module):
     def __init__(self):
         super().__init__()
@@ -70,7 +82,7 @@ def seen(model, names=None, batch=2):
     return chain, params, forward, images
 
 
-@pytest.mark.parametrize("model", [plain, Functional, Pooled])
+@pytest.mark.parametrize("model", [plain, Functional, Pooled, Smooth])
 @pytest.mark.parametrize("names", [None, ["0.weight", "6.bias"]])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("blur", [0.0, 0.5])
@@ -80,7 +92,8 @@ def test_values_and_products_are_those_of_autograd(model, names, batch, blur):
     chain, params, forward, images = seen(model, names, batch)
     kinks = [step for step in chain.steps if not isinstance(step, Layer) and step.has_kinks]
     widths = [torch.rand(batch, *step.shape) + 0.1 for step in kinks]
-    widths[0] = widths[0].mean((0, 2, 3), keepdim=True)  # one for each channel
+    if widths[0].ndim == 4:
+        widths[0] = widths[0].mean((0, 2, 3), keepdim=True)  # one for each channel
     errors = torch.randn(forward(images).shape)
 
     def gradient(x):
@@ -115,7 +128,7 @@ def test_values_and_products_are_those_of_autograd(model, names, batch, blur):
         lambda: nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(2, 2, 3), nn.ReLU()),
         lambda: nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.ReLU()),
         lambda: nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), nn.ReLU()),
-        lambda: nn.Sequential(nn.Conv2d(2, 2, 3), nn.Sigmoid()),
+        lambda: nn.Sequential(nn.Conv2d(2, 2, 3), nn.Threshold(0.1, 0.0)),
         lambda: nn.Sequential(nn.ReLU(), nn.Conv2d(2, 2, 3)),
         lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3)),
     ],

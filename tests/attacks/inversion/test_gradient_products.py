@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.inversion.factored import GradientProducts, UnsupportedError
 from flwr_leakage.attacks.inversion.factored_layers import multiply
-from flwr_leakage.attacks.inversion.smoothing import SmoothedRelu
+from flwr_leakage.attacks.network.blur import SmoothedRelu
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ConvNet, ResNet8
 from flwr_leakage.params import ravel

@@ -65,7 +65,8 @@ SMOOTH = {
 def test_kinks_are_told(spec, name):
     problem = posed(spec, Network(KINKED[name]))
     assert is_rough(problem) and has_kinks(problem)
-    assert calls_kinks(problem) == (name in ("relu", "prelu", "rrelu"))
+    by_name = {"relu", "relu6", "hardtanh", "selu", "prelu", "rrelu"}
+    assert calls_kinks(problem) == (name in by_name)
 
 
 @pytest.mark.parametrize("name", SMOOTH)

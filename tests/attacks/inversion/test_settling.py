@@ -6,7 +6,7 @@ from attacked import observe
 from torch import nn
 
 from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample, Settling
-from flwr_leakage.attacks.inversion.blur import blurred_relu
+from flwr_leakage.attacks.network.blur import blurred_relu
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel, Update

@@ -35,6 +35,14 @@ class Geometry(NamedTuple):
         """A geometry from pairs, or from numbers that hold for both rows and columns."""
         return cls(pair(kernel_size), pair(dilation), pair(padding), pair(stride))
 
+    def positions(self, size: Iterable[int]) -> Pair:
+        """Rows and columns of the outputs for inputs of a size (H, W)."""
+        height, width = (
+            (length + 2 * zeros - spread * (kernel - 1) - 1) // step + 1
+            for length, kernel, spread, zeros, step in zip(size, *self, strict=True)
+        )
+        return height, width
+
     def patches(self, inputs: Tensor) -> Tensor:
         """The entries of inputs (B, C, H, W) that each output sees.
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from relu_spellings import SPELLINGS
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.inversion.smoothing import SmoothedRelu, smoothed_relu
+from flwr_leakage.attacks.network.blur import SmoothedRelu, smoothed_relu
 
 
 @settings(max_examples=20, deadline=None)

@@ -3,17 +3,18 @@ import torch
 from relu_spellings import SPELLINGS
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.relus import leaky_call, relu_call
+from flwr_leakage.attacks.network.activations import RELU
+from flwr_leakage.attacks.network.relus import relu_call
 from flwr_leakage.function_mode import FunctionMode
 
 
 class Calls(FunctionMode):
-    def __init__(self, read=relu_call):
+    def __init__(self):
         super().__init__()
-        self.read, self.found = read, []
+        self.found = []
 
     def on_call(self, function, args, kwargs):
-        call = self.read(function, args, kwargs)
+        call = relu_call(function, args, kwargs)
         if call is not None:
             self.found.append((call, call.inputs.detach().clone()))
         return function(*args, **kwargs)
@@ -23,8 +24,8 @@ def draw(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def calls_of(function, *inputs, read=relu_call):
-    with Calls(read) as calls:
+def calls_of(function, *inputs):
+    with Calls() as calls:
         outputs = function(*inputs)
     return calls.found, outputs
 
@@ -35,6 +36,7 @@ def test_every_spelling_is_one_relu(spelling):
     ((call, inputs),), outputs = calls_of(SPELLINGS[spelling], z.clone())
     torch.testing.assert_close(outputs, F.relu(z))
     torch.testing.assert_close(inputs, z)
+    assert call.activation is RELU
     assert call.in_place == ("in place" in spelling)
 
 
@@ -83,27 +85,30 @@ OTHERS = {
 def test_nothing_else_is_a_relu(name):
     z = draw(4, 5)
     found, _ = calls_of(OTHERS[name], z, z.flip(0))
-    assert not found
+    assert not any(call.activation.is_relu for call, _ in found)
 
 
 def test_a_slope_that_is_trained_stays_a_parameter():
     weight = torch.zeros(1, requires_grad=True)
-    assert not calls_of(F.prelu, draw(3, 2), weight)[0]
-    ((call, _),), _ = calls_of(F.prelu, draw(3, 2), weight, read=leaky_call)
-    assert call.slope is weight
+    ((call, _),), _ = calls_of(F.prelu, draw(3, 2), weight)
+    assert not call.activation.is_relu
+    outputs = call.activation.function(torch.tensor([-1.0]))
+    (slope,) = torch.autograd.grad(outputs.sum(), weight)
+    assert float(slope) == -1
 
 
 @pytest.mark.parametrize(
-    ("leaky", "slope"),
+    "leaky",
     [
-        (lambda z: F.leaky_relu(z, 0.2), 0.2),
-        (lambda z: F.leaky_relu_(z, negative_slope=0.2), 0.2),
-        (lambda z: F.rrelu(z, 0.1, 0.3), 0.2),
-        (lambda z: F.prelu(z, torch.tensor([0.2, 0.2])), 0.2),
+        lambda z: F.leaky_relu(z, 0.2),
+        lambda z: F.leaky_relu_(z, negative_slope=0.2),
+        lambda z: F.rrelu(z, 0.1, 0.3),
+        lambda z: F.prelu(z, torch.tensor([0.2, 0.2])),
     ],
 )
-def test_a_leaky_relu_is_told_with_its_slope(leaky, slope):
+def test_a_leaky_relu_is_told_with_its_slope(leaky):
     z = draw(3, 2, 4)
-    ((call, inputs),), outputs = calls_of(leaky, z.clone(), read=leaky_call)
-    torch.testing.assert_close(outputs, torch.where(z > 0, z, call.slope * z))
+    ((call, inputs),), outputs = calls_of(leaky, z.clone())
+    torch.testing.assert_close(outputs, torch.where(z > 0, z, 0.2 * z))
+    torch.testing.assert_close(call.activation.function(z), outputs)
     torch.testing.assert_close(inputs, z)

@@ -4,13 +4,13 @@ from relu_spellings import SPELLINGS
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.inversion.blur import (
+from flwr_leakage.attacks.network.blur import (
     Blurred,
     blurred_maximum,
     blurred_relu,
     measure,
-    windows_of,
 )
+from flwr_leakage.attacks.network.calls import read_call
 
 
 def draw(*shape, seed=0):
@@ -64,7 +64,8 @@ def test_maximum_leaves_equal_values_and_nears_the_maximum():
 )
 def test_windows_hold_what_max_pooling_takes_the_maximum_of(settings):
     inputs = draw(2, 3, 8, 9)
-    maximum = torch.stack(windows_of(inputs, **settings)).amax(0)
+    pool = read_call(F.max_pool2d, (inputs,), settings)
+    maximum = torch.stack(pool.maps(inputs, -1e4)).amax(0)
     torch.testing.assert_close(maximum, F.max_pool2d(inputs, **settings))
 
 

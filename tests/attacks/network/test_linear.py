@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.linear_walk import find_linear_layers, logits_behind
+from flwr_leakage.attacks.network.linear import find_linear_layers, logits_behind
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import (

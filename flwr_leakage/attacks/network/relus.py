@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,40 +10,22 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.nn import functional as F
 
+from flwr_leakage.attacks.network.activations import RELU, Elementwise, leaky_relu
+
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class ReluCall:
-    """One call that computes ``max(0, z)``, or ``max(0, z) + s min(0, z)``.
+def relu_call(function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Elementwise | None:
+    """The ReLU, leaky or not, that a call computes, or ``None``.
 
-    Attributes:
-        inputs: z, of any shape.
-        in_place: whether the call writes its outputs into z.
-        slope: s; a tensor, broadcast to z, where it may be a parameter.
-    """
-
-    inputs: Tensor
-    in_place: bool = False
-    slope: float | Tensor = 0.0
-
-    def answer(self, outputs: Tensor) -> Tensor:
-        """What the call returns where ``outputs`` stand for its own.
-
-        Outputs that autograd computed from z itself must have been computed from a copy of z.
-        """
-        return self.inputs.copy_(outputs) if self.in_place else outputs
-
-
-def relu_call(function: Callable[..., Any], args: Args, kwargs: Kwargs) -> ReluCall | None:
-    """The ReLU that a call computes, or ``None``.
-
-    ``relu``, ``clamp(min=0)`` and ``threshold(0, 0)`` are told by their names; leaky ReLUs are
-    ReLUs where their slope is zero and no parameter that is trained. Other spellings are told by
-    the numbers of the call: ``maximum``, ``max`` and ``fmax`` with a tensor of zeros, ``where`` and
-    ``masked_fill`` that put zeros where z is not positive, and ``z * mask`` with the mask
-    ``1[z > 0]``. Those of several calls are not told: of ``(z + z.abs()) / 2`` none is a ReLU.
+    ``relu``, ``clamp(min=0)``, ``threshold(0, 0)``, and the leaky ``leaky_relu``, ``prelu`` and
+    ``rrelu`` outside of training are told by their names. A leaky ReLU is a ReLU where its slope is
+    zero and no parameter that is trained: the gradient by that one would be lost with the call.
+    Other spellings are told by the numbers of the call: ``maximum``, ``max`` and ``fmax`` with a
+    tensor of zeros, ``where`` and ``masked_fill`` that put zeros where z is not positive, and
+    ``z * mask`` with the mask ``1[z > 0]``. Those of several calls are not told: of
+    ``(z + z.abs()) / 2`` none is a ReLU.
 
     Numbers may agree by chance: a threshold that is learned and exactly zero is taken for zeros,
     and a mask that keeps all for ``1[z > 0]`` where all of z is positive, if it is of truths. One
@@ -58,21 +39,6 @@ def relu_call(function: Callable[..., Any], args: Args, kwargs: Kwargs) -> ReluC
         True
     """
     read = _RELUS.get(function)
-    if read is not None:
-        return read(args, kwargs)
-    call = leaky_call(function, args, kwargs)
-    if call is None or not _is_zero(call.slope):
-        return None
-    # The gradient by a slope that is trained would be lost with the call.
-    return None if isinstance(call.slope, Tensor) and call.slope.requires_grad else call
-
-
-def leaky_call(function: Callable[..., Any], args: Args, kwargs: Kwargs) -> ReluCall | None:
-    """The leaky ReLU of any slope that a call computes, or ``None``; not the other ReLUs.
-
-    ``leaky_relu``, ``prelu``, and ``rrelu`` outside of training.
-    """
-    read = _LEAKY.get(function)
     return None if read is None else read(args, kwargs)
 
 
@@ -80,52 +46,52 @@ def _given(args: Args, kwargs: Kwargs, position: int, name: str, default: Any = 
     return args[position] if len(args) > position else kwargs.get(name, default)
 
 
-def _plain(args: Args, kwargs: Kwargs, in_place: bool = False) -> ReluCall:
+def _plain(args: Args, kwargs: Kwargs, in_place: bool = False) -> Elementwise:
     in_place = in_place or bool(_given(args, kwargs, 1, "inplace"))
-    return ReluCall(_given(args, kwargs, 0, "input"), in_place)
+    return Elementwise(_given(args, kwargs, 0, "input"), RELU, in_place)
 
 
-def _clamp(args: Args, kwargs: Kwargs, in_place: bool = False) -> ReluCall | None:
+def _clamp(args: Args, kwargs: Kwargs, in_place: bool = False) -> Elementwise | None:
     inputs, least = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "min")
     if _given(args, kwargs, 2, "max") is not None or not _is_zero(least):
         return None
-    return ReluCall(inputs, in_place) if _keeps_shape(inputs, least) else None
+    return Elementwise(inputs, RELU, in_place) if _keeps_shape(inputs, least) else None
 
 
-def _threshold(args: Args, kwargs: Kwargs, in_place: bool = False) -> ReluCall | None:
+def _threshold(args: Args, kwargs: Kwargs, in_place: bool = False) -> Elementwise | None:
     bounds = _given(args, kwargs, 1, "threshold"), _given(args, kwargs, 2, "value")
     in_place = in_place or bool(_given(args, kwargs, 3, "inplace"))
     if not all(_is_zero(bound) for bound in bounds):
         return None
-    return ReluCall(_given(args, kwargs, 0, "input"), in_place)
+    return Elementwise(_given(args, kwargs, 0, "input"), RELU, in_place)
 
 
-def _maximum(args: Args, kwargs: Kwargs) -> ReluCall | None:
+def _maximum(args: Args, kwargs: Kwargs) -> Elementwise | None:
     left, right = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "other")
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
         return None  # the maximum of one tensor, or along an axis
     for inputs, other in ((left, right), (right, left)):
         if _keeps_shape(inputs, other) and _is_zero(other):
-            return ReluCall(inputs)
+            return Elementwise(inputs, RELU)
     return None
 
 
-def _where(args: Args, kwargs: Kwargs) -> ReluCall | None:
+def _where(args: Args, kwargs: Kwargs) -> Elementwise | None:
     condition = _given(args, kwargs, 0, "condition")
     return _chosen(condition, _given(args, kwargs, 1, "input"), _given(args, kwargs, 2, "other"))
 
 
-def _where_method(args: Args, kwargs: Kwargs) -> ReluCall | None:
+def _where_method(args: Args, kwargs: Kwargs) -> Elementwise | None:
     condition, other = _given(args, kwargs, 1, "condition"), _given(args, kwargs, 2, "other")
     return _chosen(condition, args[0], other)
 
 
-def _masked_fill(args: Args, kwargs: Kwargs) -> ReluCall | None:
+def _masked_fill(args: Args, kwargs: Kwargs) -> Elementwise | None:
     mask, value = _given(args, kwargs, 1, "mask"), _given(args, kwargs, 2, "value")
     return _chosen(mask, value, _given(args, kwargs, 0, "input"))
 
 
-def _chosen(condition: Any, where: Any, elsewhere: Any) -> ReluCall | None:
+def _chosen(condition: Any, where: Any, elsewhere: Any) -> Elementwise | None:
     """The ReLU that ``where`` a condition holds, and ``elsewhere``, are together."""
     if not (isinstance(condition, Tensor) and condition.dtype == torch.bool):
         return None
@@ -134,11 +100,11 @@ def _chosen(condition: Any, where: Any, elsewhere: Any) -> ReluCall | None:
             continue
         kept = condition if is_kept else ~condition
         if _keeps_shape(inputs, other) and _is_zero(other) and _is_mask(kept, inputs):
-            return ReluCall(inputs)
+            return Elementwise(inputs, RELU)
     return None
 
 
-def _product(args: Args, kwargs: Kwargs) -> ReluCall | None:
+def _product(args: Args, kwargs: Kwargs) -> Elementwise | None:
     left, right = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "other")
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)) or left.shape != right.shape:
         return None
@@ -147,30 +113,36 @@ def _product(args: Args, kwargs: Kwargs) -> ReluCall | None:
         if _first(mask) not in (0, 1) or not _keeps_shape(inputs, mask):
             continue
         if _is_mask(mask, inputs) and (mask.dtype == torch.bool or not _keeps_all(mask)):
-            return ReluCall(inputs)
+            return Elementwise(inputs, RELU)
     return None
 
 
-def _leaky(args: Args, kwargs: Kwargs, in_place: bool = False) -> ReluCall:
+def _leaky(args: Args, kwargs: Kwargs, in_place: bool = False) -> Elementwise:
     slope = float(_given(args, kwargs, 1, "negative_slope", 0.01))
     in_place = in_place or bool(_given(args, kwargs, 2, "inplace"))
-    return ReluCall(_given(args, kwargs, 0, "input"), in_place, slope)
+    return _tilted(_given(args, kwargs, 0, "input"), slope, in_place)
 
 
-def _parametric(args: Args, kwargs: Kwargs) -> ReluCall:
+def _parametric(args: Args, kwargs: Kwargs) -> Elementwise:
     inputs, slope = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "weight")
     if slope.numel() > 1:  # one a channel
         slope = slope.reshape(-1, *[1] * (inputs.ndim - 2))
-    return ReluCall(inputs, False, slope)
+    return _tilted(inputs, slope)
 
 
-def _randomised(args: Args, kwargs: Kwargs, in_place: bool = False) -> ReluCall | None:
+def _randomised(args: Args, kwargs: Kwargs, in_place: bool = False) -> Elementwise | None:
     lower = _given(args, kwargs, 1, "lower", 1 / 8)
     upper = _given(args, kwargs, 2, "upper", 1 / 3)
     if _given(args, kwargs, 3, "training", False) and lower != upper:
         return None
     in_place = in_place or bool(_given(args, kwargs, 4, "inplace"))
-    return ReluCall(_given(args, kwargs, 0, "input"), in_place, (lower + upper) / 2)
+    return _tilted(_given(args, kwargs, 0, "input"), (lower + upper) / 2, in_place)
+
+
+def _tilted(inputs: Tensor, slope: float | Tensor, in_place: bool = False) -> Elementwise:
+    is_trained = isinstance(slope, Tensor) and slope.requires_grad
+    activation = leaky_relu(slope) if is_trained or not _is_zero(slope) else RELU
+    return Elementwise(inputs, activation, in_place)
 
 
 def _keeps_shape(inputs: Tensor, other: Any) -> bool:
@@ -219,7 +191,7 @@ def _numbers(values: Tensor) -> Tensor:
     return values
 
 
-_Read = Callable[[Args, Kwargs], ReluCall | None]
+_Read = Callable[[Args, Kwargs], Elementwise | None]
 
 
 def _table(*rows: tuple[_Read, tuple[Any, ...]]) -> dict[Callable[..., Any], _Read]:
@@ -240,8 +212,6 @@ _RELUS = _table(
     (_where_method, (Tensor.where,)),
     (_masked_fill, (torch.masked_fill, Tensor.masked_fill)),
     (_product, (torch.mul, Tensor.mul, torch.multiply, Tensor.multiply)),
-)
-_LEAKY = _table(
     (_leaky, (F.leaky_relu,)),
     (partial(_leaky, in_place=True), (F.leaky_relu_,)),
     (_parametric, (torch.prelu, Tensor.prelu)),

@@ -13,7 +13,7 @@ from flwr_leakage import dropout, forward, function_mode, gradient_map, model_co
 
 _TORCH = str(Path(torch.__file__).parent)
 _CHECKS = str(Path(jaxtyping.__file__).parent)
-_OWN = str(Path(__file__).parent)
+_OWN = str(Path(__file__).parents[1])
 _PASS = gradient_map.__file__
 _AROUND = {each.__file__ for each in (dropout, forward, function_mode, model_copy)}
 

@@ -1,0 +1,303 @@
+"""Activations and max pooling averaged over noise: smooth where the originals have kinks.
+
+A network's gradient jumps wherever a ReLU flips or a window's maximum moves to another position,
+and its Jacobian knows nothing of units that are off. Averaged over Gaussian noise n of standard
+deviation σ (Duchi, Bartlett and Wainwright 2012, randomized smoothing) a ReLU is
+
+    E max(0, z + σ n) = z Φ(z/σ) + σ φ(z/σ),
+
+with φ and Φ the normal density and distribution: convex, above max(0, z) by at most 0.4 σ, and of
+positive slope up to seven σ from the kink. Any other activation with kinks is a smooth function
+and a ReLU at each kink, and the maximum of two is ``b + max(0, a − b)``: they are blurred likewise.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.network.activations import Activation, Elementwise
+from flwr_leakage.attacks.network.calls import Op, Pool
+from flwr_leakage.attacks.network.trace import Reader, Run, Trace
+
+LEAST = 1e-3
+"""A channel's spread at least, in units of its layer's: one whose ReLU is dead has none."""
+
+FAR = 7.0
+"""Widths from the kink beyond which nothing is blurred: what is left, 1e-11 and less, soon falls
+below the normal numbers, where processors take several times as long."""
+
+OUTSIDE = -1e4
+"""Value of padding around the windows of max pooling, in place of −∞, whose differences are NaN."""
+
+
+def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
+    """``E max(0, z + σ n)`` over normal n, twice differentiable in z.
+
+    Args:
+        inputs: z, of any shape.
+        width: σ > 0, broadcast to z.
+
+    Example:
+        >>> blurred_relu(torch.tensor([0.0, 5.0]), torch.tensor(1.0))
+        tensor([0.3989, 5.0000])
+    """
+    outputs: Tensor = _Bent.apply(inputs, width, relu_parts)[0]
+    return outputs
+
+
+def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """``E max(0, z + σ n)``, its slope Φ(z/σ) and its curvature φ(z/σ)/σ, without autograd.
+
+    Args:
+        inputs: z, of any shape.
+        width: σ > 0, broadcast to z; ``None`` for the ReLU itself, whose curvature is 0.
+    """
+    if width is None:
+        return inputs.clamp_min(0), (inputs > 0).to(inputs), torch.zeros_like(inputs)
+    scaled = inputs / width
+    far = scaled.abs() > FAR
+    slope = torch.where(far, (scaled > 0).to(inputs), torch.special.ndtr(scaled))
+    density = torch.exp(-0.5 * scaled.square()) / math.sqrt(2 * math.pi)
+    density = torch.where(far, 0.0, density)
+    return inputs * slope + width * density, slope, density / width
+
+
+def blurred_maximum(left: Tensor, right: Tensor, width: Tensor) -> Tensor:
+    """``b + E max(0, a − b + σ n) − σ/√(2π)``, which leaves equal values as they are.
+
+    Args:
+        left: a.
+        right: b, of the same shape.
+        width: σ > 0, broadcast.
+    """
+    return right + blurred_relu(left - right, width) - width / math.sqrt(2 * math.pi)
+
+
+def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tensor:
+    """The blurred maximum of several, by pairs, of which each has the root mean square width.
+
+    Args:
+        values: of one shape.
+        widths: σ > 0 of each, broadcast.
+    """
+    values, widths = list(values), list(widths)
+    while len(values) > 1:
+        pairs = zip(values[::2], values[1::2], widths[::2], widths[1::2], strict=False)
+        merged = [
+            (a, b, v if v is w else torch.lerp(v**2, w**2, 0.5).sqrt()) for a, b, v, w in pairs
+        ]
+        odd = len(values) // 2 * 2
+        values = [blurred_maximum(a, b, w) for a, b, w in merged] + values[odd:]
+        widths = [w for _, _, w in merged] + widths[odd:]
+    return values[0]
+
+
+def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
+    """The blurred maximum of every window of a max pooling; see :func:`blurred_largest`.
+
+    Args:
+        pool: with its inputs.
+        width: σ > 0, broadcast to them.
+    """
+    maps = pool.maps(pool.inputs, OUTSIDE)
+    widths = [width] * len(maps)
+    if width.ndim == pool.inputs.ndim and width.shape[-2:].numel() > 1:
+        widths = pool.maps(width.expand_as(pool.inputs), 0.0)
+        widths = [each.clamp_min(float(width.min())) for each in widths]
+    return blurred_largest(maps, widths)
+
+
+def blurred(activation: Activation, inputs: Tensor, width: Tensor) -> Tensor:
+    """``φ(z) + Σ_k j_k (E max(0, z − p_k + σ n) − max(0, z − p_k))``, twice differentiable in z.
+
+    A kink at p_k, where the slope jumps by j_k, is a ReLU of its own.
+
+    Args:
+        activation: φ, with its kinks.
+        inputs: z, of any shape.
+        width: σ > 0, broadcast to z.
+    """
+    if activation.is_relu:
+        return blurred_relu(inputs, width)
+    outputs = activation.function(inputs)
+    for place, jump in activation.kinks:
+        moved = inputs - place
+        outputs = outputs + jump * (blurred_relu(moved, width) - moved.clamp_min(0))
+    return outputs
+
+
+def blurred_parts(
+    activation: Activation, inputs: Tensor, width: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Value, slope and curvature of :func:`blurred`, without autograd; ``None`` for no blur."""
+    if activation.is_relu:
+        return relu_parts(inputs, width)
+    parts = activation.parts(inputs)
+    if width is None:
+        return parts
+    for place, jump in activation.kinks:
+        own, plain = relu_parts(inputs - place, width), relu_parts(inputs - place, None)
+        value, slope, curvature = (
+            part + jump * (after - before)
+            for part, after, before in zip(parts, own, plain, strict=True)
+        )
+        parts = value, slope, curvature
+    return parts
+
+
+def has_kinks(op: Op) -> TypeGuard[Elementwise | Pool]:
+    """Whether what a call computes has kinks, so that a width belongs to it."""
+    if isinstance(op, Elementwise):
+        return bool(op.activation.kinks)
+    return isinstance(op, Pool) and op.is_largest
+
+
+class Blurred(Reader):
+    """Within this context every activation with kinks and every max pooling is blurred.
+
+    Layers are told apart by the order of their calls in a forward pass, and a replay of several
+    steps passes them again and again.
+
+    Args:
+        deviations: of the inputs of each such call of a forward pass, from :func:`measure`; each is
+            broadcast to that call's input.
+        amount: β, noise in units of these deviations; at 0 nothing is replaced.
+    """
+
+    def __init__(self, deviations: Sequence[Tensor], amount: float) -> None:
+        super().__init__()
+        self.widths = [amount * deviation for deviation in deviations] if amount > 0 else []
+        self.calls = 0
+
+    def on_op(self, op: Op, run: Run) -> Tensor:
+        """Replace what has kinks, leave all else."""
+        if not self.widths or not has_kinks(op):
+            return super().on_op(op, run)
+        width = self.widths[self.calls % len(self.widths)].to(op.inputs.dtype)
+        self.calls += 1
+        if isinstance(op, Pool):
+            return blurred_pool(op, width)
+        inputs = op.inputs.clone() if op.in_place else op.inputs
+        return op.answer(blurred(op.activation, inputs, width))
+
+
+class SmoothedRelu(Reader):
+    """Within this context the derivative of every ReLU's mask is smoothed.
+
+    A ReLU network's gradient depends on x through masks ``1[z > 0]``, whose derivative is zero
+    wherever it exists: an attack that descends on a distance of gradients is blind to every flip
+    that would lower it. Here the activation and its first derivative stay exact, so that the
+    candidate's gradient is the true one. Only the derivative *of the mask* is replaced by that of a
+    sigmoid: ``d1[z > 0]/dz := β σ(βz) (1 − σ(βz))``.
+
+    Args:
+        sharpness: β > 0, in units of 1/z; the mask's derivative has width 1/β and area one.
+    """
+
+    def __init__(self, sharpness: float) -> None:
+        super().__init__()
+        if sharpness <= 0:
+            raise ValueError(f"sharpness must be positive, got {sharpness}.")
+        self.sharpness = sharpness
+
+    def on_op(self, op: Op, run: Run) -> Tensor:
+        """Replace ReLUs, leave all else."""
+        if not isinstance(op, Elementwise) or not op.activation.is_relu:
+            return super().on_op(op, run)
+        inputs = op.inputs.clone() if op.in_place else op.inputs
+        return op.answer(smoothed_relu(inputs, self.sharpness))
+
+
+def smoothed_relu(inputs: Tensor, sharpness: float) -> Tensor:
+    """``max(0, z)``: exact in value and first derivative, smoothed in the second.
+
+    Args:
+        inputs: z, of any shape.
+        sharpness: β > 0.
+    """
+    outputs: Tensor = _Bent.apply(inputs, inputs.new_tensor(sharpness), _sharp_parts)[0]
+    return outputs
+
+
+def _sharp_parts(inputs: Tensor, sharpness: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    sigmoid = torch.sigmoid(sharpness * inputs)
+    curvature = sharpness * sigmoid * (1 - sigmoid)
+    return inputs.clamp_min(0), (inputs > 0).to(inputs), curvature
+
+
+def measure(forward: Callable[[], object]) -> list[Tensor]:
+    """Standard deviations of the inputs of every ReLU and max pooling in one forward pass.
+
+    Args:
+        forward: passes a batch of several inputs through a network.
+
+    Returns:
+        For each call, in their order, one number a channel (1, C, 1, …), over the batch and
+        positions; a plain number for inputs without positions.
+    """
+    return [_deviation(inputs) for inputs in kink_inputs(forward)]
+
+
+def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
+    """The inputs of every call with kinks in one forward pass, in the order of the calls."""
+    with torch.no_grad():
+        steps = Trace.of(forward).steps
+    return [step.inputs.detach().clone() for step in steps if has_kinks(step.op)]
+
+
+def _deviation(inputs: Tensor) -> Tensor:
+    """… of a channel, and at least ``LEAST`` of the layer's: no blur has no width to divide by."""
+    if inputs.ndim <= 2:
+        found = inputs.var(dim=0).mean().sqrt()
+    else:
+        axes = [axis for axis in range(inputs.ndim) if axis != 1]
+        found = inputs.std(dim=axes, keepdim=True)
+    layer = found.square().mean().sqrt()
+    return found.clamp_min(LEAST * layer) if bool(layer > 0) else torch.ones_like(found)
+
+
+class _Bent(torch.autograd.Function):
+    """A function whose value, slope and curvature are computed at once.
+
+    By autograd alone a product with the Jacobian of a gradient would take twice the time.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        inputs: Tensor, width: Tensor, parts: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        return parts(inputs, width)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(inputs[0], *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, errors: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+        return _Sloped.apply(errors, *ctx.saved_tensors), None, None
+
+
+class _Sloped(torch.autograd.Function):
+    """``e φ'(z)``, whose derivative by z is ``e φ''(z)``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(errors: Tensor, inputs: Tensor, slope: Tensor, curvature: Tensor) -> Tensor:
+        return errors * slope
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        errors, _, slope, curvature = inputs
+        ctx.save_for_backward(errors, slope, curvature)
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        errors, slope, curvature = ctx.saved_tensors
+        return outer * slope, outer * (errors * curvature), None, None

@@ -1,0 +1,321 @@
+"""What a call of a torch function computes: a layer, an activation, a pooling or a BatchNorm.
+
+:func:`read_call` is the one place that knows how torch spells a layer. To add a pooling, write a
+function of the call's arguments that returns its :class:`Pool`, or ``None``, and decorate it with
+:func:`reads`. A new activation is one entry of :mod:`flwr_leakage.attacks.network.activations`.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_leakage.attacks.network.activations import READERS, Elementwise
+from flwr_leakage.attacks.network.geometry import Geometry, Pair, numeric_padding, pair
+from flwr_leakage.attacks.network.relus import relu_call
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A linear layer ``z = W a + b`` or a convolution ``z = W ∗ a + b``.
+
+    Attributes:
+        inputs: a, (B, n) or (B, C, H, W), without the zeros that the model padded it with.
+        weight: W, (m, n) or (m, C, k, k).
+        bias: b (m,), or ``None``.
+        settings: stride, padding, dilation and groups of a convolution; ``None`` of a linear layer.
+        zeros: rows and columns of zeros that the model itself put on each side of a.
+        name: the name of the parameter that is W; empty where W is none.
+        bias_name: the name of the parameter that is b; ``None`` where there is none.
+        product: where b was added to an earlier call's ``W a``, the outputs of that call.
+    """
+
+    inputs: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    settings: tuple[Any, Any, Any, int] | None = None
+    zeros: Pair = (0, 0)
+    name: str = ""
+    bias_name: str | None = None
+    product: Tensor | None = None
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether it is a convolution."""
+        return self.settings is not None
+
+    @property
+    def layer(self) -> str:
+        """What to call the layer in a message."""
+        return self.name.removesuffix(".weight")
+
+    @property
+    def is_named(self) -> bool:
+        """Whether W and b are parameters as they are."""
+        return bool(self.name) and (self.bias is None or self.bias_name is not None)
+
+    @property
+    def geometry(self) -> Geometry | None:
+        """Where a convolution looks; ``None`` of a linear layer.
+
+        Raises:
+            ValueError: it has several groups, or adds more zeros on one side than on the other.
+        """
+        if self.settings is None:
+            return None
+        stride, padding, dilation, groups = self.settings
+        if groups != 1:
+            raise ValueError(f"{self.name!r} must have one group, got {groups}.")
+        height, width = numeric_padding(padding, self.weight.shape[2:], dilation)
+        padding = (height + self.zeros[0], width + self.zeros[1])
+        return Geometry.of(self.weight.shape[2:], dilation, padding, stride)
+
+
+def largest(windows: Tensor) -> Tensor:
+    """The largest of values (k, …)."""
+    return windows.amax(0)
+
+
+def mean(windows: Tensor) -> Tensor:
+    """The mean of values (k, …)."""
+    return windows.mean(0)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One value of each window of maps (B, C, H, W).
+
+    Attributes:
+        inputs: the maps.
+        reduce: of the values (k, …) at the k positions of a window, what the pooling gives (…).
+        window: rows and columns of a window.
+        stride: how far the next window is shifted.
+        padding: on each side of the maps.
+        dilation: distance between neighbouring entries of a window.
+        ceil_mode: whether a window may end beyond the maps.
+    """
+
+    inputs: Tensor
+    reduce: Callable[[Tensor], Tensor]
+    window: Pair
+    stride: Pair
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    ceil_mode: bool = False
+
+    @property
+    def is_largest(self) -> bool:
+        """Whether it is the largest value."""
+        return self.reduce is largest
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether windows are side by side: no overlap, gaps, or padding."""
+        plain = self.padding == (0, 0) and self.dilation == (1, 1) and not self.ceil_mode
+        return plain and self.stride == self.window
+
+    def maps(self, values: Tensor, outside: float) -> list[Tensor]:
+        """One map (B, C, h, w) of values (B, C, H, W) for each position of a window.
+
+        Args:
+            values: of the shape of the inputs.
+            outside: the value of what lies beyond them.
+        """
+        out, right = [], []
+        for axis in (0, 1):
+            length = values.shape[axis - 2]
+            span = self.dilation[axis] * (self.window[axis] - 1) + 1
+            size = length + 2 * self.padding[axis] - span
+            count = (math.ceil if self.ceil_mode else math.floor)(size / self.stride[axis]) + 1
+            # A window that starts in the padding on the right is left out.
+            last = (count - 1) * self.stride[axis]
+            if self.ceil_mode and last >= length + self.padding[axis]:
+                count -= 1
+            needed = (count - 1) * self.stride[axis] + span
+            out.append(count)
+            right.append(max(0, needed - length - self.padding[axis]))
+        if any(self.padding) or any(right):
+            top, left = self.padding
+            values = F.pad(values, (left, right[1], top, right[0]), value=outside)
+        maps = []
+        for i in range(self.window[0]):
+            for j in range(self.window[1]):
+                top, left = i * self.dilation[0], j * self.dilation[1]
+                bottom = top + (out[0] - 1) * self.stride[0] + 1
+                end = left + (out[1] - 1) * self.stride[1] + 1
+                maps.append(values[..., top : bottom : self.stride[0], left : end : self.stride[1]])
+        return maps
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """A BatchNorm ``z = γ (a − μ) / √(v + ε) + β``.
+
+    Attributes:
+        inputs: a (B, C, …).
+        mean: μ (C,) where the statistics are given, ``None`` where they are the batch's.
+        variance: v (C,), likewise.
+        weight: γ (C,), or ``None``.
+        bias: β (C,), or ``None``.
+        eps: ε.
+        name: the name of the parameter that is γ; empty where γ is none.
+        bias_name: likewise of β.
+    """
+
+    inputs: Tensor
+    mean: Tensor | None
+    variance: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    name: str = ""
+    bias_name: str = ""
+
+
+Op = Affine | Elementwise | Pool | Normalise
+"""What a call computes."""
+
+_READERS: dict[Callable[..., Any], Callable[..., Op | None]] = {}
+
+
+def reads(
+    *functions: Callable[..., Any],
+) -> Callable[[Callable[..., Op | None]], Callable[..., Op | None]]:
+    """Let calls of torch functions be read by the decorated function, of the same arguments."""
+
+    def add(read: Callable[..., Op | None]) -> Callable[..., Op | None]:
+        _READERS.update(dict.fromkeys(functions, read))
+        return read
+
+    return add
+
+
+def read_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Op | None:
+    """What a call of a torch function computes, or ``None`` where it is none of these.
+
+    Products with a transposed weight take several calls; see
+    :class:`flwr_leakage.attacks.network.trace.Reader`.
+    """
+    layer = _READERS.get(function)
+    if layer is not None:
+        return layer(*args, **kwargs)
+    activation = READERS.get(function)
+    if activation is not None:
+        return activation(args, kwargs)
+    return relu_call(function, args, kwargs)
+
+
+@reads(F.linear)
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Affine:
+    return Affine(input, weight, bias)
+
+
+@reads(F.conv2d)
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Affine | None:
+    if input.ndim != 4:
+        return None
+    return Affine(input, weight, bias, (stride, padding, dilation, groups))
+
+
+@reads(F.batch_norm)
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Normalise:
+    mean, variance = (None, None) if training else (running_mean, running_var)
+    return Normalise(input, mean, variance, weight, bias, eps)
+
+
+@reads(F.max_pool2d, torch.max_pool2d)
+def _max_pool2d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Pool | None:
+    if return_indices:
+        return None
+    window, step = pair(kernel_size), pair(stride or kernel_size)
+    return Pool(input, largest, window, step, pair(padding), pair(dilation), ceil_mode)
+
+
+@reads(F.avg_pool2d)
+def _avg_pool2d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Pool | None:
+    window, step, zeros = pair(kernel_size), pair(stride or kernel_size), pair(padding)
+    # The means of windows that reach beyond the maps are of fewer values than their windows.
+    if divisor_override is not None or ceil_mode or any(zeros):
+        return None
+    return Pool(input, mean, window, step)
+
+
+@reads(F.lp_pool2d)
+def _lp_pool2d(
+    input: Tensor, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
+) -> Pool | None:
+    if ceil_mode or norm_type % 1:
+        return None
+
+    def norm(windows: Tensor) -> Tensor:
+        sums = windows.pow(norm_type).sum(0)
+        return sums.sign() * sums.abs().pow(1 / norm_type)
+
+    return Pool(input, norm, pair(kernel_size), pair(stride or kernel_size))
+
+
+@reads(F.adaptive_max_pool2d)
+def _adaptive_max_pool2d(
+    input: Tensor, output_size: Any, return_indices: bool = False
+) -> Pool | None:
+    return None if return_indices else _adaptive(input, output_size, largest)
+
+
+@reads(F.adaptive_avg_pool2d)
+def _adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Pool | None:
+    return _adaptive(input, output_size, mean)
+
+
+def _adaptive(inputs: Tensor, output_size: Any, reduce: Callable[[Tensor], Tensor]) -> Pool | None:
+    """Adaptive pooling, where all of its windows are alike."""
+    wanted: Sequence[int | None]
+    wanted = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)
+    if len(wanted) != 2:
+        return None
+    sizes = [
+        (have, have if want is None else want)
+        for have, want in zip(inputs.shape[-2:], wanted, strict=True)
+    ]
+    if any(have % want for have, want in sizes):
+        return None
+    window = (sizes[0][0] // sizes[0][1], sizes[1][0] // sizes[1][1])
+    return Pool(inputs, reduce, window, window)

@@ -1,0 +1,95 @@
+"""The linear layers of a network: found in a pass, and put something else in the place of one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.network.calls import Affine, Op
+from flwr_leakage.attacks.network.trace import Reader, Run, Trace
+from flwr_leakage.attacks.problem import Problem
+
+
+@dataclass(frozen=True)
+class LinearUse:
+    """One linear layer ``z = W h + c`` as a pass met it.
+
+    Attributes:
+        weight: the name of W (m, n).
+        bias: the name of c (m,), or ``None``.
+        inputs: h (B, n) of the pass.
+        outputs: z (B, m) of the pass.
+    """
+
+    weight: str
+    bias: str | None
+    inputs: Tensor
+    outputs: Tensor
+
+    @property
+    def name(self) -> str:
+        """What to call the layer in a message."""
+        return self.weight.removesuffix(".weight")
+
+
+def traced(problem: Problem, inputs: Tensor) -> Trace:
+    """The record of a pass of ``inputs`` (B, C, H, W) through a problem's network."""
+    return Trace.of(
+        lambda: problem.gradient_map.logits(problem.params, inputs, problem.buffers),
+        problem.params,
+    )
+
+
+def find_linear_layers(problem: Problem, inputs: Tensor) -> list[LinearUse]:
+    """The linear layers that a pass of ``inputs`` meets, in their order."""
+    found = []
+    for step in traced(problem, inputs).linear:
+        assert isinstance(step.op, Affine)
+        found.append(LinearUse(step.op.name, step.op.bias_name, step.inputs, step.outputs))
+    return found
+
+
+def told_of_computed_weights(problem: Problem) -> str:
+    """What a message that misses a linear layer adds where weights are computed; else nothing."""
+    like = next(iter(problem.params.values()))
+    with torch.no_grad():
+        trace = traced(problem, like.new_zeros(1, *problem.spec.shape))
+    ops = [step.op for step in trace.steps]
+    if all(op.name for op in ops if isinstance(op, Affine) and not op.is_convolution):
+        return ""
+    return (
+        "; weights of linear layers are computed from other parameters (a parametrization, such as "
+        "weight_norm), so that their own gradients are not in the update"
+    )
+
+
+def logits_behind(
+    problem: Problem, weight: str, outputs: Tensor, inputs: Tensor | None = None
+) -> Tensor:
+    """Logits (B, K) where a linear layer's outputs (B, m) are put in the place of its own.
+
+    Args:
+        problem: the network.
+        weight: the name of the layer's weight.
+        outputs: differentiable.
+        inputs: (B, C, H, W) what the network is given otherwise; zeros by default.
+    """
+    if inputs is None:
+        inputs = outputs.new_zeros(1, *problem.spec.shape).expand(len(outputs), -1, -1, -1)
+    with _Replaced({id(value): name for name, value in problem.params.items()}, weight, outputs):
+        return problem.gradient_map.logits(problem.params, inputs, problem.buffers)
+
+
+class _Replaced(Reader):
+    """Puts given values (B, m) in the place of one linear layer's outputs."""
+
+    def __init__(self, names: Mapping[int, str], weight: str, outputs: Tensor) -> None:
+        super().__init__(names)
+        self.weight = weight
+        self.outputs = outputs
+
+    def on_op(self, op: Op, run: Run) -> Tensor:
+        if isinstance(op, Affine) and op.name == self.weight and not op.is_convolution:
+            return self.outputs.clone()
+        return super().on_op(op, run)
