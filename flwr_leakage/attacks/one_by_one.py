@@ -1,6 +1,8 @@
 """The loop of attacks that solve one target after another."""
 
+import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -15,6 +17,8 @@ from flwr_leakage.records import Reconstruction
 class OneByOne(ABC):
     """An attack whose :meth:`solve` takes one problem, in float64.
 
+    The stats of each result hold the CPU seconds that it took, as ``cpu_seconds``.
+
     Attributes:
         purpose: names the random streams of its targets.
     """
@@ -27,12 +31,15 @@ class OneByOne(ABC):
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
         results = []
         for index, observation in enumerate(job.observations):
+            began = time.process_time()
             stream = job.generator(index, self.purpose)
             budget = Budget.of(job.max_seconds)
             try:
                 problem = pose(job.gradient_map, job.spec, observation, job.threat)
                 problem = problem.to(torch.float64)
-                results.append(self.solve(problem, stream, job.restart(index), budget))
+                found = self.solve(problem, stream, job.restart(index), budget)
+                seconds = time.process_time() - began
+                results.append(replace(found, stats={**found.stats, "cpu_seconds": seconds}))
             except (ValueError, RuntimeError, ArithmeticError) as error:
                 results.append(failure(error))
             if progress is not None:

@@ -1,7 +1,6 @@
 """Exact recovery of one sample through a first linear layer."""
 
 import math
-import time
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -80,7 +79,6 @@ class Analytic(ExactAttack):
         Raises:
             ValueError: several samples or steps; no first linear layer with bias on the input.
         """
-        began = time.process_time()
         use, order = _first_layer(problem)
         assert use.bias is not None
         errors, weight = problem.gradient[use.bias], problem.gradient[use.weight]
@@ -118,7 +116,6 @@ class Analytic(ExactAttack):
         if is_told and float(misfit) <= ROUNDING**2 and off <= BEYOND:
             # The least squares over several units make less of the gradient's relative noise.
             stats |= {"verdicts": ("proven",), "relative_errors": [float(misfit) ** 0.5]}
-        stats["cpu_seconds"] = time.process_time() - began
         boxed = in_box(problem.spec, Reconstruction(Batch(images, targets), float(misfit), stats))
         assert boxed.batch is not None
         return replace(boxed, batch=answer(boxed.batch.inputs, targets))

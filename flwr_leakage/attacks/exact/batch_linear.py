@@ -1,6 +1,5 @@
 """Exact inversion of whole batches through linear layers."""
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -156,7 +155,6 @@ class ExactBatch(ExactAttack):
         Raises:
             ValueError: it does not fit any linear layer.
         """
-        began = time.process_time()
         allowed = min(self.search.max_seconds, budget.left)
         search = replace(self.search, max_seconds=allowed)
         found = recover_batch(problem, search, generator, self.images_only)
@@ -171,7 +169,6 @@ class ExactBatch(ExactAttack):
             "verdicts": found.verdicts,
             "relative_errors": found.relative_errors.tolist(),
             "refusals": found.refusals,
-            "cpu_seconds": time.process_time() - began,
             **({"stage": surplus.strip().rstrip(".")} if surplus else {}),
             **stop_mark(stopped),
         }

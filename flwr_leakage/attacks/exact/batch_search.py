@@ -21,13 +21,13 @@ this gives correct the mask, until it agrees with itself. Every proposal is judg
 behind (``BatchLayer.check``).
 """
 
-import time
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.batch_layer import EXACT, ROUNDING, ZERO, BatchLayer, Candidate
 from flwr_leakage.attacks.exact.batch_masks import CERTAIN, MaskColumns
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor
@@ -161,17 +161,17 @@ class BatchSearch:
 
     def run(self) -> list[Candidate]:
         """Search until all samples are found or the budget is spent."""
-        ends = time.process_time() + self.settings.max_seconds
+        budget = Budget.of(self.settings.max_seconds)
         sources = self._sources()
         peeled = -1  # samples found when peeling was tried last
         for _ in range(self.settings.starts):
             self._lift()
             if len(self.found) > peeled and self._may_peel(peeled < 0):
-                self._peel(ends)
+                self._peel(budget)
                 peeled = len(self.found)
             if not sources:
                 break
-            if self._left <= 1 or time.process_time() > ends:
+            if self._left <= 1 or budget.is_spent:
                 break
             chances = [
                 (self.accepted.get(source, 0) + 1) / (self.proposals.get(source, 0) + 2)
@@ -281,7 +281,7 @@ class BatchSearch:
         rarely = self._linked or self._masks is not None
         return not rarely or first or "peeling" in self.accepted
 
-    def _peel(self, ends: float) -> None:
+    def _peel(self, budget: Budget) -> None:
         """Try every unit's gradient as one sample's input, the surest first.
 
         A unit that two samples activate shows one of them once the other is found, so that few
@@ -289,7 +289,7 @@ class BatchSearch:
         sample's error is small. Such inputs are not exact and spoil what is left, so that each
         round takes those whose misfit is near the least only.
         """
-        while self._left > 1 and time.process_time() < ends:
+        while self._left > 1 and not budget.is_spent:
             rest = self._rest
             duals = rest.factor.left @ rest.lift
             duals = duals / duals.norm(dim=1, keepdim=True).clamp_min(1e-300)

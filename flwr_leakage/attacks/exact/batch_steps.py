@@ -7,11 +7,10 @@ until there are B independent ones, whose inverse gives all images. What is foun
 own masks, and proven by a replay of all steps.
 """
 
-import time
-
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.batch_layer import BatchLayer
 from flwr_leakage.attacks.exact.batch_proof import UNCERTAIN, BatchInputs, Verdict, replays
 from flwr_leakage.attacks.exact.batch_search import FROM_ROWS, SearchSettings
@@ -88,10 +87,10 @@ def _collect(
     """Q (b, b) and T (b, b) of all samples."""
     rank = layer.factor.rank
     left = layer.factor.left[layer.live]
-    ends = time.process_time() + settings.max_seconds
+    budget = Budget.of(settings.max_seconds)
     columns: list[Tensor] = []
     for _ in range(settings.starts):
-        if time.process_time() > ends:
+        if budget.is_spent:
             break
         row = left[int(torch.randint(len(left), (), generator=generator))]
         noise = torch.randn(rank, generator=generator, dtype=torch.float64).to(left)

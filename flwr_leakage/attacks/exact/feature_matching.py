@@ -11,7 +11,6 @@ layer by layer, from the last one on (:mod:`flwr_leakage.attacks.exact.walk_back
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -126,7 +125,6 @@ class FeatureMatching(ExactAttack):
         Raises:
             ValueError: the update stems from several samples or steps, or the model is no chain.
         """
-        began = time.process_time()
         chain = _chain(problem)
         walk = walk_back(
             chain,
@@ -156,7 +154,6 @@ class FeatureMatching(ExactAttack):
             batch=answer(best.inputs, targets),
             objective=best.distance,
             stats={
-                "cpu_seconds": time.process_time() - began,
                 "ranks": [level.equations.num_equations for level in walk.levels],
                 "positions": [level.equations.num_positions for level in walk.levels],
                 "layer_residuals": walk.residuals,

@@ -22,7 +22,6 @@ fit starts from what a regression on synthetic images reads from them, and prefe
 first.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -133,7 +132,6 @@ class FeatureRecursion(ExactAttack):
         Raises:
             ValueError: no features could be read.
         """
-        began = time.process_time()
         start = self.initialisation(problem.spec, 1, restart, generator).double()
         known = self._read(problem)
         targets = assume_targets(problem, SignOfGradient(), generator).values
@@ -158,7 +156,6 @@ class FeatureRecursion(ExactAttack):
             "repaired": known.repaired,
             "features": fit.value,
             "stage": f"{known}{'' if is_met else ', not met by the image'}",
-            "cpu_seconds": time.process_time() - began,
             **stop_mark(budget.is_spent and not is_met),
         }
         found = answer(batch.inputs, batch.targets)
