@@ -175,6 +175,7 @@ def test_where_few_steps_fit_into_the_budget_others_get_the_time(spec, blobs, mo
     looks = count()
     clock = SimpleNamespace(process_time=lambda: float(next(looks)))  # a second at each look
     monkeypatch.setattr("flwr_leakage.attacks.inversion.dense_gauss_newton.time", clock)
+    monkeypatch.setattr("flwr_leakage.attacks.one_by_one.time", clock)
     monkeypatch.setattr("flwr_leakage.attacks.budget.time", clock)
 
     def said(max_seconds):
