@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.network.blur import kink_inputs
+from flwr_leakage.attacks.network.activations import Elementwise
+from flwr_leakage.attacks.network.blur import has_kinks as names_kinks
+from flwr_leakage.attacks.network.linear import traced
+from flwr_leakage.attacks.network.trace import Step
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.spectral.image_prior import ImagePrior
 
@@ -28,12 +31,22 @@ def has_kinks(problem: Problem) -> bool:
 
 
 def calls_kinks(problem: Problem) -> bool:
-    """Whether a forward pass calls ReLUs, leaky or not, or max pooling, that can be blurred."""
+    """Whether a forward pass of a grey image meets kinks that can be blurred, by their names.
+
+    These are ReLUs, leaky or not, max pooling, and other activations with a kink among their inputs
+    there: those of hardswish at ±3 are far from what most networks meet.
+    """
     grey = torch.full((1, *problem.spec.shape), 0.5)
     inputs = problem.spec.normalize(grey).to(next(iter(problem.params.values())))
-    return bool(
-        kink_inputs(lambda: problem.gradient_map.logits(problem.params, inputs, problem.buffers))
-    )
+    with torch.no_grad():
+        return any(_meets_kink(step) for step in traced(problem, inputs).steps)
+
+
+def _meets_kink(step: Step) -> bool:
+    if not isinstance(step.op, Elementwise):
+        return names_kinks(step.op)
+    least, most = float(step.inputs.min()), float(step.inputs.max())
+    return any(least <= place <= most for place, _ in step.op.activation.kinks)
 
 
 def is_rough(problem: Problem) -> bool:
