@@ -60,7 +60,7 @@ class GradientInversion:
         box: keep candidates within pixels [0, 1].
         dtype: precision of the computation.
         relu_sharpness: β of ReLU's smoothed second derivative, > 0; ``None`` leaves it zero. See
-            ``attacks/inversion/smoothing.py``.
+            ``attacks/network/blur.py``.
         batching: how rows are evaluated. ``vmap``: all in one pass. ``loop``: one by one.
             ``products``: one pass that yields products of gradients, see
             ``attacks/inversion/factored.py``. ``auto``: products where the parts allow them, as no
