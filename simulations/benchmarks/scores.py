@@ -2,7 +2,7 @@
 
     python -m simulations.benchmarks.scores --section accuracy --cifar cifar10_test.npz
 
-prints one markdown table; results/scores.md keeps them.
+prints one markdown table; results/scores.md keeps what the tables say.
 """
 
 from simulations.benchmarks import (

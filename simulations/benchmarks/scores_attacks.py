@@ -4,10 +4,10 @@
     python -m simulations.benchmarks.scores_attacks --report attacks.csv
 
 The first takes minutes and can be stopped: rows are written after each group of digits. The second
-prints the tables of results/scores.md. Every digit is a client of its own that takes one step; its
-gradient is released with independent Gaussian noise on every entry, or with its smallest entries
-pruned. The attack is the preset ``idlg`` (L2, L-BFGS, 400 iterations, no prior) with known labels;
-it does not know the defense, which is the attacker that the I²F describes.
+prints the tables behind results/scores.md. Every digit is a client of its own that takes one step;
+its gradient is released with independent Gaussian noise on every entry, or with its smallest
+entries pruned. The attack is the preset ``idlg`` (L2, L-BFGS, 400 iterations, no prior) with known
+labels; it does not know the defense, which is the attacker that the I²F describes.
 """
 
 import csv
