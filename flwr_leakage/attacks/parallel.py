@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback, failure
-from flwr_leakage.attacks.digest import digest, surroundings
+from flwr_leakage.attacks.digest import digest
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.records import Batch, Part, Reconstruction
 from flwr_leakage.untrusted import open_tensors
@@ -34,7 +35,8 @@ class Parallel:
     Chunks and their random draws depend on the targets alone, so results are the same for any
     number of workers. With a folder, every finished chunk is kept in a file named after a digest
     of all that the result depends on, code included (:mod:`flwr_leakage.attacks.digest`); a call
-    that was interrupted and is made again goes on where it stopped. Workers are started afresh
+    that was interrupted and is made again goes on where it stopped. If that digest cannot be
+    computed, a warning says so and nothing is kept. Workers are started afresh
     (``forkserver``), so a script that uses them needs ``if __name__ == "__main__":``. The
     restarts of one target stay in one chunk.
 
@@ -59,8 +61,7 @@ class Parallel:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`.
 
         Raises:
-            ValueError: several workers, and a model, loss or attack that cannot be pickled; a
-                folder, and one of them that cannot be told from others by a digest.
+            ValueError: several workers, and a model, loss or attack that cannot be pickled.
             KeyboardInterrupt: as it came; finished chunks are in the folder.
         """
         targets = job.by_target()
@@ -83,8 +84,16 @@ class Parallel:
         """Where chunks' results are kept: files named after all that the results depend on."""
         if self.folder is None:
             return [None] * len(chunks)
-        around = surroundings()
-        names = [digest((around, chunk.attack, chunk.job), "the attack job") for chunk in chunks]
+        try:
+            names = [digest(chunk.attack, chunk.job) for chunk in chunks]
+        except Exception as error:  # whatever pickling or the model raises
+            warnings.warn(
+                f"No finished attack is kept in {self.folder} or read from it, as nothing tells "
+                f"this call from others: {str(error).rstrip('.')}. If it is interrupted, it starts "
+                "anew.",
+                stacklevel=3,
+            )
+            return [None] * len(chunks)
         return [Path(self.folder) / f"{name}.safetensors" for name in names]
 
     def _in_turn(
