@@ -97,6 +97,15 @@ class Defense:
         """Whether ``on_batch`` draws the sign of each entry anew after mixing."""
         return False
 
+    def in_words(self) -> str:
+        """What the defense does to an update or to a batch, in half a sentence.
+
+        The report puts it into its own sentences: "Pruning, by which only the largest 1 % of the
+        update’s numbers are sent, hides it from this attack". A defense that does not override it
+        is called by its name.
+        """
+        return f"the defense {type(self).__name__} is applied"
+
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """Check, before training, that the defense can work on this model and this data.
 

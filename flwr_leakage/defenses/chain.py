@@ -58,6 +58,10 @@ class Chain(Defense):
         """Whether one of the chain does."""
         return any(defense.flips_signs for defense in self.defenses)
 
+    def in_words(self) -> str:
+        """What each defense does, in order."""
+        return "; then ".join(defense.in_words() for defense in self.defenses)
+
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """Validate each defense."""
         for defense in self.defenses:

@@ -41,6 +41,10 @@ class Clipping(Defense):
             raise ValueError(f"max_norm must be positive, got {self.max_norm}.")
         check_unit(self.relative_to, ClipUnit)
 
+    def in_words(self) -> str:
+        """What the report says of it."""
+        return "an update above a set length is shortened to it"
+
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:

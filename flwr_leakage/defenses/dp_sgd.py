@@ -118,6 +118,10 @@ class DPSGD(Defense):
                 f"sampling must be one of {', '.join(get_args(Sampling))}, got {self.sampling!r}."
             )
 
+    def in_words(self) -> str:
+        """What the report says of it."""
+        return "in each training step the share of each image is limited, and random noise is added"
+
     @property
     def replaces_update(self) -> bool:
         """Always: gradients of single samples cannot be clipped in an update."""

@@ -84,6 +84,10 @@ class InfluenceNoise(Defense):
             )
         check_spectrum_settings(self.prior_std, self.max_samples, self.num_steps)
 
+    def in_words(self) -> str:
+        """What the report says of it."""
+        return "random noise is added to the update where it hides the images most"
+
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:

@@ -142,6 +142,10 @@ class InstaHide(Defense):
                     f"got {len(self.public)}."
                 )
 
+    def in_words(self) -> str:
+        """What the report says of it."""
+        return "the client trains on mixtures of several images with random signs of pixels"
+
     @property
     def num_private(self) -> int:
         """Private images in each encoding."""

@@ -44,6 +44,10 @@ class MixUp(Defense):
     def __post_init__(self) -> None:
         check_mixing(self.k, self.max_coefficient)
 
+    def in_words(self) -> str:
+        """What the report says of it."""
+        return "the client trains on mixtures of several images"
+
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """At least k samples must be encoded at once."""
         super().validate(gradient_map, spec, num_examples)

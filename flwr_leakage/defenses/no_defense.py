@@ -8,3 +8,7 @@ from flwr_leakage.defenses.base import Defense
 @dataclass(frozen=True)
 class NoDefense(Defense):
     """Release the update as it is."""
+
+    def in_words(self) -> str:
+        """What the report says of it."""
+        return "the update is sent as it is"

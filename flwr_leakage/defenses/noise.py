@@ -65,6 +65,10 @@ class GaussianNoise(Defense):
     def __post_init__(self) -> None:
         _check_settings(self.noise_std, self.relative_to)
 
+    def in_words(self) -> str:
+        """What the report says of it."""
+        return "random noise is added to every number of the update"
+
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
@@ -88,6 +92,10 @@ class LaplacianNoise(Defense):
 
     def __post_init__(self) -> None:
         _check_settings(self.noise_std, self.relative_to)
+
+    def in_words(self) -> str:
+        """What the report says of it."""
+        return "random noise is added to every number of the update"
 
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None

@@ -83,6 +83,11 @@ class GradientPruning(Defense):
     def __post_init__(self) -> None:
         _check_ratio(self.prune_ratio)
 
+    def in_words(self) -> str:
+        """What the report says of it."""
+        of = "of each layer’s numbers" if self.per_layer else "of the update’s numbers"
+        return f"only the largest {100 * (1 - self.prune_ratio):g} % {of} are sent"
+
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:

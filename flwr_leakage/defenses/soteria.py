@@ -106,6 +106,10 @@ class Soteria(Defense):
         if self.max_samples < 1:
             raise ValueError(f"max_samples must be at least 1, got {self.max_samples}.")
 
+    def in_words(self) -> str:
+        """What the report says of it."""
+        return "in one layer the numbers of the update that tell most of the images are not sent"
+
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """The model must have the linear layer."""
         super().validate(gradient_map, spec, num_examples)

@@ -112,6 +112,10 @@ class TargetRisk(Defense):
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
         check_spectrum_settings(self.prior_std, self.max_samples, self.num_steps)
 
+    def in_words(self) -> str:
+        """What the report says of it."""
+        return "noise or pruning is made as strong as a target of the predicted error asks"
+
     def plan(self, update: Update, randomness: Randomness, local_round: LocalRound) -> RiskPlan:
         """Choose the strength, and apply it."""
         if self.mechanism == "pruning":

@@ -15,6 +15,10 @@ class WithholdBuffers(Defense):
     own statistics, which the strongest attacks of Huang et al. (2021, section 3) need.
     """
 
+    def in_words(self) -> str:
+        """What the report says of it."""
+        return "the running statistics of batch normalisation are not sent"
+
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:

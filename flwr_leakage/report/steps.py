@@ -16,7 +16,6 @@ from flwr_leakage.report.attempts import (
 )
 from flwr_leakage.report.header import describe
 from flwr_leakage.report.index import Index, Table, count, median, values
-from flwr_leakage.report.mechanisms import mechanism
 from flwr_leakage.report.remedies import Remedy, told_of_time
 from flwr_leakage.report.words import graded, several
 
@@ -189,8 +188,9 @@ def _effect(remedy: Remedy, at_risk: set[int], metadata: Mapping[str, Any]) -> s
         text = "was tried without a result that can be graded"
     else:
         text = "hides it from this attack"
-    does_so = mechanism(_node(remedy, metadata))
-    means = f", by which {does_so}," if does_so else ""
+    words = metadata.get("defenses_in_words")
+    told = words.get(remedy.name) if isinstance(words, Mapping) else None
+    means = f", by which {told}," if told and isinstance(told, str) else ""
     return f"{name}{setting(remedy, metadata)}{means} {text}."
 
 

@@ -45,6 +45,7 @@ def describe(config: Config, experiment: Experiment) -> None:
     extra = {
         "run": run_dir.name,
         "threat": experiment.threat.describe(),
+        "defenses_in_words": {name: d.in_words() for name, d in experiment.what_ifs.items()},
         "input_std": list(experiment.spec.std),  # pixels per model input, for the report
         **config["choices"],
     }

@@ -89,6 +89,26 @@ def seeded(seed: int) -> Reproducible:
     return Reproducible(torch.Generator().manual_seed(seed))
 
 
+class Strange(d.Defense):
+    """A defense of somebody who read nothing of how the report speaks."""
+
+
+@pytest.mark.parametrize("defense", [*DEFENSES.values(), Strange()], ids=[*DEFENSES, "strange"])
+def test_the_report_can_say_what_it_does(defense: d.Defense) -> None:
+    told = defense.in_words()
+    assert told[0].islower() and told[-1].isalnum()  # as it stands inside a sentence
+    for part in getattr(defense, "defenses", [defense]):
+        assert part.in_words() in told
+        assert (type(part).__name__ in told) == (defense is part and isinstance(part, Strange))
+
+
+def test_the_report_says_how_much_pruning_keeps() -> None:
+    assert DEFENSES["chain"].in_words() == (
+        "only the largest 50 % of the update’s numbers are sent; then random noise is added to "
+        "every number of the update"
+    )
+
+
 @pytest.mark.parametrize("name", DEFENSES)
 def test_same_seed_same_result(name: str) -> None:
     update, local_round = make_round()
