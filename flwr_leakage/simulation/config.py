@@ -1,10 +1,12 @@
 """The config of a run: composed by Hydra, then plain containers that travel to other processes."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -54,3 +56,17 @@ def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
     assert isinstance(config, dict)
     own = {key: str(value) for key, value in choices.items() if "/" not in key}
     return {**{str(key): value for key, value in config.items()}, "choices": own}
+
+
+def _scores() -> list[str]:
+    """The options of the group ``score`` that are named after the class of their one score."""
+    found = []
+    for path in sorted((conf_dir() / "score").glob("*.yaml")):
+        classes = re.findall(r"_target_: \S+\.(\w+)", path.read_text())
+        if [name.lower() for name in classes] == [path.stem.replace("_", "")]:
+            found.append(path.stem)
+    return found
+
+
+# ``score=all`` is made of it, so that a new score needs no list.
+ConfigStore.instance().store(group="score", name="every", node={"defaults": _scores()})

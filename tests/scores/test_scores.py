@@ -31,6 +31,7 @@ from flwr_leakage.scores import (
     lipschitz_constants,
     select_samples,
 )
+from flwr_leakage.simulation.config import compose
 
 CONFIGS = sorted((Path(__file__).parents[2] / "conf" / "score").glob("*.yaml"))
 SCORES = {
@@ -436,10 +437,10 @@ def test_scores_share_their_lanczos_run(gradient_map, batch):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
-def test_every_config_builds_and_runs(path, gradient_map, batch):
+def test_every_config_builds_and_runs(path, gradient_map, batch, tmp_path):
     config = OmegaConf.load(path)
     if "defaults" in config:  # Hydra's list of options that this one gathers
-        config = OmegaConf.merge(*(OmegaConf.load(path.with_stem(o)) for o in config.defaults))
+        config = OmegaConf.create(compose([f"score={path.stem}"], str(tmp_path))["score"])
     scores = instantiate(config, _convert_="all")
     exposure = make_exposure(gradient_map, batch[:2], noise_std=1e-2)
     measurements = measure_all(scores or {}, gradient_map, exposure)
