@@ -2,9 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -65,72 +65,44 @@ OneKind = TypeVar("OneKind", bound=Gradients | ParameterChange)
 a ``Sequence`` would take a tuple, which is one update."""
 
 
-@overload
+P = ParamSpec("P")
+
+
+@runtime_checkable
+class _OneOrSeveral(Protocol[P]):
+    """A call that returns a list for a list of updates, and one result for one update."""
+
+    @overload
+    def __call__(
+        self,
+        model: nn.Module,
+        update: Gradients | ParameterChange,
+        *args: P.args,
+        **settings: P.kwargs,
+    ) -> Reconstruction: ...
+    @overload
+    def __call__(
+        self,
+        model: nn.Module,
+        update: list[Gradients | ParameterChange],
+        *args: P.args,
+        **settings: P.kwargs,
+    ) -> list[Reconstruction]: ...
+    @overload
+    def __call__(
+        self, model: nn.Module, update: list[OneKind], *args: P.args, **settings: P.kwargs
+    ) -> list[Reconstruction]: ...
+
+
+def _one_or_several(call: Callable[Concatenate[nn.Module, Any, P], Any]) -> _OneOrSeveral[P]:
+    """Tell type checkers what ``call`` returns for which update; its settings are typed there."""
+    return cast(_OneOrSeveral[P], call)
+
+
+@_one_or_several
 def attack(
     model: nn.Module,
-    update: Gradients | ParameterChange,
-    *,
-    spec: InputSpec,
-    preset: str | Attack = DEFAULT_ATTACK,
-    num_examples: int = 1,
-    schedule: LocalSchedule | None = None,
-    targets: Tensor | Sequence[Tensor] | None = None,
-    members: Sequence[int] = (),
-    same_samples: bool = False,
-    loss: Loss = F.cross_entropy,
-    batch_norm: BatchNormMode | None = None,
-    batch_norm_knowledge: BatchNormKnowledge = "none",
-    seed: int = 0,
-    workers: int = 1,
-    folder: str | None = None,
-    max_seconds: float | None = None,
-    progress: ProgressCallback | None = None,
-) -> Reconstruction: ...
-@overload
-def attack(
-    model: nn.Module,
-    update: list[Gradients | ParameterChange],
-    *,
-    spec: InputSpec,
-    preset: str | Attack = DEFAULT_ATTACK,
-    num_examples: int = 1,
-    schedule: LocalSchedule | None = None,
-    targets: Tensor | Sequence[Tensor] | None = None,
-    members: Sequence[int] = (),
-    same_samples: bool = False,
-    loss: Loss = F.cross_entropy,
-    batch_norm: BatchNormMode | None = None,
-    batch_norm_knowledge: BatchNormKnowledge = "none",
-    seed: int = 0,
-    workers: int = 1,
-    folder: str | None = None,
-    max_seconds: float | None = None,
-    progress: ProgressCallback | None = None,
-) -> list[Reconstruction]: ...
-@overload
-def attack(
-    model: nn.Module,
-    update: list[OneKind],
-    *,
-    spec: InputSpec,
-    preset: str | Attack = DEFAULT_ATTACK,
-    num_examples: int = 1,
-    schedule: LocalSchedule | None = None,
-    targets: Tensor | Sequence[Tensor] | None = None,
-    members: Sequence[int] = (),
-    same_samples: bool = False,
-    loss: Loss = F.cross_entropy,
-    batch_norm: BatchNormMode | None = None,
-    batch_norm_knowledge: BatchNormKnowledge = "none",
-    seed: int = 0,
-    workers: int = 1,
-    folder: str | None = None,
-    max_seconds: float | None = None,
-    progress: ProgressCallback | None = None,
-) -> list[Reconstruction]: ...
-def attack(
-    model: nn.Module,
-    update: Gradients | ParameterChange | list[Gradients | ParameterChange] | list[OneKind],
+    update: Gradients | ParameterChange | list[Gradients | ParameterChange],
     *,
     spec: InputSpec,
     preset: str | Attack = DEFAULT_ATTACK,

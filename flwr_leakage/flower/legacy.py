@@ -20,23 +20,18 @@ from torch import nn
 
 from flwr_leakage._conf import DEFAULT_ATTACK
 from flwr_leakage.attacks.base import Attack
-from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.audit import ClientNote, ServerAudit
 from flwr_leakage.flower.arrays import read_arrays
 from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.heard import Heard
 from flwr_leakage.flower.names import ClientNames
-from flwr_leakage.flower.observed import MAX_BYTES, MAX_ROUND_SECONDS, MAX_SECONDS, gradient_map_of
+from flwr_leakage.flower.observed import MAX_BYTES, MAX_ROUND_SECONDS, MAX_SECONDS, told_audit
 from flwr_leakage.flower.replies import MAX_EXAMPLES
-from flwr_leakage.flower.shared_truth import TruthFolder
-from flwr_leakage.flower.told import UNTOLD_SCHEDULE, UNTOLD_SPEC, Given, ToldAudit
 from flwr_leakage.flower.undisturbed import random_states_kept
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.metrics import Evaluator
 from flwr_leakage.params import Params, subtract
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, ThreatModel, Update
 from flwr_leakage.report import write_report
-from flwr_leakage.tracking import JsonlTracker
 
 Results = list[tuple[ClientProxy, FitRes]]
 Failures = list[tuple[ClientProxy, FitRes] | BaseException]
@@ -275,24 +270,15 @@ def observe_legacy(
         TypeError: the model is none of torch.
         FileExistsError: the folder holds a run.
     """
-    gradient_map = gradient_map_of(model)
-    if truth is not None:
-        settings.setdefault("truth", TruthFolder(Path(truth)))
-        settings.setdefault("evaluator", Evaluator())
-    mode = gradient_map.batch_norm if gradient_map is model else None
-    audit = ToldAudit(
-        gradient_map,
-        spec or UNTOLD_SPEC,
-        schedule or UNTOLD_SCHEDULE,
-        JsonlTracker(folder),
-        attack=load_preset(attack) if isinstance(attack, str) else attack,
-        threat=threat or replace(ThreatModel(), view="aggregate"),
-        given=Given(spec, schedule, mode, max_samples),
+    audit = told_audit(
+        model, folder, spec, schedule, max_samples, truth,
+        attack=attack,
+        threat=threat or ThreatModel(view="aggregate"),
         max_seconds=max_seconds,
         max_round_seconds=max_round_seconds,
         max_bytes=max_bytes,
         **settings,
-    )
+    )  # fmt: skip
     observed = ObservedLegacy(strategy, audit, client_id_key)
     observed.finish = weakref.finalize(observed, _finish, audit, observed.heard, Path(folder))
     return observed

@@ -85,33 +85,46 @@ def observe(
             f"{type(strategy).__module__}.{type(strategy).__name__}; for those of flwr.server "
             f"there is observe_legacy."
         )
-    gradient_map = gradient_map_of(model)
-    if truth is not None:
-        settings.setdefault("truth", TruthFolder(Path(truth)))
-        settings.setdefault("evaluator", Evaluator())
-    tracker = JsonlTracker(folder)
-    audit = ToldAudit(
-        gradient_map,
-        spec or UNTOLD_SPEC,
-        schedule or UNTOLD_SCHEDULE,
-        tracker,
-        attack=load_preset(attack) if isinstance(attack, str) else attack,
-        given=Given(
-            spec,
-            schedule,
-            gradient_map.batch_norm if gradient_map is model else None,
-            max_samples,
-        ),
+    audit = told_audit(
+        model, folder, spec, schedule, max_samples, truth,
+        attack=attack,
         max_seconds=max_seconds,
         max_round_seconds=max_round_seconds,
         max_bytes=max_bytes,
         **settings,
-    )
+    )  # fmt: skip
     observed = Observed(
         strategy, audit, weighted_by_key, bad_replies=bad_replies, reproducible=reproducible
     )
     observed.folder = Path(folder)
     return observed
+
+
+def told_audit(
+    model: nn.Module | GradientMap,
+    folder: str | Path,
+    spec: InputSpec | None,
+    schedule: LocalSchedule | None,
+    max_samples: int | None,
+    truth: str | Path | None,
+    attack: Attack | str | None,
+    **settings: Any,
+) -> ToldAudit:
+    """The audit of either kind of observer, which records into a folder; see ``observe``."""
+    gradient_map = gradient_map_of(model)
+    if truth is not None:
+        settings.setdefault("truth", TruthFolder(Path(truth)))
+        settings.setdefault("evaluator", Evaluator())
+    mode = gradient_map.batch_norm if gradient_map is model else None
+    return ToldAudit(
+        gradient_map,
+        spec or UNTOLD_SPEC,
+        schedule or UNTOLD_SCHEDULE,
+        JsonlTracker(folder),
+        attack=load_preset(attack) if isinstance(attack, str) else attack,
+        given=Given(spec, schedule, mode, max_samples),
+        **settings,
+    )
 
 
 def gradient_map_of(model: nn.Module | GradientMap) -> GradientMap:
