@@ -12,8 +12,8 @@ from flwr_leakage.comparison.compare import Comparison
 from flwr_leakage.comparison.frontier import frontier
 from flwr_leakage.comparison.outcome import MEASURES
 from flwr_leakage.comparison.price import prices
-from flwr_leakage.report.home import homeless
 from flwr_leakage.report.index import Table
+from flwr_leakage.report.page import homeless
 from flwr_leakage.tracking.jsonl import write_private
 from flwr_leakage.tracking.text import plain_text
 

@@ -1,6 +1,5 @@
 """The page a person reads."""
 
-from flwr_leakage.report.conclusion import conclusion
-from flwr_leakage.report.page import render_report, write_report
+from flwr_leakage.report.page import conclusion, render_report, write_report
 
 __all__ = ["conclusion", "render_report", "write_report"]

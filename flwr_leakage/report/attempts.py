@@ -1,11 +1,27 @@
 """Every attack on a single image, and the fate of every client's update."""
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from scipy.stats import binom
 
 from flwr_leakage.report.grades import GRADES, Grade, decided_by, grade
-from flwr_leakage.report.index import Index, Key
+from flwr_leakage.report.index import Index, Key, count, median, several
+
+
+def graded(tally: Counter[Grade], skip_none: bool = True) -> str:
+    """Write a tally of grades.
+
+    Example:
+        >>> graded(Counter({"exact": 2, "nothing": 1}))
+        '2 exact, 1 nothing'
+    """
+    shown = [name for name in GRADES if tally[name] or not skip_none]
+    return ", ".join(f"{tally[name]:,} {name}" for name in shown)
+
 
 LEAKED = ("exact", "recognisable")
 """The grades that count as leaked."""
@@ -176,3 +192,128 @@ def does(index: Index) -> dict[int, str]:
     """What each client does in a round, in words: as of its last one."""
     series = index.series("client", "images")
     return {key[1]: series[key].note for key in sorted(series)}
+
+
+MAX_GROUPS = 3
+
+
+def time_limit(metadata: Mapping[str, Any]) -> float | None:
+    """CPU seconds that the attack had for an update; ``None`` for no limit, or an unknown one.
+
+    It is the smaller one of the run's ``server.attack_max_seconds`` and the attack's own
+    ``max_seconds``. Where updates were kept to be attacked later, another limit may have been
+    given then, so that it is unknown.
+    """
+    config = metadata.get("config")
+    if not isinstance(config, Mapping):
+        return None
+    server, attack = (
+        node if isinstance(node := config.get(key), Mapping) else {} for key in ("server", "attack")
+    )
+    if server.get("attack_later"):
+        return None
+    limits = (server.get("attack_max_seconds"), attack.get("max_seconds"))
+    known = [x for x in limits if isinstance(x, int | float) and not isinstance(x, bool)]
+    return min(known, default=None)
+
+
+def ended(index: Index, found: Sequence[Attempt]) -> set[tuple[int, int]]:
+    """The (round, client) of every update on which the time limit ended the attack.
+
+    Not those that it cut short once nothing was left to find: where the chosen attack had solved
+    the update, or every image is exact.
+    """
+    stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
+    told = index.series("attack", "objective").items()
+    return stopped - all_exact(found) - {key[:2] for key, record in told if _solved(record.note)}
+
+
+def _solved(note: str) -> bool:
+    """Whether the note of an attack by several says that the chosen one solved the update."""
+    chosen = re.search(r"(?:^|; )([^;]+) chosen: (.*)", note)
+    return chosen is not None and f"; {chosen[1]} solved" in f"; {chosen[2]}"
+
+
+def ended_by_time(
+    index: Index, fate: Fates, found: Sequence[Attempt], limit: float | None
+) -> tuple[str, ...]:
+    """Say on whose updates the time limit ended the attack; nothing where it ended none."""
+    stopped = ended(index, found)
+    if not stopped:
+        return ()
+    seconds = f" of {limit:g} CPU seconds" if limit is not None else ""
+    updates = count(len(fate.answered), "update")
+    whole = f"The time limit{seconds} ended the attack on {len(stopped)} of {updates}"
+    return (
+        f"{whole} ({_where(stopped)}): more time may find more, and what was found there depends "
+        f"on the speed of the machine. That less is found in later rounds is no sign of "
+        f"safety where the limit ended the attack.",
+    )
+
+
+def _where(places: Collection[tuple[int, int]]) -> str:
+    """Name clients with their rounds; those of the same rounds together."""
+    rounds_of: dict[int, list[int]] = {}
+    for server_round, client in sorted(places):
+        rounds_of.setdefault(client, []).append(server_round)
+    clients_in: dict[tuple[int, ...], list[int]] = {}
+    for client, rounds in sorted(rounds_of.items()):
+        clients_in.setdefault(tuple(rounds), []).append(client)
+    groups = [
+        f"{several(clients) if clients[0] >= 0 else 'the aggregate'} in {several(rounds, 'round')}"
+        for rounds, clients in clients_in.items()
+    ]
+    left = sum(len(clients) for clients in list(clients_in.values())[MAX_GROUPS:])
+    more = [count(left, "further client")] if left else []
+    return "; ".join([*groups[:MAX_GROUPS], *more])
+
+
+SURE = 0.05
+"""A number of identified originals that chance reaches more rarely is no chance."""
+
+
+def beyond_chance(found: Sequence[Attempt]) -> bool:
+    """Whether originals are identified more often than a guess among the candidates does."""
+    ranked, most = [attempt for attempt in found if attempt.rank is not None], by_chance(found)
+    return most is not None and sum(attempt.rank == 1 for attempt in ranked) > most
+
+
+def by_chance(found: Sequence[Attempt]) -> int | None:
+    """How many originals a guess may identify: more of them it does with probability 5 % at most.
+
+    ``None`` where no original was looked for.
+    """
+    ranked = [attempt for attempt in found if attempt.rank is not None]
+    size = _candidates_of(ranked)
+    return None if size is None else int(binom.isf(SURE, len(ranked), 1 / size))
+
+
+def _candidates_of(found: Sequence[Attempt]) -> float | None:
+    """Among how many images originals were looked for (median); ``None`` where none was."""
+    pools = [candidates(attempt) for attempt in found if attempt.rank is not None]
+    return median([pool for pool in pools if pool > 1])
+
+
+def condition_told(found: Sequence[Attempt]) -> str:
+    """Which identifications a run may have, as a condition to train on."""
+    most = by_chance(found)
+    tried = count(sum(attempt.rank is not None for attempt in found), "attempt")
+    often = "No more attempts identify their original than by chance"
+    if most is not None:
+        often = f"With {tried}, as here, at most {most} may identify the original"
+    return f"{often}; chance alone gives more in {100 * SURE:g} % of runs or fewer."
+
+
+def identifying_told(found: Sequence[Attempt]) -> str:
+    """What identifying means, in small print."""
+    others = int(_candidates_of(found) or 0) - 1
+    among = f"{others} other images" if others > 0 else "other images"
+    return (
+        f"An attempt identifies its original if its result is more like it than like any of "
+        f"{among}. How many originals the identification misses is not known."
+    )
+
+
+def candidates(attempt: Attempt) -> int:
+    """Among how many images the original was looked for; 0 where that is not known."""
+    return int("".join(filter(str.isdigit, attempt.candidates)) or 0)

@@ -1,18 +1,33 @@
 """The charts of the page with their titles and captions."""
 
-from collections.abc import Iterable, Sequence, Set
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
-from flwr_leakage.report import charts, drawing
-from flwr_leakage.report.agreement import Agreement
-from flwr_leakage.report.attempts import Attempt, grouped_by_client, most_at_risk_first
-from flwr_leakage.report.budget import ended
+from flwr_leakage.correlation import Correlation, spearman
+from flwr_leakage.report.attempts import Attempt, ended, grouped_by_client, most_at_risk_first
+from flwr_leakage.report.drawing import (
+    MAX_DOTS,
+    MAX_DOTS_A_ROUND,
+    MAX_LINES,
+    MAX_PANELS,
+    Dot,
+    Panel,
+    corridor_chart,
+    rounds_chart,
+    scatter_chart,
+    story_chart,
+)
 from flwr_leakage.report.grades import EXACT_DB, PARTLY_DB, RECOGNISABLE_DB
 from flwr_leakage.report.index import (
     Index,
+    Key,
     by_round,
+    count,
+    decibel,
     heading,
     is_constant,
     label,
@@ -22,7 +37,6 @@ from flwr_leakage.report.index import (
     values,
 )
 from flwr_leakage.report.remedies import Remedy
-from flwr_leakage.report.story_chart import MAX_LINES, MAX_PANELS, Dot, Panel, story_chart
 
 
 @dataclass(frozen=True)
@@ -61,12 +75,45 @@ class ScoreChart:
     svg: Markup | None
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """One score against one outcome.
+
+    Attributes:
+        score: the score's name.
+        outcome: the metric's name.
+        unit: of the outcome.
+        pairs: (score, outcome) of each sample that has both.
+        rho: Spearman's rank correlation, or ``None``.
+        interval: its 95 % interval, or ``None``.
+        p_value: of no correlation, two-sided, or ``None``.
+        within_rounds: the median of Spearman's ρ over the rounds with at least 4 pairs. A score
+            and an outcome that both drift as the model trains correlate over all rounds, which is
+            of no use within one.
+        direction: what the score claims, for instance that larger values are safer.
+        reading: whether ρ bears out that claim, in words.
+        holds: whether it does; ``None`` where this run does not tell.
+    """
+
+    score: str
+    outcome: str
+    unit: str
+    pairs: tuple[tuple[float, float], ...]
+    rho: float | None
+    interval: tuple[float, float] | None
+    p_value: float | None
+    within_rounds: float | None
+    direction: str
+    reading: str
+    holds: bool | None
+
+
 def _dots(groups: dict[int, list[float]]) -> str:
     most = max(map(len, groups.values()))
     if most == 1:
         return ""
-    if most > drawing.MAX_DOTS_A_ROUND:
-        return f" Dots: {drawing.MAX_DOTS_A_ROUND} of up to {most:,} values a round, even by rank."
+    if most > MAX_DOTS_A_ROUND:
+        return f" Dots: {MAX_DOTS_A_ROUND} of up to {most:,} values a round, even by rank."
     return " Dots: every value."
 
 
@@ -161,7 +208,7 @@ def _story_details(panels: Sequence[Panel], told: Sequence[Remedy], asked: int) 
         if stopped:
             text += f" The time limit cut off {stopped} of {whole} attacks under a defense."
     most = max(len(dots) for panel in panels for dots in panel.dots.values())
-    if most > drawing.MAX_DOTS_A_ROUND:
+    if most > MAX_DOTS_A_ROUND:
         text += _dots(_psnr_by_round(max(panels, key=lambda p: max(map(len, p.dots.values())))))
     return text
 
@@ -182,7 +229,7 @@ def round_figures(index: Index, kind: str) -> list[Chart]:
         ):
             continue
         description = f"{label(name)} by round: {_tell(groups)}"
-        svg = charts.rounds_chart(groups, f"{kind}{i}", description, unit)
+        svg = rounds_chart(groups, f"{kind}{i}", description, unit)
         direction = next(iter(series.values())).direction
         caption = f"{_claim(direction)}" if direction else ""
         found.append(Chart(heading(name, unit), caption + _dots(groups), svg))
@@ -220,12 +267,208 @@ def score_figure(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
     if entry.pairs:
         level = blind if entry.outcome == "psnr" else None
         description = f"{label(entry.score)} against {outcome}: {', '.join(figures)}."
-        svg = charts.scatter_chart(entry.pairs, f"scatter{i}", description, outcome, level)
+        svg = scatter_chart(entry.pairs, f"scatter{i}", description, outcome, level)
     caption = f"Right: {label(entry.score)}. Up: {outcome}."
-    if len(entry.pairs) > drawing.MAX_DOTS:
+    if len(entry.pairs) > MAX_DOTS:
         caption += f" Only some of the {len(entry.pairs):,} dots are drawn."
     return ScoreChart(label(entry.score), caption, " · ".join(figures), entry.reading, svg)
 
 
 def _rho(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
+
+
+BOUNDS = {
+    "bayesian_bound_rmse": (
+        "Bayesian",
+        "The Bayesian line is what the best attacker with a Gaussian prior of independent pixels "
+        "reaches on average, if the network were linear. It binds on no single image, and an "
+        "attacker with a better prior may cross it.",
+    ),
+    "cramer_rao_bound_rmse": (
+        "Cramér–Rao",
+        "The Cramér–Rao line binds on unbiased attackers: without an image prior, and without "
+        "clamping to the range of pixels.",
+    ),
+}
+"""Scores that are drawn, with their names and conditions."""
+
+
+def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
+    """The chart, where samples have both an attack's PSNR and a bound; else nothing.
+
+    Args:
+        index: the run's numbers.
+        metadata: of ``run.json``; its ``input_std`` turns model inputs into pixels.
+    """
+    scale = smallest_std(metadata)
+    reached = {
+        key: record.value
+        for key, record in index.series("metric", "psnr").items()
+        if record.value is not None
+    }
+    limits: dict[str, dict[Key, float]] = {}
+    for name in BOUNDS:
+        found = {
+            key: -20 * math.log10(scale * record.value)
+            for key, record in index.series("score", name).items()
+            if scale and key in reached and record.value
+        }
+        if found:
+            limits[name] = found
+    if not limits:
+        return []
+    ordered = {
+        key: max(found.get(key, -math.inf) for found in limits.values())
+        for key in reached
+        if any(key in found for found in limits.values())
+    }
+    keys = sorted(ordered, key=lambda key: (-ordered[key], key))
+    step = math.ceil(len(keys) / MAX_DOTS)
+    shown = keys[::step]
+    told = [_tell_of_corridor(BOUNDS[name][0], found, reached) for name, found in limits.items()]
+    conditions = [BOUNDS[name][1] for name in limits]
+    svg = corridor_chart(
+        [reached[key] for key in shown],
+        {BOUNDS[name][0]: [found.get(key) for key in shown] for name, found in limits.items()},
+        "corridor",
+        f"PSNR of the attack and what bounds leave possible, by sample. {' '.join(told)}",
+    )
+    caption = (
+        "Dots: the attack. Lines: on average, no attacker of the bound’s class gets above. Between "
+        f"them lies what a better attack may find. {' '.join([*told, *conditions])}"
+    )
+    if step > 1:
+        caption += f" Only every {step}th of {len(keys):,} samples is drawn."
+    return [Chart("Attack and bounds, PSNR in dB", caption, svg)]
+
+
+def smallest_std(metadata: Mapping[str, Any]) -> float:
+    """Pixels per model input, of the channel where it is least; 0 where it is not known.
+
+    With several channels, the one of least standard deviation makes a bound of the whole error in
+    model inputs into one in pixels.
+    """
+    given = metadata.get("input_std")
+    if not isinstance(given, list) or not given:
+        return 0.0
+    if not all(isinstance(std, (int, float)) and 0 < std < math.inf for std in given):
+        return 0.0
+    return float(min(given))
+
+
+def _tell_of_corridor(name: str, limits: Mapping[Key, float], reached: Mapping[Key, float]) -> str:
+    """How far below its bound the attack stayed, in words."""
+    gaps = [limit - reached[key] for key, limit in limits.items()]
+    typical = median(gaps) or 0.0
+    side = "below" if typical >= 0 else "above"
+    crossed = sum(gap < 0 for gap in gaps)
+    return (
+        f"The attack stays {decibel(abs(typical))} dB {side} {name} (median of "
+        f"{count(len(gaps), 'sample')}, of which {crossed or 'none'} above it)."
+    )
+
+
+OUTCOMES = ("psnr", "rmse", "mse")
+
+
+AVOID = "Do not rely on it here."
+
+
+MIN_PAIRS = 4
+"""Of three pairs in a random order, one in three has ρ = ±1: that says nothing."""
+
+
+def agreements(index: Index) -> list[Agreement]:
+    """Compare every score with PSNR, or where there is none with RMSE or MSE."""
+    outcome = next((name for name in OUTCOMES if values(index.series("metric", name))), None)
+    if outcome is None:
+        return []
+    return [_agreement(index, score, outcome) for score in index.names("score")]
+
+
+def _agreement(index: Index, score: str, outcome: str) -> Agreement:
+    keyed = _pairs(index, score, outcome)
+    pairs = tuple(pair for _, pair in keyed)
+    by_round: dict[int, list[tuple[float, float]]] = {}
+    for server_round, pair in keyed:
+        by_round.setdefault(server_round, []).append(pair)
+    rhos = [_rank_correlation(group).coefficient for group in by_round.values()]
+    first = next(iter(index.series("score", score).values()))
+    unit = next(iter(index.series("metric", outcome).values())).unit
+    found = _rank_correlation(pairs)
+    interval = None if found.low is None or found.high is None else (found.low, found.high)
+    typical = median([rho for rho in rhos if rho is not None])
+    holds, reading = _reading(found.coefficient, interval, typical, first.direction, outcome)
+    return Agreement(
+        score, outcome, unit, pairs, found.coefficient, interval, found.p_value,
+        typical, first.direction, reading, holds,
+    )  # fmt: skip
+
+
+def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> Correlation:
+    enough = pairs if len(pairs) >= MIN_PAIRS else ()
+    return spearman([left for left, _ in enough], [right for _, right in enough])
+
+
+def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, tuple[float, float]]]:
+    """Pair by sample; a score of a whole client is paired with its median outcome."""
+    metric = index.series("metric", outcome)
+    by_client: dict[tuple[int, int], list[float]] = {}
+    for key, record in metric.items():
+        if record.value is not None:
+            by_client.setdefault(key[:2], []).append(record.value)
+    pairs = []
+    for key, record in sorted(index.series("score", score).items()):
+        if key in metric:
+            result = metric[key].value
+        else:
+            result = median(by_client.get(key[:2], [])) if key[2] < 0 else None
+        if record.value is not None and result is not None:
+            pairs.append((key[0], (record.value, result)))
+    return pairs
+
+
+def _reading(
+    rho: float | None,
+    interval: tuple[float, float] | None,
+    within_rounds: float | None,
+    direction: str,
+    outcome: str,
+) -> tuple[bool | None, str]:
+    if rho is None:
+        return None, f"Too few pairs, or all equal: no rank correlation. {AVOID}"
+    if direction not in ("larger is safer", "larger leaks more", "smaller is safer"):
+        return None, "The score claims no direction."
+    leak_sign = 1 if direction in ("larger leaks more", "smaller is safer") else -1
+    expected = leak_sign if outcome == "psnr" else -leak_sign
+    sign = "positive" if expected > 0 else "negative"
+    claim = f"The score claims “{direction}”: ρ with {label(outcome)} should be {sign}."
+    if interval is None:
+        return None, f"{claim} There are too few pairs for an interval. {AVOID}"
+    if interval[0] <= 0 <= interval[1]:
+        return None, f"{claim} The interval contains 0: this run does not tell. {AVOID}"
+    if rho * expected > 0:
+        drift = within_rounds is not None and within_rounds * expected < rho * expected / 2
+        but = " Within single rounds most of that is gone: both drift over the rounds."
+        return True, f"{claim} It is: the score ranks the samples as the attack does.{but * drift}"
+    return False, f"{claim} It is not: the score ranks the samples backwards. {AVOID}"
+
+
+def agreement_told(found: Sequence[Agreement]) -> str:
+    """Whether the scores of a run rank its leaks, in a sentence or two."""
+    named = {
+        held: ", ".join(label(entry.score) for entry in found if entry.holds is held)
+        for held in (True, False, None)
+    }
+    parts = [
+        f"{words}: {named[held]}."
+        for held, words in (
+            (True, "Yes, as they claim"),
+            (False, "No, backwards"),
+            (None, "This run does not tell about"),
+        )
+        if named[held]
+    ]
+    trust = "Rely on no other here." if named[True] else "Rely on none of them here."
+    return " ".join((*parts, trust))

@@ -7,12 +7,13 @@ from itertools import accumulate
 
 from flwr_leakage.report.attempts import Attempt
 from flwr_leakage.report.grades import GRADES
-from flwr_leakage.report.index import CEILING_DB, Key, decibel, who
-from flwr_leakage.report.words import several
+from flwr_leakage.report.index import CEILING_DB, Key, decibel, several, who
 from flwr_leakage.tracking import ImageRecord
 from flwr_leakage.untrusted import MAX_IMAGE_BYTES, MAX_PAGE_BYTES, check_png, read_file
 
 HIGHLIGHTS = ("worst leak", "middle of the ranking", "least leak")
+
+
 UNGRADED = ("an example",) * 3
 """Their titles where no image is graded: nothing says which leak is the worst."""
 

@@ -10,7 +10,10 @@ import numpy as np
 from flwr_leakage.records import LeakageRecord
 
 Key = tuple[int, int, int]  # round, client, sample
+
+
 Series = dict[Key, LeakageRecord]
+
 
 _LABELS = {
     "psnr": "PSNR",
@@ -29,8 +32,10 @@ _LABELS = {
 SPARED = re.compile(r"([\d,]+) of ([\d,]+) samples not scored:")
 """How a record begins that stands for all samples that the plan of scoring left out."""
 
+
 CEILING_DB = 120.0
 """What the evaluator writes at most, as an error of nothing has no decibels."""
+
 
 MAX_ROWS = 12
 """Longer tables are folded: the first rows stand, all are one click away."""
@@ -200,3 +205,55 @@ def count(amount: int, singular: str, plural: str = "") -> str:
 def who(client_id: int) -> str:
     """Name a client; −1 is the server, or the aggregate of all clients."""
     return f"client {client_id}" if client_id >= 0 else "server"
+
+
+RANKED = (
+    "Leaks are ranked by grade first, then by PSNR: structure (SSIM) can raise a grade, so that a "
+    "worse leak may have fewer decibels."
+)
+"""For each table and gallery that ranks leaks."""
+
+
+def several(numbers: Sequence[int], noun: str = "client", limit: int = 8) -> str:
+    """Name clients or rounds by their numbers.
+
+    Example:
+        >>> several([3, 4, 5, 9]), several([1]), several([0, 1], "round")
+        ('clients 3 to 5 and 9', 'client 1', 'rounds 0 and 1')
+    """
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    parts: list[str] = []
+    for first, last in spans:
+        parts += [f"{first} to {last}"] if last > first + 1 else map(str, range(first, last + 1))
+    if len(parts) > limit:
+        return count(len(numbers), noun)
+    listed = ", ".join(parts[:-1]) + " and " * (len(parts) > 1) + parts[-1] if parts else "none"
+    return f"{noun}{'s' * (len(numbers) > 1)} {listed}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to know or to do.
+
+    Attributes:
+        term: what it is about, in a word or two.
+        text: in plain sentences.
+        items: the entries of a list below the text.
+        table: numbers below it, with the title that they have; or ``None``.
+        note: in small print below all.
+        commands: to be typed, one a line; folded, below the sentence ``fold``.
+        fold: what the commands are for.
+    """
+
+    term: str
+    text: str
+    items: tuple[str, ...] = ()
+    table: tuple[str, Table] | None = None
+    note: str = ""
+    commands: tuple[str, ...] = ()
+    fold: str = ""

@@ -2,37 +2,65 @@
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from flwr_leakage.report import score_tables, tables
 from flwr_leakage.report.advice import advise
-from flwr_leakage.report.agreement import agreement_told, agreements
-from flwr_leakage.report.attempts import attempts, fates
-from flwr_leakage.report.calibration import SURENESS, grades_table, measures_table
-from flwr_leakage.report.corridor import corridors
-from flwr_leakage.report.costs import costs_table
-from flwr_leakage.report.figures import round_figures, score_figure, story_figure
+from flwr_leakage.report.attempts import attempts, fates, tally
+from flwr_leakage.report.figures import (
+    agreement_told,
+    agreements,
+    corridors,
+    round_figures,
+    score_figure,
+    story_figure,
+)
 from flwr_leakage.report.gallery import Gallery, make_gallery
-from flwr_leakage.report.header import facts, flatten, planned_rounds
-from flwr_leakage.report.home import without_home
-from flwr_leakage.report.index import Index, Table, count, is_constant, median, values
-from flwr_leakage.report.limits import limits_told
+from flwr_leakage.report.grades import SURENESS, grades_table, measures_table
+from flwr_leakage.report.index import RANKED, Index, Table, count, is_constant, median, values
 from flwr_leakage.report.remedies import remedies, remedies_table
-from flwr_leakage.report.story import blind_guess, psnr_told, sentences
-from flwr_leakage.report.verdict import NOT_COVERED, judge
-from flwr_leakage.report.words import RANKED
+from flwr_leakage.report.story import (
+    blind_guess,
+    facts,
+    flatten,
+    planned_rounds,
+    psnr_told,
+    sentences,
+)
+from flwr_leakage.report.tables import (
+    attacks_table,
+    classes_table,
+    client_scores_table,
+    clients_table,
+    constants,
+    costs_table,
+    events_table,
+    left_out_by_plan,
+    missing,
+    rounds_table,
+    scores_table,
+    unattacked_table,
+)
+from flwr_leakage.report.verdict import NOT_COVERED, judge, limits_told
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
 from flwr_leakage.tracking.text import plain_text
 
 MAX_CLIENTS = 100
+
+
 MAX_EVENTS = 200
+
+
 PROVENANCE = ("start_time", "command", "commit", "dirty", "platform", "versions")
 
 
@@ -85,8 +113,8 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     found, fate = attempts(index), fates(index)
     asked = remedies(index, run.metadata)
     done = max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
-    clients = tables.clients_table(index, run.events, found, MAX_CLIENTS)
-    others = tables.unattacked_table(index, run.events, found, MAX_CLIENTS)
+    clients = clients_table(index, run.events, found, MAX_CLIENTS)
+    others = unattacked_table(index, run.events, found, MAX_CLIENTS)
     costs, gallery = costs_table(index), make_gallery(run.images, found, max_gallery)
     blind = median(values(index.series("metric", "blind_psnr")))
     agreed = [a for a in agreements(index) if not is_constant(index.series("score", a.score))]
@@ -103,7 +131,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         advice=advise(index, run.metadata, asked, run.events),
         remedies=asked,
         remedied=remedies_table(asked),
-        grades=grades_table(found),
+        grades=grades_table(tally(found)),
         measures=measures_table(),
         sureness=SURENESS,
         limits=limits_told(index, fate, found, run.metadata),
@@ -119,23 +147,23 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         score_charts=[*corridors(index, run.metadata), *round_figures(index, "score")],
         utility_charts=round_figures(index, "utility"),
         score_notes=(
-            *score_tables.left_out_by_plan(index),
-            *tables.missing(index, "score"),
-            *score_tables.constants(index),
+            *left_out_by_plan(index),
+            *missing(index, "score"),
+            *constants(index),
         ),
-        rounds=tables.rounds_table(index, found),
-        attacks=tables.attacks_table(index, found),
-        error_bars=score_tables.scores_table(index),
+        rounds=rounds_table(index, found),
+        attacks=attacks_table(index, found),
+        error_bars=scores_table(index),
         gallery=gallery,
         agreements=[score_figure(i, entry, blind) for i, entry in enumerate(agreed)],
         agreement=agreement_told(agreed),
         any_agrees=any(entry.holds for entry in agreed),
         clients=clients,
         unattacked=others,
-        client_scores=score_tables.client_scores_table(index, MAX_CLIENTS),
-        classes=tables.classes_table(found),
-        troubles=tables.events_table([e for e in run.events if e.level != "info"], MAX_EVENTS),
-        remarks=tables.events_table([e for e in run.events if e.level == "info"], MAX_EVENTS),
+        client_scores=client_scores_table(index, MAX_CLIENTS),
+        classes=classes_table(found),
+        troubles=events_table([e for e in run.events if e.level != "info"], MAX_EVENTS),
+        remarks=events_table([e for e in run.events if e.level == "info"], MAX_EVENTS),
         costs=costs,
         any_grade=any(attempt.grade for attempt in found),
         any_score=bool(index.names("score")),
@@ -162,3 +190,67 @@ def _absent(
         "No cost was recorded.": costs.rows[1:],
     }
     return tuple(sentence for sentence, content in absent.items() if not content)
+
+
+# The run may have been made on another machine, so its user's folder is told by where it lies.
+_HOMES = (
+    r"[^\s\"'=:;,()]*/(?:home|Users)/[^/\s\"'=:;,()]+"
+    r"|(?<![\w.])/root(?![\w.-])"
+    r"|\b[A-Za-z]:\\+Users\\+[^\\\s\"'=:;,()]+"
+)
+
+
+@lru_cache(maxsize=4096)
+def homeless(text: str) -> str:
+    r"""Write every user's home folder in a text as ``~``.
+
+    Example:
+        >>> homeless("put a.pth into /home/jo/.cache/torch or C:\\Users\\jo\\torch")
+        'put a.pth into ~/.cache/torch or ~\\torch'
+    """
+    return _pattern(str(Path.home())).sub("~", text)
+
+
+@lru_cache(maxsize=8)
+def _pattern(home: str) -> "re.Pattern[str]":
+    here = rf"{re.escape(home)}(?![\w.-])|" if len(home) > 1 else ""
+    return re.compile(here + _HOMES)
+
+
+def without_home(run: RunData) -> RunData:
+    """The run with ``~`` in place of every user's home folder, in each text that it holds."""
+    return replace(
+        run,
+        metadata=_cleaned(run.metadata),
+        records=tuple(
+            replace(record, note=homeless(record.note)) if record.note else record
+            for record in run.records
+        ),
+        events=tuple(replace(event, message=homeless(event.message)) for event in run.events),
+        problems=tuple(map(homeless, run.problems)),
+    )
+
+
+def _cleaned(node: Any) -> Any:
+    if isinstance(node, str):
+        return homeless(node)
+    if isinstance(node, Mapping):
+        return {key: _cleaned(value) for key, value in node.items()}
+    return [_cleaned(value) for value in node] if isinstance(node, list) else node
+
+
+def conclusion(run_folder: str | Path) -> str:
+    """The verdict, whether training may go on, and where the report is.
+
+    Args:
+        run_folder: of a run whose report was written.
+
+    Raises:
+        FileNotFoundError: it is no run folder.
+    """
+    run = read_run(run_folder)
+    index = Index(run.records)
+    verdict = judge(index, run.events, run.metadata)
+    advice = advise(index, run.metadata, remedies(index, run.metadata))
+    report = (Path(run_folder) / "report.html").resolve()
+    return f"{verdict.sentence}\nMay training go on? {advice.answer}\nReport: {report}"

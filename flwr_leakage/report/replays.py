@@ -6,19 +6,28 @@ from dataclasses import dataclass
 from flwr_leakage.measurements import NOT_CHECKED
 from flwr_leakage.per_sample.replay import EXPLAINED
 from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.report.index import Index, count, number
-from flwr_leakage.report.words import several
+from flwr_leakage.report.index import Index, count, number, several
 
 _CHECK = "replay_residual"
+
+
 _PASSED = "replay_passed"
 """A replay that passed, of which the client shares no residual."""
+
+
 _SKIPPED = "not_replayed"
 """A round between two replays of a client, in which nothing spoke against the latest one."""
+
+
 _REFUTED = "not explain"
+
+
 _EMPTY_WORDS = ("; results are no evidence of safety", "the training was not replayed: ")
+
 
 FAILED = "Replay check failed"
 """How the sentence on updates begins that are not those that were trained."""
+
 
 Place = tuple[int, int]  # round, client
 

@@ -6,30 +6,58 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from flwr_leakage.records import RunEvent
-from flwr_leakage.report.attempts import Attempt, Fates, does, fates, grouped_by_client, risk, tally
-from flwr_leakage.report.budget import ended
+from flwr_leakage.report.attempts import (
+    Attempt,
+    Fates,
+    does,
+    ended,
+    fates,
+    grouped_by_client,
+    risk,
+    tally,
+)
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import (
     MAX_ROWS,
+    RANKED,
     SPARED,
     Index,
     Series,
     Table,
+    by_client_of,
     by_round,
     ceiling_told,
     count,
     decibel,
     heading,
+    is_constant,
     label,
     median,
     number,
+    several,
     share,
     unit_of,
     values,
     who,
 )
 from flwr_leakage.report.replays import replay_of_client, replays
-from flwr_leakage.report.words import RANKED, several, without_weights
+
+
+def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
+    """Why LPIPS is missing, in plain words; empty where it is not for want of its weights.
+
+    The message of the metric names a folder and an error of the system, which say nothing here.
+
+    Example:
+        >>> without_weights(["no trained backbone is at hand (download is off)"], 3, 3)
+        'LPIPS was not measured: its weights are not at hand.'
+    """
+    if not reasons or not all("no trained backbone is at hand" in why for why in reasons):
+        return ""
+    fetched = any("could not be fetched" in why for why in reasons)
+    why = "could not be fetched (no network)" if fetched else "are not at hand"
+    some = f" on {absent} of {whole} images" if absent < whole else ""
+    return f"LPIPS was not measured{some}: its weights {why}."
 
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
@@ -175,6 +203,8 @@ def attacks_table(index: Index, found: Sequence[Attempt]) -> Table:
 
 
 DOES, TRAINED = "what it does a round", "update is the one trained"
+
+
 BECAUSE = "not attacked, because"
 
 
@@ -279,3 +309,136 @@ def events_table(events: Sequence[RunEvent], limit: int) -> Table:
     return Table(
         ("level", "round", "where", "what happened"), rows, notes if left_out else (), MAX_ROWS
     )
+
+
+UNDEFENDED = (
+    " δ is what a defense changed of an update. No defense changed these, so this number is 0 "
+    "whatever the sample is; it tells samples apart in runs with a defense."
+)
+
+
+def left_out_by_plan(index: Index) -> tuple[str, ...]:
+    """Say how many samples the plan of scoring left out."""
+    names_by_share: dict[tuple[int, int], list[str]] = {}
+    for name in index.names("score"):
+        told = {k: SPARED.match(r.note) for k, r in index.series("score", name).items()}
+        pairs = {
+            key[:2]: tuple(int(text.replace(",", "")) for text in m.groups())
+            for key, m in told.items() if m
+        }  # fmt: skip
+        if pairs:
+            out, whole = (sum(numbers) for numbers in zip(*pairs.values(), strict=True))
+            whole += sum(key[:2] not in pairs for key in told)  # clients of whom none was left out
+            names_by_share.setdefault((out, whole), []).append(label(name))
+    return tuple(
+        f"{', '.join(names)}: {out:,} of {whole:,} samples (images of a client in a round) were "
+        f"left out by the plan of scoring, which limits its cost (scoring.relative_cost): "
+        f"{whole - out:,} were scored. The plots show those of them that were attacked too."
+        for (out, whole), names in names_by_share.items()
+    )
+
+
+def constants(index: Index) -> tuple[str, ...]:
+    """Name the scores that are one number throughout, and why: nothing of them could be drawn."""
+    names_by_value: dict[tuple[str, str], list[str]] = {}
+    for name in index.names("score"):
+        series = index.series("score", name)
+        if is_constant(series):
+            known = [record for record in series.values() if record.value is not None]
+            notes = {record.note for record in known}
+            why = notes.pop() if len(notes) == 1 else ""
+            names_by_value.setdefault((number(known[0].value), why), []).append(label(name))
+    return tuple(
+        f"{', '.join(names)}: {value} for every sample, hence with neither chart nor column."
+        f"{f' The reason: {why}.' if why else ''}{UNDEFENDED * why.startswith('δ = 0')}"
+        for (value, why), names in names_by_value.items()
+    )
+
+
+def scores_table(index: Index) -> Table:
+    """Return one row a score: its median with the error bar of that value, and all states."""
+    rows = []
+    for name in index.names("score"):
+        series = index.series("score", name)
+        if is_constant(series):
+            continue
+        if not any(record.state or record.error is not None for record in series.values()):
+            continue
+        known = sorted(
+            ((r.value, r.error) for r in series.values() if r.value is not None),
+            key=lambda pair: pair[0],
+        )
+        typical = known[(len(known) - 1) // 2] if known else (None, None)
+        bars = [e / abs(v) for v, e in known if e is not None and v]
+        told = [record for record in series.values() if not SPARED.match(record.note)]
+        states = Counter(record.state or "not said" for record in told)
+        rows.append(
+            (
+                heading(name, unit_of(series)),
+                _with_bar(*typical),
+                f"{100 * max(bars):.2g} %" if bars else "–",
+                ", ".join(f"{amount:,} {state}" for state, amount in states.most_common()),
+            )
+        )
+    return Table(("score", "median value", "widest error bar", "values"), tuple(rows))
+
+
+def _with_bar(value: float | None, error: float | None) -> str:
+    return number(value) if error is None else f"{number(value)} ± {number(error, 2)}"
+
+
+def client_scores_table(index: Index, limit: int) -> Table:
+    """Return one row a client with the median of each score, in the order of their numbers."""
+    scores_of = {
+        name: by_client_of(series)
+        for name in index.names("score")
+        if not is_constant(series := index.series("score", name))
+    }
+    clients = sorted({client for groups in scores_of.values() for client in groups})
+    rows = tuple(
+        (str(client), *(number(median(groups.get(client, []))) for groups in scores_of.values()))
+        for client in clients[:limit]
+    )
+    left_out = len(clients) - len(rows)
+    notes: tuple[str, ...] = ()
+    if left_out:
+        notes += (f"{count(left_out, 'further client')} left out.",)
+    fate = fates(index)
+    attacked = {client for _, client in (*fate.answered, *fate.unanswered)}
+    untried = sorted(({client for _, client in fate.spared} - attacked) & set(clients))
+    if attacked and untried and min(attacked) >= 0:
+        verb = "was" if len(untried) == 1 else "were"
+        notes += (
+            f"{several(untried).capitalize()} {verb} not attacked: where a score makes them look "
+            f"safe (as a large λmax does), nothing here has tested it.",
+        )
+    return Table(("client", *map(label, scores_of)), rows, notes, MAX_ROWS)
+
+
+CLOCKS = (
+    "Wall seconds are what a clock on the wall shows, waiting included. CPU seconds are what the "
+    "processors worked: less where the machine is shared, more where several work at once. Time "
+    "limits of attacks count CPU seconds."
+)
+
+
+def costs_table(index: Index) -> Table:
+    """Return one row a round and a total; each cost is summed over the clients."""
+    names = index.names("cost")
+    rounds = index.rounds("cost")
+    values_in = {name: by_round(index.series("cost", name)) for name in names}
+    rows = [
+        (
+            str(server_round) if server_round else "whole run",
+            *(f"{sum(values_in[name].get(server_round, [])):,.2f}" for name in names),
+        )
+        for server_round in rounds
+    ]
+    totals = (f"{sum(values(index.series('cost', name))):,.2f}" for name in names)
+    columns = tuple(_cost_heading(name, unit_of(index.series("cost", name))) for name in names)
+    return Table(("round", *columns), (("total", *totals), *rows), (CLOCKS,), MAX_ROWS)
+
+
+def _cost_heading(name: str, unit: str) -> str:
+    words = label(name.removesuffix("_seconds"))
+    return f"{words}, {'s' if name.endswith('_seconds') else unit or '1'}"

@@ -12,20 +12,22 @@ from flwr_leakage.report.attempts import (
     Attempt,
     Fates,
     attempts,
+    beyond_chance,
+    candidates,
+    ended,
+    ended_by_time,
     fates,
+    graded,
     risk,
     seen_of,
     tally,
+    time_limit,
     worst_by_image,
 )
-from flwr_leakage.report.budget import ended_by_time, time_limit
 from flwr_leakage.report.grades import Grade
-from flwr_leakage.report.identification import beyond_chance, candidates
-from flwr_leakage.report.index import Index, count, decibel, median, who
-from flwr_leakage.report.labels import labels_told
+from flwr_leakage.report.index import Index, by_round, count, decibel, median, several, values, who
 from flwr_leakage.report.replays import FAILED, replay_told, replays
-from flwr_leakage.report.steps import is_defended
-from flwr_leakage.report.words import graded, several
+from flwr_leakage.report.story import is_defended
 
 
 @dataclass(frozen=True)
@@ -255,3 +257,72 @@ NOT_COVERED = (
     "Stronger or longer attacks, other prior knowledge, and the clients that were not attacked.",
 )
 """What no run of this kind says, for the reader."""
+
+
+def labels_told(index: Index, metadata: Mapping[str, Any]) -> str:
+    """Whether labels leak too; empty where they were not compared, or given and all right."""
+    told = values(index.series("metric", "label_accuracy"))
+    right, inferred = round(sum(told)), "labels inferred" in str(metadata.get("threat", ""))
+    if not told or (right == len(told) and not inferred):
+        return ""
+    leak = "Labels leak too" if right and inferred else "Labels"
+    source = ", from the update alone" * inferred
+    wrong = " With a wrong label an attack looks for another image, so that its failure says less."
+    return (
+        f"{leak}: the attack got the label right in {right:,} of "
+        f"{count(len(told), 'attempt')}{source}.{wrong * (right < len(told))}"
+    )
+
+
+def limits_told(
+    index: Index, fate: Fates, found: Sequence[Attempt], metadata: Mapping[str, Any]
+) -> str:
+    """The accuracy and the limits of the attacks, for the head of the page."""
+    told = (_accuracy(index), _attacked(index, fate, found), _cut_off(index, fate, found, metadata))
+    return " ".join(filter(None, told))
+
+
+def _accuracy(index: Index) -> str:
+    accuracy = by_round(index.series("utility", "test_accuracy"))
+    if not accuracy:
+        return ""
+    last = max(accuracy)
+    when = f"after round {last}" if last else "before training"
+    return f"The model reached {100 * (median(accuracy[last]) or 0.0):.1f} % on test data {when}."
+
+
+def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:
+    attacked = {c for _, c in (*fate.answered, *fate.unanswered)} | {a.key[1] for a in found}
+    sizes: dict[int, int] = {}
+    for (_, client, _), record in index.series("client", "images").items():
+        sizes[client] = max(sizes.get(client, 0), int(record.value or 0))
+    everybody = attacked | sizes.keys() | {client for _, client in fate.spared}
+    if not attacked or min(attacked) < 0:
+        return ""  # of a sum there is no client that was left out
+    whole = count(len(everybody), "client")
+    if len(attacked) == len(everybody):
+        return f"Attacked: all of {whole}{_images(sizes, found)}."
+    whom = f"{len(attacked)} of {whole}"
+    return f"Attacked: only {whom}{_images(sizes, found)}; of the others nothing is known."
+
+
+def _images(sizes: Mapping[int, int], found: Sequence[Attempt]) -> str:
+    """How many images were attacked, and of how many; where images can be told apart."""
+    number, whole = len(worst_by_image(found)), sum(sizes.values())
+    if not number:
+        return ""
+    # A client that draws other images each round can have more attacked than it uses in one.
+    if number > whole:
+        return f", {count(number, 'image')}"
+    return f", {number:,} of {count(whole, 'image')} used in a round"
+
+
+def _cut_off(
+    index: Index, fate: Fates, found: Sequence[Attempt], metadata: Mapping[str, Any]
+) -> str:
+    stopped, limit = ended(index, found), time_limit(metadata)
+    if not fate.answered or (limit is None and not stopped):
+        return ""
+    seconds = f" of {limit:g} CPU seconds" if limit is not None else ""
+    attacks = count(len(fate.answered), "attack")
+    return f"The time limit{seconds} cut off {len(stopped) or 'none'} of {attacks}."

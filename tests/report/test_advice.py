@@ -8,8 +8,8 @@ import pytest
 from flwr_leakage.defenses import GradientPruning
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.advice import advise
-from flwr_leakage.report.attempts import attempts
-from flwr_leakage.report.calibration import CALIBRATION, SURENESS, TOTAL, grades_table
+from flwr_leakage.report.attempts import attempts, tally
+from flwr_leakage.report.grades import CALIBRATION, SURENESS, TOTAL, grades_table
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.remedies import remedies
 from flwr_leakage.report.story import blind_guess
@@ -232,7 +232,7 @@ def test_what_was_found_stands_though_the_replay_failed():
 
 
 def test_the_grades_stand_beside_the_error_rates_of_the_docs():
-    table = grades_table(attempts(Index([*image(60.0), *image(11.0, (1, 0, 1))])))
+    table = grades_table(tally(attempts(Index([*image(60.0), *image(11.0, (1, 0, 1))]))))
     assert [row[:2] for row in table.rows] == [
         ("exact", "1"), ("recognisable", "0"), ("partly", "0"), ("nothing", "1"),
     ]  # fmt: skip

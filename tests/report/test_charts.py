@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_leakage.report.charts import rounds_chart, scatter_chart
-from flwr_leakage.report.drawing import thin_out
+from flwr_leakage.report.drawing import (
+    BAND,
+    Dot,
+    Panel,
+    rounds_chart,
+    scatter_chart,
+    story_chart,
+    thin_out,
+)
 from flwr_leakage.report.grades import GRADES
-from flwr_leakage.report.story_chart import BAND, Dot, Panel, story_chart
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.integers(2, 20))

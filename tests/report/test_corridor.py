@@ -6,7 +6,7 @@ import pytest
 
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report import write_report
-from flwr_leakage.report.corridor import corridors, smallest_std
+from flwr_leakage.report.figures import corridors, smallest_std
 from flwr_leakage.report.index import Index
 from flwr_leakage.tracking import JsonlTracker, write_metadata
 

@@ -5,16 +5,16 @@ from told import objective, spared
 
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.attempts import fates
-from flwr_leakage.report.header import (
+from flwr_leakage.report.index import Index
+from flwr_leakage.report.story import (
     describe,
     facts,
     flatten,
     given_to_attacker,
     planned_rounds,
+    sentences,
     withheld_from_attacker,
 )
-from flwr_leakage.report.index import Index
-from flwr_leakage.report.story import sentences
 
 
 def test_the_story_is_told_in_sentences():

@@ -6,7 +6,7 @@ from told import metric, objective, spared, with_blind
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.attempts import attempts, fates
 from flwr_leakage.report.index import Index
-from flwr_leakage.report.limits import limits_told
+from flwr_leakage.report.verdict import limits_told
 
 LIMITED = {"config": {"server": {"attack_max_seconds": 4.0}}}
 

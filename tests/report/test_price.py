@@ -7,8 +7,7 @@ import pytest
 
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.index import Index
-from flwr_leakage.report.price import what_it_costs
-from flwr_leakage.report.remedies import remedies
+from flwr_leakage.report.remedies import remedies, what_it_costs
 from flwr_leakage.simulation.config import compose
 
 CHANGE = LeakageRecord("r", 1, 0, -1, "what_if", "half/relative_change", 0.5)

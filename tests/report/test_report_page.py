@@ -11,7 +11,7 @@ from report_page import Page, fill, report
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report import write_report
 from flwr_leakage.report.__main__ import main
-from flwr_leakage.report.agreement import agreements
+from flwr_leakage.report.figures import agreements
 from flwr_leakage.tracking import JsonlTracker, write_metadata
 
 

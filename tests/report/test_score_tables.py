@@ -8,15 +8,15 @@ from scipy import stats
 from told import metric, objective, score, spared
 
 from flwr_leakage.records import LeakageRecord
-from flwr_leakage.report.agreement import agreement_told, agreements
+from flwr_leakage.report.figures import agreement_told, agreements
 from flwr_leakage.report.index import Index
-from flwr_leakage.report.score_tables import (
+from flwr_leakage.report.tables import (
     client_scores_table,
     constants,
     left_out_by_plan,
+    missing,
     scores_table,
 )
-from flwr_leakage.report.tables import missing
 
 
 def test_what_the_plan_of_scoring_left_out_is_one_sentence():

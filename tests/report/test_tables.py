@@ -7,19 +7,18 @@ from told import blind, column, metric, objective, score, spared, with_blind
 
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report.attempts import attempts
-from flwr_leakage.report.costs import costs_table
-from flwr_leakage.report.index import Index
+from flwr_leakage.report.index import RANKED, Index
 from flwr_leakage.report.remedies import remedies, remedies_table
 from flwr_leakage.report.tables import (
     attacks_table,
     classes_table,
     clients_table,
+    costs_table,
     events_table,
     missing,
     rounds_table,
     unattacked_table,
 )
-from flwr_leakage.report.words import RANKED
 
 
 def test_a_what_if_is_measured_on_the_same_attempts():

@@ -4,12 +4,13 @@ import pytest
 from told import blind, column, metric, objective, score, spared, with_blind
 
 from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.report.attempts import attempts, fates
-from flwr_leakage.report.budget import ended_by_time
-from flwr_leakage.report.identification import (
+from flwr_leakage.report.attempts import (
+    attempts,
     beyond_chance,
     by_chance,
     condition_told,
+    ended_by_time,
+    fates,
 )
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.tables import clients_table

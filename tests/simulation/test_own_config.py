@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flwr_leakage.defenses import DPSGD
 from flwr_leakage.flower import InlineGrid
 from flwr_leakage.flower.inline_grid import SERVER_NODE_ID
-from flwr_leakage.report.header import facts
+from flwr_leakage.report.story import facts
 from flwr_leakage.simulation import flower_app, own_config
 from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.foreign import check_targets
