@@ -4,8 +4,7 @@ It is derived from what was measured, and promises nothing beyond that.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr_leakage.records import RunEvent
 from flwr_leakage.report.attempts import (
@@ -28,18 +27,12 @@ from flwr_leakage.report.attempts import (
 )
 from flwr_leakage.report.index import Index, Step, Table, count, median, several, values
 from flwr_leakage.report.remedies import Remedy, told_of_time, what_it_costs
-from flwr_leakage.report.replays import Replays, real_update_told, replays
+from flwr_leakage.report.replays import real_update_told, replays
 from flwr_leakage.report.story import defense_of, is_defended
 
 
-@dataclass(frozen=True)
-class Advice:
-    """Whether training may go on as it is, as far as this run can tell.
-
-    Attributes:
-        answer: in a sentence or two.
-        steps: who is at risk, what was seen to help, what it costs, what was not tested.
-    """
+class Advice(NamedTuple):
+    """Whether training may go on as it is: the answer in a sentence or two, and what to do."""
 
     answer: str
     steps: tuple[Step, ...]
@@ -83,40 +76,34 @@ def advise(
             "nothing from the updates that it tried. Others may."
         )
     at_risk = leaking | partly
-    steps = [
-        *who_is_at_risk(found, at_risk, index, fate),
-        *is_it_the_real_update(replayed, fate, metadata),
-        *what_to_mend(unsure),
-        *what_helps(index, asked, at_risk, metadata),
-        *what_it_costs(index, asked, metadata, bool(at_risk)),
-        *what_to_ask(index, found, fate, asked, metadata),
-        *_stronger(metadata, bool(at_risk)),
-        what_was_not_tested(fate, found),
-    ]
-    return Advice(answer, tuple(steps))
-
-
-def is_it_the_real_update(
-    replayed: Replays, fate: Fates, metadata: Mapping[str, Any]
-) -> list[Step]:
-    """Whether what was attacked is what the clients trained; nothing where none was attacked."""
     attacked = {*fate.answered, *fate.unanswered}
-    told = real_update_told(replayed, attacked, is_defended(metadata))
-    return [Step("Is it the real update?", told)] if told else []
-
-
-def _stronger(metadata: Mapping[str, Any], is_at_risk: bool) -> list[Step]:
-    """Where a single attack found nothing, the ones that were not tried."""
-    name = metadata.get("attack")
-    if is_at_risk or not isinstance(name, str) or name == "strongest":
-        return []
-    return [
-        Step(
-            "Do",
-            f"Only the attack “{name}” was tried. Run it again with attack=strongest: it tries "
-            f"every attack that applies, and keeps the best result.",
-        )
+    steps = [
+        Step("Is it the real update?", real_update_told(replayed, attacked, is_defended(metadata))),
+        Step("Mend first", _to_mend(unsure)),
+        *what_it_costs(index, asked, metadata, bool(at_risk)),
+        Step("Not tested", _not_tested(fate, found)),
     ]
+    if at_risk:
+        steps[:0] = [
+            Step("Who is at risk", _at_risk(found, at_risk, index)),
+            Step("Seen, by round", _seen_by_round(found, fate)),
+        ]
+        steps.insert(4, _what_helps(index, asked, at_risk, metadata))
+        steps[-1:-1] = _what_to_ask(index, found, fate, asked, metadata)
+    else:
+        steps.insert(-1, Step("Do", _stronger(metadata)))
+    return Advice(answer, tuple(step for step in steps if step.text))
+
+
+def _stronger(metadata: Mapping[str, Any]) -> str:
+    """The attacks that were not tried; empty where all of them were."""
+    name = metadata.get("attack")
+    if not isinstance(name, str) or name == "strongest":
+        return ""
+    return (
+        f"Only the attack “{name}” was tried. Run it again with attack=strongest: it tries every "
+        f"attack that applies, and keeps the best result."
+    )
 
 
 def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
@@ -133,45 +120,32 @@ def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
 
 def _unknown(fate: Fates, found: Sequence[Attempt]) -> Advice:
     """Where nothing has a grade."""
-    again = (
+    answer = "no update was attacked. That is no sign of safety."
+    do = (
         "Run it again with an attack: flwr-leakage run attack=strongest; in an app of your own, "
         'observe(…, attack="strongest").'
     )
     if fate.unanswered and not fate.answered:
         why = next((reason for reason in fate.unanswered.values() if reason), "")
         because = f" The reason: {why.rstrip('.')}." if why else ""
-        return Advice(
-            f"This run cannot say: the attack could not be applied. That is no sign of "
-            f"safety.{because}",
-            (
-                Step(
-                    "Do",
-                    "Run it again with attack=strongest: it tries every attack, and tells which "
-                    "of them do not apply, and why.",
-                ),
-            ),
+        answer = f"the attack could not be applied. That is no sign of safety.{because}"
+        do = (
+            "Run it again with attack=strongest: it tries every attack, and tells which of them do "
+            "not apply, and why."
         )
-    if fate.answered or found:
-        return Advice(
-            "This run cannot say: updates were attacked, but nothing tells how near the "
-            "reconstructions are to the originals.",
-            (
-                Step(
-                    "Do",
-                    "Look at the pictures: what looks like a private image may be one. To measure "
-                    "it, simulate the same training with data whose originals may be used.",
-                ),
-            ),
+    elif fate.answered or found:
+        answer = (
+            "updates were attacked, but nothing tells how near the reconstructions are to the "
+            "originals."
         )
-    return Advice(
-        "This run cannot say: no update was attacked. That is no sign of safety.",
-        (Step("Do", again),),
-    )
+        do = (
+            "Look at the pictures: what looks like a private image may be one. To measure it, "
+            "simulate the same training with data whose originals may be used."
+        )
+    return Advice(f"This run cannot say: {answer}", (Step("Do", do),))
 
 
 MAX_CLIENTS = 4
-
-
 MAX_GROUPS = 6
 
 
@@ -190,12 +164,8 @@ def verb(clients: set[int], one: str, many: str) -> str:
     return one if len(clients) == 1 else many
 
 
-def who_is_at_risk(
-    found: Sequence[Attempt], at_risk: set[int], index: Index, fate: Fates
-) -> list[Step]:
+def _at_risk(found: Sequence[Attempt], at_risk: set[int], index: Index) -> str:
     """The clients of which something is seen, with what they do and the rounds."""
-    if not at_risk:
-        return []
     doing = does(index)
     groups = grouped_by_client(a for a in found if a.key[1] in at_risk)
     told = []
@@ -208,12 +178,11 @@ def who_is_at_risk(
     more = len(groups) - len(told)
     rest = f"; and {count(more, 'other client')} (see Clients)" if more else ""
     text = ". ".join(f"{each[0].upper()}{each[1:]}" for each in told) + rest
-    steps = [Step("Who is at risk", f"{text}. An attempt is one image in one attacked round.")]
-    return steps + by_round_told(found, fate)
+    return f"{text}. An attempt is one image in one attacked round."
 
 
-def by_round_told(found: Sequence[Attempt], fate: Fates) -> list[Step]:
-    """Whose images are seen in which round, and which rounds were not attacked."""
+def _seen_by_round(found: Sequence[Attempt], fate: Fates) -> str:
+    """Whose images are seen in which of several rounds, and which were not attacked."""
     rounds_of: dict[str, list[int]] = {}
     rounds = sorted({a.key[0] for a in found})
     for server_round in rounds:
@@ -224,7 +193,7 @@ def by_round_told(found: Sequence[Attempt], fate: Fates) -> list[Step]:
         told += [f"in part {_images(here, parts, ('partly',))}"] if parts else []
         rounds_of.setdefault(" and ".join(told) or "nothing", []).append(server_round)
     if len(rounds) < 2:
-        return []
+        return ""
     shown = list(rounds_of.items())[:MAX_GROUPS]
     left = sum(map(len, rounds_of.values())) - sum(len(held) for _, held in shown)
     text = "; ".join(f"{several(held, 'round')}: {told}" for told, held in shown)
@@ -233,7 +202,7 @@ def by_round_told(found: Sequence[Attempt], fate: Fates) -> list[Step]:
         more += (
             f"; {several(resting, 'round')} {'was' if len(resting) == 1 else 'were'} not attacked"
         )
-    return [Step("Seen, by round", f"{text[0].upper()}{text[1:]}{more} (see Round by round).")]
+    return f"{text[0].upper()}{text[1:]}{more} (see Round by round)."
 
 
 def _when(here: Sequence[Attempt]) -> str:
@@ -264,37 +233,32 @@ def _resting(fate: Fates, attacked: Sequence[int]) -> list[int]:
     return sorted({server_round for server_round, _ in fate.spared} - set(attacked))
 
 
-def what_to_mend(unsure: set[int]) -> list[Step]:
+def _to_mend(unsure: set[int]) -> str:
     """Clients whose update is not the one that they were seen to train."""
     if not unsure:
-        return []
-    return [
-        Step(
-            "Mend first",
-            f"What {named(unsure)} sent is not what {verb(unsure, 'it was', 'they were')} seen "
-            f"to train (replay check). Where nothing was found there, that counts for nothing. "
-            f"What was found was found all the same.",
-        )
-    ]
+        return ""
+    return (
+        f"What {named(unsure)} sent is not what {verb(unsure, 'it was', 'they were')} seen to "
+        f"train (replay check). Where nothing was found there, that counts for nothing. What was "
+        f"found was found all the same."
+    )
 
 
-def what_helps(
+def _what_helps(
     index: Index, asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]
-) -> list[Step]:
+) -> Step:
     """Which defense that was measured here hides what leaks."""
-    if not at_risk:
-        return []
     own = defense_of(metadata)
     despite = f"It leaks although the run trained under {own}. " if own else ""
     if not asked:
         text = "No other defense was measured on these updates (what_if), so this run names none."
-        return [Step("What helps", despite + text)]
+        return Step("What helps", despite + text)
     text = " ".join(_effect(remedy, at_risk) for remedy in asked)
     notes = [_besides(remedy, at_risk) for remedy in asked]
     caveat = "The attack was the same as without the defense; one made for it may reach more."
     table = _seen_table(index, asked, at_risk)
     note = " ".join(filter(None, (*notes, caveat)))
-    return [Step("What helps", despite + text, table=table, note=note)]
+    return Step("What helps", despite + text, table=table, note=note)
 
 
 def _effect(remedy: Remedy, at_risk: set[int]) -> str:
@@ -370,7 +334,7 @@ def _seen_table(
     return title, Table(columns, tuple(rows), notes)
 
 
-def what_was_not_tested(fate: Fates, found: Sequence[Attempt]) -> Step:
+def _not_tested(fate: Fates, found: Sequence[Attempt]) -> str:
     """Clients and rounds that were not attacked, and what no run of this kind tests."""
     attacked = {*fate.answered, *fate.unanswered} | {a.key[:2] for a in found}
     clients = {client for _, client in attacked}
@@ -387,7 +351,7 @@ def what_was_not_tested(fate: Fates, found: Sequence[Attempt]) -> Step:
     if fate.unanswered:
         failed = {client for _, client in fate.unanswered}
         text += f"; {named(failed)} where the attack gave no result"
-    return Step("Not tested", f"{text[0].upper()}{text[1:]} (see What is not covered).")
+    return f"{text[0].upper()}{text[1:]} (see What is not covered)."
 
 
 MEASURED, UNMEASURED = "measured in this run", "not measured in this run"
@@ -396,25 +360,15 @@ MEASURED, UNMEASURED = "measured in this run", "not measured in this run"
 SEEN = (*LEAKED, "partly")
 
 
-def what_to_ask(
+def _what_to_ask(
     index: Index,
     found: Sequence[Attempt],
     fate: Fates,
     asked: Sequence[Remedy],
     metadata: Mapping[str, Any],
 ) -> list[Step]:
-    """Three changes that can be asked for, and the condition to train on; nothing without a leak.
-
-    Args:
-        index: the run's numbers.
-        found: every attempt.
-        fate: of every update.
-        asked: the defenses that were tried on the same updates.
-        metadata: of ``run.json``.
-    """
+    """Three changes that the engineers can be asked for, and the conditions to train on."""
     at_risk = with_grade(found, SEEN)
-    if not at_risk:
-        return []
     options = (_defense(asked), _more_images(index, found, at_risk, fate), _sum(found))
     return [
         Step("Ask the engineers for", " ".join(options)),

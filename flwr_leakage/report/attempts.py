@@ -9,7 +9,7 @@ from typing import Any
 from scipy.stats import binom
 
 from flwr_leakage.report.grades import GRADES, Grade, decided_by, grade
-from flwr_leakage.report.index import Index, Key, count, median, several
+from flwr_leakage.report.index import Index, Key, count, grouped, median, section, several
 
 
 def graded(tally: Counter[Grade], skip_none: bool = True) -> str:
@@ -152,10 +152,7 @@ def risk(found: Sequence[Attempt]) -> tuple[int, float, float]:
 
 def grouped_by_client(found: Iterable[Attempt]) -> dict[int, list[Attempt]]:
     """The attempts on each client's images."""
-    groups: dict[int, list[Attempt]] = {}
-    for attempt in found:
-        groups.setdefault(attempt.key[1], []).append(attempt)
-    return groups
+    return grouped((attempt.key[1], attempt) for attempt in found)
 
 
 def most_at_risk_first(by_client: Mapping[int, Sequence[Attempt]]) -> list[int]:
@@ -204,12 +201,7 @@ def time_limit(metadata: Mapping[str, Any]) -> float | None:
     ``max_seconds``. Where updates were kept to be attacked later, another limit may have been
     given then, so that it is unknown.
     """
-    config = metadata.get("config")
-    if not isinstance(config, Mapping):
-        return None
-    server, attack = (
-        node if isinstance(node := config.get(key), Mapping) else {} for key in ("server", "attack")
-    )
+    server, attack = section(metadata, "config", "server"), section(metadata, "config", "attack")
     if server.get("attack_later"):
         return None
     limits = (server.get("attack_max_seconds"), attack.get("max_seconds"))
@@ -253,12 +245,8 @@ def ended_by_time(
 
 def _where(places: Collection[tuple[int, int]]) -> str:
     """Name clients with their rounds; those of the same rounds together."""
-    rounds_of: dict[int, list[int]] = {}
-    for server_round, client in sorted(places):
-        rounds_of.setdefault(client, []).append(server_round)
-    clients_in: dict[tuple[int, ...], list[int]] = {}
-    for client, rounds in sorted(rounds_of.items()):
-        clients_in.setdefault(tuple(rounds), []).append(client)
+    rounds_of = grouped((client, server_round) for server_round, client in sorted(places))
+    clients_in = grouped((tuple(rounds), client) for client, rounds in sorted(rounds_of.items()))
     groups = [
         f"{several(clients) if clients[0] >= 0 else 'the aggregate'} in {several(rounds, 'round')}"
         for rounds, clients in clients_in.items()

@@ -19,11 +19,7 @@ from flwr_leakage.report.grades import EXACT_DB, PARTLY_DB, RECOGNISABLE_DB
 from flwr_leakage.report.index import number
 
 MAX_DOTS_A_ROUND = 200
-
-
 MAX_DOTS = 1500
-
-
 _COLOURS = {
     "#010101": "var(--ink)",
     "#020202": "var(--muted)",
@@ -268,8 +264,7 @@ def rounds_chart(
         axes.set_xlim(rounds[0] - 0.5, rounds[-1] + 0.5)
         whole_rounds(axes, rounds)
         if several:
-            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
-                        borderaxespad=0.2, handlelength=1.6, columnspacing=1.2)  # fmt: skip
+            axes.legend(**LEGEND, **COLUMNS)
         return inline(figure, name, description)
 
 
@@ -293,7 +288,7 @@ def scatter_chart(
         axes.scatter(left, right, s=14, color=ACCENT, alpha=0.55, lw=0)
         if blind is not None:
             axes.axhline(blind, color=INK, lw=1.2, ls=(0, (1, 2)), label="blind guess, median")
-            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2)
+            axes.legend(**LEGEND)
         log_scale_if_wide(axes, "x", list(left))
         axes.set_xlabel("risk score")
         axes.set_ylabel(plain(unit) or "outcome")
@@ -329,8 +324,7 @@ def corridor_chart(
         axes.set_xlabel("sample, least protected first")
         axes.set_ylabel("PSNR")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
-                    borderaxespad=0.2, handlelength=1.6, columnspacing=1.2)  # fmt: skip
+        axes.legend(**LEGEND, **COLUMNS)
         return inline(figure, name, description)
 
 
@@ -356,6 +350,15 @@ STYLE: Any = {
     "axes.formatter.use_mathtext": False,
     "axes.formatter.useoffset": False,
 }
+
+
+LEGEND: Any = {
+    "loc": "lower left",
+    "bbox_to_anchor": (0, 1),
+    "frameon": False,
+    "borderaxespad": 0.2,
+}
+COLUMNS: Any = {"ncols": 3, "handlelength": 1.6, "columnspacing": 1.2}
 
 
 def new_figure() -> tuple[Figure, Axes]:

@@ -28,6 +28,7 @@ from flwr_leakage.report.index import (
     by_round,
     count,
     decibel,
+    grouped,
     heading,
     is_constant,
     label,
@@ -373,8 +374,6 @@ OUTCOMES = ("psnr", "rmse", "mse")
 
 
 AVOID = "Do not rely on it here."
-
-
 MIN_PAIRS = 4
 """Of three pairs in a random order, one in three has ρ = ±1: that says nothing."""
 
@@ -390,10 +389,7 @@ def agreements(index: Index) -> list[Agreement]:
 def _agreement(index: Index, score: str, outcome: str) -> Agreement:
     keyed = _pairs(index, score, outcome)
     pairs = tuple(pair for _, pair in keyed)
-    by_round: dict[int, list[tuple[float, float]]] = {}
-    for server_round, pair in keyed:
-        by_round.setdefault(server_round, []).append(pair)
-    rhos = [_rank_correlation(group).coefficient for group in by_round.values()]
+    rhos = [_rank_correlation(group).coefficient for group in grouped(keyed).values()]
     first = next(iter(index.series("score", score).values()))
     unit = next(iter(index.series("metric", outcome).values())).unit
     found = _rank_correlation(pairs)
@@ -414,10 +410,7 @@ def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> Correlation:
 def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, tuple[float, float]]]:
     """Pair by sample; a score of a whole client is paired with its median outcome."""
     metric = index.series("metric", outcome)
-    by_client: dict[tuple[int, int], list[float]] = {}
-    for key, record in metric.items():
-        if record.value is not None:
-            by_client.setdefault(key[:2], []).append(record.value)
+    by_client = grouped((k[:2], r.value) for k, r in metric.items() if r.value is not None)
     pairs = []
     for key, record in sorted(index.series("score", score).items()):
         if key in metric:

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from flwr_leakage.report.attempts import Attempt
 from flwr_leakage.report.grades import GRADES
-from flwr_leakage.report.index import CEILING_DB, Key, decibel, several, who
+from flwr_leakage.report.index import CEILING_DB, Key, decibel, grouped, several, who
 from flwr_leakage.tracking import ImageRecord
 from flwr_leakage.untrusted import MAX_IMAGE_BYTES, MAX_PAGE_BYTES, check_png, read_file
 
@@ -84,9 +84,7 @@ class Exhibit:
     @property
     def elsewhere(self) -> str:
         """What the other rounds gave of the same image; empty where nothing is known."""
-        rounds_of: dict[str, list[int]] = {}
-        for server_round, graded in self.others:
-            rounds_of.setdefault(graded, []).append(server_round)
+        rounds_of = grouped((graded, server_round) for server_round, graded in self.others)
         told = [f"in {several(rounds, 'round')}: {graded}" for graded, rounds in rounds_of.items()]
         return "; ".join(told)
 
@@ -140,14 +138,12 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
         key = (image.server_round, image.client_id, image.sample)
         by_key.setdefault(key, {})[image.role] = image
     attempt_of = {attempt.key: attempt for attempt in found}
-    same_image: dict[tuple[int, int | None], list[Attempt]] = {}
-    for attempt in found:
-        if attempt.image is not None:
-            same_image.setdefault((attempt.key[1], attempt.image), []).append(attempt)
+    same_image = grouped(((a.key[1], a.image), a) for a in found)
 
     def show(key: Key, title: str = "") -> Exhibit:
         attempt = attempt_of.get(key)
-        same = same_image.get((key[1], attempt.image), []) if attempt else []
+        known = attempt is not None and attempt.image is not None
+        same = same_image[key[1], attempt.image] if attempt and known else []
         others = tuple((a.key[0], a.grade or "no grade") for a in same if a.key[0] != key[0])
         exhibit = _exhibit(key, by_key[key], attempt, others, title)
         earlier = [guess for guess in guesses if guess.server_round <= key[0]]

@@ -150,8 +150,6 @@ TOTAL = sum(each.count for each in CALIBRATION)
 
 
 CANDIDATES = 101
-
-
 _MEANING: dict[Grade, str] = {
     "exact": "on average at most one of 255 grey levels off (48.1 dB or more)",
     "recognisable": "5 dB nearer to the original than the blind guess, or SSIM 0.5 above it",

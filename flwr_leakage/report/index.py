@@ -2,13 +2,16 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
 from flwr_leakage.records import LeakageRecord
 
+K = TypeVar("K")
+V = TypeVar("V")
 Key = tuple[int, int, int]  # round, client, sample
 
 
@@ -111,20 +114,27 @@ def is_constant(series: Series) -> bool:
 
 def by_round(series: Series) -> dict[int, list[float]]:
     """Return the known values of each round."""
-    return _grouped(series, 0)
+    return grouped((key[0], r.value) for key, r in series.items() if r.value is not None)
 
 
 def by_client_of(series: Series) -> dict[int, list[float]]:
     """Return the known values of each client."""
-    return _grouped(series, 1)
+    return grouped((key[1], r.value) for key, r in series.items() if r.value is not None)
 
 
-def _grouped(series: Series, place: int) -> dict[int, list[float]]:
-    groups: dict[int, list[float]] = {}
-    for key, record in series.items():
-        if record.value is not None:
-            groups.setdefault(key[place], []).append(record.value)
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the second entries of pairs by their first, in the order of first appearance."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
     return groups
+
+
+def section(node: Any, *keys: str) -> Mapping[str, Any]:
+    """Return the mapping at a path of nested mappings; empty where there is none."""
+    for key in keys:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node if isinstance(node, Mapping) else {}
 
 
 def median(numbers: Sequence[float]) -> float | None:

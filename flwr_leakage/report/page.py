@@ -56,11 +56,7 @@ from flwr_leakage.tracking.jsonl import write_private
 from flwr_leakage.tracking.text import plain_text
 
 MAX_CLIENTS = 100
-
-
 MAX_EVENTS = 200
-
-
 PROVENANCE = ("start_time", "command", "commit", "dirty", "platform", "versions")
 
 

@@ -28,6 +28,7 @@ from flwr_leakage.report.index import (
     count,
     decibel,
     median,
+    section,
     share,
     values,
 )
@@ -69,11 +70,7 @@ class Remedy:
 
 def remedies(index: Index, metadata: Mapping[str, Any]) -> list[Remedy]:
     """Every what-if of the run."""
-    config = metadata.get("config")
-    nodes = config.get("what_if") if isinstance(config, Mapping) else None
-    nodes = nodes if isinstance(nodes, Mapping) else {}
-    words = metadata.get("defenses_in_words")
-    words = words if isinstance(words, Mapping) else {}
+    nodes, words = section(metadata, "config", "what_if"), section(metadata, "defenses_in_words")
     raw = {attempt.key: attempt for attempt in attempts(index)}
     return [
         _remedy(index, name, nodes.get(name), words.get(name), raw) for name in what_if_names(index)
@@ -151,8 +148,6 @@ def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:
 
 
 SEEDS = "0,1,2"
-
-
 SUGGESTED = "pruning,gaussian"
 """What to begin with where a run tried no defense; each is an option of the command."""
 
@@ -214,17 +209,15 @@ def _commands(
     words: Sequence[str], metadata: Mapping[str, Any], asked: Sequence[Remedy], is_defended: bool
 ) -> tuple[str, ...]:
     """The same training with and without defenses over seeds; none where its config is unknown."""
-    config = metadata.get("config")
-    choices = config.get("choices") if isinstance(config, Mapping) else None
-    if not isinstance(config, Mapping) or not isinstance(choices, Mapping):
+    config, choices = section(metadata, "config"), section(metadata, "config", "choices")
+    if not isinstance(config.get("choices"), Mapping):
         return ()
     changed = _overrides(words, config, choices)
     options = {"none": "none"}
     if is_defended:
         options["defended"] = _option(choices.get("defense"), config.get("defense"))
     else:
-        nodes = config.get("what_if")
-        nodes = nodes if isinstance(nodes, Mapping) else {}
+        nodes = section(config, "what_if")
         for remedy in asked:
             option = choices.get(f"defense@what_if.{remedy.name}")
             options[remedy.name] = _option(option, nodes.get(remedy.name))

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from flwr_leakage.measurements import NOT_CHECKED
 from flwr_leakage.per_sample.replay import EXPLAINED
 from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.report.index import Index, count, number, several
+from flwr_leakage.report.index import Index, count, grouped, number, several
 
 _CHECK = "replay_residual"
-
-
 _PASSED = "replay_passed"
 """A replay that passed, of which the client shares no residual."""
 
@@ -20,8 +18,6 @@ _SKIPPED = "not_replayed"
 
 
 _REFUTED = "not explain"
-
-
 _EMPTY_WORDS = ("; results are no evidence of safety", "the training was not replayed: ")
 
 
@@ -214,20 +210,14 @@ def _others_told(found: Replays, attacked: Collection[int]) -> list[str]:
             f"Not attacked, but checked with the same answer: {_named(same)} (of such "
             f"clients not every update is checked)."
         )
-    reasons: dict[str, set[Place]] = {}
-    for place in undone:
-        reasons.setdefault(found.undone[place], set()).add(place)
+    reasons = grouped((found.undone[place], place) for place in undone)
     told += [f"Not checked: {_named(reasons[why])}: {why}." for why in sorted(reasons)[:3]]
     return told
 
 
 def _named(places: Collection[Place]) -> str:
-    rounds_of: dict[int, list[int]] = {}
-    for server_round, client in sorted(places):
-        rounds_of.setdefault(client, []).append(server_round)
-    clients_in: dict[tuple[int, ...], list[int]] = {}
-    for client, rounds in rounds_of.items():
-        clients_in.setdefault(tuple(rounds), []).append(client)
+    rounds_of = grouped((client, server_round) for server_round, client in sorted(places))
+    clients_in = grouped((tuple(rounds), client) for client, rounds in rounds_of.items())
     groups = [
         f"{several(clients)} in {several(rounds, 'round')}"
         for rounds, clients in list(clients_in.items())[:3]

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr_leakage.report.attempts import (
     Fates,
@@ -17,7 +16,9 @@ from flwr_leakage.report.index import (
     by_round,
     count,
     decibel,
+    grouped,
     median,
+    section,
     several,
     values,
 )
@@ -69,10 +70,11 @@ def psnr_told(index: Index) -> str:
 
 
 def _part(metadata: Mapping[str, Any], group: str) -> str:
-    config = metadata.get("config")
-    name, _ = describe(config.get(group) if isinstance(config, Mapping) else None)
+    """The name of what a run chose of a group of its config; empty where it is not known."""
     given = metadata.get(group)
-    return given if isinstance(given, str) and given else name
+    if isinstance(given, str) and given:
+        return given
+    return describe(section(metadata, "config").get(group))[0]
 
 
 _PLAIN = {
@@ -128,9 +130,7 @@ def _locally(index: Index) -> str:
     doing = does(index)
     if not doing:
         return ""
-    clients_by_deed: dict[str, list[int]] = {}
-    for client, deed in doing.items():
-        clients_by_deed.setdefault(deed, []).append(client)
+    clients_by_deed = grouped((deed, client) for client, deed in doing.items())
     shown = list(clients_by_deed.items())[:MAX_CLIENTS]
     told = [f"{several(clients)}: {deed}" for deed, clients in shown]
     more = len(clients_by_deed) - len(shown)
@@ -199,15 +199,8 @@ _GIVEN = {
 }
 
 
-@dataclass(frozen=True)
-class Fact:
-    """One line of the header.
-
-    Attributes:
-        term: what was chosen, such as ``defense``.
-        value: what it is, such as ``GradientPruning``.
-        settings: its settings in words, such as ``prune ratio 0.9``; shown in small print.
-    """
+class Fact(NamedTuple):
+    """One line of the header: what was chosen, what it is, and its settings in small print."""
 
     term: str
     value: str
@@ -216,16 +209,12 @@ class Fact:
 
 def facts(metadata: Mapping[str, Any]) -> list[Fact]:
     """Return the dataset, partition, model, strategy, defense, attack and seed, where known."""
-    config = metadata.get("config")
-    config = config if isinstance(config, Mapping) else {}
     found = []
     for group in GROUPS:
-        name, settings = describe(config.get(group))
+        name = _part(metadata, group)
+        _, settings = describe(section(metadata, "config").get(group))
         if group == "attack":
-            settings = _attack_settings(config, time_limit(metadata))
-        given = metadata.get(group)
-        if isinstance(given, str) and given:
-            name = given
+            settings = _attack_settings(metadata)
         if group == "defense" and metadata.get("own_config_clients"):
             settings = ""  # they are those of the run's config, which these clients did not follow
         if group == "attack" and name == "none":
@@ -237,15 +226,15 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
     return found
 
 
-def _attack_settings(config: Mapping[str, Any], limit: float | None) -> str:
+def _attack_settings(metadata: Mapping[str, Any]) -> str:
     """The settings of the attack with the time that it had, whoever limited it."""
-    node, server = config.get("attack"), config.get("server")
-    if not isinstance(node, Mapping):
+    node, limit = section(metadata, "config", "attack"), time_limit(metadata)
+    if not isinstance(section(metadata, "config").get("attack"), Mapping):
         return ""
     _, settings = describe({key: value for key, value in node.items() if key != "max_seconds"})
     time = f"at most {limit:g} CPU seconds for an update" if limit is not None else ""
     own = node.get("max_seconds")
-    given = server.get("attack_max_seconds") if isinstance(server, Mapping) else None
+    given = section(metadata, "config", "server").get("attack_max_seconds")
     if time and own is not None and given is not None and own != given:
         time += (
             f" (of server.attack_max_seconds={given:g} and attack.max_seconds={own:g} the smaller "
@@ -320,17 +309,13 @@ def _words(phrase: str) -> str:
 
 def planned_rounds(metadata: Mapping[str, Any]) -> int | None:
     """Return the number of rounds that the run was to have, where it says so."""
-    config = metadata.get("config")
-    for place in (metadata, config, *(_groups(config))):
+    config = section(metadata, "config")
+    for place in (metadata, config, *config.values()):
         if isinstance(place, Mapping):
             planned = place.get("num_rounds")
             if isinstance(planned, int) and not isinstance(planned, bool):
                 return planned
     return None
-
-
-def _groups(config: Any) -> list[Any]:
-    return list(config.values()) if isinstance(config, Mapping) else []
 
 
 def flatten(node: Any, path: str = "") -> list[tuple[str, str]]:
@@ -365,10 +350,7 @@ def _scalar(value: Any) -> str:
 
 def defense_of(metadata: Mapping[str, Any]) -> str:
     """The defense that the run trained under, or empty."""
-    config = metadata.get("config")
-    name, _ = describe(config.get("defense") if isinstance(config, Mapping) else None)
-    given = metadata.get("defense")
-    named = given if isinstance(given, str) and given else name
+    named = _part(metadata, "defense")
     return "" if named in ("none", "Defense") else named
 
 

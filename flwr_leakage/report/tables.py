@@ -29,6 +29,7 @@ from flwr_leakage.report.index import (
     ceiling_told,
     count,
     decibel,
+    grouped,
     heading,
     is_constant,
     label,
@@ -76,9 +77,7 @@ def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
     if psnr:
         columns += ["PSNR median, dB", "PSNR highest", "PSNR lowest", "blind guess median, dB"]
     columns += [_metric_heading(name, index.series("metric", name)) for name in metrics]
-    found_in: dict[int, list[Attempt]] = {}
-    for attempt in found:
-        found_in.setdefault(attempt.key[0], []).append(attempt)
+    found_in = grouped((attempt.key[0], attempt) for attempt in found)
     psnr_in, blind_in = by_round(psnr), by_round(blind)
     metrics_in = {name: by_round(index.series("metric", name)) for name in metrics}
     utilities_in = {name: by_round(index.series("utility", name)) for name in utilities}
@@ -109,10 +108,7 @@ def classes_table(found: Sequence[Attempt]) -> Table:
 
     Leaks are ordered by their grade, then by their decibels.
     """
-    by_class: dict[str, list[Attempt]] = {}
-    for attempt in found:
-        if attempt.label:
-            by_class.setdefault(attempt.label, []).append(attempt)
+    by_class = grouped((attempt.label, attempt) for attempt in found if attempt.label)
     worst = {name: max(group, key=lambda a: a.leak) for name, group in by_class.items()}
     rows = tuple(
         (

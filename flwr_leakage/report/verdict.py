@@ -18,6 +18,7 @@ from flwr_leakage.report.attempts import (
     ended_by_time,
     fates,
     graded,
+    grouped_by_client,
     risk,
     seen_of,
     tally,
@@ -25,7 +26,16 @@ from flwr_leakage.report.attempts import (
     worst_by_image,
 )
 from flwr_leakage.report.grades import Grade
-from flwr_leakage.report.index import Index, by_round, count, decibel, median, several, values, who
+from flwr_leakage.report.index import (
+    Index,
+    by_round,
+    count,
+    decibel,
+    median,
+    several,
+    values,
+    who,
+)
 from flwr_leakage.report.replays import FAILED, replay_told, replays
 from flwr_leakage.report.story import is_defended
 
@@ -134,9 +144,7 @@ def _without_outcome(index: Index, found: Sequence[Attempt], fate: Fates) -> str
 
 
 def _most_at_risk(found: Sequence[Attempt]) -> str:
-    by_client: dict[int, list[Attempt]] = defaultdict(list)
-    for attempt in found:
-        by_client[attempt.key[1]].append(attempt)
+    by_client = grouped_by_client(found)
     client = max(by_client, key=lambda c: (risk(by_client[c]), -c))
     each = worst_by_image(by_client[client])
     grades = tally(each or by_client[client])
