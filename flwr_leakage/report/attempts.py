@@ -1,4 +1,4 @@
-"""Every attack on a single image, and the fate of every client's update."""
+"""What was attacked: every attempt on an image, its grade, and the time that it had."""
 
 import re
 from collections import Counter

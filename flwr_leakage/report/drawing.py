@@ -1,4 +1,9 @@
-"""Accuracy above leakage by client, on one axis of rounds, with the grades as bands."""
+"""The charts as inline SVG whose colours are those of the page.
+
+Matplotlib draws with stand-in colours that are then replaced by the page's CSS variables, so a
+chart follows light, dark and print. No text from a run enters a chart: names and units stand in
+the captions, which HTML escapes.
+"""
 
 import io
 import math

@@ -1,4 +1,10 @@
-"""The charts of the page with their titles and captions."""
+"""The charts of the page with their titles and captions, and what they say.
+
+These are accuracy and leakage by round, every score against what the attack reached, and the
+corridor between the attack and bounds. An attack shows from below how much an update tells, a bound
+from above. Neither alone says how safe it is: an attack may be weak, and a bound may be loose or
+not meant for this attacker.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -107,15 +113,6 @@ class Agreement:
     direction: str
     reading: str
     holds: bool | None
-
-
-def _dots(groups: dict[int, list[float]]) -> str:
-    most = max(map(len, groups.values()))
-    if most == 1:
-        return ""
-    if most > MAX_DOTS_A_ROUND:
-        return f" Dots: {MAX_DOTS_A_ROUND} of up to {most:,} values a round, even by rank."
-    return " Dots: every value."
 
 
 def story_figure(index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]) -> Chart | None:
@@ -237,6 +234,15 @@ def round_figures(index: Index, kind: str) -> list[Chart]:
     return found
 
 
+def _dots(groups: dict[int, list[float]]) -> str:
+    most = max(map(len, groups.values()))
+    if most == 1:
+        return ""
+    if most > MAX_DOTS_A_ROUND:
+        return f" Dots: {MAX_DOTS_A_ROUND} of up to {most:,} values a round, even by rank."
+    return " Dots: every value."
+
+
 def _claim(direction: str) -> str:
     """What a score says of itself is its paper's claim; this run may bear it out or not."""
     return f"Its paper claims: {direction}."
@@ -327,7 +333,7 @@ def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
     keys = sorted(ordered, key=lambda key: (-ordered[key], key))
     step = math.ceil(len(keys) / MAX_DOTS)
     shown = keys[::step]
-    told = [_tell_of_corridor(BOUNDS[name][0], found, reached) for name, found in limits.items()]
+    told = [_gaps_told(BOUNDS[name][0], found, reached) for name, found in limits.items()]
     conditions = [BOUNDS[name][1] for name in limits]
     svg = corridor_chart(
         [reached[key] for key in shown],
@@ -358,7 +364,7 @@ def smallest_std(metadata: Mapping[str, Any]) -> float:
     return float(min(given))
 
 
-def _tell_of_corridor(name: str, limits: Mapping[Key, float], reached: Mapping[Key, float]) -> str:
+def _gaps_told(name: str, limits: Mapping[Key, float], reached: Mapping[Key, float]) -> str:
     """How far below its bound the attack stayed, in words."""
     gaps = [limit - reached[key] for key, limit in limits.items()]
     typical = median(gaps) or 0.0

@@ -1,4 +1,4 @@
-"""A run's numbers by kind, name and sample, and how a number is written."""
+"""A run's numbers by kind, name and sample, and how numbers and clients are written."""
 
 import math
 import re

@@ -1,4 +1,7 @@
-"""Write the page that a person reads: one file that needs nothing but itself."""
+"""Write the page that a person reads: one file that needs nothing but itself.
+
+A page is shared: no path in it says who ran the audit, or where that person's files lie.
+"""
 
 import base64
 import hashlib
@@ -166,6 +169,23 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     )
 
 
+def conclusion(run_folder: str | Path) -> str:
+    """The verdict, whether training may go on, and where the report is.
+
+    Args:
+        run_folder: of a run whose report was written.
+
+    Raises:
+        FileNotFoundError: it is no run folder.
+    """
+    run = read_run(run_folder)
+    index = Index(run.records)
+    verdict = judge(index, run.events, run.metadata)
+    advice = advise(index, run.metadata, remedies(index, run.metadata))
+    report = (Path(run_folder) / "report.html").resolve()
+    return f"{verdict.sentence}\nMay training go on? {advice.answer}\nReport: {report}"
+
+
 def _moment(written: object) -> str:
     """Write an ISO 8601 time for people; anything else as it is."""
     try:
@@ -186,6 +206,28 @@ def _absent(
         "No cost was recorded.": costs.rows[1:],
     }
     return tuple(sentence for sentence, content in absent.items() if not content)
+
+
+def without_home(run: RunData) -> RunData:
+    """The run with ``~`` in place of every user's home folder, in each text that it holds."""
+    return replace(
+        run,
+        metadata=_cleaned(run.metadata),
+        records=tuple(
+            replace(record, note=homeless(record.note)) if record.note else record
+            for record in run.records
+        ),
+        events=tuple(replace(event, message=homeless(event.message)) for event in run.events),
+        problems=tuple(map(homeless, run.problems)),
+    )
+
+
+def _cleaned(node: Any) -> Any:
+    if isinstance(node, str):
+        return homeless(node)
+    if isinstance(node, Mapping):
+        return {key: _cleaned(value) for key, value in node.items()}
+    return [_cleaned(value) for value in node] if isinstance(node, list) else node
 
 
 # The run may have been made on another machine, so its user's folder is told by where it lies.
@@ -211,42 +253,3 @@ def homeless(text: str) -> str:
 def _pattern(home: str) -> "re.Pattern[str]":
     here = rf"{re.escape(home)}(?![\w.-])|" if len(home) > 1 else ""
     return re.compile(here + _HOMES)
-
-
-def without_home(run: RunData) -> RunData:
-    """The run with ``~`` in place of every user's home folder, in each text that it holds."""
-    return replace(
-        run,
-        metadata=_cleaned(run.metadata),
-        records=tuple(
-            replace(record, note=homeless(record.note)) if record.note else record
-            for record in run.records
-        ),
-        events=tuple(replace(event, message=homeless(event.message)) for event in run.events),
-        problems=tuple(map(homeless, run.problems)),
-    )
-
-
-def _cleaned(node: Any) -> Any:
-    if isinstance(node, str):
-        return homeless(node)
-    if isinstance(node, Mapping):
-        return {key: _cleaned(value) for key, value in node.items()}
-    return [_cleaned(value) for value in node] if isinstance(node, list) else node
-
-
-def conclusion(run_folder: str | Path) -> str:
-    """The verdict, whether training may go on, and where the report is.
-
-    Args:
-        run_folder: of a run whose report was written.
-
-    Raises:
-        FileNotFoundError: it is no run folder.
-    """
-    run = read_run(run_folder)
-    index = Index(run.records)
-    verdict = judge(index, run.events, run.metadata)
-    advice = advise(index, run.metadata, remedies(index, run.metadata))
-    report = (Path(run_folder) / "report.html").resolve()
-    return f"{verdict.sentence}\nMay training go on? {advice.answer}\nReport: {report}"

@@ -1,4 +1,4 @@
-"""What was tested, in sentences: who trained what, what the attacker was given."""
+"""What was tested: who trained what, what the attacker was given, the configuration."""
 
 import math
 from collections.abc import Mapping

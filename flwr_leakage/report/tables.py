@@ -1,4 +1,4 @@
-"""The tables of the page: rounds, attacks, clients, classes, costs, events."""
+"""The tables of the page: rounds, attacks, clients, classes, events, scores, costs."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -42,23 +42,6 @@ from flwr_leakage.report.index import (
     who,
 )
 from flwr_leakage.report.replays import replay_of_client, replays
-
-
-def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
-    """Why LPIPS is missing, in plain words; empty where it is not for want of its weights.
-
-    The message of the metric names a folder and an error of the system, which say nothing here.
-
-    Example:
-        >>> without_weights(["no trained backbone is at hand (download is off)"], 3, 3)
-        'LPIPS was not measured: its weights are not at hand.'
-    """
-    if not reasons or not all("no trained backbone is at hand" in why for why in reasons):
-        return ""
-    fetched = any("could not be fetched" in why for why in reasons)
-    why = "could not be fetched (no network)" if fetched else "are not at hand"
-    some = f" on {absent} of {whole} images" if absent < whole else ""
-    return f"LPIPS was not measured{some}: its weights {why}."
 
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
@@ -172,6 +155,23 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
             for (amount, reasons), names in names_by_fate.items()
         ),
     )
+
+
+def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
+    """Why LPIPS is missing, in plain words; empty where it is not for want of its weights.
+
+    The message of the metric names a folder and an error of the system, which say nothing here.
+
+    Example:
+        >>> without_weights(["no trained backbone is at hand (download is off)"], 3, 3)
+        'LPIPS was not measured: its weights are not at hand.'
+    """
+    if not reasons or not all("no trained backbone is at hand" in why for why in reasons):
+        return ""
+    fetched = any("could not be fetched" in why for why in reasons)
+    why = "could not be fetched (no network)" if fetched else "are not at hand"
+    some = f" on {absent} of {whole} images" if absent < whole else ""
+    return f"LPIPS was not measured{some}: its weights {why}."
 
 
 def attacks_table(index: Index, found: Sequence[Attempt]) -> Table:

@@ -1,4 +1,4 @@
-"""What a run showed, in sentences that a person can act on."""
+"""What a run showed, in sentences that a person can act on, and how far it looked."""
 
 import re
 from collections import Counter, defaultdict
@@ -104,6 +104,25 @@ def judge(
         return Verdict(f"Parts of private images leak. {summary}", "partly", details, head)
     caution = "That this attack failed does not show that every attack would."
     return Verdict(f"This attack found nothing. {summary}", "quiet", (caution, *details), head)
+
+
+NOT_COVERED = (
+    "A malicious server: one that changes the model, or picks who trains, can take far more.",
+    "Of labels: only whether the attack on an image had its label right is told. How many a guess "
+    "gets right, a search for labels alone, and the labels of clients that were not attacked are "
+    "not measured.",
+    "Leakage other than images and labels: membership, properties of the data set.",
+    "Stronger or longer attacks, other prior knowledge, and the clients that were not attacked.",
+)
+"""What no run of this kind says, for the reader."""
+
+
+def limits_told(
+    index: Index, fate: Fates, found: Sequence[Attempt], metadata: Mapping[str, Any]
+) -> str:
+    """The accuracy and the limits of the attacks, for the head of the page."""
+    told = (_accuracy(index), _attacked(index, fate, found), _cut_off(index, fate, found, metadata))
+    return " ".join(filter(None, told))
 
 
 def _whom(found: Sequence[Attempt]) -> str:
@@ -256,17 +275,6 @@ def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:
     return tuple(event.message for event in before if event.level != "info")
 
 
-NOT_COVERED = (
-    "A malicious server: one that changes the model, or picks who trains, can take far more.",
-    "Of labels: only whether the attack on an image had its label right is told. How many a guess "
-    "gets right, a search for labels alone, and the labels of clients that were not attacked are "
-    "not measured.",
-    "Leakage other than images and labels: membership, properties of the data set.",
-    "Stronger or longer attacks, other prior knowledge, and the clients that were not attacked.",
-)
-"""What no run of this kind says, for the reader."""
-
-
 def labels_told(index: Index, metadata: Mapping[str, Any]) -> str:
     """Whether labels leak too; empty where they were not compared, or given and all right."""
     told = values(index.series("metric", "label_accuracy"))
@@ -280,14 +288,6 @@ def labels_told(index: Index, metadata: Mapping[str, Any]) -> str:
         f"{leak}: the attack got the label right in {right:,} of "
         f"{count(len(told), 'attempt')}{source}.{wrong * (right < len(told))}"
     )
-
-
-def limits_told(
-    index: Index, fate: Fates, found: Sequence[Attempt], metadata: Mapping[str, Any]
-) -> str:
-    """The accuracy and the limits of the attacks, for the head of the page."""
-    told = (_accuracy(index), _attacked(index, fate, found), _cut_off(index, fate, found, metadata))
-    return " ".join(filter(None, told))
 
 
 def _accuracy(index: Index) -> str:
