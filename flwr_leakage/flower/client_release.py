@@ -15,8 +15,8 @@ from flwr_leakage.flower.client_session import Session
 from flwr_leakage.params import Params
 from flwr_leakage.per_sample import explain_update
 from flwr_leakage.records import Batch, Exposure, Measurement, Update
-from flwr_leakage.scores import Account, score_round
 from flwr_leakage.scores.plan import ScorePlan
+from flwr_leakage.scores.score_round import Account, score_round
 
 if TYPE_CHECKING:
     from flwr_leakage.audit.self_attack import SelfAttacked

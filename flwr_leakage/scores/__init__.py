@@ -2,16 +2,16 @@
 
 from flwr_leakage.operators import Budget
 from flwr_leakage.per_sample import ClientSamples, SampleProblem
-from flwr_leakage.scores.absolute_influence import AbsoluteInfluence, DampingFit, fit_damping
-from flwr_leakage.scores.base import Column, SampleScore, Score
+from flwr_leakage.scores.absolute_influence import AbsoluteInfluence
+from flwr_leakage.scores.base import Column, SampleScore
 from flwr_leakage.scores.batch_lipschitz import BatchLipschitz
 from flwr_leakage.scores.bayesian_bound import BayesianBound
-from flwr_leakage.scores.calibration import Calibration, fit_calibration
+from flwr_leakage.scores.calibration import fit_calibration
 from flwr_leakage.scores.compute import compute_scores
 from flwr_leakage.scores.cramer_rao_bound import CramerRaoBound
 from flwr_leakage.scores.fisher_leakage import FisherLeakage
 from flwr_leakage.scores.gradient_norm import GradientNorm
-from flwr_leakage.scores.gradient_sensitivity import GradientSensitivity, sensitivity_along
+from flwr_leakage.scores.gradient_sensitivity import GradientSensitivity
 from flwr_leakage.scores.influence_krylov_bound import InfluenceKrylovBound
 from flwr_leakage.scores.influence_lower_bound import InfluenceLowerBound
 from flwr_leakage.scores.input_gradient_norm import InputGradientNorm
@@ -21,7 +21,7 @@ from flwr_leakage.scores.joint_influence import JointInfluence
 from flwr_leakage.scores.lambda_max import LambdaMax
 from flwr_leakage.scores.lavp import LAVP
 from flwr_leakage.scores.layer_shares import LayerShares
-from flwr_leakage.scores.lipschitz import Lipschitz, lipschitz_constants
+from flwr_leakage.scores.lipschitz import Lipschitz
 from flwr_leakage.scores.nonlinear_bound import NonlinearBound
 from flwr_leakage.scores.one_call import ScoreWarning, default_scores, score
 from flwr_leakage.scores.one_step_bounds import OneStepBounds
@@ -29,26 +29,21 @@ from flwr_leakage.scores.plan import ScorePlan, select_samples
 from flwr_leakage.scores.poisoning_bound import PoisoningBound
 from flwr_leakage.scores.psnr_bound import PSNRBound
 from flwr_leakage.scores.reconstruction_robustness import ReconstructionRobustness
-from flwr_leakage.scores.result import ScoreResult, Scores
-from flwr_leakage.scores.score_round import Account, score_round
 from flwr_leakage.scores.singular_influence import SingularInfluence
 from flwr_leakage.scores.singular_spectrum import SingularSpectrum
-from flwr_leakage.scores.summary import Summary, summarize
+from flwr_leakage.scores.summary import summarize
 from flwr_leakage.scores.undamped_influence import UndampedInfluence
 from flwr_leakage.scores.unseen_directions import UnseenDirections
 
 __all__ = [
     "LAVP",
     "AbsoluteInfluence",
-    "Account",
     "BatchLipschitz",
     "BayesianBound",
     "Budget",
-    "Calibration",
     "ClientSamples",
     "Column",
     "CramerRaoBound",
-    "DampingFit",
     "FisherLeakage",
     "GradientNorm",
     "GradientSensitivity",
@@ -68,24 +63,16 @@ __all__ = [
     "ReconstructionRobustness",
     "SampleProblem",
     "SampleScore",
-    "Score",
     "ScorePlan",
-    "ScoreResult",
     "ScoreWarning",
-    "Scores",
     "SingularInfluence",
     "SingularSpectrum",
-    "Summary",
     "UndampedInfluence",
     "UnseenDirections",
     "compute_scores",
     "default_scores",
     "fit_calibration",
-    "fit_damping",
-    "lipschitz_constants",
     "score",
-    "score_round",
     "select_samples",
-    "sensitivity_along",
     "summarize",
 ]

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flwr_leakage.audit import ConsoleProgress, ServerAudit
-from flwr_leakage.defenses import ADJACENCIES
+from flwr_leakage.defenses.accounting import ADJACENCIES
 from flwr_leakage.flower.client import ClientAudit, LeakageMod, client_id_of, encode
 from flwr_leakage.flower.strategy import HonestButCurious
 from flwr_leakage.metrics import classifier_utility

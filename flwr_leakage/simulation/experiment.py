@@ -26,7 +26,8 @@ from flwr_leakage.audit.later import KEPT
 from flwr_leakage.audit.self_attack import SelfAttack
 from flwr_leakage.audit.sharing import Sharing
 from flwr_leakage.data import FederatedDataset
-from flwr_leakage.defenses import ADJACENCIES, Adjacency, NoDefense
+from flwr_leakage.defenses import NoDefense
+from flwr_leakage.defenses.accounting import ADJACENCIES, Adjacency
 from flwr_leakage.defenses.base import Defense, LocalRound
 from flwr_leakage.flower.client import ClientAudit
 from flwr_leakage.gradient_map import GradientMap, local_update

@@ -37,10 +37,10 @@ from flwr_leakage.defenses import (
     InfluenceNoise,
     LocalRound,
     NoDefense,
-    SampleSpectra,
     TargetRisk,
 )
 from flwr_leakage.defenses.influence_noise import allot_energy
+from flwr_leakage.defenses.spectrum import SampleSpectra
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.models import LeNet, initialize

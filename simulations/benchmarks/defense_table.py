@@ -28,15 +28,8 @@ import torch
 from flwr_leakage.attacks import LBFGS, Attack, Euclidean, GradientInversion, Masked, TotalVariation
 from flwr_leakage.attacks.decode import decode_instahide, decode_mixup
 from flwr_leakage.data import ImageDataset
-from flwr_leakage.defenses import (
-    Chain,
-    Defense,
-    GradientPruning,
-    InstaHide,
-    MixUp,
-    NoDefense,
-    draw_mixing,
-)
+from flwr_leakage.defenses import Chain, Defense, GradientPruning, InstaHide, MixUp, NoDefense
+from flwr_leakage.defenses.mixing import draw_mixing
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Lpips
 from flwr_leakage.models import LeNet, initialize

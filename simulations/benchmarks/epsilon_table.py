@@ -26,7 +26,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from flwr_leakage.defenses import ADJACENCIES, DPSGD, Adjacency, LocalRound, gaussian_epsilon
+from flwr_leakage.defenses import DPSGD, LocalRound, gaussian_epsilon
+from flwr_leakage.defenses.accounting import ADJACENCIES, Adjacency
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import ravel
 from flwr_leakage.randomness import Reproducible

@@ -35,9 +35,9 @@ from flwr_leakage.scores import (
     InversionInfluence,
     LambdaMax,
     PSNRBound,
-    Score,
     compute_scores,
 )
+from flwr_leakage.scores.base import Score
 from simulations.benchmarks import lab
 from simulations.benchmarks.gate_server import CRAFTS, SPEC, Server, make_network, read_digits
 

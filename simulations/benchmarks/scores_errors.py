@@ -27,10 +27,9 @@ from flwr_leakage.scores import (
     InversionInfluence,
     JacobianNorm,
     LambdaMax,
-    Score,
     compute_scores,
 )
-from flwr_leakage.scores.base import Column, SampleScore, numbers_of
+from flwr_leakage.scores.base import Column, SampleScore, Score, numbers_of
 from flwr_leakage.spectral import inverse_sum
 from simulations.benchmarks import lab
 

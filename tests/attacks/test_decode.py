@@ -2,7 +2,10 @@ import pytest
 import torch
 
 from flwr_leakage.attacks.decode import consistent_signs, decode_instahide, decode_mixup
-from flwr_leakage.defenses import InstaHide, MixUp, draw_mixing, flip_signs, mixup_batch
+from flwr_leakage.defenses import InstaHide, MixUp
+from flwr_leakage.defenses.instahide import flip_signs
+from flwr_leakage.defenses.mixing import draw_mixing
+from flwr_leakage.defenses.mixup import mixup_batch
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, InputSpec
 

@@ -3,7 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_leakage.defenses import Clipping, clip_update
+from flwr_leakage.defenses import Clipping
+from flwr_leakage.defenses.clipping import clip_update
 from flwr_leakage.params import ravel
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import LocalSchedule, Update

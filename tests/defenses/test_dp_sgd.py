@@ -8,17 +8,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.defenses import (
-    ADJACENCIES,
     DPSGD,
     Chain,
     GradientPruning,
     LocalRound,
     MixUp,
-    clipped_mean_gradient,
     dp_epsilon,
     gaussian_epsilon,
 )
-from flwr_leakage.defenses.dp_sgd import Sampling
+from flwr_leakage.defenses.accounting import ADJACENCIES
+from flwr_leakage.defenses.dp_sgd import Sampling, clipped_mean_gradient
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.params import ravel
 from flwr_leakage.randomness import Reproducible

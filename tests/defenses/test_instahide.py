@@ -6,14 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_leakage.defenses import (
-    InstaHide,
-    Mixing,
-    MixUp,
-    flip_signs,
-    instahide_batch,
-    load_public_images,
-)
+from flwr_leakage.defenses import InstaHide, MixUp, load_public_images
+from flwr_leakage.defenses.instahide import flip_signs, instahide_batch
+from flwr_leakage.defenses.mixing import Mixing
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch
 

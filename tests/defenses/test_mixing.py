@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from flwr_leakage.defenses import Mixing, MixUp, draw_mixing, mixup_batch
-from flwr_leakage.defenses.mixing import draw_coefficients
+from flwr_leakage.defenses import MixUp
+from flwr_leakage.defenses.mixing import Mixing, draw_coefficients, draw_mixing
+from flwr_leakage.defenses.mixup import mixup_batch
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch
 

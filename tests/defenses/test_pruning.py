@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_leakage.defenses import prune_update
+from flwr_leakage.defenses.pruning import prune_update
 from flwr_leakage.params import ravel
 
 

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_leakage.defenses import LocalRound, Soteria, representation_sensitivity
+from flwr_leakage.defenses import LocalRound, Soteria
+from flwr_leakage.defenses.soteria import representation_sensitivity
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, LocalSchedule, Update

@@ -8,15 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from flwr_leakage.defenses import (
-    InfluenceNoise,
-    LocalRound,
-    SampleSpectra,
-    TargetRisk,
-    prune_update,
-)
+from flwr_leakage.defenses import InfluenceNoise, LocalRound, TargetRisk
 from flwr_leakage.defenses.influence_noise import allot_energy
-from flwr_leakage.defenses.spectrum import sample_jacobian
+from flwr_leakage.defenses.pruning import prune_update
+from flwr_leakage.defenses.spectrum import SampleSpectra, sample_jacobian
 from flwr_leakage.defenses.target_risk import PRUNE_RATIOS, inversion_influence
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.operators import UpdateJacobian

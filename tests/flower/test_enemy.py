@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage import defenses as d
+from flwr_leakage.defenses.noise import add_gaussian_noise
 from flwr_leakage.flower import (
     ClientAudit,
     HonestButCurious,
@@ -123,7 +124,7 @@ def _subtract_what_a_seed_draws(update: torch.Tensor, noise_std: float) -> float
             draws = Reproducible.from_seed(
                 0, server_round=server_round, client_id=client, purpose="defense"
             )
-            guess = ravel(d.add_gaussian_noise(params, noise_std * 0.5, draws))
+            guess = ravel(add_gaussian_noise(params, noise_std * 0.5, draws))
             best = min(best, float((update - guess - clean).abs().max()))
     return best
 

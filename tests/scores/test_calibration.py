@@ -3,7 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from flwr_leakage.scores import Calibration, fit_calibration
+from flwr_leakage.scores import fit_calibration
+from flwr_leakage.scores.calibration import Calibration
 
 
 def test_a_power_law_is_recovered_exactly():

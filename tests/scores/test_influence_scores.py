@@ -25,9 +25,9 @@ from flwr_leakage.scores import (
     SingularInfluence,
     SingularSpectrum,
     UndampedInfluence,
-    fit_damping,
-    sensitivity_along,
 )
+from flwr_leakage.scores.absolute_influence import fit_damping
+from flwr_leakage.scores.gradient_sensitivity import sensitivity_along
 
 NOISE = 1e-2
 

@@ -8,7 +8,8 @@ import torch
 from scored import small_network
 
 from flwr_leakage.records import Measurement
-from flwr_leakage.scores import LAVP, GradientNorm, LambdaMax, ScoreResult, Scores, score
+from flwr_leakage.scores import LAVP, GradientNorm, LambdaMax, score
+from flwr_leakage.scores.result import ScoreResult, Scores
 
 
 @pytest.fixture

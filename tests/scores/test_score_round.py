@@ -11,15 +11,19 @@ from scored import make_exposure, small_network
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, LocalSchedule, Measurement
 from flwr_leakage.scores import (
-    Account,
     GradientNorm,
     InputGradientNorm,
     LambdaMax,
     ScorePlan,
     compute_scores,
+)
+from flwr_leakage.scores.score_round import (
+    PATIENCE,
+    RANKING_PRICES,
+    SETUP_PRICE,
+    Account,
     score_round,
 )
-from flwr_leakage.scores.score_round import PATIENCE, RANKING_PRICES, SETUP_PRICE
 
 COUNT = 12
 SCORES = {"gradient_norm": GradientNorm(), "lambda_max": LambdaMax()}

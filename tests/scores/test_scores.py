@@ -28,9 +28,9 @@ from flwr_leakage.scores import (
     Lipschitz,
     NonlinearBound,
     SingularInfluence,
-    lipschitz_constants,
     select_samples,
 )
+from flwr_leakage.scores.lipschitz import lipschitz_constants
 from flwr_leakage.simulation.config import compose
 
 CONFIGS = sorted((Path(__file__).parents[2] / "conf" / "score").glob("*.yaml"))

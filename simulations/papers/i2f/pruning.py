@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flwr_leakage.defenses import prune_update
+from flwr_leakage.defenses.pruning import prune_update
 from simulations.papers.findings import Claim, Findings, Row
 from simulations.papers.i2f import charts
 from simulations.papers.i2f.attack import ATTACKER
