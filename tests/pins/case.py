@@ -40,6 +40,7 @@ class Case:
         overrides: of the preset.
         labelling: takes the place of the preset's label attack.
         grain: share of uniform noise in the pixels, so that no region is black.
+        brightness: factor of the pixels; more than 1 leaves what the server takes for possible.
         claimed: the number of samples that the client tells, where it is not ``count``.
     """
 
@@ -63,6 +64,7 @@ class Case:
     overrides: tuple[str, ...] = ()
     labelling: LabelInference | None = None
     grain: float = 0.0
+    brightness: float = 1.0
     claimed: int = 0
 
     @property
@@ -89,7 +91,7 @@ class Case:
             images = (1 - self.grain) * images + self.grain * noise
         if self.labels:
             targets = torch.tensor(self.labels)
-        return Batch(self.spec.normalize(images), targets)
+        return Batch(self.spec.normalize(self.brightness * images), targets)
 
     def model(self) -> nn.Module:
         """The network that the server sent."""

@@ -60,7 +60,7 @@ def convnet(
 
 
 def settled(network: nn.Module) -> nn.Module:
-    """BatchNorm with statistics and weights as after some training."""
+    """BatchNorm with statistics and weights as after some training, in eval mode."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean, -0.2, 0.2)
@@ -246,22 +246,20 @@ def no_last_bias() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, CLASSES, 8, bias=False), nn.Flatten())
 
 
-def max_pooled_last() -> nn.Module:
-    """The last layer takes in maxima of windows, of images of 14×14."""
-    return nn.Sequential(
-        *(nn.Conv2d(1, 48, 3, 2, 1), nn.BatchNorm2d(48), nn.ReLU()),
-        *(nn.Conv2d(48, 64, 3, 1, 1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(576, CLASSES)),
+def max_pooled(width=96, stride=1, pools=(2, 3)) -> nn.Module:
+    """Maxima of windows before the last layer, of images of 14×14, and before the second layer."""
+    first = nn.MaxPool2d(pools[0]) if pools[0] > 1 else nn.Identity()
+    network = nn.Sequential(
+        *(nn.Conv2d(1, width, 3, stride, 1), nn.BatchNorm2d(width), nn.ReLU(), first),
+        *(nn.Conv2d(width, width, 3, 1, 1), nn.BatchNorm2d(width), nn.ReLU()),
+        *(nn.MaxPool2d(pools[1]), nn.Flatten(), nn.LazyLinear(CLASSES)),
     )
-
-
-def max_pooled_twice() -> nn.Module:
-    """Maxima before the second convolution and before the last layer, of images of 14×14."""
-    return nn.Sequential(
-        *(nn.Conv2d(1, 48, 3, 1, 1), nn.BatchNorm2d(48), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(48, 64, 3, 1, 1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(576, CLASSES)),
-    )
+    network(torch.zeros(2, 1, 14, 14))
+    settled(network)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight)
+    return network
 
 
 def overlapping() -> nn.Module:
@@ -278,3 +276,17 @@ def grouped() -> nn.Module:
         *(nn.Conv2d(1, 24, 3, 1, 1), nn.ReLU(), nn.Conv2d(24, 24, 3, 1, 1, groups=4), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, CLASSES)),
     )
+
+
+def padded() -> nn.Module:
+    """Zeros around maps by a layer of their own, and by a word."""
+    return nn.Sequential(
+        *(nn.ZeroPad2d(1), nn.Conv2d(1, 10, 3, 2), nn.Tanh()),
+        *(nn.Conv2d(10, 8, 3, padding="same"), nn.Tanh()),
+        *(nn.Conv2d(8, 8, 1, padding="valid"), nn.Tanh(), nn.Flatten(), nn.Linear(128, CLASSES)),
+    )
+
+
+def step_of_pairs(z: Tensor) -> Tensor:
+    """A ReLU as a choice between the input and zero."""
+    return torch.where(z > 0, z, torch.zeros_like(z))

@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import flwr_leakage
+from flwr_leakage.attacks import AttackJob, pose
 from flwr_leakage.attacks.one_call import ParameterChange
 from flwr_leakage.records import Batch, LocalSchedule, Reconstruction
 from tests.pins.case import Case
@@ -24,9 +25,11 @@ EXACT = 60.0
 RIGHT = 40.0
 """In dB: a proven image is right to a hundredth of the pixels' range."""
 
-SHOWN = ("attack", "stage", "stopped", "equations", "edges", "sharpening", "order", "layer",
-         "rank", "found", "proven", "masks", "proven_masks", "ranks", "positions",
-         "labels_changed")  # fmt: skip
+SHOWN = (
+    *("applies", "attack", "stage", "stopped", "equations", "edges", "sharpening", "order"),
+    *("layer", "rank", "found", "proven", "masks", "proven_masks", "ranks", "positions"),
+    "labels_changed",
+)
 """The statistics of a result that are pinned."""
 
 FIGURES = re.compile(r"[-+]?(?:\d+\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+)")
@@ -42,6 +45,28 @@ def preset(name: str, overrides: tuple[str, ...]):
     return flwr_leakage.load_preset(name, list(overrides))
 
 
+@dataclass(frozen=True)
+class Checked:
+    """An exact attack that is asked before whether it applies; ``stats["applies"]`` has its words.
+
+    A refusal has the words of the attack's own.
+    """
+
+    attack: Any
+
+    def __call__(self, job: AttackJob, progress: Any = None) -> list[Reconstruction]:
+        """Check, then attack the one observation."""
+        (result,) = self.attack(job, progress)
+        try:
+            problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
+            said = self.attack.check(problem.to(torch.float64), job.generator(0, "check"))
+        except (ValueError, RuntimeError) as error:
+            words = "" if str(error) == result.error else f"refused: {error}"
+        else:
+            words = said.reason if said.gives_images else f"without images: {said.reason}"
+        return [replace(result, stats={**result.stats, "applies": words})]
+
+
 def attacked(case: Case, shake: float = 0.0) -> tuple[Reconstruction, Batch]:
     """What the attack answers, and the truth.
 
@@ -53,18 +78,18 @@ def attacked(case: Case, shake: float = 0.0) -> tuple[Reconstruction, Batch]:
     torch.set_num_threads(1)
     truth, model = case.truth(), case.model()
     updates: list[Any] = [_update(case, model, truth, turn, shake) for turn in range(case.rounds)]
-    attack = preset(case.preset, case.overrides)
-    if case.labelling is not None:
-        attack = replace(attack, labels=case.labelling)
     targets = [truth.targets] * case.rounds if case.known else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            attack = preset(case.preset, case.overrides)
+            if case.labelling is not None:
+                attack = replace(attack, labels=case.labelling)
             (result,) = flwr_leakage.attack(
                 model,
                 updates,
                 spec=case.spec,
-                preset=attack,
+                preset=Checked(attack) if hasattr(attack, "check") else attack,
                 num_examples=case.claimed or case.count,
                 schedule=_schedule(case),
                 targets=targets,
@@ -73,7 +98,7 @@ def attacked(case: Case, shake: float = 0.0) -> tuple[Reconstruction, Batch]:
                 loss=case.loss,
                 batch_norm_knowledge=case.batch_norm_knowledge,
             )
-        except ValueError as error:  # of the call itself, before any attack
+        except ValueError as error:  # of the settings or of the call, before any attack
             result = Reconstruction(None, math.nan, error=f"raised: {error}")
     return result, truth
 

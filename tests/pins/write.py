@@ -1,8 +1,8 @@
 """Write what every case gives into ``pins.json``: ``python -m tests.pins.write [TEXT …]``.
 
 With texts, only the cases whose names hold one of them are run and replaced; all others stay.
-``--check`` writes nothing, runs each case twice, the second time with noise of float32's rounding on
-all that is sent, and tells of cases that differ: their results hang on rounding and are no pins.
+``--check`` writes nothing: it compares each case with its pin, and with itself under noise of
+float32's rounding on all that is sent. A case that differs then hangs on rounding and is no pin.
 CPU seconds of each case go to the standard output, and never into the file.
 """
 
@@ -33,8 +33,11 @@ def main() -> None:
         spent += seconds
         print(f"{seconds:6.2f} s  {case.key}: {json.dumps(said, ensure_ascii=False)}", flush=True)
         if given.check:
+            for text in differences(pins.get(case.key, {}), said):
+                print(f"          CHANGED {text}", flush=True)
             for text in differences(said, outcome(*attacked(case, ROUNDING), case)):
                 print(f"          UNSTABLE {text}", flush=True)
+            continue
         pins[case.key] = said
     print(f"{spent:.1f} s in all")
     if not given.check:

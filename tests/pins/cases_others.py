@@ -1,0 +1,188 @@
+"""Cases of labels, of attacks by gradient descent, of the portfolio, and of settings."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from flwr_leakage import attacks
+from flwr_leakage.records import LocalSchedule
+from tests.pins import networks as n
+from tests.pins.case import Case, noised, pruned, scrambled, spoiled
+from tests.pins.cases_second_order import LESS
+
+# fmt: off
+
+ONE_STEP = ("optimizer.iterations=1",)
+
+LABELS = [
+    Case(
+        f"{told}, {name}",
+        "idlg",
+        network,
+        count=count,
+        labels=labels,
+        trained=trained,
+        labelling=labelling,
+        overrides=ONE_STEP,
+    )
+    for told, network, trained in (
+        ("mlp", partial(n.mlp, 30), 0),
+        ("trained", partial(n.convnet, 8, act=nn.Sigmoid), 30),
+        ("no last bias", partial(n.convnet, 8, last_bias=False), 0),
+        ("logits of a convolution", n.head_of_convolutions, 0),
+    )
+    for name, labelling, count, labels in (
+        ("sign of one", attacks.SignOfGradient(), 1, ()),
+        ("counts of eight", attacks.ClassCounts(), 8, (0, 0, 0, 1, 1, 5, 7, 9)),
+        ("impact of eight", attacks.LabelImpact(), 8, (0, 0, 0, 1, 1, 5, 7, 9)),
+        ("minima of four", attacks.SmallestMinimum(), 4, (2, 4, 6, 8)),
+        ("automatic of one", attacks.AutomaticLabels(), 1, ()),
+        ("automatic of sixteen", attacks.AutomaticLabels(), 16, (3,) * 9 + (1, 1, 1, 4, 4, 8, 8)),
+    )
+] + [
+    Case(
+        "automatic of steps",
+        "idlg",
+        partial(n.lenet, 6),
+        count=4,
+        overrides=ONE_STEP,
+        schedule=LocalSchedule(0.1, 4, 2),
+        labelling=attacks.AutomaticLabels(),
+    ),
+    Case(
+        "automatic under noise of 1 %",
+        "idlg",
+        partial(n.lenet, 6),
+        count=4,
+        overrides=ONE_STEP,
+        wire=(noised(0.01),),
+        labelling=attacks.AutomaticLabels(),
+    ),
+    Case(
+        "automatic, half is pruned",
+        "idlg",
+        partial(n.lenet, 6),
+        count=4,
+        overrides=ONE_STEP,
+        wire=(pruned(0.5),),
+        labelling=attacks.AutomaticLabels(),
+    ),
+    Case(
+        "automatic, class weights",
+        "idlg",
+        partial(n.lenet, 6),
+        count=4,
+        overrides=ONE_STEP,
+        loss=nn.CrossEntropyLoss(weight=torch.linspace(0.5, 1.5, 10)),
+        labelling=attacks.AutomaticLabels(),
+    ),
+]
+
+FIRST_ORDER = [
+    Case("LeNet", "dlg", partial(n.lenet, 6), overrides=("optimizer.iterations=150",)),
+    Case("two", "dlg", partial(n.lenet, 6), count=2, overrides=("optimizer.iterations=30",)),
+    Case("LeNet", "idlg", partial(n.lenet, 6), overrides=("optimizer.iterations=150",)),
+    Case("relu", "inverting_gradients", partial(n.convnet, 8),
+         overrides=("optimizer.iterations=100",)),
+    Case("three steps, labels known", "inverting_gradients", partial(n.convnet, 8), count=2,
+         known=True, schedule=LocalSchedule(0.1, 3, 2), overrides=("optimizer.iterations=40",)),
+    Case("relu", "angular", partial(n.convnet, 8), overrides=("optimizer.iterations=100",)),
+    Case("LeNet", "l1", partial(n.lenet, 6), overrides=("optimizer.iterations=100",)),
+    Case("LeNet", "tag", partial(n.lenet, 6), overrides=("optimizer.iterations=100",)),
+    Case("nine tenths are pruned", "pruning_aware", partial(n.lenet, 6), wire=(pruned(0.9),),
+         overrides=("optimizer.iterations=60",)),
+    Case("noise of 1 %", "noise_aware", partial(n.lenet, 6), wire=(noised(0.01),),
+         overrides=("optimizer.iterations=60",)),
+    Case("batch statistics, derived", "gradinversion", partial(n.convnet, 8, norm=nn.BatchNorm2d),
+         count=2, train_mode=True, batch_norm_knowledge="derived", schedule=LocalSchedule(0.1, 1,
+         2), overrides=("attack.optimizer.iterations=20",)),
+    Case("batch statistics, unknown", "huang", partial(n.convnet, 8, norm=nn.BatchNorm2d), count=2,
+         train_mode=True, overrides=("optimizer.iterations=60",)),
+    Case("batch statistics, running", "huang", partial(n.convnet, 8, norm=nn.BatchNorm2d), count=2,
+         train_mode=True, batch_norm_knowledge="running", overrides=("optimizer.iterations=60",)),
+    Case("proxy", "huang_proxy", partial(n.convnet, 8, norm=nn.BatchNorm2d), count=2,
+         train_mode=True, overrides=("optimizer.iterations=60",)),
+    Case("inferred", "huang_infer", partial(n.convnet, 8, norm=nn.BatchNorm2d), count=2,
+         train_mode=True, overrides=("optimizer.iterations=60",)),
+    Case("refused: exact statistics are not granted", "huang_exact", partial(n.convnet, 8,
+         norm=nn.BatchNorm2d), count=2, train_mode=True),
+    Case("two mini-batches", "fedavg", partial(n.lenet, 6), count=2, schedule=LocalSchedule(0.1, 2,
+         1), overrides=("attacks.euclidean.optimizer.iterations=60",
+         "attacks.euclidean.order.starts=2", "attacks.euclidean.order.turns=1",
+         "attacks.euclidean.order.max_moves=8", "attacks.cosine.optimizer.iterations=20")),
+    Case("size of 28", "inverting_gradients", partial(n.convnet, 4, shape=(1, 28, 28)), size=28,
+         count=2, overrides=("optimizer.iterations=20",)),
+    Case("mlp", "inverting_gradients", partial(n.mlp, 30), count=3,
+         overrides=("optimizer.iterations=100",)),
+    Case("GRU", "idlg", n.Recurrent, overrides=("optimizer.iterations=20",)),
+    Case("embedding", "idlg", n.Embedded, overrides=("optimizer.iterations=20",)),
+    Case("scaled by entries", "tag", partial(n.lenet, 6), overrides=("optimizer.iterations=50",
+         "objective.scheme=exponential")),
+    Case("Laplace", "noise_aware", partial(n.lenet, 6), wire=(noised(0.01),),
+         overrides=("optimizer.iterations=40", "objective.distribution=laplacian")),
+]
+
+EASY = ("max_seconds=null", "attacks.exact_batch.search.max_seconds=1000",
+     "attacks.exact_batch.search.starts=60", "attacks.batch_images.search.max_seconds=1000",
+     "attacks.batch_images.search.starts=60")
+"""Of a portfolio that never ends by the clock."""
+
+SOLO = ("~attacks.inverting_gradients", "~attacks.l1", "~attacks.angular", "~attacks.euclidean",
+     "~attacks.cosine", "~attacks.noise_aware", "~attacks.gauss_newton_multistart",
+     "~attacks.gauss_newton_smooth", "~attacks.ordered",
+     *(f"attacks.gauss_newton.{text}" for text in LESS), *EASY,
+     "attacks.pruning_aware.optimizer.iterations=40", "finish.attack.optimizer.iterations=60")
+"""Of a portfolio of second-order attacks alone, cut short."""
+
+STRONGEST = [
+    Case("mlp", "strongest", partial(n.mlp, 40), overrides=EASY),
+    Case("four through an mlp", "strongest", partial(n.mlp, 120, 60), count=4, overrides=EASY),
+    Case("tanh chain", "strongest", partial(n.convnet, 10, 8, act=nn.Tanh, strides=(2, 1)),
+         overrides=EASY),
+    Case("relu chain", "strongest", partial(n.convnet, 12, 24, strides=(1, 2)), first=3,
+         overrides=EASY),
+    Case("LeNet, two", "strongest", partial(n.lenet, 6), count=2, overrides=EASY),
+    Case("mlp, pruned", "strongest", partial(n.mlp, 60, 40), wire=(pruned(0.9),), overrides=EASY),
+    Case("relu, two behind features", "strongest", n.FunctionalCnn, count=2, overrides=EASY),
+    Case("resnet", "strongest", partial(n.resnet, 24, 48, 96), grain=0.7, overrides=EASY),
+    Case("dropout", "strongest", partial(n.mlp, 40, behind=(nn.Dropout,)), train_mode=True,
+         overrides=EASY),
+    Case("max pooling, narrow", "strongest", partial(n.convnet, 3, pool=partial(nn.MaxPool2d, 2)),
+         first=3, overrides=SOLO),
+    Case("max pooling, two", "strongest", partial(n.convnet, 4, pool=partial(nn.MaxPool2d, 2)),
+         first=3, count=2, overrides=SOLO),
+    Case("max pooling", "strongest", partial(n.convnet, 6, pool=partial(nn.MaxPool2d, 2)), first=1,
+         overrides=SOLO),
+    Case("noise of 3 %", "strongest", partial(n.convnet, 6), first=2, wire=(noised(0.03),),
+         overrides=SOLO),
+    Case("sigmoid, nine tenths are pruned", "strongest", partial(n.lenet, 6), first=3,
+         wire=(pruned(0.9),), overrides=SOLO),
+    Case("scrambled", "strongest", partial(n.convnet, 6), wire=(scrambled,), overrides=SOLO),
+    Case("three steps", "strongest", partial(n.convnet, 6), schedule=LocalSchedule(0.2, 3),
+         overrides=SOLO),
+    Case("refused: NaN", "strongest", partial(n.mlp, 40), wire=(spoiled,), overrides=SOLO),
+    Case("refused: embedding", "strongest", n.Embedded, overrides=SOLO),
+]
+
+SETTINGS = [
+    Case(f"refused: {override}", name, partial(n.mlp, 4), overrides=(override,))
+    for name, overrides in {
+        "feature_matching": ("rank_tolerance=1.0", "negligible=-1", "fit_iterations=0",
+                             "masks.proof=-1", "fading.rounds=0", "fading.last_weight=1",
+                             "fading.near=-1", "fading.factor=1"),
+        "feature_recursion": ("trims=0", "rounds=0", "contradiction=0.5", "margin=0.5"),
+        "batch_images": ("sharpening.steps=-1", "edges.power=0", "edges.weight=0",
+                         "edges.before=0", "edges.iterations=0", "solver.products=0"),
+        "gauss_newton": ("annealings=[]", "steps=0", "noise_std=-1", "tolerance=1", "spread=-1",
+                         "products=0", "label_trials=-1", "settling.steps=-1", "settling.least=-1",
+                         "settling.before=-1", "rewriting.products=0", "misspelt=1"),
+        "dense_gauss_newton": ("steps=0", "starts=0", "model_error=2"),
+        "levenberg_marquardt": ("iterations=0", "damping=0"),
+        "inverting_gradients": ("optimizer.iterations=0", "dtype=float8", "batching=some",
+                                "max_rows=0", "priors.total_variation.weight=-1"),
+        "noise_aware": ("objective.noise_std=0", "objective.distribution=cauchy"),
+        "gradinversion": ("count=0",),
+    }.items()
+    for override in overrides
+]
