@@ -9,7 +9,7 @@ from flwr_leakage import attacks
 from flwr_leakage.records import LocalSchedule
 from tests.pins import networks as n
 from tests.pins.case import Case, noised, pruned, scrambled, spoiled
-from tests.pins.cases_second_order import LESS
+from tests.pins.cases_second_order import AHEAD, LESS
 
 # fmt: off
 
@@ -142,16 +142,15 @@ STRONGEST = [
          overrides=EASY),
     Case("relu chain", "strongest", partial(n.convnet, 12, 24, strides=(1, 2)), first=3,
          overrides=EASY),
-    Case("LeNet, two", "strongest", partial(n.lenet, 6), count=2, overrides=EASY),
+    Case("LeNet, two", "strongest", partial(n.lenet, 6), count=2,
+         overrides=(*EASY, *(f"attacks.dense_gauss_newton.{text}" for text in AHEAD))),
     Case("mlp, pruned", "strongest", partial(n.mlp, 60, 40), wire=(pruned(0.9),), overrides=EASY),
-    Case("relu, two behind features", "strongest", n.FunctionalCnn, count=2, overrides=EASY),
+    Case("relu, two behind features", "strongest", n.FunctionalCnn, count=2, overrides=SOLO),
     Case("resnet", "strongest", partial(n.resnet, 24, 48, 96), grain=0.7, overrides=EASY),
     Case("dropout", "strongest", partial(n.mlp, 40, behind=(nn.Dropout,)), train_mode=True,
          overrides=EASY),
     Case("max pooling, narrow", "strongest", partial(n.convnet, 3, pool=partial(nn.MaxPool2d, 2)),
          first=3, overrides=SOLO),
-    Case("max pooling, two", "strongest", partial(n.convnet, 4, pool=partial(nn.MaxPool2d, 2)),
-         first=3, count=2, overrides=SOLO),
     Case("max pooling", "strongest", partial(n.convnet, 6, pool=partial(nn.MaxPool2d, 2)), first=1,
          overrides=SOLO),
     Case("noise of 3 %", "strongest", partial(n.convnet, 6), first=2, wire=(noised(0.03),),

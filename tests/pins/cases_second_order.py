@@ -77,7 +77,8 @@ GAUSS_NEWTON = [
          relu=torch.relu), first=4, overrides=LESS),
     Case("average pooling", "gauss_newton", partial(n.convnet, 8, pool=partial(nn.AvgPool2d, 2)),
          first=5, overrides=LESS),
-    Case("resnet", "gauss_newton", partial(n.resnet, 6, 8), first=6, overrides=LESS),
+    Case("resnet, noise of 1 %", "gauss_newton", partial(n.resnet, 6, 8), first=6,
+         wire=(noised(0.01),), overrides=LESS),
     Case("GELU", "gauss_newton", partial(n.convnet, 8, act=nn.GELU), first=7, overrides=LESS),
     Case("ELU, BatchNorm", "gauss_newton", partial(n.convnet, 8, act=nn.ELU, norm=nn.BatchNorm2d),
          first=8, overrides=LESS),
@@ -126,8 +127,8 @@ GAUSS_NEWTON = [
          overrides=("products=250", "iterations=25")),
     Case("smooth: softplus, two", "gauss_newton_smooth", partial(n.lenet, 6, nn.Softplus), count=2,
          overrides=("products=250", "iterations=25")),
-    Case("adaptive max pooling", "gauss_newton", partial(n.convnet, 8,
-         pool=partial(nn.AdaptiveMaxPool2d, 4)), first=4, overrides=LESS),
+    Case("adaptive max pooling, noise of 1 %", "gauss_newton", partial(n.convnet, 8,
+         pool=partial(nn.AdaptiveMaxPool2d, 4)), first=4, wire=(noised(0.01),), overrides=LESS),
     Case("choice by where", "gauss_newton", partial(n.FunctionalCnn, relu=n.step_of_pairs,
          hidden=0), first=5, overrides=LESS),
     Case("twelve steps", "gauss_newton", partial(n.convnet, 6), schedule=LocalSchedule(0.1, 12),
@@ -147,6 +148,9 @@ GAUSS_NEWTON = [
          "rewriting.products=150", "rewriting.settling.products=150")),
 ]
 
+AHEAD = ("ahead.products=200", "ahead.iterations=20")
+"""Of dense_gauss_newton, whose first start of a batch is found within half a second."""
+
 DENSE = [
     Case("sigmoid", "dense_gauss_newton", partial(n.lenet, 6)),
     Case("tanh, trained", "dense_gauss_newton", partial(n.convnet, 6, act=nn.Tanh), trained=10),
@@ -161,10 +165,12 @@ DENSE = [
     Case("no linear layer", "dense_gauss_newton", n.head_of_convolutions, first=8),
     Case("SiLU, BatchNorm", "dense_gauss_newton", partial(n.convnet, 6, act=nn.SiLU,
          norm=nn.BatchNorm2d), first=9),
-    Case("two", "dense_gauss_newton", partial(n.lenet, 6), count=2),
-    Case("four", "dense_gauss_newton", partial(n.lenet, 6), count=4),
-    Case("two of one label", "dense_gauss_newton", partial(n.lenet, 6), count=2, labels=(5, 5)),
-    Case("labels known", "dense_gauss_newton", partial(n.lenet, 6), count=2, known=True),
+    Case("two", "dense_gauss_newton", partial(n.lenet, 6), count=2, overrides=AHEAD),
+    Case("four", "dense_gauss_newton", partial(n.lenet, 6), count=4, overrides=AHEAD),
+    Case("two of one label", "dense_gauss_newton", partial(n.lenet, 6), count=2, labels=(5, 5),
+         overrides=AHEAD),
+    Case("labels known", "dense_gauss_newton", partial(n.lenet, 6), count=2, known=True,
+         overrides=AHEAD),
     Case("three steps", "dense_gauss_newton", partial(n.lenet, 6), schedule=LocalSchedule(0.1, 3)),
     Case("noise of 1 %", "dense_gauss_newton", partial(n.lenet, 6), wire=(noised(0.01),)),
     Case("nine tenths are pruned", "dense_gauss_newton", partial(n.lenet, 6), wire=(pruned(0.9),)),

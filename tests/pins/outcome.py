@@ -38,6 +38,9 @@ FIGURES = re.compile(r"[-+]?(?:\d+\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+)")
 LINES = re.compile(r"(\.py:)\d+")
 """Numbers of lines, which an edit of the networks changes."""
 
+TALLIES = re.compile(r"\{[^}]*\}")
+"""How often a search tried what, which hangs on its random draws."""
+
 
 @functools.cache
 def preset(name: str, overrides: tuple[str, ...]):
@@ -72,8 +75,8 @@ def attacked(case: Case, shake: float = 0.0) -> tuple[Reconstruction, Batch]:
 
     Args:
         case: to run.
-        shake: relative size of noise on every number that is sent, to see which results hang on
-            rounding.
+        shake: relative size of noise on every number that is sent, then in double precision, to
+            see which results hang on rounding.
     """
     torch.set_num_threads(1)
     truth, model = case.truth(), case.model()
@@ -123,7 +126,7 @@ def _update(case: Case, model: nn.Module, truth: Batch, turn: int, shake: float)
         if not shake:
             return sent
         return {
-            name: value * (1 + shake * torch.randn(value.shape, generator=generator))
+            name: value * (1 + shake * torch.randn(value.shape, generator=generator).double())
             for name, value in sent.items()
         }
 
@@ -185,8 +188,9 @@ def _listed(value: Any) -> Any:
 
 
 def plain(text: str) -> str:
-    """A text with ``#`` in place of its figures and of numbers of lines."""
-    return LINES.sub(r"\1#", FIGURES.sub("#", text.strip()))
+    """A text without its figures, numbers of lines and tallies."""
+    text = TALLIES.sub("{…}", FIGURES.sub("#", text.strip()))
+    return LINES.sub(r"\1#", text)
 
 
 def matched(result: Reconstruction, truth: Batch, case: Case) -> tuple[list[int], Tensor]:

@@ -1,8 +1,8 @@
 """Write what every case gives into ``pins.json``: ``python -m tests.pins.write [TEXT …]``.
 
 With texts, only the cases whose names hold one of them are run and replaced; all others stay.
-``--check`` writes nothing: it compares each case with its pin, and with itself under noise of
-float32's rounding on all that is sent. A case that differs then hangs on rounding and is no pin.
+``--check`` writes nothing: it compares each case with its pin, and two runs of it under noise of
+1e-12 on all that is sent with each other. A case that differs then hangs on rounding and is no pin.
 CPU seconds of each case go to the standard output, and never into the file.
 """
 
@@ -14,7 +14,8 @@ from tests.pins.cases import CASES
 from tests.pins.outcome import attacked, outcome
 from tests.pins.pinned import PATH, differences, read
 
-ROUNDING = 6e-8
+ROUNDING = 1e-12, 2e-12
+"""Relative sizes of noise under which results are compared."""
 
 
 def main() -> None:
@@ -35,7 +36,8 @@ def main() -> None:
         if given.check:
             for text in differences(pins.get(case.key, {}), said):
                 print(f"          CHANGED {text}", flush=True)
-            for text in differences(said, outcome(*attacked(case, ROUNDING), case)):
+            first, second = (outcome(*attacked(case, size), case) for size in ROUNDING)
+            for text in differences(first, second) + differences(second, first):
                 print(f"          UNSTABLE {text}", flush=True)
             continue
         pins[case.key] = said
