@@ -12,7 +12,7 @@ from tests.pins.case import Case, clipped, half, noised, pruned, scrambled, sile
 
 # fmt: off
 
-FEW = ("search.starts=60", "search.max_seconds=1000")
+FEW = ("search.starts=30", "search.max_seconds=1000")
 """Of an exact search that ends by its number of starts, and never by the clock."""
 
 ANALYTIC = [
@@ -84,9 +84,9 @@ EXACT_BATCH = [
     Case("small learning rate", "exact_batch", partial(n.mlp, 120, 60), count=4,
          schedule=LocalSchedule(0.001, 1, 4)),
     Case("five steps", "exact_batch", partial(n.mlp, 120, 60), count=4, schedule=LocalSchedule(0.1,
-         5, 4)),
+         5, 4), overrides=FEW),
     Case("three steps with momentum", "exact_batch", partial(n.mlp, 120, 60), count=4,
-         schedule=LocalSchedule(0.1, 3, 4, momentum=0.9)),
+         schedule=LocalSchedule(0.1, 3, 4, momentum=0.9), overrides=FEW),
     Case("aggregate of two clients", "exact_batch", partial(n.mlp, 120, 60), count=6, members=(2,
          4)),
     Case("narrow: too many samples", "exact_batch", partial(n.mlp, 24, 20), count=16,
@@ -231,7 +231,6 @@ FEATURE_RECURSION = [
          overrides=("synthetic=50", "smoothed_iterations=20", "rounds=1", "iterations=50")),
     Case("noise of 0.1 %", network=partial(n.resnet, 24, 48, 96), wire=(noised(1e-3),), **GRAINY),
     Case("half is pruned", network=partial(n.resnet, 24, 48, 96), wire=(pruned(0.5),), **GRAINY),
-    Case("digit as it is", "feature_recursion", partial(n.resnet, 24, 48, 96)),
     Case("scrambled", network=partial(n.resnet, 24, 48, 96), wire=(scrambled,), **GRAINY),
     Case("refused: two samples", "feature_recursion", partial(n.resnet, 8, 8), count=2),
     Case("refused: narrow", "feature_recursion", partial(n.resnet, 8, 12)),
