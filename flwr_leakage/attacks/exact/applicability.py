@@ -1,4 +1,4 @@
-"""What an exact attack says of a problem before it solves it."""
+"""The check of whether an exact attack takes a problem, without solving it."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from flwr_leakage.attacks.problem import Problem
 
 @dataclass(frozen=True)
 class Applicability:
-    """An attack takes a problem. That it applies does not mean that it succeeds.
+    """The statement that an attack takes a problem. The attack may still fail to solve it.
 
     Attributes:
-        gives_images: whether it ends in images; else in features of them.
-        reason: what it works on, in words.
+        gives_images: whether the attack returns images; otherwise it returns their features.
+        reason: the layer or the equations that the attack uses, in words for the user.
     """
 
     gives_images: bool
@@ -23,23 +23,28 @@ class Applicability:
 
 
 class ExactAttack(OneByOne):
-    """An attack that solves equations, and tells before whether a problem has them."""
+    """An attack that solves equations, and that can check beforehand whether a problem has them."""
 
     @abstractmethod
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """Whether the attack takes a problem, without solving it.
+        """Return how the attack applies to a problem, without solving it.
 
         Args:
-            problem: in float64.
-            generator: of random probes.
+            problem: the network and the observed update, in float64.
+            generator: draws the random probes.
 
         Raises:
-            ValueError: it does not; the reason in words, the same as of an attack.
+            ValueError: the attack does not apply. The message gives the same reason as the attack.
         """
 
 
 def require_single_gradient(problem: Problem, who: str) -> None:
-    """Raise ``ValueError`` unless the update is of one sample in one plain step."""
+    """Raise ``ValueError`` unless the update is the plain gradient step of one sample.
+
+    Args:
+        problem: the observed update.
+        who: the name of the attack, which begins the message.
+    """
     if problem.num_samples != 1 or not problem.is_single_gradient:
         decay = " with weight decay" if problem.schedule.weight_decay else ""
         raise ValueError(

@@ -1,9 +1,10 @@
-"""One linear layer of a network whose gradient stems from a batch, and what checks a sample of it.
+"""One linear layer of a network, with a batch's gradient, and the check of a candidate sample.
 
-A candidate for one sample's input h is judged by the rest of the network. Its pass from the layer
-onwards gives ``s = ∂L/∂z`` for each label, m numbers. If h was in the batch, s is a column of S: it
-lies in the b-dimensional span U of the gradient's columns, and is dual to h. These are m − b + 1
-equations that were not used to find h.
+The network behind the layer judges a candidate for one sample's input h. Its pass from the layer
+onwards gives the errors ``s = ∂L/∂z`` for each label, m numbers. If h was in the batch, s is a
+column of S: it lies in the b-dimensional span of the gradient's columns U, and is dual to h
+(:mod:`~flwr_leakage.attacks.exact.layer_factor` defines S and U). These are m − b + 1 equations
+that the search for h does not use.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,39 +24,39 @@ from flwr_leakage.attacks.network.linear import (
     told_of_computed_weights,
 )
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.params import Params
 
-EXACT, ROUNDING, NEAR = 5.0, 1e-5, 1e-3
-"""Misfits and scale errors of exact samples: so many times the noise, and float32's rounding."""
+EXACT_MULTIPLE = 5.0
+"""A sample is exact if its misfit is at most this multiple of the misfit that the gradient's noise
+causes, beside float32's rounding (chosen on development draws; no table)."""
 
-RADII, NEARBY, FAR = (1e-4, 1e-3), 24, 3.0
-"""How far around a candidate, relative to its size, and at how many points masks are tried; in how
-many standard deviations where those are known."""
+NEARBY = 24
+"""Number of random points near a sample at which its errors are computed anew (chosen on
+development draws; no table)."""
 
-ZERO = 1e-9
-"""Of the largest input: what is less in all samples is zero but for rounding."""
+ZERO_SHARE = 1e-9
+"""An input counts as zero in all samples if its magnitude is below this fraction of the largest
+input: float64's rounding leaves less (chosen on development draws; no table)."""
 
-MANY = 128
-"""Duals that are judged at once, which bounds the memory."""
-
-PROBES = 4
-"""Random inputs by which it is told how layers are connected."""
+NUM_PROBES = 4
+"""Number of random images whose passes show how the layers are connected."""
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One sample's input of a layer, and what speaks for it.
+class BatchSample:
+    """A candidate for one sample's input of a layer, and the evidence for it.
 
     Attributes:
         dual: t (b,), the sample's row of T, with t·β = 1.
-        inputs: h (n,) = t R.
-        outputs: z (m,) of the layer.
-        label: the class that explains the gradient best.
-        errors: s (m,), predicted by the network behind for that label.
+        inputs: h = t R (n,), the sample's input of the layer.
+        outputs: z (m,), the layer's outputs of this input.
+        label: the class whose errors fit the gradient best.
+        errors: s = ∂L/∂z (m,), which the network behind predicts for that label.
         column: q (b,), the sample's column of Q.
         misfit: the share of s outside the span of U, in [0, 1].
         expected: the misfit that noise of the gradient alone would cause.
-        scale_error: |t·q − 1|.
+        scale_error: |t·q − 1|, which is zero for a true sample.
     """
 
     dual: Tensor
@@ -70,30 +71,32 @@ class Candidate:
 
     @property
     def is_exact(self) -> bool:
-        """Whether noise alone explains what is left over.
+        """Whether noise and rounding alone explain the misfit and the scale error.
 
         The misfit of a true sample with the right mask is ``expected``, within some per cent.
         """
         return (
-            self.misfit <= EXACT * self.expected + ROUNDING
-            and self.scale_error <= EXACT * self.expected + NEAR
+            self.misfit <= EXACT_MULTIPLE * self.expected + FLOAT32_RELATIVE_ERROR
+            and self.scale_error <= EXACT_MULTIPLE * self.expected + 1e-3
         )
 
 
 @dataclass(frozen=True)
 class BatchLayer:
-    """A linear layer ``z = W h + c`` and its gradient's factors.
+    """A linear layer ``z = W h + c`` of m units and n inputs, with its gradient's factors.
 
     Attributes:
         problem: the network and the observed gradient.
-        name: of the layer.
+        name: the name of the layer.
         weight: the name of W.
         bias: the name of c.
-        factor: of the gradient.
-        order: how h is the network's input, or ``None`` where it is not.
-        sparse_inputs: h is nonnegative with zeros: outputs of a ReLU.
-        rectified: errors are zero where a unit is inactive: a ReLU follows.
-        alone: no other path leads around it, so that the network behind can judge its samples.
+        factor: the factors of the gradient ``[∂L/∂W, ∂L/∂c]``, of rank b.
+        order: the order in which the layer takes the pixels of the network's input; ``None`` if it
+            takes features.
+        sparse_inputs: whether h is nonnegative with zeros, as outputs of a ReLU are.
+        rectified: whether a ReLU follows, so that errors are zero where a unit is inactive.
+        alone: whether no other path leads around the layer, so that the network behind can judge
+            its samples.
     """
 
     problem: Problem
@@ -112,7 +115,7 @@ class BatchLayer:
         return self.order is not None
 
     def images(self, inputs: Tensor) -> Tensor | None:
-        """The images (M, C, H, W) of inputs (M, n); ``None`` of features."""
+        """Return the images (M, C, H, W) of inputs (M, n), or None if the inputs are features."""
         if self.order is None:
             return None
         return self.order.pixels(inputs).reshape(-1, *self.problem.spec.shape)
@@ -129,29 +132,29 @@ class BatchLayer:
 
     @cached_property
     def projected(self) -> Tensor:
-        """``W Rᵀ`` (m, b): a dual t has outputs ``W Rᵀ t + c``."""
+        """``W Rᵀ`` (m, b), with which a dual t has the outputs ``W Rᵀ t + c``."""
         return self.matrix @ self.factor.right.T
 
     @cached_property
     def right(self) -> Tensor:
-        """R (b, n') in units in which an input without signal is zero, see :meth:`in_pixels`."""
+        """R (b, n') in units in which an input without signal is zero; see :meth:`in_pixels`."""
         return self.in_pixels(self.factor.right, self.factor.bias)
 
     @cached_property
     def live(self) -> Tensor:
-        """(m,) which units any sample activates."""
+        """Booleans (m,), true for the units that at least one sample activates."""
         return self.factor.left.abs().amax(1) > 0
 
     @property
     def surplus(self) -> int:
-        """Live units beyond the rank: equations that a true sample's errors meet and others not."""
+        """Number of live units beyond the rank: equations that only a true sample's errors meet."""
         return int(self.live.sum()) - self.factor.rank
 
     @cached_property
     def scale_noise(self) -> float:
-        """Standard deviation of an entry of ∂L/∂c, by what the gradient's span leaves of it.
+        """Standard deviation of an entry of ∂L/∂c, estimated from its part outside the span of U.
 
-        On a wire that rounds parameters, those of larger ones are noisier.
+        It may exceed the weight's: if the wire rounds parameters, larger ones get more noise.
         """
         bias = self.problem.gradient[self.bias]
         left = self.factor.left
@@ -159,13 +162,14 @@ class BatchLayer:
         return max(rest, self.factor.noise)
 
     def outputs(self, dual: Tensor) -> Tensor:
-        """The outputs z (m,) of a dual t."""
+        """Return the outputs z (m,) of a dual t (b,)."""
         return self.projected @ dual + self.offset
 
     def in_units(self, inputs: Tensor) -> Tensor:
-        """What a relative error of 1 of each input (M, n) is, in units in which errors are judged.
+        """Return factors (M,) that turn relative errors of inputs (M, n) into judged errors.
 
-        Features are judged by their own size, images by the range of pixels.
+        Errors of features are judged relative to the features' size, errors of images relative to
+        the range of pixels.
         """
         if self.order is None:
             return inputs.new_ones(len(inputs))
@@ -173,11 +177,11 @@ class BatchLayer:
         return inputs.square().mean(1).sqrt() * contrast
 
     def in_pixels(self, rows: Tensor, shares: Tensor) -> Tensor:
-        """Mixtures (r, n') of inputs in units in which an input without signal is zero.
+        """Return mixtures (r, n') of inputs in units in which an input without signal is zero.
 
         Outputs of a ReLU are zero where the unit is inactive. An image is zero where it is black:
         its normalisation, ``(pixel − mean) / std``, is undone for mixtures too. Inputs that are
-        zero in all mixtures are left out: no zero of a sample is told by them.
+        zero in all mixtures are left out, as they do not tell samples apart.
 
         Args:
             rows: (r, n) mixtures of samples' inputs.
@@ -186,10 +190,10 @@ class BatchLayer:
         if self.order is not None:
             rows = self._denormalized(rows, shares, self.order)
         sizes = rows.abs().amax(0)
-        return rows[:, sizes > ZERO * sizes.max()]
+        return rows[:, sizes > ZERO_SHARE * sizes.max()]
 
     def _denormalized(self, rows: Tensor, shares: Tensor, order: InputOrder) -> Tensor:
-        """Mixtures of images, black being zero."""
+        """Return mixtures of images in units in which a black pixel is zero."""
         rows = order.moved((rows - shares[:, None] * order.offset) / order.scale)
         spec = self.problem.spec
         black = spec.denormalize(rows.new_zeros(spec.shape)).flatten()
@@ -197,19 +201,19 @@ class BatchLayer:
         return rows * contrast + shares[:, None] * black
 
     def errors(self, outputs: Tensor, labels: Tensor, inputs: Tensor | None = None) -> Tensor:
-        """∂L/∂z (M, m) of M samples in a batch of the problem's size.
+        """Return ∂L/∂z (M, m) of M samples in a batch of the problem's size.
 
         Args:
-            outputs: z (M, m).
-            labels: (M,).
-            inputs: (M, n) the layer's inputs, needed where it takes the network's.
+            outputs: z (M, m), the layer's outputs of these samples.
+            labels: (M,) classes of the samples.
+            inputs: (M, n) inputs of the layer, needed if these are the network's inputs.
         """
         return next(self._errors(outputs, [labels], inputs))
 
     def _errors(
         self, outputs: Tensor, labels: Iterable[Tensor], inputs: Tensor | None
     ) -> Iterator[Tensor]:
-        """∂L/∂z (M, m) for each of several (M,) labels, from one pass."""
+        """Yield ∂L/∂z (M, m) for each assignment of labels (M,), all from one pass."""
         leaf = outputs.detach().clone().requires_grad_()
         images = None if inputs is None else self.images(inputs)
         logits = logits_behind(self.problem, self.weight, leaf, images)
@@ -219,11 +223,13 @@ class BatchLayer:
             yield errors * (len(leaf) / self.problem.num_samples)
 
     def gradient_behind(self, inputs: Tensor, labels: Tensor) -> Params:
-        """The gradient of all other parameters, of samples in a batch of the problem's size.
+        """Return the gradient of M samples with respect to the parameters of all other layers.
+
+        The samples are part of a batch of the problem's size.
 
         Args:
-            inputs: H (M, n) of this layer.
-            labels: (M,).
+            inputs: H (M, n), inputs of this layer.
+            labels: (M,) classes of the samples.
         """
         problem = self.problem
         outputs = inputs @ self.matrix.T + self.offset
@@ -236,15 +242,15 @@ class BatchLayer:
 
         share = len(labels) / problem.num_samples
         gradients = torch.func.grad(loss)(dict(problem.params))
-        own = (self.weight, self.bias)  # its outputs are given
+        own = (self.weight, self.bias)  # the loss does not depend on them: outputs are given
         return {name: share * value for name, value in gradients.items() if name not in own}
 
-    def check(self, dual: Tensor, label: int | None = None) -> Candidate | None:
-        """Let the network behind judge a dual; ``None`` where its scale t·β is zero.
+    def check(self, dual: Tensor, label: int | None = None) -> BatchSample | None:
+        """Return the candidate of a dual as the network behind judges it; None if t·β is zero.
 
         Args:
             dual: t (b,), of any length.
-            label: the sample's label where it is known; else that which fits best.
+            label: the sample's class, if it is known; else the class that fits best is taken.
         """
         factor = self.factor
         scale = float(dual @ factor.bias)
@@ -260,7 +266,7 @@ class BatchLayer:
             outputs.expand(len(labels), -1), labels, inputs.expand(len(labels), -1)
         )
         best, columns, misfits = self._fit(dual, errors)
-        return Candidate(
+        return BatchSample(
             dual,
             inputs,
             outputs,
@@ -272,13 +278,18 @@ class BatchLayer:
             float((columns[best] @ dual - 1).abs()),
         )
 
-    def misfits(self, duals: Tensor) -> Tensor:
-        """The misfit (M,) of each dual (M, b) at its best label, for many at once.
+    def misfits(self, duals: Tensor, at_once: int = 128) -> Tensor:
+        """Return the misfit (M,) of each dual (M, b) at its best label.
 
-        By Pythagoras, so that misfits below 1e-7 may be told as zero.
+        It is computed as √(1 − explained share of ‖s‖²), so that misfits below 1e-7 may come out
+        as zero.
+
+        Args:
+            duals: (M, b), each of any length.
+            at_once: number of duals in one pass, which bounds the memory.
         """
         factor, sizes = self.factor, []
-        for part in duals.split(MANY):
+        for part in duals.split(at_once):
             part = part / (part @ factor.bias)[:, None]
             inputs = part @ factor.right
             outputs = part @ self.projected.T + self.offset
@@ -290,16 +301,20 @@ class BatchLayer:
             sizes.append((1 - torch.stack(shares).amax(0)).clamp_min(0).sqrt())
         return torch.cat(sizes).nan_to_num(torch.inf)
 
-    def repaired(self, candidate: Candidate, generator: torch.Generator) -> Candidate:
-        """The candidate with the errors of a point near by, where those are explained better.
+    def repaired(self, candidate: BatchSample, generator: torch.Generator) -> BatchSample:
+        """Return the candidate with the errors of a nearby point, if these have a lower misfit.
 
         An input that is known to some digits leaves the signs of a few units open. Points within
-        that uncertainty have them one way or the other, and the gradient tells the right one.
+        that uncertainty have either sign, and the gradient shows which sign is right.
+
+        Args:
+            candidate: the sample to repair.
+            generator: draws the nearby points.
         """
         best = candidate
         sizes = self.factor.singular[: self.factor.rank]
         typical = (candidate.dual * sizes).norm() / len(sizes) ** 0.5
-        for radius in RADII:
+        for radius in (1e-4, 1e-3):  # relative to the size of the dual
             steps = torch.randn(NEARBY, len(sizes), generator=generator, dtype=torch.float64)
             duals = candidate.dual + radius * typical * steps.to(sizes) / sizes
             inputs = duals @ self.factor.right
@@ -322,29 +337,32 @@ class BatchLayer:
     def explained(
         self, inputs: Tensor, label: int, spread: float, generator: torch.Generator
     ) -> Tensor:
-        """The inputs h (n,), or a point as likely, whose errors lie in the gradient's span.
+        """Return the inputs h (n,), or a nearby point whose errors fit the gradient's span better.
 
         Args:
-            inputs: h (n,), as far as it is known.
-            label: the sample's.
-            spread: the standard deviation of each entry's error.
-            generator: of the points that are tried.
+            inputs: h (n,), an estimate of a sample's input.
+            label: the class of the sample.
+            spread: the standard deviation of the error of each entry of h.
+            generator: draws the points that are tried.
         """
         steps = torch.randn(NEARBY, len(inputs), generator=generator, dtype=torch.float64)
-        # No step, such as are likely, and a few as large as errors are seldom.
-        steps = torch.cat([0 * steps[:1], steps, FAR * steps]).to(inputs)
+        # The estimate itself, points at one standard deviation, and points at three.
+        steps = torch.cat([0 * steps[:1], steps, 3.0 * steps]).to(inputs)
         points = inputs + spread * steps
         labels = torch.full((len(points),), label, device=inputs.device)
         errors = self.errors(points @ self.matrix.T + self.offset, labels, points)
         columns = errors @ self.factor.left
         sizes = errors.norm(dim=1).clamp_min(1e-300)
         misfits = (errors - columns @ self.factor.left.T).norm(dim=1) / sizes
-        if float(misfits[0]) <= EXACT * self.expected(columns[0], errors[0]) + ROUNDING:
+        if (
+            float(misfits[0])
+            <= EXACT_MULTIPLE * self.expected(columns[0], errors[0]) + FLOAT32_RELATIVE_ERROR
+        ):
             return inputs
         return points[int(misfits.argmin())]
 
     def _fit(self, dual: Tensor, errors: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Which errors fit best, all their columns (M, b) and misfits (M,)."""
+        """Return the index of the errors (M, m) that fit best, all columns (M, b), misfits (M,)."""
         columns = errors @ self.factor.left
         sizes = errors.norm(dim=1).clamp_min(1e-300)
         misfits = (errors - columns @ self.factor.left.T).norm(dim=1) / sizes
@@ -352,19 +370,26 @@ class BatchLayer:
         return int((misfits + scales).argmin()), columns, misfits
 
     def expected(self, column: Tensor, errors: Tensor) -> float:
-        """The misfit that the gradient's noise causes in its span."""
+        """Return the misfit that the gradient's noise causes for a column (b,) and errors (m,)."""
         spread = (column / self.factor.singular[: self.factor.rank]).norm()
         outside = self.factor.noise * max(self.surplus, 1) ** 0.5
         return outside * float(spread / errors.norm().clamp_min(1e-300))
 
 
 def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[BatchLayer], list[str]]:
-    """The linear layers whose gradients can be split, in the order of a pass.
+    """Return the linear layers whose gradients can be split, in the order of a pass.
+
+    Args:
+        problem: the network and the observed gradient.
+        generator: draws the random probes.
 
     Returns:
-        The layers, and for each of the others why it cannot be used.
+        The layers, and a refusal for each other layer, which says why it cannot be used.
+
+    Raises:
+        ValueError: the network has no linear layer.
     """
-    probes = torch.randn(PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
+    probes = torch.randn(NUM_PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
     probes = probes.to(next(iter(problem.params.values())))
     uses = find_linear_layers(problem, probes)
     if not uses:
@@ -398,10 +423,10 @@ def _posed(
     rectified: bool = False,
     alone: bool = True,
 ) -> BatchLayer:
-    """A layer with its gradient's factors.
+    """Return a layer with its gradient's factors.
 
     Raises:
-        ValueError: the gradient shows no rank.
+        ValueError: the singular values of the gradient show no rank.
     """
     assert use.bias is not None
     weight, bias = problem.gradient[use.weight], problem.gradient[use.bias]
@@ -415,18 +440,18 @@ def _posed(
 def layer_behind(
     layer: BatchLayer, layers: Sequence[BatchLayer], generator: torch.Generator
 ) -> BatchLayer | None:
-    """The layer that takes in the ReLU of this one's outputs, if its gradient can be split.
+    """Return the layer that takes in the ReLU of this layer's outputs, or None.
 
-    Other paths may lead around that one, as in a residual block. What its gradient spans tells its
-    inputs all the same.
+    It is None if there is no such layer or its gradient cannot be split. Other paths may lead
+    around the layer returned, as in a residual block: its gradient spans its inputs all the same.
 
     Args:
-        layer: of those that :func:`pose_layers` gives.
-        layers: all of these.
-        generator: of random probes.
+        layer: one of the layers that :func:`pose_layers` returns.
+        layers: all layers that :func:`pose_layers` returns.
+        generator: draws the random probes.
     """
     problem = layer.problem
-    probes = torch.randn(PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
+    probes = torch.randn(NUM_PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
     uses = find_linear_layers(problem, probes.to(layer.matrix))
     weights = [use.weight for use in uses]
     own = weights.index(layer.weight)
@@ -447,7 +472,7 @@ def layer_behind(
 
 
 def _obstacle(problem: Problem, use: LinearUse, uses: list[LinearUse]) -> str:
-    """Why a layer cannot be used, or nothing."""
+    """Return why a layer cannot be used, or an empty string if its gradient may be split."""
     if sum(other.weight == use.weight for other in uses) > 1:
         return "its weights are used several times in a pass."
     if use.bias is None:
@@ -462,13 +487,13 @@ def _obstacle(problem: Problem, use: LinearUse, uses: list[LinearUse]) -> str:
 def _entanglement(
     problem: Problem, use: LinearUse, probes: Tensor, order: InputOrder | None
 ) -> str:
-    """What else than a sample's own outputs its logits depend on, or nothing."""
+    """Return what beside a sample's own outputs affects its errors, or an empty string."""
     logits = logits_behind(problem, use.weight, use.outputs, probes)
     if order is None:
         others = logits_behind(problem, use.weight, use.outputs, probes.flip(0))
         if not torch.allclose(logits, others):
             return "other paths lead around it."
-    pair = torch.tensor([0, PROBES - 1])
+    pair = torch.tensor([0, NUM_PROBES - 1])
     alone = logits_behind(problem, use.weight, use.outputs[pair], probes[pair])
     if not torch.allclose(logits[pair], alone):
         return "samples depend on each other behind it (BatchNorm by batch statistics)."
@@ -483,7 +508,7 @@ def _entanglement(
 
 
 def _is_rectified(problem: Problem, use: LinearUse, probes: Tensor) -> bool:
-    """Whether the logits do not depend on outputs below zero, by their slopes."""
+    """Return whether the logits' slopes are zero for all of the layer's negative outputs."""
     leaf = use.outputs.detach().clone().requires_grad_()
     logits = logits_behind(problem, use.weight, leaf, probes)
     weights = torch.linspace(1, 2, logits.shape[1]).to(logits)

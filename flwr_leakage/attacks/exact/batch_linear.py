@@ -23,22 +23,23 @@ from flwr_leakage.records import Batch, Reconstruction
 def choose_layer(
     problem: Problem, generator: torch.Generator, images_only: bool = False
 ) -> tuple[list[BatchLayer], BatchLayer, list[str]]:
-    """The layers whose gradients can be split, that which is, and why the others cannot be.
+    """Return the layers whose gradients can be split, the chosen one, and the others' refusals.
 
     Args:
         problem: the network and the observed gradient.
-        generator: of random probes.
-        images_only: refuse layers whose inputs are features.
+        generator: draws the random probes.
+        images_only: whether to refuse layers whose inputs are features.
 
     Raises:
-        ValueError: there is none; in words.
+        ValueError: no layer can be used; the message gives the reasons.
     """
     if problem.schedule.weight_decay:
         raise ValueError("weight decay adds the weights themselves to the gradient.")
     layers, refusals = pose_layers(problem, generator)
     if not layers:
         raise ValueError("; ".join(refusals))
-    # A layer of few rows shows rounding as rank: beyond the samples of one step it is noise.
+    # Rounding raises the rank of a layer of few rows. In one step, a rank above the number of
+    # samples is noise.
     layer = min(
         layers,
         key=lambda layer: (
@@ -67,19 +68,19 @@ def recover_batch(
     generator: torch.Generator,
     images_only: bool = False,
 ) -> BatchInputs:
-    """The inputs of a linear layer for every sample of a batch, from one update.
+    """Return the inputs of a linear layer for the samples of a batch, from one update.
 
-    The layer is the first that takes the network's input; else the first that shows the most
+    The layer is the first that takes the network's input, or else the first that shows the most
     samples.
 
     Args:
         problem: the network and the observed gradient.
-        settings: how long is searched.
-        generator: of all starts.
-        images_only: refuse layers whose inputs are features.
+        settings: the limits of the search.
+        generator: draws the random probes and all starts.
+        images_only: whether to refuse layers whose inputs are features.
 
     Raises:
-        ValueError: no layer can be used, or no sample was found; in words.
+        ValueError: no layer can be used, or no sample was found; the message gives the reasons.
     """
     layers, layer, refusals = choose_layer(problem, generator, images_only)
     if not problem.is_single_gradient and not _is_union(problem):
@@ -93,7 +94,7 @@ def recover_batch(
             f"{search.proposals or 'nothing, as neither its inputs nor its errors are sparse'}."
             f"{_surplus(problem, layer.name, layer.factor.rank)}"
         )
-    # Rounding of linear algebra differs from call to call and decides who is found first.
+    # Rounding of linear algebra differs from call to call, and with it the order of the samples.
     found = sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
     result = conclude(layer, following, found, generator)
     stats = {"proposals": search.proposals, "accepted": search.accepted}
@@ -101,24 +102,24 @@ def recover_batch(
 
 
 def _is_union(problem: Problem) -> bool:
-    """Whether an aggregate is the plain gradient of its clients' samples together."""
+    """Return whether an aggregate is the plain gradient of all its clients' samples together."""
     plain = problem.schedule.num_steps == 1 and not problem.schedule.weight_decay
     return plain and sum(problem.members) == problem.num_samples
 
 
 @dataclass(frozen=True)
 class ExactBatch(ExactAttack):
-    """All samples of a batch, from the gradient of a linear layer, each with a proof.
+    """An attack that solves a linear layer's gradient for all samples of a batch, with proofs.
 
-    ``∂L/∂W = S H`` is split into the samples' errors S and inputs H (SPEAR: Dimitrov et al. 2024),
-    by peeling, quadratic lifting and sparse vectors with closure; see ``batch_search``. Where the
-    first layer is linear its inputs are the images. Where convolutions come first they are
-    features, which are no images: the attack then gives them in ``stats["features"]`` with an
-    error that says so.
+    It splits ``∂L/∂W = S H`` into the samples' errors S and inputs H (SPEAR: Dimitrov et al. 2024),
+    by peeling, quadratic lifting and sparse vectors with closure; see ``batch_search``. If the
+    first layer is linear, its inputs are the images. If convolutions come first, the inputs are
+    features, which are no images: the attack then returns them in ``stats["features"]``, with a
+    reason that says so.
 
     Attributes:
-        search: how long is searched.
-        images_only: refuse at once where convolutions come first, instead of searching for
+        search: the limits of the search.
+        images_only: whether to refuse at once if convolutions come first, instead of searching for
             features.
     """
 
@@ -128,7 +129,7 @@ class ExactBatch(ExactAttack):
     images_only: bool = False
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """See ``ExactAttack``."""
+        """Return how the attack applies; see :meth:`ExactAttack.check`."""
         _, layer, _ = choose_layer(problem, generator, self.images_only)
         if not problem.is_single_gradient and not _is_union(problem):
             require_steps(problem, layer)
@@ -150,10 +151,10 @@ class ExactBatch(ExactAttack):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Attack one problem.
+        """Return the samples of one problem, with means in place of samples that are missing.
 
         Raises:
-            ValueError: it does not fit any linear layer.
+            ValueError: no linear layer can be used, or no sample was found.
         """
         allowed = min(self.search.max_seconds, budget.left)
         search = replace(self.search, max_seconds=allowed)
@@ -189,7 +190,7 @@ class ExactBatch(ExactAttack):
 
 
 def _surplus(problem: Problem, name: str, rank: int) -> str:
-    """That a layer shows more samples than the update is said to hold, in words, or nothing."""
+    """Return a warning that a layer shows more samples than the client reports, or nothing."""
     if not problem.is_single_gradient or rank <= problem.num_samples:
         return ""
     return (
@@ -199,13 +200,13 @@ def _surplus(problem: Problem, name: str, rank: int) -> str:
 
 
 def complete(problem: Problem, found: BatchInputs) -> Batch:
-    """A batch of the problem's size: the samples found, and what the others are on average.
+    """Return a batch of the problem's size: the samples found, and the mean of the missing ones.
 
-    The gradient that is left without the samples found gives the others' mean input, weighted by
-    their errors, and their labels: those whose last bias still decreases most.
+    The gradient without the samples found gives the mean input of the others, weighted by their
+    errors. Their labels are the classes whose last bias has the most negative gradient left.
     """
     order = found.order
-    assert order is not None  # they are no features
+    assert order is not None  # the inputs are pixels, not features
     inputs, labels = order.pixels(found.inputs).reshape(-1, *problem.spec.shape), found.labels
     missing = problem.num_samples - len(labels)
     if missing <= 0:

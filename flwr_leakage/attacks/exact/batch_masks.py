@@ -1,8 +1,8 @@
-"""Samples of a batch by the masks of a layer before that of the logits.
+"""Samples of a batch from the ReLU masks of the layer before the logits' layer.
 
-Where masks tell errors (``mask_columns``), columns are exact before inputs are: what another sample
-of small error adds to a unit's gradient spoils the input that is read off it, but not its mask. All
-columns together tell all inputs.
+Where a mask determines a sample's errors (``mask_columns``), columns are exact before inputs are. A
+second sample with a small error changes a unit's gradient, and with it the input that is read from
+it, but not its mask. All columns together determine all inputs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,31 +12,19 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.batch_layer import EXACT, ROUNDING, BatchLayer, Candidate
-from flwr_leakage.attacks.exact.mask_columns import LEAST, settle_masks
-
-CERTAIN = 1e-8
-"""A misfit of rounding in double precision."""
-
-CLEAR = 100.0
-"""The gradient's relative noise, times so much, is rounding of the client's own pass at most."""
-
-SHARED = 0.3
-"""Scale error up to which an input that is read off a unit is a sample's, but for small shares of
-others."""
-
-APART, ROUGH = 1e-6, 10.0
-"""Least share of a column that is not in the span of the others, and in units of its own misfit:
-less is one of them again."""
+from flwr_leakage.attacks.exact.batch_layer import EXACT_MULTIPLE, BatchLayer, BatchSample
+from flwr_leakage.attacks.exact.mask_columns import SPARE_UNITS, settle_masks
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT64_MISFIT
 
 
 @dataclass(frozen=True)
 class MaskColumns:
-    """What masks tell of the samples behind one layer's gradient.
+    """The solver that finds samples behind one layer's gradient by their masks.
 
     Attributes:
-        layer: whose gradient is split.
-        behind: ``W₂ᵀ V₂`` (m, d).
+        layer: the layer whose gradient is split.
+        behind: ``W₂ᵀ V₂`` (m, d), the directions that the next layer leaves to a sample's errors;
+            see ``mask_columns``.
     """
 
     layer: BatchLayer
@@ -44,19 +32,24 @@ class MaskColumns:
 
     @classmethod
     def posed(cls, layer: BatchLayer, following: BatchLayer | None) -> "MaskColumns | None":
-        """Masks of a layer, if the one that follows leaves errors few enough directions."""
+        """Return the mask solver for ``layer``, or None if the next layer leaves errors too free.
+
+        Args:
+            layer: the layer whose gradient is split.
+            following: the layer that takes in the ReLU of its outputs, if there is one.
+        """
         if following is None or not (layer.rectified and following.alone):
             return None
-        if layer.surplus < following.factor.rank + LEAST:
+        if layer.surplus < following.factor.rank + SPARE_UNITS:
             return None
         return cls(layer, following.matrix.T @ following.factor.left)
 
-    def of_duals(self, duals: Tensor, found: Sequence[Candidate]) -> Iterator[Candidate]:
-        """New samples, one after another, to whose masks those of duals (M, b) lead.
+    def of_duals(self, duals: Tensor, found: Sequence[BatchSample]) -> Iterator[BatchSample]:
+        """Yield the new samples that the masks of duals (M, b) lead to, one after another.
 
         Args:
-            duals: mixtures of samples' duals, of any length.
-            found: the samples that are known; what is appended to it meanwhile is known, too.
+            duals: (M, b) mixtures of samples' duals, each of any length.
+            found: the known samples. The caller may append to it between two samples.
         """
         duals = duals / (duals @ self.layer.factor.bias)[:, None]
         masks = duals @ self.layer.projected.T + self.layer.offset > 0
@@ -67,8 +60,10 @@ class MaskColumns:
             if candidate is not None and column is not None:
                 yield self._told(candidate, errors, column, float(misfit), found)
 
-    def of_candidate(self, candidate: Candidate, found: Sequence[Candidate]) -> Candidate | None:
-        """The sample that a candidate's mask leads to, if it is a new one."""
+    def of_candidate(
+        self, candidate: BatchSample, found: Sequence[BatchSample]
+    ) -> BatchSample | None:
+        """Return the sample that a candidate's mask leads to, or None if it leads to no new one."""
         mask = candidate.outputs[None] > 0
         settled = settle_masks(self.layer.factor.left, self.behind, mask)
         for errors, misfit in zip(settled.errors, settled.misfits, strict=True):
@@ -78,11 +73,14 @@ class MaskColumns:
         return None
 
     def limit(self, expected: float) -> float:
-        """The largest misfit of a sample, of which noise alone explains some."""
-        return EXACT * expected + self._rounding
+        """Return the largest misfit of a true sample whose noise causes the misfit ``expected``."""
+        return EXACT_MULTIPLE * expected + self._rounding
 
-    def settled(self, found: Sequence[Candidate]) -> list[Candidate]:
-        """Inputs of all columns together; of some, those that are exact by themselves."""
+    def settled(self, found: Sequence[BatchSample]) -> list[BatchSample]:
+        """Return the samples with inputs from all columns together.
+
+        If some samples are still missing, it returns the samples that are exact by themselves.
+        """
         duals = [sample.dual for sample in found]
         is_whole = len(found) == self.layer.factor.rank
         if is_whole:
@@ -94,38 +92,48 @@ class MaskColumns:
 
     @cached_property
     def _rounding(self) -> float:
-        """A misfit of rounding in the client's precision, as the gradient's noise shows it."""
+        """The misfit that rounding of the client's own pass may cause.
+
+        It is 100 times the gradient's relative noise, between the rounding of float64 and that of
+        float32 (the factor was chosen on development draws; no table).
+        """
         factor = self.layer.factor
         entries = int(self.layer.live.sum()) * (factor.right.shape[1] + 1)
         noise = factor.noise * entries**0.5 / float(factor.singular.norm())
-        return min(max(CERTAIN, CLEAR * noise), ROUNDING)
+        return min(max(FLOAT64_MISFIT, 100.0 * noise), FLOAT32_RELATIVE_ERROR)
 
     def _new_column(
-        self, errors: Tensor, misfit: float, found: Sequence[Candidate]
+        self, errors: Tensor, misfit: float, found: Sequence[BatchSample]
     ) -> Tensor | None:
-        """The column of errors (m,) that are explained to the noise, if no other has it."""
+        """Return the column (b,) of errors (m,), or None if their misfit is too large or it is old.
+
+        A column counts as old if at most a share of 1e-6, or 10 times its own misfit, lies outside
+        the span of the columns found (chosen on development draws; no table).
+        """
         column = self.layer.factor.left.T @ errors
         if misfit > self.limit(self.layer.expected(column, errors)):
             return None
-        is_new = float(_apart(column, found).norm()) > max(APART, ROUGH * misfit)
+        is_new = float(_apart(column, found).norm()) > max(1e-6, 10.0 * misfit)
         return column if is_new else None
 
     def _told(
         self,
-        candidate: Candidate,
+        candidate: BatchSample,
         errors: Tensor,
         column: Tensor,
         misfit: float,
-        found: Sequence[Candidate],
-    ) -> Candidate:
-        """The sample of a column: the candidate itself, if it is that but for shares of others.
+        found: Sequence[BatchSample],
+    ) -> BatchSample:
+        """Return the sample of a column, with the candidate's dual if both are the same sample.
 
-        Of another sample than the candidate, the dual is not told yet. Then it is the column's own
-        part that is no mixture of those found.
+        If the scale error is large, the column belongs to another sample than the candidate, whose
+        dual is not known yet. The part of the column outside the span of the columns found then
+        stands in for it.
         """
         scale, dual = float(errors @ candidate.errors), candidate.dual
         scale_error = abs(scale * float(column @ dual) - 1)
-        if scale_error <= SHARED:
+        # Small shares of other samples in the candidate's dual leave less than this scale error.
+        if scale_error <= 0.3:
             errors, column = scale * errors, scale * column
         else:
             apart = _apart(column, found)
@@ -141,8 +149,8 @@ class MaskColumns:
         )
 
 
-def _apart(column: Tensor, found: Sequence[Candidate]) -> Tensor:
-    """The part of a column (b,) that is no mixture of those found."""
+def _apart(column: Tensor, found: Sequence[BatchSample]) -> Tensor:
+    """Return the part of a column (b,) outside the span of the found samples' columns."""
     if not found:
         return column
     columns = torch.stack([other.column for other in found], 1)

@@ -1,12 +1,12 @@
-"""What is proven of a batch's samples, without the truth.
+"""The proof, without the truth, that recovered samples of a batch are right.
 
-Where all b samples of a layer's gradient are found, the network behind predicts their errors S from
-their inputs H, and ``[∂L/∂W, ∂L/∂c] = S [H, 1]`` must hold to the gradient's noise: m (n + 1)
-equations for b n unknowns, with S of full column rank, so that no other H fits the same S. The last
-column, which must be 1 for every sample, and the gradients of all layers behind were not used to
-find anything. Where some samples are missing, one is proven by its errors, which lie in the span of
-the gradient, and by what pins its own input: zeros that outnumber the unknowns, or outputs that the
-next layer's gradient spans.
+If all b samples of a layer's gradient are found, the network behind predicts their errors S from
+their inputs H. Then ``[∂L/∂W, ∂L/∂c] = S [H, 1]`` must hold to the gradient's noise: m (n + 1)
+equations for b n unknowns. S has full column rank, so that no other H fits the same S. The search
+does not use the last column, which must be 1 for every sample, nor the gradients of the layers
+behind. If some samples are missing, two facts prove a single sample. Its errors lie in the span of
+the gradient, and further equations determine its input: zeros that outnumber the unknowns, or
+outputs in the span of the next layer's gradient.
 """
 
 import math
@@ -17,55 +17,45 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.batch_layer import BatchLayer, Candidate
+from flwr_leakage.attacks.exact.batch_layer import BatchLayer, BatchSample
 from flwr_leakage.attacks.exact.sparse_columns import null_vector, zero_entries
 from flwr_leakage.attacks.input_order import InputOrder
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, NOISE_DEVIATIONS
 from flwr_leakage.params import Params
 
 Verdict = Literal["proven", "plausible", "not"]
 
-ROUNDING = 1e-5
-"""Relative error that a float32 pass and its gradient may have against float64."""
+NOISE = NOISE_DEVIATIONS
+"""The name by which ``whole_batch.known_errors`` imports this limit."""
 
-SINGLE = 2.0**-21
-"""How far rounding moves the outputs of a float32 pass, relative to their size."""
+SPARE_EQUATIONS = 20
+"""A proof needs at least this many equations more than unknowns (chosen on development draws; no
+table)."""
 
-NOISE = 10.0
-"""So many standard deviations of the gradient's noise are noise."""
-
-SURPLUS = 20
-"""Equations that must be left over beyond the unknowns."""
-
-REACH, CHANGE, CHANGED = 10.0, 3.0, 0.02
-"""How far inputs are moved, how much of the change a replay may miss, and at most of its size."""
-
-UNCERTAIN = 3e-4
-"""A sample is proven up to this standard deviation, so that the error itself is below 1e-3 by three
-of them: of features relative to their size, of images relative to the range of pixels (60 dB)."""
-
-SHARPENINGS = 3
-"""Times that zeros and the dual that they demand are computed from each other."""
-
-POLISHES = 8
-"""Times that errors and inputs are computed from each other."""
+PROVEN_DEVIATION = 3e-4
+"""Largest standard deviation of a proven sample's error, of which three stay below 1e-3. It is
+relative to the size of features, or to the range of pixels of images (60 dB)."""
 
 
 @dataclass(frozen=True)
 class BatchInputs:
-    """A layer's inputs of the samples of a batch, as far as they were found.
+    """The inputs of a layer for the f samples of a batch that were found.
 
     Attributes:
         layer: the name of the layer.
-        order: how the inputs are the network's own, or ``None`` where they are features.
-        inputs: (f, n).
-        labels: (f,).
+        order: the order in which the layer takes the pixels of the network's input; ``None`` if the
+            inputs are features.
+        inputs: (f, n) inputs of the layer.
+        labels: (f,) classes of the samples.
         errors: (f, m) ∂L/∂z of each sample.
-        verdicts: one a sample.
-        relative_errors: (f,) of each input through the gradient's noise, as far as it is known.
-        rank: of the gradient: how many samples it shows.
-        residual: ‖G − S [H, 1]‖ / ‖G‖ of the layer's gradient, where all were found, else NaN.
-        refusals: of other layers, in words.
-        stats: proposals and acceptances of each source.
+        verdicts: one verdict for each sample.
+        relative_errors: (f,) standard deviations of the inputs' errors that the gradient's noise
+            causes, relative to the inputs' size; ∞ where they are not known.
+        rank: the rank of the gradient, which is the number of samples that it shows.
+        residual: ‖G − S [H, 1]‖ / ‖G‖ of the layer's gradient G if all samples were found, else
+            NaN.
+        refusals: the reasons why other layers were not used.
+        stats: number of proposals and of acceptances of each source.
     """
 
     layer: str
@@ -82,17 +72,24 @@ class BatchInputs:
 
     @property
     def proven(self) -> int:
-        """How many samples are proven."""
+        """Number of samples that are proven."""
         return sum(verdict == "proven" for verdict in self.verdicts)
 
 
 def conclude(
     layer: BatchLayer,
     following: BatchLayer | None,
-    found: list[Candidate],
+    found: list[BatchSample],
     generator: torch.Generator,
 ) -> BatchInputs:
-    """Refine the samples found, and say what is proven of each."""
+    """Return the samples found, refined, with a verdict for each.
+
+    Args:
+        layer: the layer whose gradient is split.
+        following: the layer that takes in the ReLU of its outputs, if there is one.
+        found: the samples found, at least one.
+        generator: draws the points at which replays and repairs are tried.
+    """
     found = [_sharpened(layer, sample) for sample in found]
     if len(found) == layer.factor.rank:
         return _whole(layer, found, generator)
@@ -101,7 +98,7 @@ def conclude(
     checked = [c if c.is_exact else layer.repaired(c, generator) for c in checked]
     relative = torch.tensor([_uncertainty(layer, following, sample) for sample in checked])
     verdicts: tuple[Verdict, ...] = tuple(
-        "proven" if _explains(layer, c) and float(error) <= UNCERTAIN else "plausible"
+        "proven" if _explains(layer, c) and float(error) <= PROVEN_DEVIATION else "plausible"
         for c, error in zip(checked, relative * layer.in_units(inputs), strict=True)
     )
     return BatchInputs(
@@ -117,27 +114,28 @@ def conclude(
     )
 
 
-def _explains(layer: BatchLayer, sample: Candidate) -> bool:
-    """Whether a sample's errors lie in the gradient's span, and there are equations enough."""
-    return layer.surplus >= SURPLUS and sample.is_exact
+def _explains(layer: BatchLayer, sample: BatchSample) -> bool:
+    """Return whether a sample's errors lie in the gradient's span by more than chance."""
+    return layer.surplus >= SPARE_EQUATIONS and sample.is_exact
 
 
-def _zeros(layer: BatchLayer, sample: Candidate) -> Tensor | None:
-    """(b, z) what the sample's zeros demand, ``Eᵀ t = 0``, or ``None`` where they are too few."""
+def _zeros(layer: BatchLayer, sample: BatchSample) -> Tensor | None:
+    """Return E (b, z) of the equations ``Eᵀ t = 0`` of a sample's zeros, or None if too few."""
     if not (layer.takes_input or layer.sparse_inputs):
         return None
     right = layer.right
-    zeros = zero_entries(sample.dual @ right, layer.factor.rank + SURPLUS)
+    zeros = zero_entries(sample.dual @ right, layer.factor.rank + SPARE_EQUATIONS)
     return None if zeros is None else right[:, zeros]
 
 
-def _sharpened(layer: BatchLayer, sample: Candidate) -> Candidate:
-    """The sample at the dual that its zeros demand.
+def _sharpened(layer: BatchLayer, sample: BatchSample, rounds: int = 3) -> BatchSample:
+    """Return the sample with the dual that solves the equations of its zeros.
 
-    A column of errors that is right to ε gives the dual to ε times the condition of all errors,
-    zeros give it to the gradient's own noise.
+    If a column of errors has the error ε, the dual from it has ε times the condition number of all
+    errors. The dual from zeros only has the gradient's noise. Zeros and dual are computed from each
+    other ``rounds`` times.
     """
-    for _ in range(SHARPENINGS):
+    for _ in range(rounds):
         zeros = _zeros(layer, sample)
         if zeros is None or layer.factor.rank == 1:
             break
@@ -148,14 +146,14 @@ def _sharpened(layer: BatchLayer, sample: Candidate) -> Candidate:
     return sample
 
 
-def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: Candidate) -> float:
-    """The relative error that a sample's own equations leave in its input; ∞ where there are none.
+def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchSample) -> float:
+    """Return the relative error that a sample's own equations leave in its input; ∞ without any.
 
-    Zeros of the input z, at which ``R_z t`` is noise of the gradient, or outputs on the sample's
-    mask, which are the next layer's inputs up to the residual of that equation. The error of least
-    squares is ``σ² (EᵀE)⁻¹`` in t, and ``R`` carries it to the input. R has noise itself, of which
-    the input ``t R`` has ``‖t‖ σ`` an entry at the true t, too; what is left at the zeros shows it.
-    And β has, by which the input's length is told.
+    The equations are the zeros z of the input, at which ``R_z t`` is noise of the gradient, or the
+    outputs on the sample's mask, which are the next layer's inputs up to a residual. The covariance
+    of the least-squares solution t is ``σ² (EᵀE)⁻¹``, and R maps it to the input. Noise of R adds
+    ``‖t‖ σ`` to each entry of ``t R`` even at the true t; the entries at the zeros show its size.
+    Noise of β adds an error of the input's length.
     """
     rank = layer.factor.rank
     size = float(sample.inputs.norm())
@@ -176,7 +174,7 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: Candid
     if following is not None and following.factor.rank == rank:
         mask = sample.outputs > 0
         features = following.factor.right.T
-        if int(mask.sum()) >= rank + SURPLUS and int((~mask).sum()) >= rank:
+        if int(mask.sum()) >= rank + SPARE_EQUATIONS and int((~mask).sum()) >= rank:
             outputs = features @ null_vector(features[~mask])[0]
             share = layer.projected.norm() / outputs.norm()
             equations = torch.cat([layer.projected[mask], -share * outputs[mask, None]], 1)
@@ -190,18 +188,23 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: Candid
     return math.hypot(best, noise * entries, scale)
 
 
-def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator) -> BatchInputs:
-    """All samples: columns and inputs from each other, and everything compared."""
+def _whole(
+    layer: BatchLayer, found: list[BatchSample], generator: torch.Generator, polishes: int = 8
+) -> BatchInputs:
+    """Return all samples with their verdicts, which rest on the residual and on a replay.
+
+    Columns and inputs are first computed from each other, up to ``polishes`` times.
+    """
     problem, factor = layer.problem, layer.factor
     own = [_uncertainty(layer, None, sample) for sample in found]
-    for _ in range(POLISHES):
+    for _ in range(polishes):
         duals = torch.linalg.pinv(torch.stack([sample.column for sample in found], 1))
         checked = [
             layer.check(dual, sample.label) for dual, sample in zip(duals, found, strict=True)
         ]
         better = [
             sample
-            if other is None or error <= UNCERTAIN
+            if other is None or error <= PROVEN_DEVIATION
             else _better(layer, sample, other, generator)
             for sample, other, error in zip(found, checked, own, strict=True)
         ]
@@ -213,7 +216,7 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
         if moved < 1e-9:
             break
     for index, error in enumerate(own):
-        if error > UNCERTAIN:
+        if error > PROVEN_DEVIATION:
             found[index] = _sharpened(layer, found[index])
             own[index] = _uncertainty(layer, None, found[index])
     labels = torch.tensor([sample.label for sample in found], device=factor.left.device)
@@ -224,35 +227,35 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
     size = float(observed.norm())
     residual = float((observed - errors.T @ solved).norm()) / size
     noise = factor.noise * observed.numel() ** 0.5 / size
-    # The variance of least squares: (SᵀS)⁻¹ for each column of the gradient. Errors that are not
-    # right to noise show in what is left over, of which only the units beyond the rank tell.
+    # The covariance of least squares is (SᵀS)⁻¹ σ² for each column of the gradient. Wrong errors
+    # enlarge the residual, but only in the units beyond the rank.
     rest = residual * size / (max(layer.surplus, 1) * observed.shape[1]) ** 0.5
     deviations = max(factor.noise, rest) * (
         torch.linalg.inv(errors @ errors.T).diagonal().abs().sqrt()
     )
     relative = deviations * inputs.shape[1] ** 0.5 / inputs.norm(dim=1)
-    # Errors are those of inputs whose lengths the bias tells.
+    # The bias sets the lengths of the inputs, so that its noise adds to theirs.
     scales = layer.scale_noise * torch.stack([sample.dual.norm() for sample in found])
     relative = torch.hypot(relative, scales)
     pins = relative.new_tensor(own)
     pinned = torch.stack([sample.inputs for sample in found])
     inputs = torch.where((pins < relative)[:, None], pinned, inputs)
     relative = torch.minimum(pins, relative)
-    ones = (solved[:, -1] - 1).abs() <= NOISE * deviations + 1e-3
-    # Few outputs are spanned by any samples: then each of them needs a proof of its own.
+    ones = (solved[:, -1] - 1).abs() <= NOISE_DEVIATIONS * deviations + 1e-3
     units = layer.in_units(inputs)
-    # Units near zero make gradients jump within the inputs' uncertainty, and the client's rounding
-    # may put them on either side: one is right.
-    spreads = relative.clamp_min(SINGLE) * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
+    # Units near zero make the gradient jump within the inputs' uncertainty. The client's rounding,
+    # 2⁻²¹ of the outputs of a float32 pass, decides on which side they are: both are tried.
+    spreads = relative.clamp_min(2.0**-21) * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
     points = torch.stack(
         [
             layer.explained(each, int(label), float(spread), generator)
             for each, label, spread in zip(inputs, labels, spreads, strict=True)
         ]
     )
+    # Any samples span the errors of few outputs: then each sample needs a proof of its own.
     sound = (
-        residual <= NOISE * noise + ROUNDING
-        and (layer.surplus >= SURPLUS or bool((pins * units <= UNCERTAIN).all()))
+        residual <= NOISE_DEVIATIONS * noise + FLOAT32_RELATIVE_ERROR
+        and (layer.surplus >= SPARE_EQUATIONS or bool((pins * units <= PROVEN_DEVIATION).all()))
         and replays(
             layer,
             lambda moved: layer.gradient_behind(moved, labels),
@@ -262,7 +265,7 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
         )
     )
     verdicts: tuple[Verdict, ...] = tuple(
-        "proven" if sound and bool(one) and float(error) <= UNCERTAIN else "plausible"
+        "proven" if sound and bool(one) and float(error) <= PROVEN_DEVIATION else "plausible"
         for one, error in zip(ones, relative * units, strict=True)
     )
     return BatchInputs(
@@ -279,9 +282,9 @@ def _whole(layer: BatchLayer, found: list[Candidate], generator: torch.Generator
 
 
 def _better(
-    layer: BatchLayer, sample: Candidate, other: Candidate, generator: torch.Generator
-) -> Candidate:
-    """The other candidate, repaired, with the old column if that is the better one."""
+    layer: BatchLayer, sample: BatchSample, other: BatchSample, generator: torch.Generator
+) -> BatchSample:
+    """Return the other candidate, repaired, but with the old column if its misfit is lower."""
     if not other.is_exact:
         other = layer.repaired(other, generator)
     if other.is_exact or other.misfit < sample.misfit:
@@ -295,33 +298,42 @@ def replays(
     inputs: Tensor,
     relative: Tensor,
     generator: torch.Generator,
+    reach: float = 10.0,
+    missed: float = 3.0,
+    missed_share: float = 0.02,
 ) -> bool:
-    """Whether inputs give the gradients observed, of all parameters that a replay tells.
+    """Return whether inputs give the observed gradients of all parameters in a replay.
 
-    They may differ by noise, and by some of what moving the inputs makes, ``REACH`` times as far as
-    they are uncertain: units near zero change sides there, few and by chance.
+    The gradients may differ by noise, and by a multiple of the change that moving the inputs makes:
+    a few units near zero change sides there by chance. The three limits were chosen on development
+    draws; there is no table.
 
     Args:
-        layer: whose gradient's noise is known.
-        replay: inputs (B, n) ↦ gradients; a parameter's that is all zero tells nothing.
-        inputs: (B, n).
-        relative: (B,) their uncertainty, relative to their size.
-        generator: of the direction in which they are moved.
+        layer: the layer whose gradient's noise is known.
+        replay: maps inputs (B, n) to gradients; an all-zero gradient is not compared.
+        inputs: (B, n) inputs of the layer.
+        relative: (B,) standard deviations of the inputs' errors, relative to the inputs' size.
+        generator: draws the direction in which the inputs are moved.
+        reach: the move, in standard deviations of the inputs' errors.
+        missed: how much a gradient may differ, in units of the change that the move makes.
+        missed_share: upper bound of that difference, as a share of the gradient's norm.
     """
     problem = layer.problem
     steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
-    sizes = REACH * relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
+    sizes = reach * relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
     replayed, nearby = replay(inputs), replay(inputs + sizes[:, None] * steps)
     own = problem.params[layer.weight].square().mean().sqrt()
     for name, value in replayed.items():
         if not bool(value.any()):
             continue
-        # Noise of a wire that rounds parameters grows with them.
+        # A wire that rounds parameters adds noise in proportion to their size.
         share = max(float(problem.params[name].square().mean().sqrt() / own), 1.0)
         observed = problem.gradient[name]
         size = float(observed.norm())
-        noise = NOISE * (layer.factor.noise * share * observed.numel() ** 0.5 + ROUNDING * size)
-        change = min(CHANGE * float((value - nearby[name]).norm()), CHANGED * size)
+        noise = NOISE_DEVIATIONS * (
+            layer.factor.noise * share * observed.numel() ** 0.5 + FLOAT32_RELATIVE_ERROR * size
+        )
+        change = min(missed * float((value - nearby[name]).norm()), missed_share * size)
         if float((value - observed).norm()) > noise + change:
             return False
     return True

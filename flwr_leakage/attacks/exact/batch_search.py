@@ -1,24 +1,26 @@
-"""Search for the samples behind a linear layer's gradient, one after another.
+"""The search for the samples behind a linear layer's gradient, one after another.
 
-Every sample found is taken out of the equations, and makes the rest easier. Proposals come from
+Every sample found is removed from the equations, so that the others become easier to find. The
+sources of proposals are
 
-* ``lifting``: all that are left at once, where they are few enough (``quadratic_lifting``);
-* ``peeling``: a unit that one sample alone activates has that sample's input as its gradient
+* ``lifting``: quadratic lifting finds all remaining samples at once if they are few enough
+  (``quadratic_lifting``);
+* ``peeling``: if one sample alone activates a unit, the unit's gradient is that sample's input
   (Cascading: Shariati and Alambardar 2026);
-* ``errors``: a sparse vector of the span of S gives a mask;
-* ``features``: a sparse nonnegative vector of the span of the next layer's inputs gives a mask;
-* ``inputs``: a sparse nonnegative vector of the span of the layer's own inputs (outputs of a ReLU,
+* ``errors``: a sparse vector in the span of S gives a mask;
+* ``features``: a sparse nonnegative vector in the span of the next layer's inputs gives a mask;
+* ``inputs``: a sparse nonnegative vector in the span of the layer's own inputs (outputs of a ReLU,
   or images with black pixels) is a sample's input itself;
-* ``rays``: the same for outputs of a ReLU, by linear programs from a unit's gradient, which lead to
-  many samples where one or two attract nearly all starts of ``inputs``;
-* ``masks``: where the next layer is that of the logits, a mask tells a sample's errors, and these
-  correct the mask. From that of a unit's gradient, a mixture of the samples that activate it, this
-  ends at the mask of one of them.
+* ``rays``: linear programs from a unit's gradient find such vectors among outputs of a ReLU. They
+  lead to many samples even if one or two attract nearly all starts of ``inputs``;
+* ``masks``: if the next layer gives the logits, a mask determines a sample's errors, and these
+  correct the mask. It starts at the mask of a unit's gradient, a mixture of the samples that
+  activate the unit, and ends at the mask of one of them.
 
-A mask becomes an input by closure: the next layer's inputs a, which the next gradient spans, are
-zero off the mask, which leaves one of them; on the mask the layer's outputs are a. The outputs that
-this gives correct the mask, until it agrees with itself. Every proposal is judged by the network
-behind (``BatchLayer.check``).
+Closure turns a mask into an input. The next layer's inputs a lie in the span of the next gradient
+and are zero outside of the mask, which determines a up to its length. On the mask the layer's
+outputs equal a. These outputs correct the mask until it no longer changes. The network behind
+judges every proposal (``BatchLayer.check``).
 """
 
 from dataclasses import dataclass
@@ -28,8 +30,13 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
-from flwr_leakage.attacks.exact.batch_layer import EXACT, ROUNDING, ZERO, BatchLayer, Candidate
-from flwr_leakage.attacks.exact.batch_masks import CERTAIN, MaskColumns
+from flwr_leakage.attacks.exact.batch_layer import (
+    EXACT_MULTIPLE,
+    ZERO_SHARE,
+    BatchLayer,
+    BatchSample,
+)
+from flwr_leakage.attacks.exact.batch_masks import MaskColumns
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor
 from flwr_leakage.attacks.exact.quadratic_lifting import fits, lifted_columns
 from flwr_leakage.attacks.exact.sparse_columns import (
@@ -38,37 +45,29 @@ from flwr_leakage.attacks.exact.sparse_columns import (
     sparsest,
     zero_entries,
 )
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT64_MISFIT
 
-FROM_ROWS = 0.75
-"""The share of starts at a row of U instead of a Gaussian vector."""
+ROW_START_SHARE = 0.75
+"""Share of starts at a row of U; the other starts are Gaussian vectors (chosen on development
+draws; no table)."""
 
-UNCHANGED = 1e-9
-"""A unit's direction that moved by less is the same."""
+ONE_SAMPLE_MISFIT = 0.1
+"""Largest misfit of a unit's gradient that one sample alone may leave. A larger one shows that
+several samples activate the unit (chosen on development draws; no table)."""
 
-ALONE = 0.1
-"""A larger misfit of a unit's gradient shows that several samples activate it."""
-
-TOGETHER = 32
-"""Units whose masks are corrected at once."""
-
-REPAIRABLE = 0.6
-"""A misfit that one wrong sign of a unit may cause. What is no sample mostly leaves more."""
-
-REPAIRS = 5
-"""Times that wrong signs of the last sample's units are looked for, by chance."""
-
-CORRECTIONS = 6
-"""Times that a mask is corrected by the forward pass."""
+LAST_ATTEMPTS = 5
+"""Number of attempts to read the last sample off the remaining gradient. Each one looks for wrong
+signs of units at random points (chosen on development draws; no table)."""
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How long is searched.
+    """Limits of the search.
 
     Attributes:
-        starts: the most random starts.
+        starts: the largest number of random starts.
         max_seconds: CPU seconds after which no further start is made.
-        patience: after so many proposals in a row that fail, the duals found are computed anew.
+        patience: number of failed proposals in a row after which the duals found are recomputed.
     """
 
     starts: int = 3000
@@ -78,15 +77,16 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class _Rest:
-    """What is left of the equations.
+    """The equations without the samples found.
 
     Attributes:
         layer: the layer attacked.
-        factor: of what is left of its gradient, rank r.
-        lift: C (r, b): a dual t of what is left is t C.
-        behind: a basis (m, d) of ``W₂ᵀ S₂`` of what is left, or ``None`` where other paths lead
-            around the next layer.
-        features: an orthonormal basis (m, r) of the next layer's inputs left, or ``None``.
+        factor: the factors of the gradient of the r samples that remain.
+        lift: C (r, b), which maps a dual t of these factors to the dual t C of the whole gradient.
+        behind: a basis (m, d) of ``W₂ᵀ S₂`` of the samples that remain, or ``None`` if other paths
+            lead around the next layer.
+        features: an orthonormal basis (m, r) of the next layer's inputs of the samples that remain,
+            or ``None`` if the next layer's gradient does not have the same rank.
     """
 
     layer: BatchLayer
@@ -97,40 +97,40 @@ class _Rest:
 
     @cached_property
     def live(self) -> Tensor:
-        """(m,) units whose errors are not all taken out."""
+        """Booleans (m,), true for the units that a remaining sample activates."""
         sizes = self.factor.left.norm(dim=1)
-        return sizes > ZERO * sizes.max()
+        return sizes > ZERO_SHARE * sizes.max()
 
     @cached_property
     def projected(self) -> Tensor:
-        """``W Rᵀ`` (m, r)."""
+        """``W Rᵀ`` (m, r) for the R of the remaining factors."""
         return self.layer.projected @ self.lift.T
 
     @cached_property
     def pixels(self) -> Tensor:
-        """(n', r) the inputs' span, a row an input, see :meth:`BatchLayer.in_pixels`."""
+        """The remaining Rᵀ (n', r), one row for each input; see :meth:`BatchLayer.in_pixels`."""
         return self.layer.in_pixels(self.factor.right, self.factor.bias).T
 
     @cached_property
     def orthonormal(self) -> tuple[Tensor, Tensor]:
-        """QR of the inputs' span."""
+        """The factors Q (n', r) and R (r, r) of the QR decomposition of ``pixels``."""
         basis, triangle = torch.linalg.qr(self.pixels)
         return basis, triangle
 
 
 class BatchSearch:
-    """Finds samples behind one layer's gradient.
+    """The search for samples behind one layer's gradient.
 
     Args:
-        layer: whose gradient is split.
-        following: the layer that takes in the ReLU of this one's outputs, if there is one.
-        settings: of the search.
-        generator: of all starts.
+        layer: the layer whose gradient is split.
+        following: the layer that takes in the ReLU of this layer's outputs, if there is one.
+        settings: the limits of the search.
+        generator: draws all starts.
 
     Attributes:
-        found: the samples.
-        proposals: how many came from each source.
-        accepted: how many of these were accepted.
+        found: the samples found so far.
+        proposals: the number of proposals of each source.
+        accepted: the number of accepted proposals of each source.
     """
 
     def __init__(
@@ -144,26 +144,26 @@ class BatchSearch:
         self.following = following
         self.settings = settings
         self.generator = generator
-        self.found: list[Candidate] = []
+        self.found: list[BatchSample] = []
         self.proposals: dict[str, int] = {}
         self.accepted: dict[str, int] = {}
         self._following_duals: list[Tensor] = []
         self._following_columns: list[Tensor] = []
         self._misses = 0
-        self._lifted = torch.inf  # samples left when lifting was tried last
-        # The next layer tells its inputs only where its errors are of full rank.
+        self._lifted = torch.inf  # number of samples left when lifting was last tried
+        # The next layer's gradient spans its inputs only if its errors have full rank.
         self._linked = following is not None and following.factor.rank == layer.factor.rank
         self._features = following.factor.right.T if following and self._linked else None
         self._masks = None if self._linked else MaskColumns.posed(layer, following)
         self._rest = self._remainder()
-        self._peeled = torch.zeros_like(layer.factor.left)  # duals of units when tried last
-        self._misfits = torch.full_like(layer.offset, torch.inf)  # of these
+        self._peeled = torch.zeros_like(layer.factor.left)  # units' duals at the last peeling
+        self._misfits = torch.full_like(layer.offset, torch.inf)  # misfits of these duals
 
-    def run(self) -> list[Candidate]:
-        """Search until all samples are found or the budget is spent."""
+    def run(self) -> list[BatchSample]:
+        """Return the samples found when all are found or the budget is spent."""
         budget = Budget.of(self.settings.max_seconds)
         sources = self._sources()
-        peeled = -1  # samples found when peeling was tried last
+        peeled = -1  # number of samples found when peeling was last tried
         for _ in range(self.settings.starts):
             self._lift()
             if len(self.found) > peeled and self._may_peel(peeled < 0):
@@ -183,10 +183,10 @@ class BatchSearch:
                 self._from_units(self._masks)
             else:
                 self._propose(sources[chosen])
-        for _ in range(REPAIRS):
-            if self._left == 1:  # the last sample is all that is left
+        for _ in range(LAST_ATTEMPTS):
+            if self._left == 1:  # the remaining gradient belongs to the last sample alone
                 self._judge("last", self.layer.factor.bias.new_ones(1))
-        if self._left == 1:  # errors that are nearly dependent leave little of it
+        if self._left == 1:  # nearly dependent errors leave little of the last sample's gradient
             self._judge("last by zeros", None, self._last_by_zeros())
         if self._masks is not None:
             self.found = self._masks.settled(self.found)
@@ -204,12 +204,12 @@ class BatchSearch:
         return sources + ["rays"] * layer.sparse_inputs
 
     def _propose(self, source: str) -> None:
-        """One random start of a source."""
+        """Judge the proposal of one random start of a source."""
         rest, rank = self._rest, self._left
         live = rest.live.nonzero()[:, 0]
         row = rest.factor.left[live[int(torch.randint(len(live), (), generator=self.generator))]]
         noise = torch.randn(rank, generator=self.generator, dtype=torch.float64).to(row)
-        from_row = float(torch.rand((), generator=self.generator)) < FROM_ROWS
+        from_row = float(torch.rand((), generator=self.generator)) < ROW_START_SHARE
         start = row if from_row else noise
         dual: Tensor | None = None
         if source == "errors":
@@ -222,7 +222,7 @@ class BatchSearch:
         elif source == "features":
             assert rest.features is not None
             values = rest.features @ sparsest(rest.features, noise, nonnegative=True)
-            live = rest.features.abs().amax(1) > ZERO  # what no sample activates tells nothing
+            live = rest.features.abs().amax(1) > ZERO_SHARE  # some sample activates these units
             zeros = zero_entries(values[live], rank)
             if zeros is not None:
                 mask = live.clone()
@@ -239,12 +239,15 @@ class BatchSearch:
                 dual, _ = null_vector(rest.pixels[zeros])
         self._judge(source, dual)
 
-    def _close(self, mask: Tensor) -> Tensor | None:
-        """The dual (r,) of the sample with a mask, corrected by its own outputs."""
+    def _close(self, mask: Tensor, max_corrections: int = 6) -> Tensor | None:
+        """Return the dual (r,) of the sample with a mask (m,), or None if equations are too few.
+
+        The outputs of the dual correct the mask, up to ``max_corrections`` times.
+        """
         assert self._features is not None
         features, offset = self._features, self.layer.offset
         dual = None
-        for _ in range(CORRECTIONS):
+        for _ in range(max_corrections):
             if int((~mask).sum()) < features.shape[1] or int(mask.sum()) < self._left + 2:
                 return None
             dual = self._solved(mask, self._rest.projected)
@@ -255,26 +258,28 @@ class BatchSearch:
         return dual
 
     def _solved(self, mask: Tensor, projected: Tensor) -> Tensor:
-        """The dual whose outputs on a mask are the next layer's inputs that are zero off it.
+        """Return the dual (r,) whose outputs on a mask are the next layer's inputs.
+
+        These inputs a are zero outside of the mask, which determines them up to a factor λ.
 
         Args:
-            mask: (m,).
-            projected: (m, r) the outputs of r basic duals, without the offset.
+            mask: (m,) booleans, true for the units that the sample activates.
+            projected: (m, r) outputs of r basic duals, without the offset.
         """
         assert self._features is not None
         mixture, _ = null_vector(self._features[~mask])
         outputs = self._features @ mixture
-        # W h + c = λ a on the mask, in the dual of h and λ.
+        # The equations W h + c = λ a on the mask are solved for the dual of h and for λ.
         share = projected.norm() / outputs.norm()
         equations = torch.cat([projected[mask], -share * outputs[mask, None]], dim=1)
         offset = -self.layer.offset[mask, None]
         return torch.linalg.lstsq(equations, offset).solution[:-1, 0]
 
     def _may_peel(self, first: bool) -> bool:
-        """Whether units that one sample alone activates are worth a pass of all units.
+        """Return whether a pass of peeling through all units is worth its time.
 
-        Where masks are told otherwise, too, many samples mostly share each unit, and it is tried
-        once, and again after each sample if that has found any.
+        If other sources find masks too, many samples mostly share each unit. Then peeling runs
+        once, and again after each sample only if it has found any.
         """
         if not self.layer.rectified:
             return False
@@ -282,19 +287,19 @@ class BatchSearch:
         return not rarely or first or "peeling" in self.accepted
 
     def _peel(self, budget: Budget) -> None:
-        """Try every unit's gradient as one sample's input, the surest first.
+        """Judge every unit's gradient as one sample's input, the smallest misfits first.
 
-        A unit that two samples activate shows one of them once the other is found, so that few
-        samples found by other means may set off many. A unit may seem alone where a second
-        sample's error is small. Such inputs are not exact and spoil what is left, so that each
-        round takes those whose misfit is near the least only.
+        If two samples activate a unit, it shows one of them once the other is found. So a few
+        samples from other sources may lead to many. A unit may seem to have one sample if a second
+        sample's error is small. Such an input is not exact, and would spoil the remaining
+        equations. So each round takes only the units whose misfit is near the least.
         """
         while self._left > 1 and not budget.is_spent:
             rest = self._rest
             duals = rest.factor.left @ rest.lift
             duals = duals / duals.norm(dim=1, keepdim=True).clamp_min(1e-300)
-            # A unit's direction stays as it is where no sample found activates it.
-            moved = (duals - self._peeled).norm(dim=1) > UNCHANGED
+            # A unit's direction does not change if no sample found activates it.
+            moved = (duals - self._peeled).norm(dim=1) > 1e-9
             self._misfits[moved] = torch.inf
             tried = (moved & rest.live & self._activates(duals)).nonzero()[:, 0]
             if len(tried):
@@ -303,21 +308,21 @@ class BatchSearch:
             before = len(self.found)
             while len(self.found) == before:
                 least = float(self._misfits.min())
-                if least > ALONE:
+                if least > ONE_SAMPLE_MISFIT:
                     return
-                limit = min(max(10 * least, CERTAIN), ALONE)
+                limit = min(max(10 * least, FLOAT64_MISFIT), ONE_SAMPLE_MISFIT)
                 for unit in (self._misfits <= limit).nonzero()[:, 0].tolist():
                     if self._left:
                         self._judge("peeling", None, duals[unit])
                     self._misfits[unit] = torch.inf
 
     def _activates(self, duals: Tensor) -> Tensor:
-        """(m,) which units are active at the input of their own dual (m, b)."""
+        """Return booleans (m,), true for the units active at the input of their dual (m, b)."""
         layer = self.layer
         return (layer.projected * duals).sum(1) / (duals @ layer.factor.bias) + layer.offset > 0
 
     def _lift(self) -> None:
-        """All samples that are left, by quadratic lifting, where there are units enough."""
+        """Judge all remaining samples by quadratic lifting, if there are enough units."""
         rest, rank = self._rest, self._left
         if not self.layer.rectified or rest.behind is None or rank < 2:
             return
@@ -336,7 +341,7 @@ class BatchSearch:
             self._judge("lifting", None, dual)
 
     def _cleaned(self, column: Tensor, dual: Tensor) -> Tensor:
-        """A column of Q by the zeros that it has, where they leave one only."""
+        """Return the column of Q (r,) that its zeros determine, or the column as it was."""
         rest = self._rest
         values = rest.factor.left @ column
         zeros = zero_entries(values[rest.live], self._left)
@@ -348,7 +353,13 @@ class BatchSearch:
         return cleaned
 
     def _judge(self, source: str, dual: Tensor | None, whole: Tensor | None = None) -> bool:
-        """Accept a dual of what is left, or a whole one, if the network behind confirms it."""
+        """Accept a dual if the network behind confirms it, and return whether it did.
+
+        Args:
+            source: the source of the proposal.
+            dual: (r,) a dual of the remaining equations, or ``None`` if the source found none.
+            whole: (b,) a dual of the whole gradient, used instead if it is given.
+        """
         self.proposals[source] = self.proposals.get(source, 0) + 1
         if whole is None:
             if dual is None:
@@ -358,7 +369,7 @@ class BatchSearch:
         if candidate is not None:
             candidate = self._passed(candidate)
         if candidate is None:
-            # A pass of all units is one attempt, of which most fail at all times.
+            # Most units of a peeling pass fail: they say nothing about the duals found.
             if source != "peeling":
                 self._misses += 1
                 if self._misses == self.settings.patience:
@@ -367,8 +378,8 @@ class BatchSearch:
         self._take(source, candidate)
         return True
 
-    def _take(self, source: str, candidate: Candidate) -> None:
-        """Note a sample, and what is left without it."""
+    def _take(self, source: str, candidate: BatchSample) -> None:
+        """Add a sample to those found, and remove it from the equations."""
         self._misses = 0
         self.found.append(candidate)
         self.accepted[source] = self.accepted.get(source, 0) + 1
@@ -377,12 +388,12 @@ class BatchSearch:
             self._rest = self._remainder()
 
     def _last_by_zeros(self) -> Tensor | None:
-        """The dual of the last sample by the zeros of what is left, where these are enough."""
+        """Return the dual (b,) of the last sample from its zeros, or None if they are too few."""
         layer = self.layer
         if not (layer.takes_input or layer.sparse_inputs):
             return None
         dual = self._rest.lift[0]
-        for _ in range(REPAIRS):
+        for _ in range(LAST_ATTEMPTS):
             zeros = zero_entries(dual @ layer.right, layer.factor.rank)
             if zeros is None:
                 return None
@@ -390,34 +401,35 @@ class BatchSearch:
         return dual
 
     def _is_known(self, dual: Tensor) -> bool:
-        """Whether a dual (b,) is not dual to the columns found, as another sample's would be."""
+        """Return whether a dual (b,) belongs to a sample found: it is not orthogonal to all."""
         scale = float(dual @ self.layer.factor.bias)
         return any(abs(float(dual @ other.column)) > 0.5 * abs(scale) for other in self.found)
 
-    def _passed(self, candidate: Candidate) -> Candidate | None:
-        """The candidate, repaired, if it is explained to the noise.
+    def _passed(self, candidate: BatchSample) -> BatchSample | None:
+        """Return the candidate, repaired, or None if noise does not explain its misfit.
 
-        What is nearly right would spoil what is left, and all that is found after it.
+        A candidate that is nearly right would spoil the remaining equations, and all later samples.
         """
         told = None if self._masks is None else self._masks.of_candidate(candidate, self.found)
         if told is not None:
             return told
-        if max(candidate.misfit, candidate.scale_error) > REPAIRABLE:
+        # One wrong sign of a unit causes at most this misfit; most wrong candidates have more.
+        if max(candidate.misfit, candidate.scale_error) > 0.6:
             return None
         if self._is_known(candidate.dual):
             return None
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
         is_exact = candidate.is_exact
-        if self._masks is not None:  # what a mask does not tell may be spoilt in double precision
+        if self._masks is not None:  # masks did not confirm it: it must meet their tighter limit
             is_exact = is_exact and candidate.misfit <= self._masks.limit(candidate.expected)
         return candidate if is_exact else None
 
-    def _from_units(self, masks: MaskColumns) -> None:
-        """Masks of some units' gradients, as far as they lead to samples."""
+    def _from_units(self, masks: MaskColumns, at_once: int = 32) -> None:
+        """Accept the samples that the masks of ``at_once`` random units' gradients lead to."""
         rest = self._rest
         live = rest.live.nonzero()[:, 0]
-        drawn = torch.randint(len(live), (TOGETHER,), generator=self.generator)
+        drawn = torch.randint(len(live), (at_once,), generator=self.generator)
         duals = rest.factor.left[live[drawn]] @ rest.lift
         self.proposals["masks"] = self.proposals.get("masks", 0) + len(duals)
         for candidate in masks.of_duals(duals, self.found):
@@ -426,10 +438,10 @@ class BatchSearch:
             self._take("masks", candidate)
 
     def _refresh(self) -> None:
-        """Compute the duals found once more, now that the others' columns are known.
+        """Recompute the duals of the samples found, as the columns of the others are known now.
 
-        A dual is orthogonal to all of them. That leaves few unknowns to its own equations, and the
-        duals' errors are what blurs the rest.
+        A dual is orthogonal to these columns, so that its own equations have few unknowns left.
+        More exact duals also make the remaining equations more exact.
         """
         for index, sample in enumerate(self.found):
             others = [other.column for other in self.found if other is not sample]
@@ -458,11 +470,11 @@ class BatchSearch:
         self._lifted = torch.inf
 
     @staticmethod
-    def _noise(candidate: Candidate) -> float:
-        return EXACT * candidate.expected + ROUNDING
+    def _noise(candidate: BatchSample) -> float:
+        return EXACT_MULTIPLE * candidate.expected + FLOAT32_RELATIVE_ERROR
 
-    def _follow(self, candidate: Candidate) -> None:
-        """Note the sample's dual and column in the next layer's gradient."""
+    def _follow(self, candidate: BatchSample) -> None:
+        """Add the sample's dual and column in the next layer's gradient to the lists of both."""
         if self.following is None or not self._linked:
             return
         behind = self.following

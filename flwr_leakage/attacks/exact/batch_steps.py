@@ -1,10 +1,10 @@
 """Whole batches from several local steps, through a first linear layer.
 
-Images do not change from step to step, so that the pseudo-gradient of the first layer is still
+Images do not change from step to step. So the pseudo-gradient of the first layer is
 ``(Σ_t S⁽ᵗ⁾) X``, of rank B, and a sample's column is zero where the unit stays inactive in all
-steps. Nothing tells one column's input before all columns are known: sparse columns are collected
-until there are B independent ones, whose inverse gives all images. What is found is judged by its
-own masks, and proven by a replay of all steps.
+steps. A single column does not determine its input. The attack collects sparse columns until it has
+B independent ones, whose inverse gives all images. It judges them by their own masks, and proves
+them by a replay of all steps.
 """
 
 import torch
@@ -12,27 +12,28 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.batch_layer import BatchLayer
-from flwr_leakage.attacks.exact.batch_proof import UNCERTAIN, BatchInputs, Verdict, replays
-from flwr_leakage.attacks.exact.batch_search import FROM_ROWS, SearchSettings
+from flwr_leakage.attacks.exact.batch_proof import PROVEN_DEVIATION, BatchInputs, Verdict, replays
+from flwr_leakage.attacks.exact.batch_search import ROW_START_SHARE, SearchSettings
 from flwr_leakage.attacks.exact.sparse_columns import null_vector, sparsest, zero_entries
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch
 
-AGREEMENT = 0.9
-"""The least share of units that an image's mask and its column's zeros have in common."""
-
-SAME = 0.95
-"""Columns with a larger cosine are one."""
-
-CORRECTIONS = 5
-"""Times that a column and its zeros are computed from each other."""
+LEAST_AGREEMENT = 0.9
+"""Least share of units for which an image's mask and the zeros of its column must agree (chosen on
+development draws; no table)."""
 
 
 def recover_steps(
     problem: Problem, layer: BatchLayer, settings: SearchSettings, generator: torch.Generator
 ) -> BatchInputs:
-    """All images of a batch whose client took several steps on all of its samples.
+    """Return all images of a batch whose client took several steps on all of its samples.
+
+    Args:
+        problem: the network, the schedule and the observed update.
+        layer: the layer on the network's input.
+        settings: the limits of the search.
+        generator: draws all starts.
 
     Raises:
         ValueError: the schedule or the layer does not allow it, or not all columns were found.
@@ -55,7 +56,7 @@ def recover_steps(
 
     proven = problem.schedule.batch_size >= problem.num_samples == len(labels)
     proven = proven and replays(layer, replay, inputs, relative, generator)
-    proven = proven and float((relative * layer.in_units(inputs)).max()) <= UNCERTAIN
+    proven = proven and float((relative * layer.in_units(inputs)).max()) <= PROVEN_DEVIATION
     verdict: Verdict = "proven" if proven else "plausible"
     return BatchInputs(
         layer.name,
@@ -71,7 +72,7 @@ def recover_steps(
 
 
 def require_steps(problem: Problem, layer: BatchLayer) -> None:
-    """Raise ``ValueError`` where the schedule or the layer does not allow several steps."""
+    """Raise ``ValueError`` if the layer or the problem's clients do not allow several steps."""
     if not layer.takes_input or not layer.rectified:
         raise ValueError(
             f"{layer.name} must be a linear layer with ReLU on the input: features move between "
@@ -84,7 +85,7 @@ def require_steps(problem: Problem, layer: BatchLayer) -> None:
 def _collect(
     layer: BatchLayer, settings: SearchSettings, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Q (b, b) and T (b, b) of all samples."""
+    """Return the columns Q (b, b) and the duals T (b, b) of all samples."""
     rank = layer.factor.rank
     left = layer.factor.left[layer.live]
     budget = Budget.of(settings.max_seconds)
@@ -94,9 +95,10 @@ def _collect(
             break
         row = left[int(torch.randint(len(left), (), generator=generator))]
         noise = torch.randn(rank, generator=generator, dtype=torch.float64).to(left)
-        from_row = float(torch.rand((), generator=generator)) < FROM_ROWS
+        from_row = float(torch.rand((), generator=generator)) < ROW_START_SHARE
         column = _column(left, row if from_row else noise)
-        if column is None or any(abs(float(column @ other)) > SAME for other in columns):
+        # Two columns with a larger cosine belong to the same sample.
+        if column is None or any(abs(float(column @ other)) > 0.95 for other in columns):
             continue
         columns.append(column)
         if len(columns) < rank:
@@ -108,22 +110,25 @@ def _collect(
         values = (layer.factor.left @ found).T
         active = values.abs() > 1e-2 * values.abs().mean(1, keepdim=True)
         agreement = (active == (outputs > 0)).double().mean(1)
-        if float(agreement.min()) > AGREEMENT:
+        if float(agreement.min()) > LEAST_AGREEMENT:
             return found, duals
-        # A column that is no sample's spoils those that it mixes: the densest of them goes.
-        doubtful = torch.where(agreement > AGREEMENT, -1, active.sum(1))
+        # A column of no sample spoils the samples that it mixes. The densest doubtful one goes.
+        doubtful = torch.where(agreement > LEAST_AGREEMENT, -1, active.sum(1))
         columns.pop(int(doubtful.argmax()))
     raise ValueError(
         f"{len(columns)} of {rank} sparse columns were found; images need all of them."
     )
 
 
-def _column(left: Tensor, start: Tensor) -> Tensor | None:
-    """A sparse column's q (b,) near a start, or ``None`` where its zeros do not determine it."""
+def _column(left: Tensor, start: Tensor, max_corrections: int = 5) -> Tensor | None:
+    """Return a sparse column's q (b,) near a start, or None if its zeros do not determine it.
+
+    The column and its zeros are computed from each other, up to ``max_corrections`` times.
+    """
     rank = left.shape[1]
     column = sparsest(left, start)
     zeros = None
-    for _ in range(CORRECTIONS):
+    for _ in range(max_corrections):
         found = zero_entries(left @ column, rank + rank // 4)
         if found is None:
             return None
@@ -137,7 +142,7 @@ def _column(left: Tensor, start: Tensor) -> Tensor | None:
 
 
 def _label(layer: BatchLayer, column: Tensor, dual: Tensor) -> int:
-    """The class whose errors at the first step are most like the column."""
+    """Return the class whose errors at the first step have the largest cosine with the column."""
     inputs = dual @ layer.factor.right
     classes = layer.problem.spec.num_classes
     outputs = (layer.matrix @ inputs + layer.offset).expand(classes, -1)

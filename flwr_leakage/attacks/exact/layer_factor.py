@@ -1,35 +1,28 @@
-"""The gradient of a linear layer as a product of two thin factors, and what is left of it."""
+"""The gradient of a linear layer as a product of two thin factors, and its noise."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-DOUBTFUL = 30.0
-"""Singular values below so many times the threshold may be noise all the same."""
-
-ROUNDING = 2.0**-24
-"""Noise of an entry of single precision, in units of the gradient's root mean square."""
-
-MARGIN = 3.0
-"""The least ratio of the singular values on both sides of the rank."""
+from flwr_leakage.attacks.rounding import FLOAT32_ROUNDING
 
 
 @dataclass(frozen=True)
 class LayerFactor:
-    """``[∂L/∂W, ∂L/∂c] = U [R, β]`` of rank b, U with orthonormal columns.
+    """The factors ``[∂L/∂W, ∂L/∂c] = U [R, β]`` of rank b, U with orthonormal columns.
 
-    With S (m × b) the errors ∂L/∂Z of the b samples behind it and H (b × n) their inputs,
-    ``∂L/∂W = S H``: ``S = U Q`` and ``H = T R`` with ``T = Q⁻¹``. A row t of T and a column q of Q
-    of different samples are orthogonal, those of one sample have ``t·q = 1``, and ``t·β = 1``,
-    as the bias is the weight of a further input that is 1 for every sample.
+    Let S (m × b) be the errors ∂L/∂Z of b samples and H (b × n) their inputs. Then
+    ``∂L/∂W = S H``, ``S = U Q`` and ``H = T R`` with ``T = Q⁻¹``. A row t of T (a sample's dual)
+    and a column q of Q are orthogonal if they belong to different samples. For one sample
+    ``t·q = 1``, and ``t·β = 1``, as the bias is the weight of a further input that is always 1.
 
     Attributes:
         left: U (m, b).
         right: R (b, n).
         bias: β (b,).
-        singular: the singular values of ``[∂L/∂W, ∂L/∂c]``, the b above noise first.
-        noise: standard deviation of an entry, told by what is left beyond rank b.
+        singular: singular values of ``[∂L/∂W, ∂L/∂c]`` in falling order; the first b exceed noise.
+        noise: standard deviation of an entry of the gradient, estimated beyond rank b.
     """
 
     left: Tensor
@@ -40,18 +33,19 @@ class LayerFactor:
 
     @property
     def rank(self) -> int:
-        """b, the number of samples whose errors are linearly independent."""
+        """The number b of samples whose errors are linearly independent."""
         return self.left.shape[1]
 
     def remainder(self, duals: Tensor, columns: Tensor) -> "tuple[LayerFactor, Tensor]":
-        """What is left without f samples: ``U − (U Q)(T Q)⁻¹ T`` has rank b − f.
+        """Return the factors without f samples: ``U − (U Q)(T Q)⁻¹ T`` has rank b − f.
 
         Args:
-            duals: T (f, b) of those samples.
-            columns: Q (b, f).
+            duals: T (f, b), the duals of those samples.
+            columns: Q (b, f), the columns of those samples.
 
         Returns:
-            The factor, and C (b − f, b): a dual t of what is left is ``t C`` here.
+            The factors, and C (b − f, b), which maps a dual t of these to the dual ``t C`` of the
+            original factors.
         """
         projection = torch.eye(self.rank).to(self.left) - columns @ torch.linalg.solve(
             duals @ columns, duals
@@ -67,24 +61,25 @@ class LayerFactor:
 def factorize(
     weight: Tensor, bias: Tensor, most: int, generator: torch.Generator, above: float = 2.5
 ) -> LayerFactor:
-    """Split a gradient at its noise.
+    """Return the factors of a gradient, with the rank at which its singular values reach noise.
 
     The range of ``[∂L/∂W, ∂L/∂c]`` is found by a random sketch (Halko, Martinsson and Tropp 2011)
-    that is doubled until it holds as many directions of noise as of signal. Rows that are zero are
-    units that no sample activates: they tell nothing about noise and are left out, as the drop of
-    the singular values at the number of the other rows is wider than that at the rank.
+    that is doubled until it holds as many directions of noise as of signal. Zero rows belong to
+    units that no sample activates. They are left out, as they say nothing about noise: the singular
+    values drop more at the number of nonzero rows than at the rank.
 
     Args:
         weight: ∂L/∂W (m, n).
         bias: ∂L/∂c (m,).
-        most: the number of samples that the client reports; where the spectrum shows more, these
-            are kept as well.
-        generator: of the sketch.
-        above: a singular value is signal if it is so many times the largest one that noise of
-            this size is expected to have, ``noise · (√m + √n)``.
+        most: the number of samples that the client reports. If the singular values show more, the
+            rank exceeds it.
+        generator: draws the sketch.
+        above: a singular value is signal if it exceeds this multiple of ``noise · (√m + √n)``, the
+            largest singular value that noise is expected to have.
 
     Raises:
-        ValueError: the gradient has as many independent rows as it has rows or columns.
+        ValueError: the gradient has as many independent rows as it has rows or columns, or fewer
+            than two nonzero rows.
     """
     whole = torch.cat([weight, bias[:, None]], dim=1)
     live = whole.abs().amax(1) > 0
@@ -102,13 +97,13 @@ def factorize(
         inside = basis.T @ part
         inner, singular, outer = torch.linalg.svd(inside, full_matrices=False)
         singular, outer, inner = singular[:limit], outer[:limit], inner[:, :limit]
-        # Not the difference of squares, whose rounding would pass for noise of 1e-8.
+        # A difference of squares would round to a false noise of 1e-8.
         outside = float((part - basis @ inside).square().sum())
         rank, noise = _split(part, columns, singular, outside, above)
         if 2 * rank <= size or size == limit:
             break
         size = min(2 * size, limit)
-    if float(singular[rank - 1]) < MARGIN * float(singular[rank]):
+    if float(singular[rank - 1]) < 3.0 * float(singular[rank]):
         raise ValueError(
             f"its gradient, {rows} rows and {columns} columns that are not zero, shows no rank: "
             "the samples are too many for its size, or noise hides it."
@@ -122,18 +117,18 @@ def factorize(
 def _split(
     part: Tensor, columns: int, singular: Tensor, outside: float, above: float
 ) -> tuple[int, float]:
-    """The rank and the noise's standard deviation, each told from the other.
+    """Return the rank and the noise's standard deviation, which are found from each other.
 
-    Noise of float32 gradients is larger in larger entries: the least values above its expected
-    size may still be noise, and the widest gap among them decides. A layer of few rows has few
-    values to tell it by, and the last ones are far below the first. So a gradient of single
-    precision is told no finer than its rounding.
+    Noise of float32 gradients is larger in larger entries. So singular values up to 30 times the
+    threshold may still be noise (chosen on development draws; no table), and the widest gap among
+    them decides. A layer of few rows has few singular values beyond the rank, and the last are far
+    below the first. So the noise of a float32 gradient is at least its rounding.
 
     Args:
-        part: the rows that are not zero.
-        columns: how many columns are not zero.
-        singular: its largest singular values.
-        outside: the sum of squares that these leave.
+        part: the nonzero rows of the gradient.
+        columns: number of nonzero columns.
+        singular: the largest singular values of ``part``.
+        outside: the sum of squares of ``part`` that these singular values leave.
         above: see :func:`factorize`.
     """
     rows = len(part)
@@ -151,12 +146,12 @@ def _split(
 
     is_single = torch.equal(part, part.float().to(part))
     size = float(part.norm())
-    rounding = ROUNDING * size / (rows * columns) ** 0.5 if is_single else 0.0
+    rounding = FLOAT32_ROUNDING * size / (rows * columns) ** 0.5 if is_single else 0.0
     last = len(singular) - 1
     while last > 1 and float(singular[last - 1]) <= above * max(noise(last), rounding) * edge:
         last -= 1
     first = last
-    while first > 1 and float(singular[first - 1]) <= DOUBTFUL * above * noise(last) * edge:
+    while first > 1 and float(singular[first - 1]) <= 30.0 * above * noise(last) * edge:
         first -= 1
     gaps = singular[first - 1 : last] / singular[first : last + 1].clamp_min(1e-300)
     rank = first + int(gaps.argmax())

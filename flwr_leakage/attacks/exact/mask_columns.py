@@ -1,11 +1,11 @@
-"""Samples' columns of errors by masks alone, where the layer behind leaves few directions to them.
+"""Errors of single samples from masks alone, if the next layer leaves few directions to them.
 
-Behind a linear layer with ReLU comes one of weights W₂, whose errors lie in a known span V₂ (of
+A layer with weights W₂ follows a linear layer with ReLU. Its errors lie in a known span V₂ (of
 K − 1 directions for the logits: errors of cross-entropy sum to zero). A sample's errors are
-``s = D W₂ᵀ V₂ e``, with D its mask, and ``s = U q``, as they are one column behind the gradient.
-With D given, that is an equation for each unit, of the few numbers e and q. With e and q given, a
-unit is on where U q is nearer to ``W₂ᵀ V₂ e`` than to zero. The two in turn end at the mask of a
-sample, from that of a mixture of several. Inputs have no part in it.
+``s = D W₂ᵀ V₂ e``, with D its mask, and ``s = U q``, as they are one column of the gradient's
+factor S. With D given, this is an equation for each unit about the few numbers e and q. With e and
+q given, a unit is on if U q is nearer to ``W₂ᵀ V₂ e`` than to zero. Both steps in turn lead from
+the mask of a mixture of samples to the mask of one sample. The layer's inputs are not used.
 """
 
 from dataclasses import dataclass
@@ -14,24 +14,19 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-TURNS = 40
-"""Times at most that a mask is corrected."""
-
-LEAST = 20
-"""Units beyond the unknown numbers, of all and of those that are on, that a mask must have."""
-
-RIDGE = 1e-10
-"""Of the matrix whose root is taken, in units of its largest entry: units on may be dependent."""
+SPARE_UNITS = 20
+"""A mask must have at least this many units more than unknown numbers, counting all units and
+counting the units that are on (chosen on development draws; no table)."""
 
 
 @dataclass(frozen=True)
 class Settled:
-    """Masks that agree with the errors that they tell.
+    """Errors of the masks that no further correction changes.
 
     Attributes:
-        starts: which mask each has come from (S,).
-        errors: of length 1 (S, m).
-        misfits: the share of each outside the span of U (S,).
+        starts: (S,) the index of the starting mask that each result came from.
+        errors: (S, m) errors of each mask, of length 1.
+        misfits: (S,) the share of the errors outside the span of U, in [0, 1].
     """
 
     starts: Tensor
@@ -40,34 +35,36 @@ class Settled:
 
 
 def settle_masks(
-    left: Float[Tensor, "m b"], behind: Float[Tensor, "m d"], masks: Bool[Tensor, "s m"]
+    left: Float[Tensor, "m b"],
+    behind: Float[Tensor, "m d"],
+    masks: Bool[Tensor, "s m"],
+    max_corrections: int = 40,
 ) -> Settled:
-    """Correct masks by the errors that they tell, until nothing changes.
+    """Return the errors of masks that were corrected until nothing changed.
 
-    For a mask D, the errors are the vector of span(D W₂ᵀ V₂) of least angle to span(U). A turn
-    takes m d (b + d) operations a mask.
+    For a mask D, the errors are the vector of span(D W₂ᵀ V₂) with the least angle to span(U). A
+    correction takes m d (b + d) operations for each mask.
 
     Args:
-        left: U, orthonormal.
-        behind: a basis of W₂ᵀ V₂.
-        masks: to start from.
-
-    Returns:
-        Those that settled; the others are left out.
+        left: U (m, b), orthonormal.
+        behind: a basis of W₂ᵀ V₂ (m, d).
+        masks: (s, m) masks to start from.
+        max_corrections: largest number of corrections; masks that still change are left out.
     """
     behind = torch.linalg.qr(behind).Q
     units, directions = behind.shape
     products = (behind[:, :, None] * behind[:, None]).flatten(1)
     starts, ends = torch.arange(len(masks)), []
-    for _ in range(TURNS):
-        enough = masks.sum(1) >= directions + LEAST
+    for _ in range(max_corrections):
+        enough = masks.sum(1) >= directions + SPARE_UNITS
         masks, starts = masks[enough], starts[enough]
         if not len(masks):
             break
         masked = torch.where(masks.T[:, :, None], behind[:, None], 0.0)  # (m, S, d)
         inside = (left.T @ masked.flatten(1)).reshape(-1, *masked.shape[1:]).transpose(0, 1)
         gram = (masks.to(behind) @ products).reshape(-1, directions, directions)
-        gram.diagonal(dim1=1, dim2=2).add_(RIDGE * float(gram.amax()))
+        # The rows of the units that are on may be dependent: the ridge keeps the root finite.
+        gram.diagonal(dim1=1, dim2=2).add_(1e-10 * float(gram.amax()))
         root = torch.linalg.inv(torch.linalg.cholesky(gram))
         through = inside @ root.mT
         angles = torch.linalg.eigh(through.mT @ through).eigenvectors[:, :, -1:]
@@ -77,7 +74,7 @@ def settle_masks(
         same = (corrected == masks).all(1)
         ends += list(zip(starts[same].tolist(), masks[same], strict=True))
         masks, starts = corrected[~same], starts[~same]
-    # The Gram matrix holds half of the digits.
+    # Errors from the Gram matrix have half of the digits, so that they are computed anew.
     exact = [_nearest(left, behind, mask) for _, mask in ends]
     return Settled(
         torch.tensor([start for start, _ in ends], dtype=torch.int64),
@@ -87,7 +84,7 @@ def settle_masks(
 
 
 def _nearest(left: Tensor, behind: Tensor, mask: Tensor) -> tuple[Tensor, float]:
-    """The errors of a mask of least angle to span(U), and the sine of that angle."""
+    """Return the errors (m,) of a mask with the least angle to span(U), and that angle's sine."""
     basis = torch.linalg.qr(torch.where(mask[:, None], behind, 0.0)).Q
     _, singular, right = torch.linalg.svd(basis - left @ (left.T @ basis), full_matrices=False)
     return basis @ right[-1], float(singular[-1])
