@@ -1,9 +1,9 @@
-"""Masks of a last convolution from its weight gradient, and the places of its patches.
+"""Binary columns of a matrix product, and the order of overlapping patches.
 
-The weight gradient of one sample is a sum over positions p. The summand of a position is an error
-times a mask times the patch that the convolution took in there. So the gradient is a product
-``B A``: the columns of B are the masks, times known errors, and the rows of A are the patches. Its
-column space is known to rounding. Among all vectors of that space, the masks are the binary ones.
+The weight gradient of a last convolution for one sample is a sum over positions p. The summand of
+a position is an error times a mask times the patch that the convolution took in there. So the
+gradient is a product ``B A``: the columns of B are the masks, times known errors, and the rows of A
+are the patches. Its column space is known to rounding. The masks are the binary vectors in it.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 def binary_columns(product: Tensor, count: int, tolerance: float = 0.05) -> Tensor:
-    """The columns of a binary B (N, P) from ``B A`` (N, Q), in any order.
+    """Return the columns of a binary B (N, P) from ``B A`` (N, Q), in any order.
 
     The P leading left singular vectors span the column space. P entries determine a vector of
     that space, so all 2^P binary choices of these entries are tried. A choice is kept if the whole
@@ -48,7 +48,7 @@ def binary_columns(product: Tensor, count: int, tolerance: float = 0.05) -> Tens
         direction = remaining[pivots[-1]] / remaining[pivots[-1]].norm()
         remaining = remaining - (remaining @ direction)[:, None] * direction
     to_all = basis @ torch.linalg.inv(basis[pivots])
-    # Most choices fail at the first few entries already: test a growing number of them.
+    # Most choices fail at the first few entries already: test these first.
     bits = torch.arange(1, 2**count)
     for rows in (to_all[: 4 * count], to_all):
         patterns = (bits[:, None] >> torch.arange(count)) & 1
@@ -61,23 +61,23 @@ def binary_columns(product: Tensor, count: int, tolerance: float = 0.05) -> Tens
 
 
 def disjoint_columns(basis: Tensor, scales: Tensor, count: int, tolerance: float = 1e-5) -> Tensor:
-    """Binary columns that share no row, and that lie in a subspace once multiplied by ``scales``.
+    """Return binary columns that share no row, and that lie in a subspace if scaled row by row.
 
     Each row belongs to one of the columns, so that the columns are sparse. Few nonnegative vectors
-    of a subspace are. A linear program therefore finds a column by any of its rows: among the
-    nonnegative vectors that are 1 in that row, it is the one of least sum (Donoho and Tanner 2005,
-    PNAS 102, the nonnegative case). This is repeated for rows that no column found so far has.
+    of a subspace are sparse. So a linear program finds a column from any of its rows: among the
+    nonnegative vectors that are 1 in that row, the column has the least sum (Donoho and Tanner
+    2005, PNAS 102, the nonnegative case). This is repeated for rows that are in no column yet.
 
     Args:
         basis: (N, R), orthonormal columns that span the subspace.
-        scales: (N,); a column is zero in rows whose scale is zero.
-        count: how many columns to find.
-        tolerance: how far a column may be from the subspace, in units of the scales' median. Rows
-            whose scale is not far above it take no part in the search, and join the column that
-            suits them best.
+        scales: (N,) factors of the rows; a column is zero in rows whose scale is zero.
+        count: the number of columns.
+        tolerance: the largest distance of a column's entry from the subspace, in units of the
+            scales' median. Rows whose scale is below 100 times this value take no part in the
+            search, and join the column that suits them best.
 
     Returns:
-        (N, count), the columns in any order. A row has one 1, or none where its scale is zero.
+        (N, count), the columns in any order. A row has one 1, or none if its scale is zero.
 
     Raises:
         ValueError: no row has a scale, or the columns are not found.
@@ -101,7 +101,7 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int, tolerance: float
         for row in size.where(remaining, -1.0).argsort(descending=True)[: int(remaining.sum())]:
             chosen = _sparsest(rows, size, used, remaining, int(row), tolerance)
             column = rows @ (inverse @ (chosen * size)[used])
-            # The program allows some slack: a vector may be binary and still not in the subspace.
+            # The program allows some slack, so that a binary vector may lie outside the subspace.
             if chosen.any() and (column - chosen * size)[used].abs().max() <= tolerance:
                 break
         else:
@@ -117,13 +117,16 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int, tolerance: float
 def _sparsest(
     rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: int, tolerance: float
 ) -> Tensor:
-    """The rows of the nonnegative vector of least sum that is 1 in ``row``; none if it fails."""
+    """Return booleans (N,): rows of the least-sum nonnegative vector that is 1 in ``row``.
+
+    All are false if the linear program fails.
+    """
     upper = size.where(remaining, 0.0) + tolerance
     lower = torch.full_like(size, -tolerance)
     lower[row] = size[row]
     cost = (rows[remaining] / size[remaining, None]).sum(0)
     limits = LinearConstraint(rows[used].numpy(), lower[used].numpy(), upper[used].numpy())
-    # HiGHS' presolve calls some feasible programs infeasible, and saves no time on these.
+    # The presolve of HiGHS calls some feasible programs infeasible, and saves no time here.
     found = milp(
         cost.numpy(),
         constraints=limits,
@@ -136,11 +139,11 @@ def _sparsest(
 
 
 def arrange(patches: Tensor) -> Tensor:
-    """Put unordered 3×3 patches of one map in their places.
+    """Return the order of a square map's 3×3 patches, row by row.
 
-    Neighbouring patches overlap. The right neighbour of a patch is the one whose centre equals the
-    patch's right entry, and the neighbour below is found likewise. The patch at the upper left
-    corner has zeros above and on the left, from the padding.
+    Neighbouring patches overlap. The centre of a patch's right neighbour equals the patch's right
+    entry, and the neighbour below is found likewise. The patch at the upper left corner has zeros
+    above and on the left, from the padding.
 
     Args:
         patches: (P, C, 3, 3), all patches that a convolution of padding 1 and stride 1 takes from

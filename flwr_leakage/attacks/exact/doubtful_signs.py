@@ -1,10 +1,10 @@
-"""Signs of pre-activations that lie nearer to zero than an input's own error.
+"""The repair of signs of preactivations that lie nearer to zero than the input's own error.
 
-An input that is right to 1e-6 still has one pre-activation of millions within 1e-6 of zero. If its
+An input that is right to 1e-6 still has one preactivation of millions within 1e-6 of zero. If its
 sign is wrong, the gradient misses the observed one by far more than the input's error explains: on
-a ResNet-18 by 1e-6 to 1e-4 of its square. Inputs that differ by no more than that error take the
-sign by chance. One whose gradient meets the observed one is as near to the truth, and can be told
-from a wrong one.
+a ResNet-18 by 1e-6 to 1e-4 of its square. Other inputs within that error have either sign by
+chance. One of them whose gradient meets the observed one is as near to the truth, and its gradient
+shows that its signs are right.
 """
 
 from collections.abc import Sequence
@@ -26,19 +26,20 @@ def settle_signs(
     generator: torch.Generator,
     budget: Budget,
 ) -> tuple[Batch, float]:
-    """Of inputs within their own error, the one whose gradient is nearest to the observed one.
+    """Return, among inputs near the one found, the input whose gradient meets the observed best.
 
     Args:
-        problem: whose gradient is to be met.
+        problem: the network and the observed gradient.
         batch: the input found.
-        errors: sizes that its error may have, in units of its root mean square; draws take turns.
-        met: the relative squared distance of gradients at which no further one is drawn.
-        draws: most of them, one gradient each.
-        generator: draws them.
-        budget: ends it earlier once it is spent.
+        errors: sizes that its error may have, as shares of its root mean square. The draws use them
+            in turn.
+        met: relative squared distance of gradients at which the draws end.
+        draws: largest number of draws; each one computes a gradient.
+        generator: draws the inputs.
+        budget: CPU seconds, after which no further input is drawn.
 
     Returns:
-        the samples and the relative squared distance of their gradient.
+        The samples, and the relative squared distance of their gradient from the observed one.
     """
     best, least = batch, gradient_distance(problem, batch)
     scale = batch.inputs.square().mean().sqrt()

@@ -1,9 +1,9 @@
 """The mask of a network's last ReLU, where features are pooled before the last layer.
 
 The last convolution must have a 3×3 kernel, padding 1 and stride 1. Its weight gradient is a
-product ``B A``. Each column of B is the mask of one position, times known errors; the same row of A
-is the patch that the convolution took in there. What has to be found is which vectors these columns
-are, and which position each belongs to (:mod:`flwr_leakage.attacks.exact.binary_columns`).
+product ``B A``. Each column of B is the mask of one position, times known errors. The same row of A
+is the patch that the convolution took in there. The columns have to be found, and the position that
+each belongs to (:mod:`flwr_leakage.attacks.exact.binary_columns`).
 """
 
 import torch
@@ -14,16 +14,16 @@ from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, d
 from flwr_leakage.attacks.network.geometry import Geometry, Pair
 
 LAST_GEOMETRY = Geometry((3, 3), (1, 1), (1, 1), (1, 1))
-"""Geometry of the last convolution: the overlap of its patches tells their places."""
+"""The geometry that the last convolution must have: its overlapping patches reveal their places."""
 
 
 def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
-    """The mask (1, N, H, W) of the last ReLU, before global average pooling of a square map.
+    """Return the mask (1, N, H, W) of the last ReLU before global average pooling of a square map.
 
     Args:
         error: (1, N, H, W), the error of the last convolution's output as if every ReLU were
             active.
-        gradient: (N, C, 3, 3), the gradient of its weight.
+        gradient: (N, C, 3, 3), the gradient of the convolution's weight.
 
     Raises:
         ValueError: the errors differ between positions, or the masks are not found.
@@ -54,15 +54,15 @@ def maxima_mask(
     window: Pair,
     rank_tolerance: float = 1e-6,
 ) -> Tensor:
-    """The mask (1, N, H, W) of the last ReLU, before max pooling whose output is flattened.
+    """Return the mask (1, N, H, W) of the last ReLU before max pooling with flattened outputs.
 
-    It is 1 where an entry is active and the maximum of its window.
+    The mask is 1 where an entry is active and the maximum of its window.
 
     Args:
         error: (1, N, H, W), the error of the last convolution's output as if every entry were its
             window's maximum.
-        gradient: (N, C, 3, 3), the gradient of its weight.
-        active: (N · windows,), where the pooled outputs are positive.
+        gradient: (N, C, 3, 3), the gradient of the convolution's weight.
+        active: (N · windows,) booleans, true where the pooled outputs are positive.
         window: height and width of a window; together the windows cover a square.
         rank_tolerance: singular values below this share of the largest count as zero.
 

@@ -1,16 +1,16 @@
-"""Wrong entries of a ReLU's mask, found and set right by the gradient of a convolution before it.
+"""The repair of wrong entries of a ReLU's mask, by the gradient of the convolution before it.
 
 Let a convolution's output reach the ReLU without mixing channels or positions, as through
 BatchNorm. Then the error of its output channel is ``δ[p] = c[p] + m[p] d[p]``, with the ReLU's
-mask m, ``c`` the error with the ReLU closed, and ``c + d`` the one with it open. One wrong entry p
-changes the residual ``r = ∂L/∂W − Σ_p δ[p] A_p`` of that channel's gradient by ``±d[p] A_p``, where
-A_p is the patch that the convolution took in at p. So once the patches are known from all other
-channels, entries are turned one after another, each time the one that lowers ‖r‖² the most,
+mask m, the error c with the ReLU closed, and the error ``c + d`` with the ReLU open. One wrong
+entry p changes the residual ``r = ∂L/∂W − Σ_p δ[p] A_p`` of that channel's gradient by
+``±d[p] A_p``, where A_p is the patch that the convolution took in at p. All other channels give the
+patches. Then the repair turns one entry after another, each time the one that lowers ‖r‖² the most,
 
     ‖r‖² − ‖r ∓ d[p] A_p‖² = ±2 d[p] ⟨r, A_p⟩ − d[p]² ‖A_p‖²,
 
-until r is within its noise. The equations of a channel outnumber such entries by far, so that no
-false set of a few entries gets there.
+until r is within its noise. A channel has far more equations than wrong entries, so that no false
+set of a few entries meets them.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class Channel:
     """One output channel of a convolution whose gradient contradicts its error.
 
     Attributes:
-        gradient: of its weight, (C, *kernel).
-        patches: what the convolution took in at each position (C·K, P).
-        closed: the error of its output if the ReLU that follows were closed, (P,).
-        opened: the same if it were open.
-        limit: the norm of the residual at which gradient and error agree.
+        gradient: ∂L/∂W of the channel, (C, *kernel).
+        patches: the inputs of the convolution at each output position, (C·K, P).
+        closed: the errors (P,) of the channel's output if the following ReLU were closed.
+        opened: the errors (P,) if that ReLU were open.
+        limit: norm of the residual up to which gradient and error agree.
     """
 
     gradient: Tensor
@@ -37,10 +37,10 @@ class Channel:
     limit: float
 
     def repair(self, mask: Tensor) -> Tensor | None:
-        """The mask (P,) with the fewest entries turned that the gradient agrees with, if found.
+        """Return the mask (P,) with a few entries turned so that the gradient agrees, or None.
 
         Args:
-            mask: of the ReLU that follows, in this channel.
+            mask: the mask (P,) of the following ReLU in this channel.
         """
         mask = mask.clone()
         change = self.opened - self.closed

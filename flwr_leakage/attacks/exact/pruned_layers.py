@@ -1,14 +1,15 @@
-"""What pruned gradients tell of one sample's pass through linear layers with ReLUs between them.
+"""One sample's pass through linear layers with ReLUs, as far as pruned gradients determine it.
 
-The gradient of a linear layer ``u = W h + c`` is ``e [h, 1]ᵀ`` for one sample, with e its outputs'
-error. Of pruned gradients
+The gradient of a linear layer ``u = W h + c`` is ``e [h, 1]ᵀ`` for one sample, with e the error of
+its outputs. Pruned gradients give these facts:
 
-* an entry that was kept is exact, or has noise that shows in how far it is from one product: the
-  bias's give errors, with which rows give inputs, with which columns give errors of further rows;
-* an entry that is zero has ``|e_i h_j| ≤ τ``, with τ the smallest magnitude that its tensor kept;
-* an output whose error or whose feature behind was kept is on;
-* the errors behind give each unit's error if it is on. One that pruning would have kept, and did
-  not, belongs to a unit that is off.
+* A kept entry is exact, or its noise shows in its distance from the product ``e [h, 1]ᵀ``. Kept
+  bias entries give errors. These errors and kept entries of their rows give inputs. These inputs
+  and kept entries of their columns give errors of further rows.
+* A zero entry has ``|e_i h_j| ≤ τ``, with τ the smallest magnitude that its tensor kept.
+* A unit is on if its error or its entry in the next layer's input was kept.
+* The next layer's errors give the error that each unit has if it is on. If pruning would have kept
+  that error, but the unit's gradient is zero, the unit is off.
 """
 
 import math
@@ -22,37 +23,24 @@ from torch import Tensor
 
 from flwr_leakage.attacks.network.linear import LinearUse, find_linear_layers
 from flwr_leakage.attacks.problem import Problem
-
-ROUGH = 0.1
-"""Relative distance from an outer product up to which it is one with noise."""
-
-FLOAT = 1e-6
-"""Least deviation of what was kept, in units of the layer's largest input: float32's rounding."""
-
-NOISE = 10.0
-"""So many deviations beyond a threshold are noise."""
-
-ROUNDS = 50
-"""Times that inputs tell errors and errors inputs; what is not told by then is taken as unknown."""
-
-TINIEST = 1e-300
-"""Instead of a sum of squares that is zero; its entry is not seen."""
+from flwr_leakage.attacks.rounding import FLOAT32_DEVIATION, NOISE_DEVIATIONS
 
 
 @dataclass(frozen=True)
 class PrunedLayer:
-    """A linear layer, and what its gradient of one sample tells.
+    """A linear layer, with the errors and inputs of one sample that its pruned gradient gives.
 
     Attributes:
         matrix: W (m, n).
         offset: c (m,).
-        errors: e (m,), zero where not seen.
-        has_error: which of them are seen (m,).
-        inputs: h (n,), zero where not seen.
-        seen: which of them are (n,).
-        deviations: of the inputs that are seen, by noise of the gradient (n,).
-        noise: deviation of the gradient's entries.
-        threshold: τ; infinite where larger entries are zero than others that were kept.
+        errors: e (m,), zero if unknown.
+        has_error: booleans (m,), true for the known errors.
+        inputs: h (n,), zero if unknown.
+        seen: booleans (n,), true for the known inputs.
+        deviations: standard deviations (n,) of the known inputs through the gradient's noise, zero
+            for unknown inputs.
+        noise: standard deviation of the gradient's entries.
+        threshold: τ; infinite if pruning removed larger entries than it kept.
     """
 
     matrix: Float[Tensor, "m n"]
@@ -72,14 +60,17 @@ class PrunedLayer:
         offset: Float[Tensor, " m"],
         weight: Float[Tensor, "m n"],
         bias: Float[Tensor, " m"],
+        rounds: int = 50,
     ) -> "PrunedLayer":
-        """Read errors and inputs off what was kept.
+        """Return the layer with the errors and inputs that its kept entries give.
 
         Args:
-            matrix: W.
-            offset: c.
-            weight: ∂L/∂W.
-            bias: ∂L/∂c.
+            matrix: W (m, n).
+            offset: c (m,).
+            weight: ∂L/∂W (m, n), zero where entries were pruned.
+            bias: ∂L/∂c (m,), zero where entries were pruned.
+            rounds: how often errors and inputs are computed from each other; the entries that are
+                not reached by then stay unknown.
 
         Raises:
             ValueError: nothing of the bias or of the weight is kept, or the entries are not those
@@ -92,27 +83,32 @@ class PrunedLayer:
         row = torch.zeros_like(both[0])
         row[-1] = 1.0
         known = row > 0
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             sizes = kept @ row.square()
-            errors = torch.where(sizes > 0, both @ row / sizes.clamp_min(TINIEST), 0.0)
+            errors = torch.where(sizes > 0, both @ row / sizes.clamp_min(1e-300), 0.0)
             weights = kept.T @ errors.square()
-            row = torch.where(weights > 0, both.T @ errors / weights.clamp_min(TINIEST), 0.0)
+            row = torch.where(weights > 0, both.T @ errors / weights.clamp_min(1e-300), 0.0)
             row = row / row[-1]
             if torch.equal(weights > 0, known):
                 break
             known = weights > 0
         product = errors[:, None] * row
         left = kept * (product - both)
-        if not float(left.norm()) <= ROUGH * float(both.norm()):
+        # A larger distance from an outer product is no noise (chosen on development draws).
+        if not float(left.norm()) <= 0.1 * float(both.norm()):
             raise ValueError("what is kept of the layer's gradient is not of one sample.")
         surplus = float(kept.sum()) - float((sizes > 0).sum() + known.sum())
         noise = float(left.norm()) / max(surplus, 1.0) ** 0.5
-        deviations = noise * weights[:-1].clamp_min(TINIEST).rsqrt()
-        deviations = deviations.clamp_min(FLOAT * float(row[:-1].abs().max()))
+        deviations = noise * weights[:-1].clamp_min(1e-300).rsqrt()
+        deviations = deviations.clamp_min(FLOAT32_DEVIATION * float(row[:-1].abs().max()))
         threshold = float(weight[weight != 0].abs().min())
         pruned = product[:, :-1][weight == 0]
-        if len(pruned) and float(pruned.abs().max()) > threshold * (1 + FLOAT) + NOISE * noise:
-            threshold = math.inf  # magnitudes are not what decided
+        if (
+            len(pruned)
+            and float(pruned.abs().max())
+            > threshold * (1 + FLOAT32_DEVIATION) + NOISE_DEVIATIONS * noise
+        ):
+            threshold = math.inf  # pruning did not decide by magnitudes
         return cls(
             matrix,
             offset,
@@ -127,42 +123,46 @@ class PrunedLayer:
 
     @property
     def bound(self) -> float:
-        """What inputs that are not seen are at most, in magnitude."""
-        return (self.threshold + NOISE * self.noise) / float(self.errors.abs().max())
+        """Largest magnitude that an unknown input may have."""
+        return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.errors.abs().max())
 
     @property
     def error_bound(self) -> float:
-        """What errors that are not seen are at most, in magnitude."""
-        return (self.threshold + NOISE * self.noise) / float(self.inputs.abs().max())
+        """Largest magnitude that an unknown error may have."""
+        return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.inputs.abs().max())
 
     def doubt(self, of_others: Tensor | float) -> Tensor:
-        """How far errors may be off (m,): by noise where they are seen, else by what is given."""
-        own = NOISE * self.noise / float(self.inputs.abs().max())
+        """Return bounds (m,) on the error of e: noise where e is known, ``of_others`` elsewhere.
+
+        Args:
+            of_others: bound for the unknown errors, one for all or (m,).
+        """
+        own = NOISE_DEVIATIONS * self.noise / float(self.inputs.abs().max())
         others = torch.as_tensor(of_others).to(self.errors).expand_as(self.errors)
         return others.masked_fill(self.has_error, own)
 
 
 @dataclass(frozen=True)
 class PrunedPass:
-    """The first layers of a pass, each the next one's only input but for a ReLU.
+    """The first layers of a pass, with nothing but ReLUs between them.
 
     Attributes:
-        layers: at least one, in the order of the pass.
+        layers: at least one layer, in the order of the pass.
     """
 
     layers: Sequence[PrunedLayer]
 
     @classmethod
     def of(cls, problem: Problem, first: LinearUse, generator: torch.Generator) -> "PrunedPass":
-        """Read the layers from the first one on, as far as ReLUs alone stand between them.
+        """Return the layers from ``first`` on, as long as only ReLUs stand between them.
 
         Args:
-            problem: one sample in one plain step.
-            first: the layer that takes the input.
-            generator: of the images that tell what stands between layers.
+            problem: the update of one sample in one plain step.
+            first: the layer that takes the network's input.
+            generator: draws the images whose passes show what stands between layers.
 
         Raises:
-            ValueError: the first layer tells nothing; see :meth:`PrunedLayer.of`.
+            ValueError: the first layer's gradient gives no input; see :meth:`PrunedLayer.of`.
         """
         like = problem.params[first.weight]
         probes = torch.randn(8, *problem.spec.shape, generator=generator, dtype=torch.float64)
@@ -181,12 +181,12 @@ class PrunedPass:
             try:
                 layers.append(_read(problem, following))
             except ValueError:
-                break  # what the layers before it tell holds without it
+                break  # the layers before it hold without it
         return cls(layers)
 
     @cached_property
     def states(self) -> list[tuple[Tensor, Tensor]]:
-        """Which units of each layer but the last are on, and which are off (m,), for certain."""
+        """Booleans (m,) for each layer but the last: units surely on, and units surely off."""
         last = self.layers[-1]
         errors = last.errors
         doubt = last.doubt(last.error_bound)
@@ -196,7 +196,7 @@ class PrunedPass:
             own = following.matrix.T @ errors
             own_doubt = following.matrix.abs().T @ doubt
             on = layer.has_error | following.seen
-            off = ~on & (own.abs() - own_doubt > (1 + FLOAT) * layer.error_bound)
+            off = ~on & (own.abs() - own_doubt > (1 + FLOAT32_DEVIATION) * layer.error_bound)
             found.append((on, off))
             errors = torch.where(layer.has_error, layer.errors, torch.where(on, own, 0.0))
             unsure = torch.where(on, own_doubt, own.abs() + own_doubt)

@@ -1,41 +1,38 @@
-"""All errors of a batch at once, where the layer behind leaves few directions to them.
+"""All errors of a batch at once, if the next layer leaves few directions to them.
 
-Behind a linear layer with ReLU comes a layer of weights W₂, whose errors lie in a known span V₂ (of
+A layer with weights W₂ follows a linear layer with ReLU. Its errors lie in a known span V₂ (of
 K − 1 directions for the logits: errors of cross-entropy sum to zero). Then entry j of a sample's
-error f = U q is zero where the sample leaves unit j inactive, and ``h_j = (W₂ᵀ V₂ e)_j`` where it
-does not. Either way
+error f = U q is zero if the sample leaves unit j inactive, and ``h_j = (W₂ᵀ V₂ e)_j`` otherwise.
+Either way
 
-    f_j (f_j − h_j) = 0    for every unit j:
+    f_j (f_j − h_j) = 0    for every unit j.
 
-one equation a unit, quadratic in (q, e), and linear in the matrices q qᵀ and q eᵀ. With b samples
-and r directions of e these are b (b + 1) / 2 + r b unknowns. Where there are more units, the null
-space is spanned by the b samples' own solutions: two random matrices out of it are ``Q D₁ Qᵀ`` and
-``Q D₂ Qᵀ`` with diagonal D, and the eigenvectors of ``(Q D₁ Qᵀ)(Q D₂ Qᵀ)⁻¹`` are the columns of Q
-(Jennrich's algorithm: Harshman 1970). There is no search and no start.
+This is one equation for each unit, quadratic in (q, e), and linear in the matrices q qᵀ and q eᵀ.
+With b samples and r directions of e there are b (b + 1) / 2 + r b unknowns. If there are more
+units, the b samples' own solutions span the null space. Two random matrices in it are ``Q D₁ Qᵀ``
+and ``Q D₂ Qᵀ`` with diagonal D, and the eigenvectors of ``(Q D₁ Qᵀ)(Q D₂ Qᵀ)⁻¹`` are the columns
+of Q (Jennrich's algorithm: Harshman 1970). There is no search and no start.
 """
 
 import torch
 from torch import Tensor
 
-ROOM = 0.95
-"""The largest share of the units that the number of unknowns may be."""
 
-
-def fits(units: int, samples: int, directions: int) -> bool:
-    """Whether there are enough units for the unknowns."""
-    return samples * (samples + 1) // 2 + directions * samples <= ROOM * units
+def fits(units: int, samples: int, directions: int, most: float = 0.95) -> bool:
+    """Return whether the unknowns are at most the share ``most`` of the units."""
+    return samples * (samples + 1) // 2 + directions * samples <= most * units
 
 
 def lifted_columns(left: Tensor, behind: Tensor, generator: torch.Generator) -> Tensor:
-    """The columns q of Q, up to their lengths.
+    """Return the columns q of Q, up to their lengths.
 
     Args:
-        left: U (m, b), of the units that are not dead.
-        behind: W₂ᵀ V₂ (m, r).
-        generator: of the two random matrices.
+        left: U (m, b), the rows of the units that some sample activates.
+        behind: W₂ᵀ V₂ (m, r), the rows of the same units.
+        generator: draws the two random matrices.
 
     Returns:
-        (b, b), a column a sample.
+        (b, b), one column for each sample.
     """
     units, samples = left.shape
     behind = torch.linalg.qr(behind).Q * units**0.5
@@ -46,7 +43,7 @@ def lifted_columns(left: Tensor, behind: Tensor, generator: torch.Generator) -> 
     squares = left[:, rows] * left[:, columns] * weights
     products = (left[:, :, None] * behind[:, None, :]).reshape(units, -1)
     lifted = torch.cat([squares, -products], dim=1)
-    # The Gram matrix would square the noise: what is wanted is what is smallest.
+    # The Gram matrix would square the noise, which hides the smallest singular values.
     null = torch.linalg.svd(lifted, full_matrices=False).Vh[-samples:]
     matrices = left.new_zeros(samples, samples, samples)
     matrices[:, rows, columns] = null[:, : len(rows)] / weights

@@ -1,33 +1,39 @@
 """Sparse vectors in the span of a few known ones.
 
 The gradient of a linear layer is ``∂L/∂W = S H`` with S = ∂L/∂Z (m × B) and H (B × n) the
-samples' inputs. Behind the layer a ReLU makes every column of S zero where the sample leaves the
-unit inactive; where the layer's inputs are outputs of a ReLU (or black pixels), every row of H has
-zeros too. Both lie in spans that the gradient tells, and are sparse there as no mixture of several
-samples is (SPEAR: Dimitrov et al. 2024; dictionary learning: SPEAR++ 2025).
+samples' inputs. If a ReLU follows the layer, a column of S is zero for every unit that the sample
+leaves inactive. If the layer's inputs are outputs of a ReLU, or images with black pixels, the rows
+of H have zeros too. The gradient gives the spans of both. A sample's own vector is sparser there
+than any mixture of samples (SPEAR: Dimitrov et al. 2024; dictionary learning: SPEAR++ 2025).
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
-ROUNDS, DECAY, START = 60, 0.85, 0.3
-
 
 def sparsest(
-    basis: Tensor, start: Tensor, nonnegative: bool = False, near: float = START
+    basis: Tensor,
+    start: Tensor,
+    nonnegative: bool = False,
+    near: float = 0.3,
+    rounds: int = 60,
+    decay: float = 0.85,
 ) -> Tensor:
-    """A vector v, near a start, for which ``basis @ v`` has many zeros.
+    """Return a vector v, near a start, for which ``basis @ v`` has many zeros.
 
-    A local minimum of ``Σ_j log((Mv)_j² + e²)`` on the unit sphere as e falls (iteratively
-    reweighted least squares with p = 0, Chartrand and Yin 2008): in each round v is the smallest
-    eigenvector of ``Mᵀ diag(1 / ((Mv)² + e²)) M``, by two inverse iterations.
+    It is a local minimum of ``Σ_j log((Mv)_j² + e²)`` on the unit sphere as e falls (iteratively
+    reweighted least squares with p = 0, Chartrand and Yin 2008). In each round v is the smallest
+    eigenvector of ``Mᵀ diag(1 / ((Mv)² + e²)) M``, from two inverse iterations.
 
     Args:
-        basis: M (m, b), columns orthonormal.
-        start: (b,).
-        nonnegative: entries below zero count like zeros that are missed.
-        near: the first e, relative to the start's largest entry. Small ones stay near the start.
+        basis: M (m, b), with orthonormal columns.
+        start: (b,) the vector to start from, of any length.
+        nonnegative: whether a negative entry costs as much as the largest weight of a zero.
+        near: the first e, relative to the largest entry of M times the start's direction. A small
+            value keeps v near the start.
+        rounds: number of rounds.
+        decay: factor of e from round to round (all defaults were chosen on development draws).
 
     Returns:
         v (b,) of length 1.
@@ -36,78 +42,79 @@ def sparsest(
     values = basis @ vector
     width = near * float(values.abs().max())
     identity = torch.eye(len(vector), dtype=basis.dtype, device=basis.device)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         weights = 1 / (values.square() + width**2)
         if nonnegative:
             if values.sum() < 0:
                 vector, values = -vector, -values
             weights = weights.where(values >= 0, 1 / width**2)
         matrix = basis.T @ (basis * weights[:, None])
-        # Far below the smallest eigenvalue that rounding leaves, and no pivot is ever zero.
+        # The ridge is far below the smallest eigenvalue, and keeps every pivot above zero.
         matrix += 1e-13 * matrix.diagonal().sum() * identity
         factor = torch.linalg.cholesky(matrix)
         for _ in range(2):
             vector = torch.cholesky_solve(vector[:, None], factor)[:, 0]
             vector = vector / vector.norm()
         values = basis @ vector
-        width *= DECAY
+        width *= decay
     return vector
 
 
-PROGRAMS, SLACK = 4, 1e-2
-"""Linear programs of a start, and what counts as near zero, relative to the mean entry."""
+def extreme_ray(
+    basis: Tensor, start: Tensor, programs: int = 4, slack_share: float = 1e-2
+) -> Tensor | None:
+    """Return a vector v, near a start, for which ``basis @ v`` is nonnegative with many zeros.
 
-
-def extreme_ray(basis: Tensor, start: Tensor) -> Tensor | None:
-    """A nonnegative vector ``basis @ v``, near a start, with many zeros.
-
-    A vertex of ``{v : Mv ≥ 0, Σ Mv = 1}`` of least ``Σ_j w_j (Mv)_j``, and again with weights
-    ``w_j = 1 / ((Mv)_j + e)`` of the one before (reweighted ℓ₁, Candès, Wakin and Boyd 2008), from
-    which :func:`sparsest` ends. A sample's ReLU outputs are an extreme ray of that cone. A program
-    has no local minima, and its rays are near the start: gradients of units, mixtures of the few
-    samples that activate them, lead to many different ones. The cost grows as m b: 0.05 s at
-    400 × 32, 1.4 s at 4,096 × 64.
+    It is a vertex of ``{v : Mv ≥ 0, Σ Mv = 1}`` with the least ``Σ_j w_j (Mv)_j``. The next linear
+    program has the weights ``w_j = 1 / ((Mv)_j + e)`` of the vertex before (reweighted ℓ₁, Candès,
+    Wakin and Boyd 2008), and :func:`sparsest` refines the last vertex. A sample's ReLU outputs are
+    an extreme ray of that cone. A program has no local minima, and its vertex is near the start.
+    Gradients of units are mixtures of the few samples that activate them: they lead to many
+    different rays. The cost grows as m b: 0.05 s at 400 × 32, 1.4 s at 4,096 × 64.
 
     Args:
-        basis: M (m, b), columns orthonormal.
-        start: (b,).
+        basis: M (m, b), with orthonormal columns.
+        start: (b,) the vector to start from, of any length.
+        programs: number of linear programs.
+        slack_share: an entry counts as near zero below this share of the mean entry.
 
     Returns:
-        v (b,), or ``None`` where no such vector is found.
+        v (b,), or ``None`` if a program has no solution.
     """
     from scipy.optimize import linprog  # takes most of a second to import
 
     matrix = basis.numpy(force=True)
     values = matrix @ start.numpy(force=True)
     values = values if values.sum() > 0 else -values
-    slack = np.full(len(matrix), SLACK / len(matrix))
-    for _ in range(PROGRAMS):
-        weights = 1 / (values.clip(0) + SLACK * np.abs(values).mean())
+    slack = np.full(len(matrix), slack_share / len(matrix))
+    for _ in range(programs):
+        weights = 1 / (values.clip(0) + slack_share * np.abs(values).mean())
         solved = linprog(
             matrix.T @ weights, -matrix, slack, matrix.sum(0)[None], [1.0], (None, None)
         )
         if solved.x is None:
             return None
         values = matrix @ solved.x
-    # A vertex is as exact as its entries at zero are. There are more, without the slack.
-    return sparsest(basis, torch.from_numpy(solved.x).to(basis), nonnegative=True, near=SLACK)
+    # The slack leaves small entries in place of zeros. The refinement, which has none, finds them.
+    refined = torch.from_numpy(solved.x).to(basis)
+    return sparsest(basis, refined, nonnegative=True, near=slack_share)
 
 
 def zero_entries(values: Tensor, at_least: int, contrast: float = 10.0) -> Tensor | None:
-    """Which entries are zeros, up to noise of a size that is not known.
+    """Return which entries are zeros up to noise of unknown size, or None if none stand out.
 
     The sorted magnitudes are split where two Gaussians of mean zero, one for each part, explain
-    them best: k entries of root mean square σ₀ below and m − k of σ₁ above have least
-    ``k log σ₀ + (m − k) log σ₁`` (minimum error thresholding, Kittler and Illingworth 1986). A gap
-    between them is not needed: some nonzero entries are always as small as noise is.
+    them best. The k entries below the split have the root mean square σ₀, the m − k above it σ₁,
+    and ``k log σ₀ + (m − k) log σ₁`` is least (minimum error thresholding, Kittler and Illingworth
+    1986). This needs no gap between them: some nonzero entries are always as small as the noise.
 
     Args:
-        values: (m,).
-        at_least: so many zeros there must be.
-        contrast: the least σ₁ / σ₀.
+        values: (m,) the entries.
+        at_least: least number of zeros.
+        contrast: least ratio σ₁ / σ₀.
 
     Returns:
-        (m,) booleans, or ``None`` where the two do not differ that much.
+        (m,) booleans, true for zeros; ``None`` if the ratio is smaller or ``at_least`` ≥ m.
     """
     if at_least >= len(values):
         return None
@@ -127,7 +134,10 @@ def zero_entries(values: Tensor, at_least: int, contrast: float = 10.0) -> Tenso
 
 
 def null_vector(matrix: Tensor) -> tuple[Tensor, float]:
-    """The unit vector v of least ``‖Mv‖``, and the ratio of the two least singular values."""
+    """Return the unit vector v of least ``‖Mv‖``, and the ratio of the two least singular values.
+
+    The ratio is near 0 if v is the only null vector, and 1 if a matrix of too few rows has several.
+    """
     _, singular, right = torch.linalg.svd(matrix, full_matrices=matrix.shape[0] < matrix.shape[1])
     if matrix.shape[0] < matrix.shape[1] - 1:
         return right[-1], 1.0

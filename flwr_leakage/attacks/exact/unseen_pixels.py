@@ -1,21 +1,21 @@
-"""The pixels of which a pruned update keeps nothing: what is likely of them, given all the rest.
+"""The posterior mean of the pixels that a pruned update does not determine.
 
-The kept entries of the first layer tell the other pixels exactly
-(:mod:`~flwr_leakage.attacks.exact.pruned_layers`). Of those that are unseen it is known that
+The kept entries of the first layer determine the seen pixels exactly
+(:mod:`~flwr_leakage.attacks.exact.pruned_layers`). These facts are known about the unseen ones:
 
-* they are small, and in the range of images;
-* the first layer's outputs are the features that the next layer's gradient shows, where these were
-  kept; small where they were not; at most zero where a unit is off, at least zero where it is on;
-* the layers behind, of which more is kept than of the first, tell sums of the features that are
-  not seen;
-* images are smooth (:class:`flwr_leakage.spectral.image_prior.ImagePrior`).
+* They are small, and in the range of images.
+* The first layer's outputs equal the features that the next layer's gradient shows. Other outputs
+  are small. They are at most zero if the unit is off, and at least zero if it is on.
+* Pruning keeps more of the layers behind than of the first. They determine sums of the features
+  that are not seen.
+* Images are smooth (:class:`flwr_leakage.spectral.image_prior.ImagePrior`).
 
-With ReLUs taken as on, off, or for the moment as the line that fits them best under what is known
-of their input (statistical linearisation, as in the iterated posterior linearisation filter of
-García-Fernández, Svensson, Morelande and Särkkä 2015), equations are linear, and the posterior is
-normal but for bounds. These are met by expectation propagation (Minka 2001): each by a normal
-factor that leaves mean and variance of the truncated law. The mean is the estimate of the least
-expected squared error.
+Each ReLU counts as on, as off, or as the line that fits it best under the current law of its input
+(statistical linearisation, as in the iterated posterior linearisation filter of García-Fernández,
+Svensson, Morelande and Särkkä 2015). Then the equations are linear, and the posterior is normal
+except for bounds. Expectation propagation (Minka 2001) replaces each bound by a normal factor that
+gives the mean and the variance of the truncated law. The posterior mean is the estimate with the
+least expected squared error.
 """
 
 import math
@@ -26,36 +26,30 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
-from flwr_leakage.attacks.exact.pruned_layers import FLOAT, PrunedLayer, PrunedPass
+from flwr_leakage.attacks.exact.pruned_layers import PrunedLayer, PrunedPass
 from flwr_leakage.attacks.input_order import InputOrder
+from flwr_leakage.attacks.rounding import FLOAT32_DEVIATION
 from flwr_leakage.records import InputSpec
 from flwr_leakage.spectral.image_prior import ImagePrior
 
-TURNS = 60
-"""Most linearisations."""
-
-SETTLED = 1e-6
-"""Change of the mean, in units of what images deviate by, at which they end."""
-
-DAMPING = 0.5
-"""Share of the way to a bound's new factor: all of them are renewed at the same time."""
-
 LEAST_SPREAD = 1e-8
-"""Deviation below which a bounded value is as good as known, and its factor stays."""
+"""Standard deviation, in normalised pixels or features, below which a bounded value counts as
+known and its factor stays (chosen on development draws; no table)."""
 
 MOST_ENTRIES = 40_000_000
-"""Of the prior's matrix: unseen pixels times all of them."""
+"""Largest number of entries of the prior's matrix, which has a row for each unseen pixel and a
+column for each pixel: 320 MB in float64."""
 
 
 @dataclass(frozen=True)
 class Filled:
-    """The unseen pixels.
+    """An image with its unseen pixels filled in.
 
     Attributes:
         inputs: the whole image (n,), normalised.
-        deviation: of the unseen pixels, root mean square, as the posterior has it.
+        deviation: root mean square of the unseen pixels' posterior standard deviations.
         stopped: whether the budget was spent before the mean settled.
-        settled: whether it did.
+        settled: whether the mean settled.
     """
 
     inputs: Tensor
@@ -66,14 +60,14 @@ class Filled:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of linear forms of the unseen pixels, and the normal factors in their place.
+    """Bounds on k linear forms of the u unseen pixels, with the normal factors that replace them.
 
     Attributes:
-        forms: (k, u), one in each row.
-        low: (k,), −∞ for none.
-        high: (k,), ∞ for none.
-        precision: of the factors (k,), ≥ 0.
-        shift: precision times mean of the factors (k,).
+        forms: (k, u) the coefficients, one form in each row.
+        low: (k,) lower bounds; −∞ for none.
+        high: (k,) upper bounds; ∞ for none.
+        precision: (k,) precisions of the factors, ≥ 0.
+        shift: (k,) precision times mean of the factors.
     """
 
     forms: Tensor
@@ -84,23 +78,28 @@ class Bounds:
 
     @classmethod
     def of(cls, forms: Tensor, low: Tensor, high: Tensor) -> "Bounds":
-        """Factors of nothing yet, but where both bounds are given: of the uniform law's moments."""
+        """Return bounds with initial factors.
+
+        A form with two bounds gets the moments of the uniform law between them, and any other form
+        gets precision zero. The arguments are the attributes of the same name.
+        """
         width, middle = high - low, (high + low) / 2
         precision = torch.where(width.isfinite(), 12 / width.square(), 0.0)
         shift = torch.where(width.isfinite(), precision * middle, 0.0)
         return cls(forms, low, high, precision, shift)
 
-    def renewed(self, mean: Tensor, covariance: Tensor) -> "Bounds":
-        """With factors that give the truncated law's moments, part of the way.
+    def renewed(self, mean: Tensor, covariance: Tensor, damping: float = 0.5) -> "Bounds":
+        """Return bounds whose factors are moved towards the truncated laws' moments.
 
         Args:
-            mean: of the unseen pixels (u,).
-            covariance: of the same (u, u).
+            mean: posterior mean (u,) of the unseen pixels.
+            covariance: posterior covariance (u, u) of the unseen pixels.
+            damping: share of the way to the new factors, below 1 as all of them move at once.
         """
         means = self.forms @ mean
         variances = ((self.forms @ covariance) * self.forms).sum(1).clamp_min(0)
         rest = 1 / variances.clamp_min(LEAST_SPREAD**2) - self.precision
-        # Where the factor itself tells nearly all, the rest of the law has no variance to speak of.
+        # If a factor determines its form almost alone, rounding swallows the rest of the law.
         is_told = (variances > LEAST_SPREAD**2) & (rest * variances > 1e-3)
         rest = rest.where(is_told, torch.ones_like(rest))
         centre = (means / variances.clamp_min(LEAST_SPREAD**2) - self.shift) / rest
@@ -109,19 +108,19 @@ class Bounds:
         shift = own_mean / own_variance - centre * rest
         return replace(
             self,
-            precision=torch.where(is_told, self.precision.lerp(precision, DAMPING), self.precision),
-            shift=torch.where(is_told, self.shift.lerp(shift, DAMPING), self.shift),
+            precision=torch.where(is_told, self.precision.lerp(precision, damping), self.precision),
+            shift=torch.where(is_told, self.shift.lerp(shift, damping), self.shift),
         )
 
 
 @dataclass(frozen=True)
 class Equations:
-    """Linear equations ``H x = y`` of the unseen pixels, with normal errors.
+    """Linear equations ``H x = y`` about the unseen pixels x, with normal errors.
 
     Attributes:
         forms: H (k, u).
         values: y (k,).
-        covariance: of the errors (k, k), positive definite.
+        covariance: covariance (k, k) of the errors, positive definite.
     """
 
     forms: Tensor
@@ -130,20 +129,28 @@ class Equations:
 
 
 def fill_unseen(
-    spec: InputSpec, order: InputOrder, found: PrunedPass, budget: Budget = UNLIMITED
+    spec: InputSpec,
+    order: InputOrder,
+    found: PrunedPass,
+    budget: Budget = UNLIMITED,
+    max_turns: int = 60,
+    settled_share: float = 1e-6,
 ) -> Filled | None:
-    """The posterior mean of an image's unseen pixels.
+    """Return an image with the posterior mean of its unseen pixels, or None if they are too many.
 
-    Each turn solves for u unseen pixels: u³ operations, and u n memory of the prior of n pixels.
+    Each turn takes u³ operations for u unseen pixels, and u n memory for the prior of n pixels.
 
     Args:
-        spec: of the image.
-        order: how the first layer takes it.
-        found: what the update tells, in double precision.
-        budget: looked at before each turn.
+        spec: shape and normalisation of the image.
+        order: the order in which the first layer takes the pixels.
+        found: the facts that the update gives about the pass, in double precision.
+        budget: CPU seconds, checked before each turn.
+        max_turns: largest number of linearisations.
+        settled_share: the mean counts as settled if no pixel changes by more than this share of the
+            image's deviation from grey.
 
     Returns:
-        ``None`` where there are too many for matrices: see :data:`MOST_ENTRIES`.
+        The image, or ``None`` if the prior's matrix would exceed :data:`MOST_ENTRIES`.
     """
     first = found.layers[0]
     unseen = order.moved(~first.seen)
@@ -161,14 +168,14 @@ def fill_unseen(
     bounds = _bounds(spec, order, layers, found.states, base, unseen)
     mean, covariance = _posterior(precision, shift, bounds, None)
     stopped = settled = False
-    for _ in range(TURNS):
+    for _ in range(max_turns):
         stopped = budget.is_spent
         if stopped:
             break
         equations = _linearised(layers, found.states, base, blur, unseen, mean, covariance)
         before = mean
         mean, covariance = _posterior(precision, shift, bounds, equations)
-        settled = float((mean - before).abs().max()) <= SETTLED * spread
+        settled = float((mean - before).abs().max()) <= settled_share * spread
         if settled:
             break
         bounds = bounds.renewed(mean, covariance)
@@ -179,14 +186,14 @@ def fill_unseen(
 
 
 def _given_seen(spec: InputSpec, base: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor, float]:
-    """The prior of the unseen pixels, given the others: its precision and that times its mean.
+    """Return the law of the unseen pixels given the seen ones under the prior.
 
-    The prior's scale is that under which the seen pixels are most likely. With L the prior's
-    root, z the offset from grey of the seen pixels and of what is then most likely of the others,
-    and k seen pixels, it is ``‖L⁻¹ z‖² / k``.
+    The prior's scale maximises the likelihood of the k seen pixels: it is ``‖L⁻¹ z‖² / k``. L is
+    the prior's root, and z the offset from grey of the most likely image with the seen pixels.
 
     Returns:
-        Both, and the deviation of a pixel of the most likely image from grey.
+        The precision (u, u), the precision times the mean (u,), and the root mean square of the
+        most likely image's offset from grey.
     """
     prior = ImagePrior.natural(spec)
     inverse = replace(prior, deviations=1 / prior.deviations, scale=1 / prior.scale)
@@ -198,7 +205,7 @@ def _given_seen(spec: InputSpec, base: Tensor, unseen: Tensor) -> tuple[Tensor, 
     precision, wanted = rows @ rows.T, -rows @ known
     likely = torch.cholesky_solve(wanted[:, None], torch.linalg.cholesky(precision))[:, 0]
     variance = (known + likely @ rows).square().sum() / (~unseen).sum()
-    variance = variance.clamp_min(FLOAT**2)
+    variance = variance.clamp_min(FLOAT32_DEVIATION**2)
     offset[unseen] = likely
     shift = (wanted + precision @ grey[unseen]) / variance
     return precision / variance, shift, float(offset.square().mean().sqrt())
@@ -212,14 +219,14 @@ def _bounds(
     base: Tensor,
     unseen: Tensor,
 ) -> Bounds:
-    """Of the unseen pixels, and of the first layer's outputs."""
+    """Return the bounds on the unseen pixels and on the first layer's outputs."""
     first = layers[0]
     images = torch.tensor([0.0, 1.0], dtype=base.dtype)[:, None].expand(2, len(base))
     dark, bright = spec.normalize(images.reshape(2, *spec.shape)).flatten(1)
     ends = torch.stack([order.pixels(torch.full_like(base, x * first.bound)) for x in (-1.0, 1.0)])
     low = torch.maximum(ends.amin(0), dark)[unseen]
     high = torch.minimum(ends.amax(0), bright)[unseen]
-    high = torch.maximum(high, low + LEAST_SPREAD)  # an image that lies beyond, by rounding
+    high = torch.maximum(high, low + LEAST_SPREAD)  # rounding may put the bounds in wrong order
     forms = torch.eye(len(low), dtype=base.dtype)
     if len(layers) > 1:
         (on, off), following = states[0], layers[1]
@@ -241,10 +248,11 @@ def _linearised(
     mean: Tensor,
     covariance: Tensor,
 ) -> Equations | None:
-    """What the features that are seen say of the unseen pixels, given what is known of these.
+    """Return the equations that the seen features give about the unseen pixels, or None.
 
-    Features of a layer are ``v + H (x − mean) + T ε``, with ε standard normal. The pixels that are
-    seen have deviations ``blur``.
+    ReLUs are linearised under the law of the unseen pixels x with the given mean and covariance.
+    Features of a layer are ``v + H (x − mean) + T ε``, with ε standard normal. The seen pixels have
+    the standard deviations ``blur`` (n,).
     """
     value = base.clone()
     value[unseen] = mean
@@ -254,7 +262,7 @@ def _linearised(
     for layer, following, (on, off) in zip(layers, layers[1:], states, strict=False):
         outputs = layer.offset + layer.matrix @ value
         slopes, noise = layer.matrix @ slopes, layer.matrix @ noise
-        seen = following.seen  # of these the ReLU is on
+        seen = following.seen  # the ReLUs of these units are on
         known = following.inputs[seen]
         forms.append(slopes[seen])
         values.append(known - outputs[seen] + slopes[seen] @ mean)
@@ -282,7 +290,7 @@ def _linearised(
 def _posterior(
     precision: Tensor, shift: Tensor, bounds: Bounds, equations: Equations | None
 ) -> tuple[Tensor, Tensor]:
-    """Mean and covariance, given the prior, the factors of bounds, and equations."""
+    """Return mean and covariance, given the prior, the factors of the bounds and the equations."""
     total = precision + bounds.forms.T @ (bounds.precision[:, None] * bounds.forms)
     wanted = shift + bounds.forms.T @ bounds.shift
     if equations is not None:
@@ -296,7 +304,11 @@ def _posterior(
 
 
 def _rectified(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The line that fits a ReLU best under a normal law: slope, value at the mean, what varies."""
+    """Return the line that fits a ReLU best under a normal law of its input.
+
+    Returns:
+        The slope, the line's value at the mean, and the variance of the ReLU around the line.
+    """
     ratio = mean / deviation
     above = torch.special.ndtr(ratio)
     density = (-ratio.square() / 2).exp() / math.sqrt(2 * math.pi)
@@ -307,13 +319,13 @@ def _rectified(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def truncated(mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of a normal law on [low, high].
+    """Return mean and variance of a normal law that is truncated to [low, high].
 
     Args:
-        mean: of the law without bounds.
-        deviation: of the same, > 0.
-        low: −∞ for none.
-        high: above ``low``, ∞ for none.
+        mean: mean of the law without bounds.
+        deviation: standard deviation of the law without bounds, > 0.
+        low: lower bound; −∞ for none.
+        high: upper bound, above ``low``; ∞ for none.
 
     Example:
         >>> zero, one = torch.zeros(1).double(), torch.ones(1).double()
@@ -321,7 +333,7 @@ def truncated(mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor) -> tup
         (tensor([0.7979], dtype=torch.float64), tensor([0.3634], dtype=torch.float64))
     """
     below, above = (low - mean) / deviation, (high - mean) / deviation
-    # Both on the side below the mean, where the logarithm of the law tells small shares.
+    # Both bounds are mirrored below the mean, where log_ndtr is accurate for small shares.
     is_flipped = below > 0
     below, above = torch.where(is_flipped, -above, below), torch.where(is_flipped, -below, above)
     outer, inner = torch.special.log_ndtr(below), torch.special.log_ndtr(above)
@@ -335,7 +347,7 @@ def truncated(mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor) -> tup
     moments = below.nan_to_num(0, 0, 0) * first - above.nan_to_num(0, 0, 0) * second
     variance = deviation.square() * (1 + moments - shift.square())
     found = mean + deviation * torch.where(is_flipped, -shift, shift)
-    # Between bounds that are close, the law is uniform, but for rounding.
+    # Between close bounds the law is uniform; the formula above loses its variance to rounding.
     width = high - low
     variance = torch.minimum(variance, width.square() / 12)
     least = torch.minimum(deviation, width).square() * 1e-6
