@@ -1,9 +1,9 @@
 """A network as a chain of layers, for attacks that walk it backwards, however it is written.
 
-Layers are told by the functions that compute them, not by modules: ``F.relu`` and ``nn.ReLU``,
-``view`` and ``nn.Flatten``, a module called twice or a function written by hand are the same chain.
-Whether a layer follows another is told by the numbers that pass, and so is a ReLU that is computed
-by several calls, such as ``(z + z.abs()) / 2``.
+Layers are recognised by the functions that compute them, not by modules: ``F.relu`` and
+``nn.ReLU``, ``view`` and ``nn.Flatten``, a module called twice or a function written by hand give
+the same chain. The values of a pass show whether a layer follows another, and whether several
+calls, such as ``(z + z.abs()) / 2``, compute a ReLU.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,9 +22,6 @@ from flwr_leakage.attacks.network.places import describe_call
 from flwr_leakage.attacks.network.trace import Run, Step, Trace
 from flwr_leakage.attacks.problem import Problem
 
-LARGE = 1e4
-"""Times the probe, a function that is a ReLU of small numbers only, as ReLU6, is none."""
-
 
 @dataclass(frozen=True)
 class Link:
@@ -35,14 +32,14 @@ class Link:
         geometry: kernel, padding and stride of a convolution; ``None`` for a linear layer.
         input_shape: shape of a for one sample, without the batch.
         output_shape: shape of z for one sample, without the batch.
-        weight: W.
-        bias: b; zero where the layer has none.
-        scale: one factor a channel, from a BatchNorm with fixed statistics; one without BatchNorm.
-        shift: one number a channel, likewise; zero without BatchNorm.
+        weight: W (C, …) of C output channels or units.
+        bias: b (C,); zero if the layer has none.
+        scale: (C,) factors of a BatchNorm with fixed statistics; 1 without BatchNorm.
+        shift: (C,) offsets of that BatchNorm; 0 without BatchNorm.
         activation: φ; the identity for the last layer.
         weight_gradient: ∂L/∂W, observed for the sample that is sought.
-        bias_gradient: ∂L/∂b of that sample. Where only BatchNorm has a bias, it is computed from
-            that one's gradient. ``None`` where neither has one.
+        bias_gradient: ∂L/∂b of that sample. If only BatchNorm has a bias, it is computed from the
+            gradient of that bias. It is ``None`` if neither has one.
     """
 
     name: str
@@ -59,28 +56,28 @@ class Link:
 
     @property
     def num_channels(self) -> int:
-        """Channels of the outputs; for a linear layer its units."""
+        """Number of output channels, or of units for a linear layer."""
         return len(self.scale)
 
     @property
     def gain(self) -> Tensor:
-        """Standard deviation of z per channel o under inputs of unit variance: |scale_o| ‖W_o‖."""
+        """Standard deviation of z under inputs of unit variance: |scale_o| ‖W_o‖ per channel o."""
         return self.scale.abs() * self.weight.flatten(1).norm(dim=1)
 
     def linear(self, inputs: Tensor) -> Tensor:
-        """``W ∗ a`` of inputs (B, *input_shape)."""
+        """Return ``W ∗ a`` (B, *output_shape) of inputs (B, *input_shape)."""
         if self.geometry is None:
             return inputs.flatten(1) @ self.weight.T
         _, dilation, padding, stride = self.geometry
         return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
 
     def scaled(self, inputs: Tensor) -> Tensor:
-        """``scale · (W ∗ a)``: the change of the preactivations that a change a of inputs makes."""
+        """Return the change ``scale · (W ∗ a)`` of z for a change a (B, *input_shape) of inputs."""
         outputs = self.linear(inputs)
         return per_channel(self.scale, outputs) * outputs
 
     def preactivation(self, inputs: Tensor) -> Tensor:
-        """Preactivations z of inputs (B, *input_shape)."""
+        """Return the preactivations z (B, *output_shape) of inputs (B, *input_shape)."""
         outputs = self.linear(inputs)
         scale, shift, bias = (
             per_channel(values, outputs) for values in (self.scale, self.shift, self.bias)
@@ -88,11 +85,11 @@ class Link:
         return scale * (outputs + bias) + shift
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """φ(z) of inputs (B, *input_shape)."""
+        """Return the outputs φ(z) (B, *output_shape) of inputs (B, *input_shape)."""
         return self.activation.function(self.preactivation(inputs))
 
     def patches(self, inputs: Tensor) -> Tensor:
-        """The entries of an input (1, *input_shape) that each output position sees.
+        """Return the entries of an input (1, *input_shape) that each output position sees.
 
         Returns:
             (K, P): a channel's K weights meet these entries at P positions. Times the channel's
@@ -103,18 +100,18 @@ class Link:
         return self.geometry.patches(inputs)[0]
 
     def pull_back(self, errors: Tensor) -> Tensor:
-        """∂L/∂a (B, *input_shape) from ∂L/∂(W ∗ a) (B, *output_shape)."""
+        """Return ∂L/∂a (B, *input_shape) from ∂L/∂(W ∗ a) (B, *output_shape)."""
         zeros = torch.zeros(len(errors), *self.input_shape, dtype=errors.dtype)
         pull = torch.func.vjp(self.linear, zeros)[1]
         return pull(errors)[0]
 
     def equations(self, errors: Tensor, channels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The equations that the weight gradient states; see :func:`weight_equations`.
+        """Return the equations that the weight gradient states; see :func:`weight_equations`.
 
         Args:
             errors: ∂L/∂(W ∗ a), (1, *output_shape).
-            channels: which output channels to use (C,), as a mask: those whose errors are exact.
-                All of them if ``None``.
+            channels: booleans (C,), true for the output channels to use, whose errors must be
+                exact; ``None`` for all channels.
         """
         gradient = self.weight_gradient
         if channels is not None:
@@ -122,28 +119,28 @@ class Link:
         return weight_equations(errors, gradient, self.input_shape, self.geometry)
 
     def single(self) -> "Link":
-        """The same layer with W and scale in single precision, as ``scaled`` needs them."""
+        """Return the same layer with W and scale in single precision, for ``scaled``."""
         return replace(self, weight=self.weight.float(), scale=self.scale.float())
 
 
 def per_channel(values: Tensor, outputs: Tensor) -> Tensor:
-    """Reshape one value a channel (C,), so that it broadcasts over outputs (B, C, …)."""
+    """Return values (C,) of the channels in a shape that broadcasts over outputs (B, C, …)."""
     return values.reshape((-1,) + (1,) * (outputs.ndim - 2))
 
 
 def features_of(links: Iterable[Link], inputs: Tensor) -> Tensor:
-    """The outputs of the last of some successive layers, for inputs (B, *shape) of the first."""
+    """Return the last layer's outputs of successive layers, for inputs (B, *shape) of the first."""
     for link in links:
         inputs = link.outputs(inputs)
     return inputs
 
 
 class _Told(Trace):
-    """A trace of what a chain may hold, which tells what else changed values.
+    """A trace of the calls that a chain may hold, with notes on other calls that change values.
 
     Attributes:
-        between: by their places in the model, the calls that did so before each step, and behind
-            the last one.
+        between: descriptions of the other calls that changed values, with their lines in the
+            model: one list for the calls before each step, and one for those behind the last step.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
@@ -168,7 +165,7 @@ class _Told(Trace):
         known = inputs.clone()
         outputs = super().on_other(function, args, kwargs)
         if function is F.pad and zeros_around(*args, **kwargs) is not None:
-            return outputs  # they count as the convolution's
+            return outputs  # these zeros count as the convolution's padding
         return self._tell(function, known, outputs)
 
     def _tell(self, function: Callable[..., Any], inputs: Tensor, outputs: Any) -> Any:
@@ -186,19 +183,19 @@ def _may_be_link(op: Op) -> bool:
 
 
 def trace_chain(problem: Problem) -> list[Link]:
-    """Read a model as a chain of convolutions or linear layers with activations between.
+    """Return a model as a chain of convolutions or linear layers with activations between.
 
     BatchNorm with fixed statistics becomes ``scale`` and ``shift`` of the layer before it.
     Flattening is allowed anywhere, and log-softmax at the end.
 
     Raises:
         ValueError: the model is no such chain (branches, pooling, another function, BatchNorm with
-            batch statistics, padding that is not with as many zeros on both sides, groups, a layer
-            that is frozen or used twice); with the name of the layer that does not follow, and what
-            changed values before it, by its line in the model.
+            batch statistics, padding with different numbers of zeros on both sides, groups, a layer
+            that is frozen or used twice). The message names the layer that does not follow, and
+            the calls that changed values before it, with their lines in the model.
     """
     like = next(iter(problem.params.values()))
-    # A layer follows another if it takes in what that one put out. Random values tell them apart.
+    # A layer follows another if it takes that layer's outputs as inputs. Random values show this.
     stream = torch.Generator().manual_seed(0)
     probe = torch.rand(1, *problem.spec.shape, dtype=like.dtype, generator=stream)
     walk, logits = _walked(problem, probe)
@@ -223,7 +220,7 @@ def trace_chain(problem: Problem) -> list[Link]:
         used.add(name)
         previous = step.outputs
         _extend(links, step, what, problem)
-    # Cross-entropy has the same gradient of log-probabilities as of logits.
+    # Cross-entropy has the same gradient for log-probabilities as for logits.
     ends = _same(logits, previous) or _same(logits, previous.log_softmax(-1))
     if not links or not ends or links[-1].activation is not IDENTITY:
         called = ", ".join(dict.fromkeys(walk.between[-1]))
@@ -243,15 +240,15 @@ def _walked(problem: Problem, probe: Tensor) -> tuple[_Told, Tensor]:
 
 
 def _name(op: Op) -> str:
-    """The name of a layer's weight, or of a BatchNorm's; empty where it has none."""
+    """Return the name of a layer's or BatchNorm's weight; empty if it has none."""
     return "" if isinstance(op, Elementwise | Pool) else op.name
 
 
 def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
-    """Whether the calls before a layer compute together a ReLU of what the last one put out."""
-    for factor in (1, LARGE):
+    """Return whether the calls before step ``number`` compute a ReLU of the last step's outputs."""
+    for factor in (1, 1e4):  # a large probe tells ReLU6, which is a ReLU of small numbers only
         steps = _walked(problem, factor * probe)[0].steps
-        if number >= len(steps):  # a mask that keeps all is no ReLU
+        if number >= len(steps):  # the steps depend on the probe's size: a mask that keeps all
             return False
         if not _same(steps[number].inputs, steps[number - 1].outputs.clamp_min(0)):
             return False
@@ -263,7 +260,7 @@ def _same(left: Tensor, right: Tensor) -> bool:
 
 
 def _extend(links: list[Link], step: Step, what: str, problem: Problem) -> None:
-    """Append a layer, or fold BatchNorm or an activation into the last one."""
+    """Append a layer to the chain, or fold BatchNorm or an activation into its last layer."""
     if isinstance(step.op, Affine):
         if links and links[-1].activation is IDENTITY:
             raise ValueError(f"an activation must precede {what}.")
@@ -290,7 +287,7 @@ def _extend(links: list[Link], step: Step, what: str, problem: Problem) -> None:
 
 
 def _link(op: Affine, outputs: Tensor, what: str, problem: Problem) -> Link:
-    """A layer without BatchNorm and activation, with the observed gradients of its parameters."""
+    """Return a layer without BatchNorm and activation, with its parameters' observed gradients."""
     if op.name not in problem.gradient:
         raise ValueError("a layer's weight must be a parameter of the model as it is.")
     weight = problem.params[op.name]

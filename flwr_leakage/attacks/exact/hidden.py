@@ -16,7 +16,7 @@ from flwr_leakage.attacks.exact.weight_equations import Whitened
 
 @dataclass(frozen=True)
 class OwnEquations:
-    """How equations are made of the weight gradient of the layer whose masks are sought.
+    """The rule that turns the weight gradient of a layer with proven masks into equations.
 
     Only channels with a proven mask give equations, so that these are mostly fewer than the
     unknowns.
@@ -31,11 +31,11 @@ class OwnEquations:
     noise: float = 1e-4
 
     def __call__(self, link: Link, errors: Tensor, masks: Masks) -> Whitened | None:
-        """Equations about the layer's input; ``None`` if there are none.
+        """Return the equations about the layer's input, or None if there are none.
 
         Args:
             link: the layer.
-            errors: ∂L/∂(W ∗ a) of its outputs (C, P), as if all ReLUs were active.
+            errors: ∂L/∂(W ∗ a) (C, P) of its outputs, as if all ReLUs were active.
             masks: the masks of its ReLUs.
         """
         if not masks.num_proven:
@@ -52,11 +52,11 @@ class Hidden:
     Attributes:
         before: the layers before that layer.
         link: the layer.
-        behind: what is known of the next layer.
-        evidence: what gradients tell about the masks; ``None`` if they tell nothing.
-        masks: the masks as believed so far.
-        search: how masks are sought.
-        own: how equations are made of the layer's own weight gradient.
+        behind: the outputs and equations of the next layer.
+        evidence: the gradients that decide about the masks; ``None`` if the layer has no bias.
+        masks: the current estimate of the masks.
+        search: the settings of the search for masks.
+        own: the rule for equations from the layer's own weight gradient.
     """
 
     before: Sequence[Link]
@@ -76,7 +76,10 @@ class Hidden:
         search: MaskSearch,
         own: OwnEquations,
     ) -> "Hidden":
-        """The ReLUs of a layer, with the masks that are proven without a candidate."""
+        """Return the ReLUs of a layer with the masks that are proven without a candidate.
+
+        The arguments are the attributes of the same name.
+        """
         if link.bias_gradient is None:
             return cls.unknown(before, link, behind, search, own)
         errors = behind.input_errors.reshape(link.num_channels, -1) * link.scale[:, None]
@@ -97,13 +100,13 @@ class Hidden:
         search: MaskSearch,
         own: OwnEquations,
     ) -> "Hidden":
-        """The ReLUs of a layer whose masks cannot be proven."""
+        """Return the ReLUs of a layer whose masks cannot be proven."""
         masks = Masks.unknown(link.num_channels, link.output_shape.numel() // link.num_channels)
         return cls(before, link, behind, None, masks, search, own)
 
     @property
     def num_proven(self) -> int:
-        """Channels whose mask is proven."""
+        """Number of channels whose mask is proven."""
         return self.masks.num_proven
 
     @property
@@ -113,7 +116,7 @@ class Hidden:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no more masks can be proven."""
+        """Whether no further mask can be proven."""
         return self.evidence is None or self.is_proven
 
     @property
@@ -130,7 +133,7 @@ class Hidden:
         return MaskEquations.of(self.before, self.link, self.masks, own, self.behind)
 
     def refine(self, inputs: Tensor) -> "Hidden":
-        """The same ReLUs, with those masks proven that a candidate input (1, *shape) proves."""
+        """Return the same ReLUs with the masks that a candidate input (1, *shape) proves."""
         if self.evidence is None or self.is_proven:
             return self
         features = features_of(self.before, inputs)

@@ -1,4 +1,4 @@
-"""The input of a layer from its outputs and from its weight's gradient: a convex problem."""
+"""The input of a layer, solved from its outputs and its weight gradient as a convex problem."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,15 @@ from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What is known of the input a of one layer, whose outputs are φ(z(a)).
+    """The known outputs and equations of one layer, whose outputs are φ(z(a)) for an input a.
 
     Attributes:
         link: the layer.
         outputs: the layer's known outputs, (1, *output_shape).
         errors: ∂L/∂(W ∗ a), (1, *output_shape).
-        equations: the equations about a that its weight gradient states.
-        trust: factor of the residuals of the outputs, which broadcasts to their shape; 0 where an
-            output is not known.
+        equations: the equations about a that the layer's weight gradient states.
+        trust: factor of the outputs' residuals, which broadcasts to their shape; 0 for unknown
+            outputs.
     """
 
     link: Link
@@ -38,12 +38,12 @@ class Knowledge:
         rank_tolerance: float,
         trust: Tensor | float = 1.0,
     ) -> "Knowledge":
-        """What follows from a layer's outputs and the errors of these.
+        """Return the knowledge that a layer's outputs and their errors give.
 
         Args:
             link: the layer, which holds its weight gradient.
             outputs: its outputs, of any shape with the right number of entries.
-            output_errors: ∂L/∂outputs, likewise.
+            output_errors: ∂L/∂outputs, of any shape with the right number of entries.
             rank_tolerance: see :meth:`Whitened.by_svd`.
             trust: factor of the outputs' residuals, one for all or one for each.
         """
@@ -63,10 +63,10 @@ class Knowledge:
         return self.link.pull_back(self.errors)
 
     def forward_residual(self, inputs: Tensor) -> Tensor:
-        """How far each entry of ``z(a)`` is from what the outputs tell, in the units of a.
+        """Return the distance of each entry of ``z(a)`` from the known outputs, in the units of a.
 
-        Where an output tells only a bound on z, as a ReLU's zero does, what counts is by how much
-        ``z(a)`` exceeds it.
+        If an output gives only a bound on z, as a ReLU's zero does, only the excess of ``z(a)``
+        over the bound counts.
         """
         link = self.link
         z = link.preactivation(inputs)
@@ -80,24 +80,24 @@ class Knowledge:
         return self.trust * weight * residual / link.gain.mean().clamp_min(1e-30)
 
     def gradient_residual(self, inputs: Tensor) -> Tensor:
-        """How far a is from meeting the r equations of the weight gradient, (r, C)."""
+        """Return the residuals (r, C) of an input a in the r equations of the weight gradient."""
         return self.equations.residual(inputs)
 
 
 def solve_layer(
     knowledge: Knowledge, low: Tensor | float, high: Tensor | float, iterations: int
 ) -> tuple[Tensor, float]:
-    """Find the input a of a layer behind an invertible activation, a convex problem.
+    """Return the input a of a layer behind an invertible activation, by a convex problem.
 
-    The gradient's equations ``M(δ) a = ∂L/∂W`` hold exactly, as a is one solution of them plus a
-    vector of their null space, which is sought. The forward equations ``z(a) = φ⁻¹(outputs)`` and
-    the range [low, high] of a are met in least squares.
+    The gradient's equations ``M(δ) a = ∂L/∂W`` hold exactly: a is one solution of them plus a
+    vector of their null space. The vector meets the forward equations ``z(a) = φ⁻¹(outputs)`` and
+    the range [low, high] of a in least squares.
 
     Args:
-        knowledge: what is known of the layer.
+        knowledge: the known outputs and equations of the layer.
         low: least value that a can have, as an output of the layer before.
         high: greatest value that a can have.
-        iterations: most iterations of L-BFGS.
+        iterations: largest number of iterations of L-BFGS.
 
     Returns:
         a (1, *input_shape), and the mean squared residual divided by a's mean square.

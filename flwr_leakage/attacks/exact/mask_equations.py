@@ -1,21 +1,21 @@
-"""What proven masks of a ReLU layer tell exactly about the input: a piecewise linear system.
+"""The piecewise linear equations that proven masks of a ReLU layer give about the input.
 
 Let z(x) be the preactivations of a ReLU layer, h(x) the input of that layer, and a its outputs.
 Let the masks m of some of its channels be proven. Then these equations hold to rounding:
 
     M₁ h(x) = T₁       from the weight gradient of the layer, its proven channels only;
-    z(x) = a           in proven channels, where a is positive and its value is determined;
-    z(x) ≥ 0           in proven channels, where a is positive and its value is not determined;
-    z(x) ≤ 0           in proven channels, where the mask is zero and this is determined;
+    z(x) = a           in proven channels, if a is positive and its value is determined;
+    z(x) ≥ 0           in proven channels, if a is positive and its value is not determined;
+    z(x) ≤ 0           in proven channels, if the mask is zero and this is determined;
     M₂ (m z(x)) = T₂   from the weight gradient of the layer behind. In channels that are not
                        proven, relu(z) stands for m z.
 
-The known outputs of the layer behind add equations of their own.
+The known outputs of the layer behind add further equations.
 
 As m is given, only the ReLUs before the layer are still unknown, and x is mostly overdetermined.
-Close to the solution, Newton's method arrives in a few steps. The attacker can see the residual,
-and so knows when the solution is exact. From far away,
-:mod:`flwr_leakage.attacks.exact.fading` comes close.
+Near the solution, Newton's method arrives in a few steps. The attacker sees the residual, and so
+knows when the solution is exact. :mod:`flwr_leakage.attacks.exact.fading` leads from far away to
+the neighbourhood of the solution.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,14 +34,14 @@ from flwr_leakage.attacks.network.blur import relu_parts
 
 @dataclass(frozen=True)
 class Gates:
-    """The piece of the piecewise linear system that an input is on.
+    """The linear piece of the system that holds at an input.
 
     Attributes:
         before: slopes of the activations of each layer before the masked one.
-        bound: 1 where z has a target value or violates its bound, so that there is a residual, else
+        bound: 1 if z has a target value or violates its bound, so that there is a residual, else
             0; of the shape of the masked layer's outputs.
         passes: slopes of the masked layer's ReLUs, of the same shape.
-        reached: weight of each residual of the layer behind, of the shape of its outputs.
+        reached: weight of each residual of the layer behind, of the shape of that layer's outputs.
     """
 
     before: tuple[Tensor, ...]
@@ -50,21 +50,21 @@ class Gates:
     reached: Tensor
 
     def single(self) -> "Gates":
-        """The same slopes and weights in single precision."""
+        """Return the same slopes and weights in single precision."""
         before = tuple(gate.float() for gate in self.before)
         return Gates(before, self.bound.float(), self.passes.float(), self.reached.float())
 
 
 @dataclass(frozen=True)
 class MaskEquations:
-    """The equations of the module's docstring, each set in units of its right-hand side.
+    """The equations of the module's docstring, each in units of its right-hand side.
 
     Attributes:
         before: the layers before the masked one.
         link: the masked layer, whose ReLUs have the masks.
-        masks: the masks of that layer, of which the proven ones are used.
+        masks: the masks of that layer; only the proven ones are used.
         own: ``M₁ h = T₁``, in these units; ``None`` if no mask is proven.
-        behind: what is known of the layer behind: its gradient's equations and its outputs.
+        behind: the known outputs of the layer behind, and its gradient's equations.
         gradient: ``M₂ a = T₂``, in these units, arranged by the channels of a.
     """
 
@@ -84,17 +84,17 @@ class MaskEquations:
         own: Whitened | None,
         behind: Knowledge,
     ) -> "MaskEquations":
-        """Build the system from equations in any units; arguments as the attributes."""
+        """Return the system from equations in any units; the arguments are the attributes."""
         gradient = behind.equations.of_channels(len(masks.certain)).in_units()
         return cls(before, link, masks, None if own is None else own.in_units(), behind, gradient)
 
     def residual(self, inputs: Tensor, blur: float = 0.0) -> tuple[Tensor, Gates]:
-        """All residuals (1, R) at an input, and the piece of the system that it is on.
+        """Return all residuals (1, R) at an input, and the linear piece that holds there.
 
         Args:
             inputs: x, (1, *shape).
-            blur: ReLUs are averaged over noise in the input of their layer, of this standard
-                deviation; of half of it in the masked layer's channels that are not proven.
+            blur: ReLUs are averaged over noise of this standard deviation in the input of their
+                layer. In the unproven channels of the masked layer it is half as large.
         """
         masks, shape = self.masks, (1, *self.link.output_shape)
         features, slopes = inputs, []
@@ -120,16 +120,16 @@ class MaskEquations:
         return self.collect(parts, gates, is_linear=False), gates
 
     def sum_of_squares(self, inputs: Tensor, blur: float = 0.0) -> float:
-        """‖r‖² of the residuals r at an input; see ``residual``."""
+        """Return ‖r‖² of the residuals r at an input; see :meth:`residual`."""
         return float(self.residual(inputs, blur)[0].square().sum())
 
     def linearise(self, inputs: Tensor, blur: float = 0.0) -> tuple[Tensor, "LinearisedMasks"]:
-        """The residuals at an input, and their linear approximation about it."""
+        """Return the residuals at an input, and their derivative there; see :meth:`residual`."""
         residual, gates = self.residual(inputs, blur)
         return residual, LinearisedMasks(self, gates, inputs.shape[1:])
 
     def single(self) -> "MaskEquations":
-        """The same matrices in single precision, all that ``LinearisedMasks`` needs."""
+        """Return the system with those matrices in single precision that derivatives need."""
         return replace(
             self,
             before=[link.single() for link in self.before],
@@ -140,12 +140,12 @@ class MaskEquations:
         )
 
     def collect(self, parts: "Parts", gates: Gates, is_linear: bool) -> Tensor:
-        """Residuals (B, R): of the equations about h and a, of z, and of the layer behind.
+        """Return residuals (B, R) of the equations about h and a, of z, and of the layer behind.
 
         Args:
             parts: the quantities that the residuals are made of.
-            gates: the piece of the system.
-            is_linear: whether the right-hand sides are left out, as for changes of the residuals.
+            gates: the linear piece of the system.
+            is_linear: whether to leave out the right-hand sides, as for changes of the residuals.
         """
         results = []
         for equations, inputs in ((self.own, parts.features), (self.gradient, parts.outputs)):
@@ -162,17 +162,17 @@ class MaskEquations:
 
     @cached_property
     def _unit(self) -> float:
-        """Root mean square of the masked layer's known values: the unit of the residuals of z."""
+        """The unit of z's residuals: the root mean square of the masked layer's known values."""
         return float(root_mean_square(self.masks.features[self.masks.valued]))
 
     @cached_property
     def _known_behind(self) -> Tensor:
-        """Where the outputs of the layer behind determine its preactivations."""
+        """Booleans, true where outputs of the layer behind determine its preactivations."""
         return self.behind.link.activation.invertible(self.behind.outputs)
 
     @cached_property
     def _behind_target(self) -> Tensor:
-        """Preactivations of the layer behind where its outputs determine them, else their bound."""
+        """Preactivations of the layer behind, or their bounds if its outputs leave them open."""
         return self.behind.link.activation.target(self.behind.outputs)
 
     @cached_property
@@ -182,9 +182,9 @@ class MaskEquations:
 
 @dataclass(frozen=True)
 class Parts:
-    """The quantities that residuals are made of, at an input, or their changes with it.
+    """The quantities at an input that residuals are made of, or their changes with the input.
 
-    Each has a batch dimension in front.
+    Each has a leading batch dimension.
 
     Attributes:
         features: h, the input of the masked layer.
@@ -201,11 +201,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class LinearisedMasks:
-    """The derivative J of the residuals at an input, known by its products with vectors.
+    """The derivative J of the residuals at an input, given by its products with vectors.
 
     Attributes:
         equations: the system.
-        gates: the piece of it that the input is on.
+        gates: the linear piece of the system that holds at the input.
         shape: the shape of one input.
     """
 
@@ -214,7 +214,7 @@ class LinearisedMasks:
     shape: torch.Size
 
     def push(self, steps: Tensor) -> Tensor:
-        """J Δ: the changes (B, R) of the residuals for steps Δ (B, *shape) of the input."""
+        """Return J Δ, the changes (B, R) of the residuals for steps Δ (B, *shape) of the input."""
         equations, gates = self.equations, self.gates
         for link, slope in zip(equations.before, gates.before, strict=True):
             steps = slope * link.scaled(steps)
@@ -224,13 +224,17 @@ class LinearisedMasks:
         return equations.collect(Parts(steps, z, outputs, behind), gates, is_linear=True)
 
     def pull_back(self, batch: int = 1) -> Callable[[Tensor], Tensor]:
-        """The product with Jᵀ as a function, (batch, R) ↦ (batch, *shape)."""
+        """Return the product with Jᵀ as a function (batch, R) ↦ (batch, *shape)."""
         zeros = torch.zeros(batch, *self.shape, dtype=self.gates.bound.dtype)
         pull = torch.func.vjp(self.push, zeros)[1]
         return lambda residual: pull(residual)[0]
 
     def normal_matrix(self, block: int = 128) -> Tensor:
-        """JᵀJ (D, D) for inputs of D entries, in single precision, ``block`` columns at a time."""
+        """Return JᵀJ (D, D) for inputs of D entries, in single precision.
+
+        Args:
+            block: number of columns that are computed at once.
+        """
         single, size = self.single(), self.shape.numel()
         units = torch.eye(size, dtype=torch.float32).reshape(size, *self.shape)
         width = min(block, size)
@@ -242,20 +246,20 @@ class LinearisedMasks:
         return matrix
 
     def single(self) -> "LinearisedMasks":
-        """The same J in single precision."""
+        """Return the same J in single precision."""
         return LinearisedMasks(self.equations.single(), self.gates.single(), self.shape)
 
 
 def rectify(link: Link, z: Tensor, blur: float) -> tuple[Tensor, Tensor]:
-    """The activation of z and its slope; with a blur, those of a ReLU are means over noise.
+    """Return the activation of z and its slope, averaged over normal noise if it is a ReLU.
 
-    The noise in z is normal. Its standard deviation is what noise of standard deviation ``blur`` in
-    the layer's input causes.
+    The noise in z has the standard deviation that noise of standard deviation ``blur`` in the
+    layer's input causes.
 
     Args:
         link: the layer.
         z: its preactivations (B, *output_shape).
-        blur: ≥ 0; it changes ReLUs only.
+        blur: standard deviation of the input's noise, ≥ 0; it changes ReLUs only.
     """
     if blur and link.activation.is_relu:
         width = per_channel((blur * link.gain).clamp_min(1e-12), z)

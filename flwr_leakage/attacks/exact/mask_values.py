@@ -1,8 +1,8 @@
-"""The outputs a of ReLUs whose mask is known, from the gradient of the layer behind.
+"""The outputs a of ReLUs with a known mask, solved from the gradient of the layer behind.
 
 That layer's weight gradient gives equations ``M a = T``. With the mask known, only the active
-entries of a are unknown, and these are mostly fewer than the equations. The least-squares solution
-is then exact up to the gradient's rounding, and its variance tells how exact each entry is.
+entries of a are unknown, and they are mostly fewer than the equations. The least-squares solution
+is then exact up to the gradient's rounding, and its variance shows how exact each entry is.
 """
 
 from dataclasses import dataclass, replace
@@ -18,13 +18,13 @@ class Masks:
     """An estimate of a ReLU layer's outputs a, of C channels with P entries.
 
     Attributes:
-        features: a (C, P), zero where inactive.
-        active: [a > 0] (C, P).
-        certain: (C,), whether a channel's mask is proven.
-        determined: (C, P), which entries are known once their channel's mask is proven. An active
-            entry that is determined has a known value; one that is not has only a known sign. An
-            inactive entry that is determined is known to be inactive; of one that is not, nothing
-            is known, as no equation sees its position.
+        features: a (C, P), zero for inactive entries.
+        active: the mask [a > 0] (C, P).
+        certain: booleans (C,), true for channels whose mask is proven.
+        determined: booleans (C, P), true for entries that are known if their channel's mask is
+            proven. An active entry then has a known value, otherwise only a known sign. An inactive
+            entry is then known to be inactive; otherwise nothing is known about it, as its position
+            occurs in no equation.
     """
 
     features: Tensor
@@ -34,31 +34,31 @@ class Masks:
 
     @classmethod
     def unknown(cls, channels: int, positions: int) -> "Masks":
-        """Masks, of P = ``positions`` entries a channel, of which nothing is known."""
+        """Return masks of ``channels`` × ``positions`` entries about which nothing is known."""
         features = torch.zeros(channels, positions, dtype=torch.float64)
         nowhere = torch.zeros(channels, positions, dtype=torch.bool)
         return cls(features, nowhere, nowhere.any(dim=1), nowhere)
 
     @property
     def num_proven(self) -> int:
-        """Channels whose mask is proven."""
+        """Number of channels whose mask is proven."""
         return int(self.certain.sum())
 
     @property
     def valued(self) -> Tensor:
-        """Entries (C, P) of proven masks whose value is known."""
+        """Booleans (C, P), true for entries of proven masks whose value is known."""
         return self.active & self.determined & self.certain[:, None]
 
 
 @dataclass(frozen=True)
 class MaskValues:
-    """How values on proven masks are computed, and when they count as known.
+    """The solver of values on proven masks, with the limits from which they count as known.
 
     Attributes:
-        noise: relative error of the gradients, > 0; the default is that of float32's rounding.
-            Singular values below this share of the largest are left out.
-        unseen: no equation sees a position if the length of its column of M is below this share of
-            the largest singular value, ≥ 0.
+        noise: relative error of the gradients, > 0; the default is float32's rounding. Singular
+            values below this share of the largest are left out.
+        unseen: a position counts as absent from all equations if the length of its column of M is
+            below this share of the largest singular value, ≥ 0.
         precision: a value is determined if its standard deviation is below this share of the root
             mean square of the values, > 0.
     """
@@ -75,14 +75,14 @@ class MaskValues:
             raise ValueError(f"unseen must be at least 0, got {self.unseen}.")
 
     def settle(self, equations: Whitened, masks: Masks, channels: Tensor) -> Masks:
-        """The same masks, with the values of some channels solved from the equations.
+        """Return the same masks, with the values of some channels solved from the equations.
 
         Values that the equations do not determine stay as they are.
 
         Args:
             equations: the equations about a of the layer behind.
-            masks: the masks as believed so far.
-            channels: which channels to solve (C,), as a mask; their masks are taken for proven.
+            masks: the current estimate of the masks.
+            channels: booleans (C,), true for the channels to solve, whose masks count as proven.
         """
         features, determined = masks.features.clone(), masks.determined.clone()
         seen = self.seen(equations)
@@ -97,12 +97,12 @@ class MaskValues:
         return replace(masks, features=features, determined=determined)
 
     def seen(self, equations: Whitened) -> Tensor:
-        """Positions (P,) that occur in some equation with more than a negligible factor."""
+        """Return booleans (P,), true for positions that occur in the equations; see ``unseen``."""
         rows = equations.rows * equations.singular[:, None]
         return rows.norm(dim=0) > self.unseen * equations.singular[0]
 
     def solve(self, equations: Whitened, channel: int, support: Tensor) -> tuple[Tensor, Tensor]:
-        """A channel's values on a support by least squares, and which of them are determined.
+        """Return a channel's values on a support by least squares, and which are determined.
 
         The variance of each value comes from the noise of the gradient, and from the directions
         in which the equations leave it open.
@@ -110,11 +110,11 @@ class MaskValues:
         Args:
             equations: the equations about a of the layer behind. They are weighted by their
                 singular values, so that all have the same noise.
-            channel: the number of the channel of a.
-            support: its active entries, S of them, as a mask (P,).
+            channel: the index of the channel of a.
+            support: booleans (P,), true for the S active entries of the channel.
 
         Returns:
-            The values (S,), and whether each is determined (S,).
+            The values (S,), and booleans (S,), true for determined values.
         """
         raw = equations.rows * equations.singular[:, None]
         target = equations.values[:, channel] * equations.singular

@@ -1,19 +1,19 @@
-"""Where the ReLUs before a layer were active, with a proof for each channel that has one.
+"""The search for the masks of a layer of ReLUs, with a proof for each channel that has one.
 
 The weight gradient of a layer gives linear equations for its input a, which leave a open in some
 directions. If a comes from ReLUs it is nonnegative and partly zero. It is then mostly a vertex of
-the polytope of the equations' nonnegative solutions, often the one of least sum. Or it is the
-solution nearest to a candidate. So there are guesses of a, and of its mask [a > 0].
+the polytope of the equations' nonnegative solutions, often the one of least sum. The solution
+nearest to a candidate is another guess. Each guess of a gives a guess of its mask [a > 0].
 
-The bias b of the layer ``W ∗ x + b`` that made a tells whether a mask is right. Let e be the errors
+The bias b of the layer ``W ∗ x + b`` that made a shows whether a mask is right. Let e be the errors
 of that layer's outputs as if all were active, which are known from the layers behind. Then
 
     ∂L/∂b_o = Σ_p e_op [a_op > 0]
 
-is one equation for each channel o. The right mask meets it to rounding. A wrong one meets it by
-accident only, as the entries of e are of all sizes. Where thousands of masks are tried, such
-accidents happen. So a mask must also explain the layer's own weight gradient, which is linear in x,
-better than the candidate's mask does.
+is one equation for each channel o. The right mask meets it to rounding. A wrong mask meets it by
+accident only, as the entries of e are of all sizes. Such accidents happen if thousands of masks are
+tried. So a mask must also explain the layer's own weight gradient, which is linear in x, better
+than the candidate's mask does.
 """
 
 import math
@@ -34,7 +34,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Evidence:
-    """What gradients tell about the masks of one layer of ReLUs, of C channels with P entries.
+    """The gradients that decide about the masks of a ReLU layer of C channels with P entries.
 
     Attributes:
         equations: the equations about a that the weight gradient of the layer behind states.
@@ -49,7 +49,7 @@ class Evidence:
     weight_gradient: Tensor
 
     def channel(self, number: int, proof: float) -> "Channel":
-        """The part about one channel; ``proof`` is the tolerance of ``MaskSearch``."""
+        """Return the part about one channel; ``proof`` is the tolerance of ``MaskSearch``."""
         errors = self.errors[number].numpy()
         return Channel(
             errors=errors,
@@ -67,7 +67,7 @@ class Channel:
         errors: e_o (P,).
         bias_gradient: ∂L/∂b_o.
         weight_gradient: ∂L/∂W_o (K,).
-        slack: how far the sum of the errors on a proven mask may be from the bias's gradient.
+        slack: largest distance of a proven mask's sum of errors from the bias's gradient.
     """
 
     errors: Array
@@ -76,12 +76,12 @@ class Channel:
     slack: float
 
     def cut(self, order: Array, fewest: int, most: int) -> tuple[Array, bool]:
-        """The mask of the first n entries in an order, with the n that suits the bias best.
+        """Return the mask of the first n entries in an order, with the n that fits the bias best.
 
-        It is the n for which the sum of the errors comes nearest to the bias's gradient.
+        For this n the sum of the errors is nearest to the bias's gradient.
 
         Args:
-            order: indices of all entries, those that are likely active first (P,).
+            order: indices (P,) of all entries, from the most to the least likely active one.
             fewest: least n.
             most: largest n.
 
@@ -96,15 +96,15 @@ class Channel:
         return mask, bool(gaps[best] <= self.slack)
 
     def flipped(self, margins: Array, flips: Sequence[Array], flippable: int) -> Iterator[Array]:
-        """Proven masks that differ in some doubtful entries from the mask of positive margins.
+        """Yield proven masks that differ in a few doubtful entries from that of positive margins.
 
-        Doubtful are the entries whose margins are smallest in magnitude. They are ranked by it.
+        The doubtful entries are those with the smallest margins in magnitude, ranked by it.
         Entries of zero error stay as they are, as neither gradient depends on them.
 
         Args:
-            margins: (P,), positive where an entry is taken for active.
+            margins: (P,), positive for entries that count as active.
             flips: sets of ranks whose entries are flipped together, see ``MaskSearch.flips``.
-            flippable: how many entries are doubtful.
+            flippable: number of doubtful entries.
         """
         mask = margins > 0
         gap = self.errors[mask].sum() - self.bias_gradient
@@ -120,22 +120,22 @@ class Channel:
                 yield turned
 
     def misfit(self, first: Array, patches: Array, worth: float) -> Callable[[Array], float]:
-        """A function that tells how badly a mask explains the weight gradient, for a candidate.
+        """Return a function that measures how badly a mask explains a candidate's weight gradient.
 
-        Its value is the logarithm of the distance of the two gradients, less that of ``worth`` for
+        Its value is the logarithm of the distance of the two gradients, less ``log(worth)`` for
         every entry in which the mask differs from the candidate's own mask. So a mask is worth its
-        changes if its value is no larger than that of the candidate's mask.
+        changes if its value is at most that of the candidate's mask.
 
         Args:
             first: the candidate's mask (P,).
-            patches: patches of the layer's input, for the candidate (K, P).
+            patches: patches (K, P) of the layer's input for the candidate.
             worth: see ``MaskSearch``.
         """
 
         def misfit(mask: Array) -> float:
             distance = patches @ (self.errors * mask) - self.weight_gradient
             changes = int((mask != first).sum())
-            size = max(float(np.linalg.norm(distance)), 1e-300)  # whose logarithm is finite
+            size = max(float(np.linalg.norm(distance)), 1e-300)  # keeps the logarithm finite
             return math.log(size) - changes * math.log(worth)
 
         return misfit
@@ -143,32 +143,33 @@ class Channel:
 
 @dataclass(frozen=True)
 class MaskSearch:
-    """How masks are sought, and when they count as proven.
+    """The search for masks, with the limits from which they count as proven.
 
     Attributes:
         proof: a mask is proven if the sum of its errors misses the bias's gradient by at most this
-            share of Σ_p |e_op|, ≥ 0. Right masks miss by 1e-8 to 1e-7 with float32 gradients; of
-            those within 2e-7 a few are wrong.
-        smallest: entries of the vertex of least sum that are below this share of their channel's
-            largest are zero.
-        largest: entries above this share are active; 0 ≤ smallest ≤ largest < 1. Of those between
-            the two, the bias's gradient decides.
+            share of Σ_p |e_op|, ≥ 0. Right masks miss by 1e-8 to 1e-7 with float32 gradients; a few
+            masks within 2e-7 are wrong.
+        smallest: entries of the vertex of least sum below this share of their channel's largest
+            entry are zero.
+        largest: entries above this share are active; 0 ≤ smallest ≤ largest < 1. The bias's
+            gradient decides about entries between the two.
         sum_weight: weight of the sum of a's entries beside the equations, whose rows have length
             one, > 0. It is so small that the sum only decides among solutions of the equations.
         open_share: an entry counts as open if the equations leave more than this share of it
             undetermined, in (0, 1].
         doubtful: an entry of a solution is doubtful up to this share of its channel's largest
             entry, in [0, 1).
-        flippable: how many entries of a mask may be flipped, ≥ 0: the most doubtful ones.
-        most_flips: how many of them are flipped at once at most, ≥ 0. With 24 and 3 about 7,000
-            masks are tried for a channel; a wrong one passes the bias's gradient once in 1e5 times
-            or so.
+        flippable: number of entries of a mask that may be flipped, ≥ 0; the most doubtful ones.
+        most_flips: largest number of them that are flipped at once, ≥ 0. With 24 and 3 about 7,000
+            masks are tried for a channel; a wrong mask passes the bias's gradient about once in 1e5
+            times.
         worth: share to which a mask must lower the misfit to the weights' gradient for every
-            entry in which it differs from the candidate's, in (0, 1]. Right ones mostly lower it
-            to a half or so; wrong ones, that differ in three entries or more, to 0.8 at best.
-        projections: alternating projections of a candidate onto the equations' nonnegative
-            solutions, ≥ 1.
-        values: how the values on proven masks are computed.
+            entry in which it differs from the candidate's mask, in (0, 1]. A right mask mostly
+            lowers it to about a half. A wrong mask, which differs in three entries or more, lowers
+            it to 0.8 at best.
+        projections: number of alternating projections of a candidate onto the equations'
+            nonnegative solutions, ≥ 1.
+        values: the solver of the values on proven masks.
     """
 
     proof: float = 5e-8
@@ -203,7 +204,7 @@ class MaskSearch:
             raise ValueError(f"projections must be at least 1, got {self.projections}.")
 
     def begin(self, evidence: Evidence) -> Masks:
-        """Masks without a candidate: vertices of least sum, cut where the bias's gradient says."""
+        """Return masks without a candidate: vertices of least sum, cut by the bias's gradient."""
         equations = evidence.equations
         features = torch.zeros_like(evidence.errors)
         active = torch.zeros_like(evidence.errors, dtype=torch.bool)
@@ -224,24 +225,24 @@ class MaskSearch:
     def refine(
         self, evidence: Evidence, masks: Masks, preactivations: Tensor, patches: Tensor
     ) -> Masks:
-        """Try to prove the masks of more channels, with a candidate at hand.
+        """Return masks in which a candidate has proven more channels.
 
         For each channel these masks are tried:
 
-        - the nonnegative solution of the equations nearest to the candidate's outputs, its entries
-          put in order and cut where the bias's gradient says;
+        - the mask of the nonnegative solution of the equations nearest to the candidate's outputs,
+          with its entries in order and cut by the bias's gradient;
         - masks that differ in up to ``most_flips`` doubtful entries from the mask of that solution,
-          from the candidate's mask, or from a mixture: the candidate's where the equations leave
-          an entry open, else the solution's.
+          from the candidate's mask, or from a mixture of both: the candidate's mask at entries that
+          the equations leave open, and the solution's mask elsewhere.
 
-        Of those that the bias's gradient proves, the one is taken that explains the weights'
-        gradient best, if the entries that differ from the candidate's mask are worth it.
+        Among the masks that the bias's gradient proves, the search takes the one that explains the
+        weights' gradient best, if its differences from the candidate's mask are worth it.
 
         Args:
-            evidence: what the gradients tell.
-            masks: the masks as believed so far; proven ones stay.
-            preactivations: the inputs of the ReLUs (C, P), at the candidate.
-            patches: patches of the layer's input (K, P), at the candidate; see ``Link.patches``.
+            evidence: the gradients that decide about the masks.
+            masks: the current estimate of the masks; proven ones stay.
+            preactivations: inputs (C, P) of the ReLUs at the candidate.
+            patches: patches (K, P) of the layer's input at the candidate; see ``Link.patches``.
         """
         features, active, certain = (
             t.clone() for t in (masks.features, masks.active, masks.certain)
@@ -264,7 +265,7 @@ class MaskSearch:
         return self.values.settle(equations, found, certain & ~masks.certain)
 
     def flips(self) -> list[Array]:
-        """All sets of ranks to flip together: for n = 0, 1, … an array with a set of n a row."""
+        """Return all sets of ranks to flip: for n = 0, 1, … an array with one set in each row."""
         sets = [list(combinations(range(self.flippable), n)) for n in range(self.most_flips + 1)]
         return [np.array(each, dtype=int).reshape(len(each), n) for n, each in enumerate(sets)]
 
@@ -276,7 +277,7 @@ class MaskSearch:
         is_open: Array,
         flips: Sequence[Array],
     ) -> Iterator[Array]:
-        """Masks that the bias proves, near a solution of the equations or near a candidate."""
+        """Yield masks that the bias proves, near a solution of the equations or a candidate."""
         largest = max(float(solution.max()), float(z.max()), 1e-12)
         fewest = int((solution > self.largest * largest).sum())
         most = int((solution > -self.doubtful * largest).sum())
@@ -288,13 +289,13 @@ class MaskSearch:
             yield from channel.flipped(each, flips, self.flippable)
 
     def _open(self, equations: Whitened) -> Array:
-        """Entries (P,) that the equations leave open; they are the same in each channel."""
+        """Return booleans (P,), true for entries that the equations leave open in each channel."""
         if equations.is_determined:
             return np.zeros(equations.num_positions, dtype=bool)
         return (equations.open_share() > self.open_share).numpy()
 
     def _least_sum(self, equations: Whitened, channel: int) -> Array:
-        """The nonnegative solution of a channel's equations with the least sum."""
+        """Return the nonnegative solution (P,) of a channel's equations with the least sum."""
         values = equations.values[:, channel].numpy()
         if equations.is_determined:
             return (equations.rows.T.numpy() @ values).clip(0)
@@ -306,17 +307,17 @@ class MaskSearch:
 def nearest_solutions(
     equations: Whitened, channels: Tensor, outputs: Tensor, projections: int
 ) -> Tensor:
-    """Solutions of a layer's equations that are near given outputs, and nearly nonnegative.
+    """Return solutions of a layer's equations that are near given outputs, and nearly nonnegative.
 
-    Found by Dykstra's alternating projections (Boyle and Dykstra 1986) onto the solutions of the
-    equations and onto the nonnegative vectors. The last projection is onto the solutions, so that
+    Dykstra's alternating projections (Boyle and Dykstra 1986) onto the solutions of the equations
+    and onto the nonnegative vectors find them. The last projection is onto the solutions, so that
     the equations hold exactly and the signs nearly.
 
     Args:
         equations: the equations about a.
-        channels: the numbers (N,) of the channels to solve.
-        outputs: (N, P), near which the solutions are sought.
-        projections: how often to project onto each of the two sets.
+        channels: indices (N,) of the channels to solve.
+        outputs: (N, P) outputs near which the solutions are sought.
+        projections: number of projections onto each of the two sets.
 
     Returns:
         The solutions (N, P).

@@ -1,13 +1,13 @@
 """The walk through a chain of layers from its logits towards its input.
 
 The last layer's weight gradient is ``e hᵀ``, where the logit error e is the bias's gradient. So the
-layer's input h is known. From h follows the slope of the last activation, so that the error δ of
-the layer before is exact. That layer's weight gradient is then *linear* in its input a:
+layer's input h is known. It gives the slope of the last activation, so that the error δ of the
+layer before is exact. That layer's weight gradient is then *linear* in its input a:
 ``M(δ) a = ∂L/∂W``.
 
-Through invertible activations a is the solution of a convex problem. Where there is one solution,
-the walk goes on to the next layer in the same way. If a comes from ReLUs it is enough to know where
-it is zero, as that gives the next layer's error.
+Through invertible activations a is the solution of a convex problem. If there is one solution, the
+walk goes on to the next layer in the same way. If a comes from ReLUs, its zeros are enough, as they
+give the next layer's error.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from flwr_leakage.attacks.labels.counts import mean_feature
 
 @dataclass(frozen=True)
 class Walk:
-    """What a walk found.
+    """The result of a walk.
 
     Attributes:
         logit_error: ∂L/∂logits (K,).
-        levels: what is known of the input of each layer, from the last layer but one on.
+        levels: the known outputs and equations of each layer, from the last layer but one on.
         residuals: residuals of the convex problems on the way, see :func:`solve_layer`.
         hidden: the ReLUs at which the walk ended or, if it went on, the last ones that it passed.
             ``None`` if the last activation that the walk came to is invertible.
@@ -50,19 +50,19 @@ def walk_back(
     layer_iterations: int,
     solved: float,
 ) -> Walk:
-    """Walk from the logits of a chain as far towards its input as its gradients lead.
+    """Return the walk from the logits of a chain as far towards its input as its gradients lead.
 
     Args:
         chain: the layers, at least two.
-        search: how masks of ReLUs are sought.
-        own: how equations are made of the gradient of a layer with proven masks.
+        search: the settings of the search for masks of ReLUs.
+        own: the rule for equations from the gradient of a layer with proven masks.
         rank_tolerance: singular values of a gradient's equations below this fraction of the
             largest are left out.
         rank_fraction: the walk ends at a layer whose gradient determines less than this share of
             its input. Solving it would cost much, and it would rarely have one solution.
-        layer_iterations: most iterations for the convex problem of a layer behind an invertible
-            activation.
-        solved: such a layer counts as found if its relative mean squared residual is at most this.
+        layer_iterations: largest number of iterations for the convex problem of a layer behind an
+            invertible activation.
+        solved: largest relative mean squared residual of such a layer that counts as found.
 
     Raises:
         ValueError: the last layer has no bias.
@@ -104,6 +104,6 @@ def walk_back(
 
 
 def require_last_bias(chain: Sequence[Link]) -> None:
-    """Raise ``ValueError`` where the last layer has no bias."""
+    """Raise ``ValueError`` if the last layer has no bias gradient."""
     if chain[-1].bias_gradient is None:
         raise ValueError("feature matching needs the last layer's bias, the model has none.")

@@ -5,7 +5,7 @@ For one sample, let a be a layer's input and δ the errors ∂L/∂(W ∗ a) of 
     ∂L/∂W[o, c, k] = Σ_p δ[o, p] a[c, p + k],
 
 with the sum over the outputs' positions p, for each entry k of the kernel (Zhu and Blaschko 2021,
-R-GAP, eq. 8). So where δ is known, a solves ``M(δ) a = ∂L/∂W``, with one matrix M for all input
+R-GAP, eq. 8). So if δ is known, a solves ``M(δ) a = ∂L/∂W``, with one matrix M for all input
 channels c.
 """
 
@@ -20,13 +20,14 @@ from flwr_leakage.attacks.network.geometry import Geometry
 def weight_equations(
     errors: Tensor, weight_gradient: Tensor, input_shape: torch.Size, geometry: Geometry | None
 ) -> tuple[Tensor, Tensor]:
-    """R-GAP's system ``M(δ) a = ∂L/∂W`` of one layer and one sample.
+    """Return the system ``M(δ) a = ∂L/∂W`` of R-GAP for one layer and one sample.
 
     Args:
         errors: δ, (1, O, H', W') of a convolution, (1, O) of a linear layer.
         weight_gradient: ∂L/∂W, (O, C, *kernel) or (O, C).
-        input_shape: of a, (C, H, W) or (C,).
-        geometry: of the convolution; ``None`` for a linear layer, whose input has one position.
+        input_shape: the shape of a, (C, H, W) or (C,).
+        geometry: kernel, padding and stride of the convolution; ``None`` for a linear layer, whose
+            input has one position.
 
     Returns:
         M (O, K, P), for K kernel entries and P input positions, and the right-hand sides
@@ -56,9 +57,9 @@ class Whitened:
     in the rows of V. There are r equations for each of the C channels of a.
 
     Attributes:
-        rows: V (r, P), orthonormal: the directions of a that the gradient determines.
+        rows: V (r, P), orthonormal; the directions of a that the gradient determines.
         values: S⁻¹ Uᵀ T (r, C), the coordinates of a (P, C) in these directions.
-        singular: S (r,). A noise in T appears in the values divided by these.
+        singular: S (r,). Noise of T appears in the values divided by S.
     """
 
     rows: Tensor
@@ -67,12 +68,12 @@ class Whitened:
 
     @classmethod
     def by_svd(cls, matrix: Tensor, right: Tensor, rank_tolerance: float) -> "Whitened":
-        """Whiten the equations of :func:`weight_equations`.
+        """Return the whitened equations of :func:`weight_equations`.
 
         Args:
             matrix: M (O, K, P).
             right: T (O, K, C).
-            rank_tolerance: singular values of M below this fraction of the largest are noise.
+            rank_tolerance: singular values of M below this fraction of the largest count as noise.
         """
         matrix, right = matrix.flatten(0, 1), right.flatten(0, 1)
         left, singular, rows = torch.linalg.svd(matrix, full_matrices=False)
@@ -82,10 +83,10 @@ class Whitened:
 
     @classmethod
     def by_gram(cls, matrix: Tensor, right: Tensor, rank_tolerance: float) -> "Whitened":
-        """The same by the eigenvectors of M Mᵀ, in a third of the time if M has few rows.
+        """Return the same from the eigenvectors of M Mᵀ, in a third of the time for few rows of M.
 
         The equations stay exact, as both sides are combined alike. But rows of V whose singular
-        value is below 1e-6 of the largest are orthonormal to three digits or so only.
+        value is below 1e-6 of the largest are orthonormal only to about three digits.
         """
         matrix, right = matrix.flatten(0, 1), right.flatten(0, 1)
         squares, left = torch.linalg.eigh(matrix @ matrix.T)
@@ -96,27 +97,27 @@ class Whitened:
 
     @property
     def num_equations(self) -> int:
-        """r: how many directions of a channel are determined."""
+        """The number r of directions of a channel that are determined."""
         return self.rows.shape[0]
 
     @property
     def num_positions(self) -> int:
-        """P: how many unknowns a channel has."""
+        """The number P of unknowns of a channel."""
         return self.rows.shape[1]
 
     @property
     def is_determined(self) -> bool:
-        """Whether there is one solution: r = P."""
+        """Whether there is exactly one solution, as r = P."""
         return self.num_equations == self.num_positions
 
     def open_share(self) -> Tensor:
-        """The share of each entry (P,) that the equations leave open: diagonal of I − VᵀV."""
+        """Return the share of each entry (P,) that stays open: the diagonal of I − VᵀV."""
         return 1 - self.rows.square().sum(dim=0)
 
     def of_channels(self, count: int) -> "Whitened":
-        """The same equations for a as ``count`` channels.
+        """Return the same equations for a arranged as ``count`` channels.
 
-        A linear layer sees each entry of a as a channel of one position. Where a comes from a
+        A linear layer sees each entry of a as a channel of one position. If a comes from a
         convolution, this puts the entries back into the convolution's channels.
         """
         if self.values.shape[1] == count:
@@ -126,7 +127,7 @@ class Whitened:
         return Whitened(rows, entries.T, rows.diagonal())
 
     def faded(self, noise: float) -> "Whitened":
-        """Both sides times s / √(s² + ν²), with the singular value s and ν = ``noise`` · largest s.
+        """Return both sides times s / √(s² + ν²), with singular value s and ν = ``noise`` · max s.
 
         So equations of small singular value, which are noisy, have little weight in least squares.
         """
@@ -134,26 +135,23 @@ class Whitened:
         return Whitened(weights[:, None] * self.rows, weights[:, None] * self.values, self.singular)
 
     def in_units(self) -> "Whitened":
-        """Both sides divided by the root mean square of the values."""
+        """Return both sides divided by the root mean square of the values."""
         unit = root_mean_square(self.values)
         return Whitened(self.rows / unit, self.values / unit, self.singular)
 
     def null_space(self) -> Tensor:
-        """The directions that the equations leave open, as orthonormal columns (P, P − r)."""
+        """Return orthonormal columns (P, P − r) that span the directions left open."""
         return torch.linalg.svd(self.rows, full_matrices=True)[2][self.num_equations :].T
 
     def residual(self, inputs: Tensor) -> Tensor:
-        """How far inputs (1, *shape) are from meeting each equation, (r, C)."""
+        """Return the residual (r, C) of inputs (1, *shape) in each equation."""
         return self.rows @ inputs.reshape(-1, self.num_positions).T - self.values
 
     def single(self) -> "Whitened":
-        """The same equations in single precision."""
+        """Return the same equations in single precision."""
         return Whitened(self.rows.float(), self.values.float(), self.singular.float())
 
 
 def root_mean_square(values: Tensor) -> Tensor:
-    """Root of the mean square of all entries, in a form that is safe to divide by.
-
-    It is never less than 1e-30, and one where there are no entries.
-    """
+    """Return the root mean square of all entries, at least 1e-30, and 1 if there are no entries."""
     return values.square().mean().sqrt().clamp_min(1e-30) if values.numel() else values.new_ones(())
