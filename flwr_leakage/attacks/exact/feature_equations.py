@@ -1,25 +1,25 @@
-"""The features that one or more convolutions take in, solved from the convolutions' gradients.
+"""The features that convolutions take in, solved from the convolutions' weight gradients.
 
 Their weight gradients state ``M(δ) a = T`` about the features a
 (:mod:`flwr_leakage.attacks.exact.weight_equations`). Let V be the eigenvectors and λ the
-eigenvalues of ``MᵀM``. The least-squares solution is ``a = V λ⁻¹ Vᵀ Mᵀ T``. What it leaves of the
-equations measures their noise, whatever its source: float32 arithmetic, the rounding of parameters
-on the wire, or noise that the client added. With residuals ``r = T − M a`` of n equations for each
-of C input channels, and rank k,
+eigenvalues of ``MᵀM``. The least-squares solution is ``a = V λ⁻¹ Vᵀ Mᵀ T``. Its residual measures
+the noise of the equations, whatever its source: float32 arithmetic, the rounding of parameters on
+the wire, or noise that the client added. With residuals ``r = T − M a`` of n equations for each of
+C input channels, and rank k,
 
     σ² = ‖r‖² / (C (n − k)),    Var a[p] = σ² (V λ⁻¹ Vᵀ)[p, p].
 
-Are the equations of one output channel o at odds with the others? A system with hardly more
-equations than unknowns bends to any of them. So not r is compared, but by how much ``‖r‖²`` falls
-if o is left out (Cook and Weisberg 1982, section 2.2), for each of the f equations of o that the
-others check. With the block H_oo of ``H = M V λ⁻¹ Vᵀ Mᵀ``,
+The equations of one output channel o may contradict the others. If there are hardly more equations
+than unknowns, the solution bends to any of them, and r hides the contradiction. So the test
+compares by how much ``‖r‖²`` falls if o is left out (Cook and Weisberg 1982, section 2.2), for each
+of the f equations of o that the others check. With the block H_oo of ``H = M V λ⁻¹ Vᵀ Mᵀ``,
 
     s_o² = r_oᵀ (1 − H_oo)⁻¹ r_o / (C f),
 
 whose mean is σ² if there is noise alone. For a channel that was left out already, 1 + H_oo stands
-in place of 1 − H_oo: the others' noise adds to its own. Where s_o does not stand out of its median,
-as the others bent too, the channel with the greatest ratio of s_o² to the σ² that is left without
-it is looked at.
+in place of 1 − H_oo: the others' noise adds to its own. If no s_o exceeds the median by far, since
+the solution bent all of them, the test takes the channel with the greatest ratio of s_o² to the σ²
+that remains without it.
 """
 
 from collections.abc import Sequence
@@ -31,24 +31,19 @@ from torch import Tensor
 from flwr_leakage.attacks.exact.relu_walk import Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened, weight_equations
 
-CHECKED = 1e-4
-"""The least ``1 − h`` of an equation that others check.
-
-Where they say nothing of it, float64 leaves ``λ`` times its own rounding: 1e-6 and less.
-"""
-
 
 @dataclass(frozen=True)
 class Solved:
-    """What weight gradients tell of the features that their convolutions take in.
+    """The features that convolutions take in, as their weight gradients determine them.
 
     Attributes:
-        values: the least-squares solution (1, C, H, W), the shortest where there are many.
-        noise: (1, 1, H, W), the standard deviation of its error; NaN where no equation checks the
+        values: the least-squares solution (1, C, H, W), the shortest one if there are several.
+        noise: (1, 1, H, W), the standard deviation of its error; NaN if no equation checks the
             others.
-        equations: the directions of the features that are determined.
-        contradicted: (convolution, output channel) of those left out, as they contradict the rest.
-        limits: the norm that the residual of each of these has at most if it does not.
+        equations: the directions of the features that the gradients determine.
+        contradicted: pairs (convolution, output channel) that were left out as they contradict the
+            others.
+        limits: for each of these pairs the norm up to which its residual would agree.
     """
 
     values: Tensor
@@ -59,7 +54,7 @@ class Solved:
 
     @property
     def is_checked(self) -> bool:
-        """Whether some equations check the others, so that their noise is known."""
+        """Whether there are more equations than unknowns, so that their noise is known."""
         return bool(self.noise.isfinite().all())
 
 
@@ -71,24 +66,25 @@ def solve_features(
     trims: int = 3,
     contradiction: float = 5.0,
 ) -> Solved:
-    """The features (1, C, H, W) that one or more convolutions take in, from their weight gradients.
+    """Return the features (1, C, H, W) that convolutions take in, from their weight gradients.
 
-    This is a least-squares solution over the equations of all output channels. Where a ReLU's mask
-    has a wrong entry, so has the error of its channel, and the channel's equations contradict all
-    others. Such channels are left out, and the rest is solved again.
+    They are a least-squares solution over the equations of all output channels. If a ReLU's mask
+    has a wrong entry, the error of its channel is wrong too, and the channel's equations contradict
+    all others. Such channels are left out, and the rest is solved again.
 
     Args:
         uses: the convolutions, at least one.
         errors: ∂L/∂outputs of each, (1, O, H', W').
-        gradients: ∂L/∂W of each.
+        gradients: ∂L/∂W of each, (O, C, *kernel).
         rank_tolerance: directions whose singular value is below this share of the largest are not
             determined.
-        trims: how often they are solved; after each solution, contradicting channels are left out.
-        contradiction: a channel contradicts a solution if s_o is above this multiple of the median,
-            and so is its share of the channel's gradient. Rounding grows with the gradient, but
-            less: great gradients have great residuals, and small ones great shares. Or if s_o is
-            above this multiple of the σ that is left without the channel. With less than twice as
-            many equations as unknowns only the latter counts, one channel at a time.
+        trims: number of solutions; after each but the last, contradicting channels are left out.
+        contradiction: a channel contradicts a solution if s_o exceeds this multiple of the median,
+            and s_o / ‖gradient‖ exceeds this multiple of its median. (Rounding grows with the
+            gradient, but less: large gradients have large residuals, small ones large shares.) It
+            also contradicts if s_o exceeds this multiple of the σ that remains without the channel.
+            With less than twice as many equations as unknowns only this second rule counts, for
+            one channel at a time.
 
     Raises:
         ValueError: all errors are zero.
@@ -116,8 +112,8 @@ def solve_features(
         free, falls = (torch.cat(list(values)) for values in zip(*checks, strict=True))
         size = (falls / (channels * free.clamp_min(1))).sqrt()
         limit = _typical(size, scale, kept) * contradiction
-        # One wrong channel bends the solution of hardly more equations than unknowns to itself, and
-        # the others seem to contradict it. By the fall of ‖r‖² it stands out even then.
+        # If there are hardly more equations than unknowns, one wrong channel bends the solution to
+        # itself, and the others seem to contradict it. The fall of ‖r‖² shows it even then.
         is_redundant = len(residual) >= 2 * height * width
         agrees = size <= limit if is_redundant else kept.clone()
         if bool((agrees == kept).all()):
@@ -141,10 +137,10 @@ def solve_features(
 
 
 def _typical(size: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
-    """What s_o is typically for a gradient of norm ``scale`` (O,): infinite if none is checked.
+    """Return the typical s_o (O,) of channels whose gradients have the norms ``scale`` (O,).
 
-    It is the median over the channels that are kept, or their median share of the gradient's norm
-    times its own norm, whichever is greater.
+    It is the larger of two values: the median of ``size`` over the kept channels, and the median of
+    their ``size / scale`` times the channel's scale. It is infinite if no channel is checked.
     """
     compared = kept & (size > 0)
     if not bool(compared.any()):
@@ -154,34 +150,40 @@ def _typical(size: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
 
 
 def _check(
-    matrix: Tensor, target: Tensor, equations: Whitened, kept: Tensor
+    matrix: Tensor, target: Tensor, equations: Whitened, kept: Tensor, least: float = 1e-4
 ) -> tuple[Tensor, Tensor]:
-    """How the equations M (O, K, P), T (O, K, C) of one convolution meet those of all.
+    """Return how well the equations of each channel of one convolution agree with all kept ones.
 
     Args:
-        matrix: M.
-        target: T.
-        equations: of all channels that are kept.
-        kept: (O,), which of these channels are.
+        matrix: M (O, K, P).
+        target: T (O, K, C).
+        equations: the equations of all kept channels of all convolutions.
+        kept: booleans (O,), true for the kept channels of this convolution.
+        least: least ``1 − h`` of an equation that others check. Without others float64 leaves
+            ``λ`` times its own rounding, 1e-6 or less.
 
     Returns:
-        (O,) how many equations of each channel others check, and by how much ‖r‖² falls without it.
+        For each channel (O,) the number of its equations that others check, and the fall of ‖r‖²
+        without the channel.
     """
     residual = target - matrix @ (equations.rows.T @ equations.values)
     whitened = matrix @ (equations.rows.T / equations.singular)
     sign = torch.where(kept, -1.0, 1.0).to(matrix.dtype)[:, None, None]
     unit = torch.eye(matrix.shape[1], dtype=matrix.dtype)
     squares, vectors = torch.linalg.eigh(unit + sign * (whitened @ whitened.mT))
-    is_checked = squares > CHECKED
-    parts = (vectors.mT @ residual).square().sum(2) / squares.clamp_min(CHECKED)
+    is_checked = squares > least
+    parts = (vectors.mT @ residual).square().sum(2) / squares.clamp_min(least)
     return is_checked.sum(1), torch.where(is_checked, parts, 0.0).sum(1)
 
 
 def _whiten(matrix: Tensor, target: Tensor, rank_tolerance: float) -> Whitened:
-    """``V a = S⁻¹ Uᵀ T`` by the eigenvectors of MᵀM, refined once.
+    """Return ``V a = S⁻¹ Uᵀ T`` from the eigenvectors of MᵀM, refined once.
 
-    Its eigenvalues are the squared singular values. So those of 1e-5 of the largest have six exact
-    digits in float64, and the refinement makes up for the rest.
+    The eigenvalues are the squared singular values. So singular values of 1e-5 of the largest have
+    six exact digits in float64, and the refinement restores the others.
+
+    Raises:
+        ValueError: all errors are zero.
     """
     squares, vectors = torch.linalg.eigh(matrix.T @ matrix)
     determined = squares > max(rank_tolerance**2 * float(squares[-1]), 0.0)

@@ -15,13 +15,13 @@ from flwr_leakage.attacks.problem import Problem
 
 @dataclass(frozen=True)
 class Fit:
-    """Where a fit ended, with the cost of it and of the fits before it.
+    """The end of a fit, with the cost of it and of the fits before it.
 
     Attributes:
-        inputs: (1, C, H, W).
-        value: the minimised function at these inputs.
+        inputs: (1, C, H, W) the fitted input in model space.
+        value: the minimised function at this input.
         iterations: steps of the optimizer, summed over these fits.
-        evaluations: how often the function and its gradient were computed, likewise.
+        evaluations: computations of the function and its gradient, summed over these fits.
     """
 
     inputs: Tensor
@@ -38,17 +38,18 @@ def fit_features(
     optimizer: LBFGS,
     budget: Budget = UNLIMITED,
 ) -> Fit:
-    """Fit the input to known features, by the weighted sum of their :func:`feature_distance`.
+    """Return the fit of an input to known features and to equations about features.
 
-    To equations about features it is fitted by their :func:`equation_distance`.
+    It minimises the weighted sum of the outputs' :func:`feature_distance` and the equations'
+    :func:`equation_distance`.
 
     Args:
         problem: holds the network.
-        features: the known features.
-        start: the fit to go on from.
+        features: the known features and equations.
+        start: the fit to continue from.
         weight: weight of the input's smoothed total variation beside that sum, ≥ 0.
         optimizer: minimises over all entries of the input at once.
-        budget: ends it earlier once it is spent.
+        budget: CPU seconds, after which the fit ends early.
     """
     shape, deepest = start.inputs.shape, max([*features.outputs, *features.equations])
 
@@ -83,23 +84,28 @@ def fit_features(
 
 
 def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
-    """Squared distance of preactivations from known ReLU outputs, divided by ``‖known‖²``.
+    """Return the squared distance of preactivations from known ReLU outputs, over ``‖known‖²``.
 
-    A positive output equals the preactivation. A zero output says only that the preactivation is
-    not positive, so that just the positive part counts there.
+    A positive output equals the preactivation. A zero output only means that the preactivation is
+    not positive, so that its positive part counts there.
     """
     residual = torch.where(known > 0, preactivations - known, preactivations.clamp_min(0))
     return residual.square().sum() / known.square().sum()
 
 
 def equation_distance(preactivations: Tensor, known: Whitened) -> Tensor:
-    """Squared distance of ReLU outputs (1, C, H, W) from known equations, over ``‖values‖²``."""
+    """Return the squared residual of ReLU outputs in known equations, over ``‖values‖²``.
+
+    Args:
+        preactivations: inputs (1, C, H, W) of the ReLU.
+        known: the equations about its outputs.
+    """
     outputs = preactivations.clamp_min(0)[0].flatten(1).T
     return (known.rows @ outputs - known.values).square().sum() / known.values.square().sum()
 
 
 def smooth_variation(images: Tensor, kink: float = 0.02) -> Tensor:
-    """Total variation of images (B, C, H, W), with |d| replaced by √(d² + kink²)."""
+    """Return the total variation of images (B, C, H, W), with |d| replaced by √(d² + kink²)."""
     vertical = images[..., 1:, :] - images[..., :-1, :]
     horizontal = images[..., :, 1:] - images[..., :, :-1]
     return sum(

@@ -1,21 +1,20 @@
-"""Features of a ReLU network read from its gradients, from the last ReLU towards the input.
+"""The features of a ReLU network, read from its gradients from the last ReLU towards the input.
 
 Let a be the output of a ReLU that a convolution takes in, and δ the error of the convolution's
 output. The convolution's weight gradient is linear in a
 (:mod:`flwr_leakage.attacks.exact.weight_equations`). With the masks of all later ReLUs known, δ is
-exact: it is propagated back from the error of the logits, which is the last bias's gradient. Where
-the equations determine a, its zeros are the mask of its ReLU, and the recursion goes one ReLU
-further.
+exact: it is propagated back from the error of the logits, which is the last bias's gradient. If the
+equations determine a, its zeros are the mask of its ReLU, and the recursion goes one ReLU further.
 
-Of 200,000 entries of masks a few lie so near zero that noise hides their sign. One wrong entry is
-enough to spoil what lies two layers in front, along the skip connections. But it contradicts the
-next equations, which outnumber their unknowns: they tell it, and set it right
-(:mod:`flwr_leakage.attacks.exact.mask_repair`). So what counts as zero is measured, layer by layer,
-and need not be right everywhere. Where equations leave directions of a layer open, the recursion
-ends, and hands on those that are determined.
+Among 200,000 entries of masks a few lie so near zero that noise hides their sign. One wrong entry
+suffices to spoil the features two layers in front, along the skip connections. But it contradicts
+the next equations, which outnumber their unknowns: they reveal it, and repair it
+(:mod:`flwr_leakage.attacks.exact.mask_repair`). So the limit below which an entry counts as zero is
+measured layer by layer, and need not be right everywhere. If the equations leave directions of a
+layer open, the recursion ends, and returns the determined directions as equations.
 
-Of the architecture, the recursion only needs to know which ReLU feeds which convolution. BatchNorm
-with given statistics and skip connections are left to automatic differentiation.
+The recursion needs only one fact of the architecture: the ReLU that feeds each convolution.
+Automatic differentiation handles BatchNorm with given statistics and skip connections.
 """
 
 import math
@@ -38,18 +37,18 @@ from flwr_leakage.attacks.problem import Problem
 
 @dataclass(frozen=True)
 class Features:
-    """Outputs of ReLUs, which are numbered in the order of a forward pass.
+    """The known outputs of ReLUs, which are numbered in the order of a forward pass.
 
     Attributes:
-        outputs: the output (1, C, H, W) of a ReLU by its number. Where max pooling follows right
-            after the ReLU, it is the pooled output.
+        outputs: the output (1, C, H, W) of a ReLU by its number; the pooled output if max pooling
+            follows right after the ReLU.
         windows: (height, width) of the windows of such pooling, by the ReLU's number.
-        noise: of each output, the standard deviation of its error over its own root mean square;
-            NaN where no equation checks the others.
+        noise: standard deviation of each output's error over its root mean square, by the ReLU's
+            number; NaN if no equation checks the others.
         equations: equations about the output of a ReLU further in front, by its number, which
             leave some directions of it open.
-        repaired: how many entries of masks were set right.
-        contradicted: how many output channels contradict the others even so.
+        repaired: number of repaired entries of masks.
+        contradicted: number of output channels that contradict the others after the repair.
     """
 
     outputs: Mapping[int, Tensor]
@@ -60,7 +59,7 @@ class Features:
     contradicted: int = 0
 
     def __str__(self) -> str:
-        """What was read, in words."""
+        """Return the number of known outputs, equations and repairs in words."""
         words = f"outputs of {len(self.outputs)} ReLUs"
         if self.equations:
             words += f" and equations of {len(self.equations)}"
@@ -81,15 +80,16 @@ class Features:
         return self.shallowest in self.windows
 
     def first(self, count: int) -> "Features":
-        """The ``count`` shallowest of these outputs, without equations."""
+        """Return the ``count`` shallowest of these outputs, without equations."""
         return replace(self, outputs=dict(sorted(self.outputs.items())[:count]), equations={})
 
     def beginnings(self, count: int) -> list["Features"]:
-        """Parts of these to fit an input to from afar, the most promising first.
+        """Return parts of these features to which an input is first fitted, the best first.
 
-        These are the shallowest layer alone, or its equations, and the ``count`` shallowest. Where
-        there are no equations, the shallowest layer may be one whose equations barely determine its
-        features, so that they are noisy: the ``count`` shallowest without it come last.
+        These are the equations of the shallowest layer, the shallowest layer alone, and the
+        ``count`` shallowest ones. Without equations, the shallowest layer may be one whose
+        equations barely determine its features, so that they are noisy: the ``count`` shallowest
+        without it come last.
         """
         nearest = self.first(count)
         if self.equations:
@@ -101,13 +101,14 @@ class Features:
 
     @property
     def least_noise(self) -> float:
-        """The noise of the output that is known best; 0 where none is known."""
+        """The noise of the output that is known best; 0 if no noise is known."""
         return min((n for k, n in self.noise.items() if k in self.outputs and n > 0), default=0.0)
 
     def weight(self, number: int) -> float:
-        """What the squared relative distance from an output counts: one over its noise squared.
+        """Return the weight of the squared relative distance from an output, in (0, 1].
 
-        In units of the least noise. An output of unknown noise counts as the noisiest one.
+        It is one over the squared noise, in units of the least noise. An output of unknown noise
+        counts as the noisiest one.
         """
         known = [n for k, n in self.noise.items() if k in self.outputs and n > 0]
         own = self.noise.get(number, math.nan)
@@ -115,7 +116,7 @@ class Features:
         return (self.least_noise / own) ** 2 if known else 1.0
 
     def single(self) -> "Features":
-        """The same features in single precision."""
+        """Return the same features in single precision."""
         equations = {
             k: Whitened(e.rows.float(), e.values.float(), e.singular.float())
             for k, e in self.equations.items()
@@ -126,7 +127,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Backward:
-    """Errors of the network's layers, computed with given masks in place of its ReLUs.
+    """The backward pass of a network, with given masks in place of its ReLUs.
 
     Attributes:
         problem: holds the network.
@@ -142,7 +143,7 @@ class Backward:
     inputs: Tensor
 
     def __call__(self, masks: Mapping[int, Tensor]) -> tuple[ReluWalk, list[Tensor]]:
-        """A forward pass with those masks, and the errors of all convolutions' outputs."""
+        """Return a forward pass with these masks, and the errors of all convolutions' outputs."""
         passed = ReluWalk(self.names, masks)
         logits = passed.run(self.problem, self.inputs)
         assert logits is not None
@@ -150,13 +151,18 @@ class Backward:
         return passed, list(torch.autograd.grad((logits * self.logit_error).sum(), outputs))
 
     def gradients(self, uses: Sequence[Use]) -> list[Tensor]:
-        """The observed gradients of convolutions' weights; none if the client froze one of them."""
+        """Return the observed weight gradients of convolutions; none if one of them is frozen."""
         if any(use.name not in self.problem.gradient_map.trained for use in uses):
             return []
         return [self.problem.gradient[use.name] for use in uses]
 
     def follower(self, index: int, number: int) -> int | None:
-        """The first ReLU behind ReLU ``number`` that depends on a convolution's outputs."""
+        """Return the number of the ReLU that a convolution feeds first, or None.
+
+        Args:
+            index: the convolution, in the order of a forward pass.
+            number: only ReLUs behind this one are considered.
+        """
         passed = ReluWalk(self.names)
         passed.run(self.problem, self.inputs)
         outputs = passed.uses[index].outputs
@@ -175,13 +181,13 @@ def recover_features(
     trims: int = 3,
     contradiction: float = 5.0,
 ) -> Features:
-    """The outputs of ReLUs as far as the gradients determine them.
+    """Return the outputs of ReLUs that the gradients determine.
 
     Args:
         problem: a problem of one sample and one plain gradient.
         rank_tolerance: see :func:`solve_features`.
         margin: see :func:`above_zero`.
-        trims: see :func:`solve_features`; and how often masks that it contradicts are repaired.
+        trims: see :func:`solve_features`; also the largest number of repairs of a layer's masks.
         contradiction: see :func:`solve_features`.
 
     Raises:
@@ -236,11 +242,11 @@ def recover_features(
 
 
 def above_zero(solved: Solved, margin: float) -> Tensor:
-    """The features (1, C, H, W) that were solved, with zeros where noise may be all that they are.
+    """Return the solved features (1, C, H, W), with zeros in place of values that may be noise.
 
     Outputs of a ReLU are not negative, so that negative values are noise alone. The most negative
-    one, in units of each position's standard deviation, tells how far noise goes among that many
-    values. A value is taken for positive above ``margin`` times as far.
+    value, in units of each position's standard deviation, shows the range of noise among that many
+    values. A value counts as positive if it exceeds ``margin`` times this range.
     """
     noise = solved.noise if solved.is_checked else torch.ones_like(solved.noise)
     noise = noise.clamp_min(1e-300)
@@ -257,11 +263,11 @@ def _solve(
     trims: int,
     contradiction: float,
 ) -> tuple[Solved | None, int]:
-    """Solve the outputs of one ReLU, and repair the masks behind it that these contradict.
+    """Return the outputs of one ReLU, and repair the masks behind it that contradict them.
 
     Returns:
-        what was solved, ``None`` if no convolution tells of these outputs; and how many entries of
-        ``masks`` were turned.
+        The solution, or ``None`` if no convolution's gradient determines these outputs; and the
+        number of entries of ``masks`` that were turned.
     """
     turned = 0
     for _ in range(trims):
@@ -294,13 +300,13 @@ def _repair(
     features: Tensor,
     solved: Solved,
 ) -> int:
-    """Set masks right where they contradict the gradients; the number of entries turned.
+    """Repair the masks that contradict the gradients, and return the number of entries turned.
 
     Args:
         backward: computes the network's errors.
-        masks: of all ReLUs by number; entries are replaced.
-        number: of the ReLU whose outputs are solved.
-        own: which convolutions, in the order of a forward pass, take these outputs in.
+        masks: the masks of all ReLUs by number; repaired ones are replaced in place.
+        number: the number of the ReLU whose outputs are solved.
+        own: indices of the convolutions that take these outputs, in the order of a forward pass.
         features: these outputs (1, C, H, W).
         solved: names the channels that contradict them.
     """
@@ -345,14 +351,13 @@ def last_mask(
     window: Pair | None,
     active: Tensor,
 ) -> Tensor:
-    """The mask of the last ReLU, from the gradient of the last 3×3 convolution.
+    """Return the mask of the last ReLU, from the gradient of the last 3×3 convolution.
 
     Args:
         backward: computes the network's errors.
         masks: a mask of ones for each ReLU, by number.
-        window: window of the max pooling behind the last ReLU; ``None`` where features are
-            averaged.
-        active: where the input of the last layer is positive (F,).
+        window: window of the max pooling behind the last ReLU; ``None`` if features are averaged.
+        active: booleans (F,), true where the input of the last layer is positive.
 
     Raises:
         ValueError: the network has no such end, or the mask is not found.

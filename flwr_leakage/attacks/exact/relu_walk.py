@@ -1,13 +1,13 @@
-"""One forward pass through a ReLU network that numbers the ReLUs and puts known values in place.
+"""A forward pass through a ReLU network that numbers the ReLUs and inserts known values.
 
 - A ReLU with known outputs returns these, as constants.
 - A ReLU with a known mask multiplies its input by the mask.
 - Max pooling over windows that do not overlap, right after a ReLU, counts as a part of the ReLU:
   the mask is then 1 at each window's maximum only, and the outputs are the pooled values.
-- Every convolution is noted with the number of the ReLU whose output it takes in.
+- The pass records every convolution with the number of the ReLU whose output it takes in.
 
-Skip connections, BatchNorm with given statistics and all other pooling are left to automatic
-differentiation.
+Automatic differentiation handles skip connections, BatchNorm with given statistics and all other
+pooling.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from flwr_leakage.attacks.problem import Problem
 
 @dataclass(frozen=True)
 class Use:
-    """One convolution as a forward pass met it.
+    """One call of a convolution in a forward pass.
 
     Attributes:
         name: the name of its weight.
@@ -44,23 +44,23 @@ class Use:
 
 
 class _ReachedError(Exception):
-    """The pass has come to the last ReLU that is asked for, and ends there."""
+    """Raised to end the pass at the last ReLU that the caller asked for."""
 
 
 class ReluWalk(Reader):
-    """The context of such a pass; :meth:`run` makes one. ReLUs are numbered in their order.
+    """The context of such a pass, which :meth:`run` makes. ReLUs are numbered in their order.
 
     Args:
         names: names of the parameters, by the tensors' ``id``.
         masks: known masks of ReLUs, by number.
-        outputs: known outputs of ReLUs, by number; pooled ones where a ReLU is pooled.
+        outputs: known outputs of ReLUs, by number; pooled outputs if a ReLU is pooled.
         last: the number of the ReLU at which to stop; ``None`` for the whole network.
         pooled: windows of the ReLUs that are known to be pooled, by number.
 
     Attributes:
         preactivations: the inputs of the ReLUs, by number.
-        maxima: where a ReLU is pooled, the largest preactivation of each window, by number.
-        windows: where a ReLU is pooled, its window (height, width), by number.
+        maxima: the largest preactivation of each window of pooled ReLUs, by number.
+        windows: the window (height, width) of pooled ReLUs, by number.
         sources: numbers of the ReLUs by the ``id`` of their output, pooled or not.
         uses: the convolutions in their order.
     """
@@ -85,7 +85,7 @@ class ReluWalk(Reader):
         self.uses: list[Use] = []
 
     def run(self, problem: Problem, inputs: Tensor) -> Tensor | None:
-        """The logits of inputs, or ``None`` where the pass stopped at ``last``."""
+        """Return the logits of inputs (1, C, H, W), or None if the pass stopped at ``last``."""
         try:
             with self:
                 return problem.gradient_map.logits(problem.params, inputs, problem.buffers)
@@ -93,11 +93,11 @@ class ReluWalk(Reader):
             return None
 
     def compared(self, number: int) -> Tensor:
-        """What known outputs of a ReLU are compared with: preactivations, or windows' maxima."""
+        """Return the values to compare known outputs with: preactivations, or windows' maxima."""
         return self.maxima[number] if number in self.maxima else self.preactivations[number]
 
     def mask(self, number: int) -> Tensor:
-        """Where a ReLU is active; if it is pooled, where it is also its window's maximum."""
+        """Return the mask of a ReLU: 1 at active entries, or at active maxima if it is pooled."""
         inputs = self.preactivations[number]
         active = (inputs > 0).to(inputs.dtype)
         if number not in self.windows:
@@ -108,7 +108,7 @@ class ReluWalk(Reader):
         return active * maxima.reshape(inputs.shape)
 
     def on_op(self, op: Op, run: Run) -> Tensor:
-        """Handle ReLU, max pooling and convolution; compute anything else as it is."""
+        """Return the outputs of a call, with known values for ReLUs and their max pooling."""
         if isinstance(op, Elementwise) and op.activation.is_relu:
             return self._activate(op)
         if isinstance(op, Pool) and op.is_largest and op.is_plain and id(op.inputs) in self.sources:
@@ -120,7 +120,7 @@ class ReluWalk(Reader):
         assert geometry is not None
         source = self.sources.get(id(op.inputs), -1)
         self.uses.append(Use(op.name, source, op.inputs.shape[1:], outputs, geometry))
-        # What follows may write into its input; errors are those of the outputs noted.
+        # A later call may write into its input, and must not change the recorded outputs.
         return outputs.clone()
 
     def _activate(self, op: Elementwise) -> Tensor:
@@ -145,7 +145,7 @@ class ReluWalk(Reader):
             raise _ReachedError
         if number in self.outputs:
             outputs = self.outputs[number].clone()
-        elif number in self.masks:  # at most one entry of a window is left, so that sums are maxima
+        elif number in self.masks:  # the mask leaves one entry of a window: its sum is its maximum
             outputs = F.avg_pool2d(op.inputs, window, divisor_override=1)
         else:
             outputs = F.max_pool2d(op.inputs, window)

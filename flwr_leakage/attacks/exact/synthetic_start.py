@@ -1,9 +1,9 @@
-"""A first candidate read from known features by regression on images of noise.
+"""A first candidate, predicted from known features by regression on images of noise.
 
 Through many ReLUs a fit of the input gets stuck unless it starts near the solution. Features after
 pooling are local: a linear map of the 3×3 features around a position predicts the block of pixels
-under it well enough to start from. The attacker learns that map on images of its own, which it
-sends through the network. They are noise with the falling spectrum of natural images (Field 1987,
+under it well enough for a start. The attacker learns that map on its own images, which it sends
+through the network. They are noise with the falling spectrum of natural images (Field 1987,
 amplitudes ~ 1/f), so that no data are needed.
 """
 
@@ -23,12 +23,12 @@ def noise_images(
     power: float = 1.5,
     colour: float = 0.4,
 ) -> Tensor:
-    """Images of noise with random contrast and mean.
+    """Return images of noise with random contrast and mean.
 
     Args:
         spec: holds the shape (C, H, W) of an image.
-        count: how many images to draw.
-        generator: for all draws.
+        count: number of images.
+        generator: draws the images.
         power: amplitudes are proportional to f^−power at frequency f.
         colour: standard deviation of each channel's own noise, relative to that of the noise that
             all channels share.
@@ -60,16 +60,16 @@ def read_input(
     ridge: float = 1e-3,
     batch_size: int = 25,
 ) -> Tensor:
-    """The input (1, C, H, W), in model space, that ridge regression predicts from its features.
+    """Return the input (1, C, H, W), in model space, that ridge regression predicts from features.
 
     Args:
         features: maps a batch of inputs to features (B, N, H', W'), with H' ≤ H and W' ≤ W.
         known: the features (1, N, H', W') of the input sought.
         spec: the public facts about the data.
-        count: synthetic images to learn from, ≥ 1.
+        count: number of synthetic images to learn from, ≥ 1.
         generator: draws these images.
         ridge: weight of the penalty, as a share of the mean diagonal entry of the Gram matrix.
-        batch_size: images that are sent through the network at once.
+        batch_size: number of images that are sent through the network at once.
 
     Raises:
         ValueError: count is less than 1, or the features have more positions than the input.
@@ -81,7 +81,7 @@ def read_input(
     block = (height // rows, width // columns)
     if 0 in block:
         raise ValueError(f"features at {rows}×{columns} positions of {height}×{width} pixels.")
-    # Blocks may leave pixels out at the border. Patches reach beyond their block to cover them.
+    # Blocks may not cover the border. Patches reach beyond their block to cover these pixels.
     margin = (block[0] - 1, block[1] - 1)
     patch = (block[0] + 2 * margin[0], block[1] + 2 * margin[1])
     canvas = (rows * block[0] + 2 * margin[0], columns * block[1] + 2 * margin[1])
