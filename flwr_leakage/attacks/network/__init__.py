@@ -1,1 +1,1 @@
-"""How attacks read a network: its activations, the calls of a pass, and one recorded pass."""
+"""The reader of networks for attacks: activations, the calls of a pass, and recorded passes."""

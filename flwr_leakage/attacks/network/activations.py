@@ -1,9 +1,10 @@
-"""The activations that attacks know: one short entry each, by whatever name a model calls them.
+"""The activations that attacks know, with one entry for each, whatever name a model uses.
 
 To add an activation, write a function that returns its :class:`Activation`, and decorate it with
 :func:`entry` and the torch functions that compute it. Every attack then knows it. Attacks that walk
 a network backwards use ``slope``, ``inverse`` and the ends of its range. Attacks that blur a
-network use ``kinks``. Attacks that linearise one use the first two derivatives of ``function``.
+network use ``kinks``. Attacks that linearise a network use the first two derivatives of
+``function``.
 """
 
 import math
@@ -19,30 +20,26 @@ from flwr_leakage.forward import hard_sigmoid
 
 Elementary = Callable[[Tensor], Tensor]
 
-SATURATED = 1e-6
-"""Distance from an end of a bounded range, as a share of the range, up to which an output counts as
-that end. Solved features are exact to about 1e-9 of their range."""
-
 INSIDE = 1e-12
-"""Distance from an asymptote, as a share of one unit, at which outputs are cut before they are
-inverted: rounding can carry an output of float64 to the asymptote itself."""
+"""Least distance of an output from an asymptote before it is inverted. Rounding can carry a float64
+output to the asymptote itself, whose inverse is infinite."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise function φ, with what its output a = φ(z) tells about its input z.
+    """An elementwise function φ, with the facts that its output a = φ(z) gives about its input z.
 
     Attributes:
-        name: what messages call it.
+        name: the name that messages use.
         function: φ.
-        slope: φ'(z) as a function of a; ``None`` where a does not determine it.
-        inverse: z as a function of a, where ``invertible``; ``None`` where several z have one a.
+        slope: φ'(z) as a function of a; ``None`` if a does not determine it.
+        inverse: z as a function of a, valid for ``invertible`` outputs; ``None`` if φ has none.
         low: infimum of the outputs.
         high: supremum of the outputs.
-        ends: the inputs up to which φ is constant at ``low``, and from which on at ``high``;
-            infinite where it only tends there.
+        ends: the inputs up to which φ equals ``low``, and from which on it equals ``high``;
+            infinite if φ only tends to these values.
         kinks: inputs at which φ' jumps, each with the size of the jump.
-        is_relu: whether it is ``max(0, z)``.
+        is_relu: whether φ is ``max(0, z)``.
     """
 
     name: str
@@ -56,9 +53,10 @@ class Activation:
     is_relu: bool = False
 
     def invertible(self, outputs: Tensor) -> Tensor:
-        """Where a determines z. Elsewhere z lies beyond one of the ends, as of a ReLU's zeros."""
+        """Return booleans, true where a determines z. Elsewhere z lies beyond one of the ends."""
         width = self.high - self.low
-        margin = SATURATED * width if math.isfinite(width) else 0.0
+        # An output this near to an end counts as that end: solved features are exact to 1e-9.
+        margin = 1e-6 * width if math.isfinite(width) else 0.0
         inside = torch.ones_like(outputs, dtype=torch.bool)
         if math.isfinite(self.ends[0]):
             inside = inside & (outputs > self.low + margin)
@@ -67,13 +65,16 @@ class Activation:
         return inside
 
     def target(self, outputs: Tensor) -> Tensor:
-        """The input z of each output a, or the end that z lies beyond."""
+        """Return the input z of each output a, or the end that z lies beyond."""
         assert self.inverse is not None
         known = self.invertible(outputs)
         return torch.where(known, self.inverse(outputs), self._end(outputs))
 
     def binds(self, inputs: Tensor, outputs: Tensor) -> Tensor:
-        """Whether an output a says that its z is another: not where z is beyond a's end, too."""
+        """Return booleans, true where an output a determines z or where z violates a's bound.
+
+        They are false where a lies at an end and z lies beyond the same end.
+        """
         end = self._end(outputs)
         beyond = torch.where(self._is_high(outputs), inputs < end, inputs > end)
         return self.invertible(outputs) | beyond
@@ -83,13 +84,13 @@ class Activation:
         return torch.where(self._is_high(outputs), last, first).to(outputs.dtype)
 
     def _is_high(self, outputs: Tensor) -> Tensor:
-        """Whether a constant output is the one at the upper end."""
+        """Return booleans, true for outputs that are nearer to the upper end."""
         if not math.isfinite(self.ends[1]):
             return torch.zeros_like(outputs, dtype=torch.bool)
         return outputs > (self.low + self.high) / 2
 
     def parts(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """φ(z), φ'(z) and φ''(z) where they exist; of a ReLU φ'(0) = 0."""
+        """Return φ(z), φ'(z) and φ''(z), with torch's values at kinks; a ReLU has φ'(0) = 0."""
         if self.is_relu:
             return inputs.clamp_min(0), (inputs > 0).to(inputs), torch.zeros_like(inputs)
         with torch.enable_grad():
@@ -117,27 +118,28 @@ class Elementwise:
     in_place: bool = False
 
     def answer(self, outputs: Tensor) -> Tensor:
-        """What the call returns where ``outputs`` stand for its own.
+        """Return the call's result with ``outputs`` in place of its own outputs.
 
-        Outputs that autograd computed from z itself must have been computed from a copy of z.
+        If the call works in place, it writes them into z. Autograd must then have computed them
+        from a copy of z.
         """
         return self.inputs.copy_(outputs) if self.in_place else outputs
 
 
 Read = Callable[[tuple[Any, ...], Mapping[str, Any]], Elementwise | None]
 READERS: dict[Callable[..., Any], Read] = {}
-"""How a call of a torch function is read, by the function."""
+"""The registry of activations: maps a torch function to the reader of its calls."""
 
 
 def entry(
     *functions: Callable[..., Any], settings: Sequence[str] = ()
 ) -> Callable[[Callable[..., Activation]], Callable[..., Activation]]:
-    """Let calls of torch functions be read as the activation that the decorated function returns.
+    """Return a decorator that registers torch functions for the activation of the decorated one.
 
     Args:
-        functions: of an input, then of ``settings``, then of ``inplace``. A function whose name
-            ends in an underscore writes into its input.
-        settings: names of the arguments after the input, which the decorated function takes, too.
+        functions: torch functions with the arguments input, ``settings`` and ``inplace``, in this
+            order. A function whose name ends in an underscore writes into its input.
+        settings: names of the arguments after the input, which the decorated function also takes.
     """
 
     def add(make: Callable[..., Activation]) -> Callable[..., Activation]:
@@ -177,8 +179,9 @@ IDENTITY = Activation("identity", lambda z: z, slope=torch.ones_like, inverse=la
 
 
 def leaky_relu(tilt: float | Tensor) -> Activation:
-    """``max(z, 0) + tilt · min(z, 0)``; with a tilt that is a tensor, and may be trained, it has no
-    inverse, and neither has one of a tilt ≤ 0.
+    """Return ``max(z, 0) + tilt · min(z, 0)``.
+
+    It has no inverse if the tilt is a tensor, which may be trained, or if the tilt is ≤ 0.
     """
     kinks = ((0.0, 1 - tilt),)
     if isinstance(tilt, Tensor):
@@ -197,7 +200,7 @@ def leaky_relu(tilt: float | Tensor) -> Activation:
 
 @entry(torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.sigmoid_, Tensor.sigmoid_)
 def sigmoid() -> Activation:
-    """``1 / (1 + e⁻ᶻ)``."""
+    """Return the activation ``1 / (1 + e⁻ᶻ)``."""
     return Activation(
         "sigmoid", torch.sigmoid, lambda a: a * (1 - a), lambda a: a.logit(INSIDE), 0.0, 1.0
     )
@@ -205,7 +208,7 @@ def sigmoid() -> Activation:
 
 @entry(torch.tanh, Tensor.tanh, F.tanh, torch.tanh_, Tensor.tanh_)
 def tanh() -> Activation:
-    """``tanh z``."""
+    """Return the activation ``tanh z``."""
     return Activation(
         "tanh",
         torch.tanh,
@@ -218,7 +221,7 @@ def tanh() -> Activation:
 
 @entry(F.softsign)
 def softsign() -> Activation:
-    """``z / (1 + |z|)``."""
+    """Return the activation ``z / (1 + |z|)``."""
     return Activation(
         "softsign",
         F.softsign,
@@ -231,7 +234,7 @@ def softsign() -> Activation:
 
 @entry(F.elu, F.elu_, settings=("alpha",))
 def elu(alpha: float = 1.0) -> Activation:
-    """Z where it is positive, else ``α (eᶻ − 1)``; its slope jumps at 0 unless α = 1."""
+    """Return the activation z if z > 0, else ``α (eᶻ − 1)``. Its slope jumps at 0 unless α = 1."""
     return Activation(
         "elu",
         lambda z: F.elu(z, alpha),
@@ -244,7 +247,7 @@ def elu(alpha: float = 1.0) -> Activation:
 
 @entry(F.celu, torch.celu, torch.celu_, settings=("alpha",))
 def celu(alpha: float = 1.0) -> Activation:
-    """Z where it is positive, else ``α (e^(z/α) − 1)``."""
+    """Return the activation z if z > 0, else ``α (e^(z/α) − 1)``."""
     return Activation(
         "celu",
         lambda z: F.celu(z, alpha),
@@ -256,7 +259,7 @@ def celu(alpha: float = 1.0) -> Activation:
 
 @entry(F.selu, torch.selu, torch.selu_)
 def selu() -> Activation:
-    """λ z where z is positive, else ``λ α (eᶻ − 1)``, of Klambauer et al. 2017."""
+    """Return the activation λ z if z > 0, else ``λ α (eᶻ − 1)`` (Klambauer et al. 2017)."""
     scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
     return Activation(
         "selu",
@@ -272,7 +275,7 @@ def selu() -> Activation:
 
 @entry(F.softplus, settings=("beta", "threshold"))
 def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
-    """``log(1 + e^(βz)) / β``, and z where βz is above the threshold."""
+    """Return the activation ``log(1 + e^(βz)) / β``, which is z if βz exceeds the threshold."""
 
     def inverse(outputs: Tensor) -> Tensor:
         scaled = beta * outputs.clamp_min(INSIDE)
@@ -289,7 +292,7 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
 
 @entry(F.logsigmoid)
 def logsigmoid() -> Activation:
-    """``−log(1 + e⁻ᶻ)``."""
+    """Return the activation ``−log(1 + e⁻ᶻ)``."""
     return Activation(
         "logsigmoid",
         F.logsigmoid,
@@ -301,7 +304,7 @@ def logsigmoid() -> Activation:
 
 @entry(F.hardsigmoid, hard_sigmoid)
 def hardsigmoid() -> Activation:
-    """``z / 6 + 1/2``, cut to [0, 1]."""
+    """Return the activation ``z / 6 + 1/2``, clamped to [0, 1]."""
     return Activation(
         "hardsigmoid",
         hard_sigmoid,
@@ -316,8 +319,10 @@ def hardsigmoid() -> Activation:
 
 @entry(F.hardtanh, F.hardtanh_, settings=("min_val", "max_val"))
 def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Activation:
-    """z, cut to an interval. One that ends at 0, as that of ReLU6, tells half of its inputs by a
-    bound only, and counts as not invertible.
+    """Return the activation that clamps z to an interval.
+
+    An interval that ends at 0, as that of ReLU6, gives only a bound on half of the inputs, and
+    counts as not invertible.
     """
     is_open = min_val < 0 < max_val
     return Activation(
@@ -334,29 +339,29 @@ def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Activation:
 
 @entry(F.relu6)
 def relu6() -> Activation:
-    """``min(max(0, z), 6)``."""
+    """Return the activation ``min(max(0, z), 6)``."""
     return replace(hardtanh(0.0, 6.0), name="relu6")
 
 
 @entry(F.hardswish)
 def hardswish() -> Activation:
-    """``z · min(max(0, z + 3), 6) / 6``: two inputs have one output where it is negative."""
+    """Return ``z · min(max(0, z + 3), 6) / 6``. Each negative output has two inputs."""
     return Activation("hardswish", F.hardswish, kinks=((-3.0, -0.5), (3.0, -0.5)))
 
 
 @entry(F.gelu, settings=("approximate",))
 def gelu(approximate: str = "none") -> Activation:
-    """``z Φ(z)``: two inputs have one output where it is negative."""
+    """Return the activation ``z Φ(z)``. Each negative output has two inputs."""
     return Activation("gelu", lambda z: F.gelu(z, approximate=approximate))
 
 
 @entry(F.silu)
 def silu() -> Activation:
-    """``z σ(z)``: two inputs have one output where it is negative."""
+    """Return the activation ``z σ(z)``. Each negative output has two inputs."""
     return Activation("silu", F.silu)
 
 
 @entry(F.mish)
 def mish() -> Activation:
-    """``z tanh(log(1 + eᶻ))``: two inputs have one output where it is negative."""
+    """Return the activation ``z tanh(log(1 + eᶻ))``. Each negative output has two inputs."""
     return Activation("mish", F.mish)

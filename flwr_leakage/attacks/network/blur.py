@@ -1,14 +1,15 @@
-"""Activations and max pooling averaged over noise: smooth where the originals have kinks.
+"""Activations and max pooling averaged over noise, so that they have no kinks.
 
-A network's gradient jumps wherever a ReLU flips or a window's maximum moves to another position,
-and its Jacobian knows nothing of units that are off. Averaged over Gaussian noise n of standard
-deviation σ (Duchi, Bartlett and Wainwright 2012, randomized smoothing) a ReLU is
+A network's gradient jumps if a ReLU flips or a window's maximum moves to another position, and its
+Jacobian is zero for units that are off. Averaged over Gaussian noise n of standard deviation σ
+(Duchi, Bartlett and Wainwright 2012, randomized smoothing) a ReLU is
 
     E max(0, z + σ n) = z Φ(z/σ) + σ φ(z/σ),
 
-with φ and Φ the normal density and distribution: convex, above max(0, z) by at most 0.4 σ, and of
-positive slope up to seven σ from the kink. Any other activation with kinks is a smooth function
-and a ReLU at each kink, and the maximum of two is ``b + max(0, a − b)``: they are blurred likewise.
+with the normal density φ and distribution Φ. It is convex, exceeds max(0, z) by at most 0.4 σ, and
+has a positive slope up to seven σ from the kink. Any other activation with kinks is the sum of a
+smooth function and a ReLU at each kink. The maximum of two values is ``b + max(0, a − b)``. Both
+are blurred through their ReLUs.
 """
 
 import math
@@ -22,19 +23,9 @@ from flwr_leakage.attacks.network.activations import Activation, Elementwise
 from flwr_leakage.attacks.network.calls import Op, Pool
 from flwr_leakage.attacks.network.trace import Reader, Run, Trace
 
-LEAST = 1e-3
-"""A channel's spread at least, in units of its layer's: one whose ReLU is dead has none."""
-
-FAR = 7.0
-"""Widths from the kink beyond which nothing is blurred: what is left, 1e-11 and less, soon falls
-below the normal numbers, where processors take several times as long."""
-
-OUTSIDE = -1e4
-"""Value of padding around the windows of max pooling, in place of −∞, whose differences are NaN."""
-
 
 def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
-    """``E max(0, z + σ n)`` over normal n, twice differentiable in z.
+    """Return ``E max(0, z + σ n)`` over normal n, which is twice differentiable in z.
 
     Args:
         inputs: z, of any shape.
@@ -49,7 +40,7 @@ def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
 
 
 def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """``E max(0, z + σ n)``, its slope Φ(z/σ) and its curvature φ(z/σ)/σ, without autograd.
+    """Return ``E max(0, z + σ n)``, its slope Φ(z/σ) and its curvature φ(z/σ)/σ, without autograd.
 
     Args:
         inputs: z, of any shape.
@@ -58,7 +49,9 @@ def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Te
     if width is None:
         return inputs.clamp_min(0), (inputs > 0).to(inputs), torch.zeros_like(inputs)
     scaled = inputs / width
-    far = scaled.abs() > FAR
+    # Beyond seven widths the blur changes 1e-11 at most. Smaller values soon become subnormal
+    # numbers, with which processors take several times as long.
+    far = scaled.abs() > 7.0
     slope = torch.where(far, (scaled > 0).to(inputs), torch.special.ndtr(scaled))
     density = torch.exp(-0.5 * scaled.square()) / math.sqrt(2 * math.pi)
     density = torch.where(far, 0.0, density)
@@ -66,22 +59,24 @@ def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Te
 
 
 def blurred_maximum(left: Tensor, right: Tensor, width: Tensor) -> Tensor:
-    """``b + E max(0, a − b + σ n) − σ/√(2π)``, which leaves equal values as they are.
+    """Return ``b + E max(0, a − b + σ n) − σ/√(2π)``, which leaves equal values as they are.
 
     Args:
-        left: a.
+        left: a, of any shape.
         right: b, of the same shape.
-        width: σ > 0, broadcast.
+        width: σ > 0, broadcast to a.
     """
     return right + blurred_relu(left - right, width) - width / math.sqrt(2 * math.pi)
 
 
 def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tensor:
-    """The blurred maximum of several, by pairs, of which each has the root mean square width.
+    """Return the blurred maximum of several values, merged pair by pair.
+
+    A pair is blurred with the root mean square of its two widths.
 
     Args:
-        values: of one shape.
-        widths: σ > 0 of each, broadcast.
+        values: tensors of one shape, at least one.
+        widths: σ > 0 of each tensor, broadcast to it.
     """
     values, widths = list(values), list(widths)
     while len(values) > 1:
@@ -96,13 +91,13 @@ def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tenso
 
 
 def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
-    """The blurred maximum of every window of a max pooling; see :func:`blurred_largest`.
+    """Return the blurred maximum of every window of a max pooling; see :func:`blurred_largest`.
 
     Args:
-        pool: with its inputs.
-        width: σ > 0, broadcast to them.
+        pool: the pooling, with its inputs.
+        width: σ > 0, broadcast to the inputs.
     """
-    maps = pool.maps(pool.inputs, OUTSIDE)
+    maps = pool.maps(pool.inputs, -1e4)  # padding with −∞ would have differences NaN
     widths = [width] * len(maps)
     if width.ndim == pool.inputs.ndim and width.shape[-2:].numel() > 1:
         widths = pool.maps(width.expand_as(pool.inputs), 0.0)
@@ -111,9 +106,10 @@ def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
 
 
 def blurred(activation: Activation, inputs: Tensor, width: Tensor) -> Tensor:
-    """``φ(z) + Σ_k j_k (E max(0, z − p_k + σ n) − max(0, z − p_k))``, twice differentiable in z.
+    """Return φ blurred at its kinks, which is twice differentiable in z.
 
-    A kink at p_k, where the slope jumps by j_k, is a ReLU of its own.
+    A kink at p_k, where the slope jumps by j_k, is a ReLU of its own:
+    ``φ(z) + Σ_k j_k (E max(0, z − p_k + σ n) − max(0, z − p_k))``.
 
     Args:
         activation: φ, with its kinks.
@@ -132,7 +128,10 @@ def blurred(activation: Activation, inputs: Tensor, width: Tensor) -> Tensor:
 def blurred_parts(
     activation: Activation, inputs: Tensor, width: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, slope and curvature of :func:`blurred`, without autograd; ``None`` for no blur."""
+    """Return value, slope and curvature of :func:`blurred`, without autograd.
+
+    The arguments are those of :func:`blurred`; a width of ``None`` stands for no blur.
+    """
     if activation.is_relu:
         return relu_parts(inputs, width)
     parts = activation.parts(inputs)
@@ -149,22 +148,22 @@ def blurred_parts(
 
 
 def has_kinks(op: Op) -> TypeGuard[Elementwise | Pool]:
-    """Whether what a call computes has kinks, so that a width belongs to it."""
+    """Return whether a call computes a function with kinks, which gets a width of blur."""
     if isinstance(op, Elementwise):
         return bool(op.activation.kinks)
     return isinstance(op, Pool) and op.is_largest
 
 
 class Blurred(Reader):
-    """Within this context every activation with kinks and every max pooling is blurred.
+    """The context in which every activation with kinks and every max pooling is blurred.
 
-    Layers are told apart by the order of their calls in a forward pass, and a replay of several
-    steps passes them again and again.
+    The order of the calls in a forward pass identifies the layers. A replay of several local steps
+    runs through this order once for each pass.
 
     Args:
-        deviations: of the inputs of each such call of a forward pass, from :func:`measure`; each is
-            broadcast to that call's input.
-        amount: β, noise in units of these deviations; at 0 nothing is replaced.
+        deviations: standard deviations of the inputs of each call with kinks in a forward pass,
+            from :func:`measure`; each is broadcast to that call's input.
+        amount: β, the noise in units of these deviations; at 0 nothing is replaced.
     """
 
     def __init__(self, deviations: Sequence[Tensor], amount: float) -> None:
@@ -173,7 +172,7 @@ class Blurred(Reader):
         self.calls = 0
 
     def on_op(self, op: Op, run: Run) -> Tensor:
-        """Replace what has kinks, leave all else."""
+        """Return a call's outputs, blurred if it has kinks."""
         if not self.widths or not has_kinks(op):
             return super().on_op(op, run)
         width = self.widths[self.calls % len(self.widths)].to(op.inputs.dtype)
@@ -185,10 +184,10 @@ class Blurred(Reader):
 
 
 class SmoothedRelu(Reader):
-    """Within this context the derivative of every ReLU's mask is smoothed.
+    """The context in which the derivative of every ReLU's mask is smoothed.
 
     A ReLU network's gradient depends on x through masks ``1[z > 0]``, whose derivative is zero
-    wherever it exists: an attack that descends on a distance of gradients is blind to every flip
+    wherever it exists. So an attack that descends on a distance of gradients does not see the flips
     that would lower it. Here the activation and its first derivative stay exact, so that the
     candidate's gradient is the true one. Only the derivative *of the mask* is replaced by that of a
     sigmoid: ``d1[z > 0]/dz := β σ(βz) (1 − σ(βz))``.
@@ -204,7 +203,7 @@ class SmoothedRelu(Reader):
         self.sharpness = sharpness
 
     def on_op(self, op: Op, run: Run) -> Tensor:
-        """Replace ReLUs, leave all else."""
+        """Return a call's outputs; those of a ReLU have a smoothed second derivative."""
         if not isinstance(op, Elementwise) or not op.activation.is_relu:
             return super().on_op(op, run)
         inputs = op.inputs.clone() if op.in_place else op.inputs
@@ -212,11 +211,11 @@ class SmoothedRelu(Reader):
 
 
 def smoothed_relu(inputs: Tensor, sharpness: float) -> Tensor:
-    """``max(0, z)``: exact in value and first derivative, smoothed in the second.
+    """Return ``max(0, z)`` with exact first and smoothed second derivative.
 
     Args:
         inputs: z, of any shape.
-        sharpness: β > 0.
+        sharpness: β > 0, in units of 1/z; see :class:`SmoothedRelu`.
     """
     outputs: Tensor = _Bent.apply(inputs, inputs.new_tensor(sharpness), _sharp_parts)[0]
     return outputs
@@ -229,40 +228,43 @@ def _sharp_parts(inputs: Tensor, sharpness: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def measure(forward: Callable[[], object]) -> list[Tensor]:
-    """Standard deviations of the inputs of every ReLU and max pooling in one forward pass.
+    """Return standard deviations of the inputs of every call with kinks in one forward pass.
 
     Args:
         forward: passes a batch of several inputs through a network.
 
     Returns:
-        For each call, in their order, one number a channel (1, C, 1, …), over the batch and
-        positions; a plain number for inputs without positions.
+        For each call, in the order of the calls, the deviations (1, C, 1, …) of its channels over
+        the batch and positions; a single number for inputs without positions.
     """
     return [_deviation(inputs) for inputs in kink_inputs(forward)]
 
 
 def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
-    """The inputs of every call with kinks in one forward pass, in the order of the calls."""
+    """Return the inputs of every call with kinks in one forward pass, in the order of the calls."""
     with torch.no_grad():
         steps = Trace.of(forward).steps
     return [step.inputs.detach().clone() for step in steps if has_kinks(step.op)]
 
 
 def _deviation(inputs: Tensor) -> Tensor:
-    """… of a channel, and at least ``LEAST`` of the layer's: no blur has no width to divide by."""
+    """Return the standard deviations of a call's channels, each at least 1e-3 of the layer's.
+
+    A channel whose ReLU is dead has none, and no width by which the blur could divide.
+    """
     if inputs.ndim <= 2:
         found = inputs.var(dim=0).mean().sqrt()
     else:
         axes = [axis for axis in range(inputs.ndim) if axis != 1]
         found = inputs.std(dim=axes, keepdim=True)
     layer = found.square().mean().sqrt()
-    return found.clamp_min(LEAST * layer) if bool(layer > 0) else torch.ones_like(found)
+    return found.clamp_min(1e-3 * layer) if bool(layer > 0) else torch.ones_like(found)
 
 
 class _Bent(torch.autograd.Function):
     """A function whose value, slope and curvature are computed at once.
 
-    By autograd alone a product with the Jacobian of a gradient would take twice the time.
+    With autograd alone, a product with the Jacobian of a gradient would take twice the time.
     """
 
     generate_vmap_rule = True
@@ -284,7 +286,7 @@ class _Bent(torch.autograd.Function):
 
 
 class _Sloped(torch.autograd.Function):
-    """``e φ'(z)``, whose derivative by z is ``e φ''(z)``."""
+    """The function ``e φ'(z)``, whose derivative by z is ``e φ''(z)``."""
 
     generate_vmap_rule = True
 

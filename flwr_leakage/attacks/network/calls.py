@@ -1,4 +1,4 @@
-"""What a call of a torch function computes: a layer, an activation, a pooling or a BatchNorm.
+"""The reader of single calls of torch functions: layers, activations, poolings and BatchNorms.
 
 :func:`read_call` is the one place that knows how torch spells a layer. To add a pooling, write a
 function of the call's arguments that returns its :class:`Pool`, or ``None``, and decorate it with
@@ -27,11 +27,12 @@ class Affine:
         inputs: a, (B, n) or (B, C, H, W), without the zeros that the model padded it with.
         weight: W, (m, n) or (m, C, k, k).
         bias: b (m,), or ``None``.
-        settings: stride, padding, dilation and groups of a convolution; ``None`` of a linear layer.
+        settings: stride, padding, dilation and groups of a convolution; ``None`` for a linear
+            layer.
         zeros: rows and columns of zeros that the model itself put on each side of a.
-        name: the name of the parameter that is W; empty where W is none.
-        bias_name: the name of the parameter that is b; ``None`` where there is none.
-        product: where b was added to an earlier call's ``W a``, the outputs of that call.
+        name: the name of the parameter that is W; empty if W is no parameter.
+        bias_name: the name of the parameter that is b; ``None`` if b is no parameter.
+        product: the outputs of the earlier call ``W a`` if this call adds b to them, else ``None``.
     """
 
     inputs: Tensor
@@ -45,22 +46,22 @@ class Affine:
 
     @property
     def is_convolution(self) -> bool:
-        """Whether it is a convolution."""
+        """Whether the call is a convolution."""
         return self.settings is not None
 
     @property
     def layer(self) -> str:
-        """What to call the layer in a message."""
+        """The name of the layer for messages."""
         return self.name.removesuffix(".weight")
 
     @property
     def is_named(self) -> bool:
-        """Whether W and b are parameters as they are."""
+        """Whether W and b are parameters themselves, not computed from parameters."""
         return bool(self.name) and (self.bias is None or self.bias_name is not None)
 
     @property
     def geometry(self) -> Geometry | None:
-        """Where a convolution looks; ``None`` of a linear layer.
+        """The geometry of a convolution; ``None`` for a linear layer.
 
         Raises:
             ValueError: it has several groups, or adds more zeros on one side than on the other.
@@ -76,25 +77,25 @@ class Affine:
 
 
 def largest(windows: Tensor) -> Tensor:
-    """The largest of values (k, …)."""
+    """Return the largest of values (k, …) along the first axis."""
     return windows.amax(0)
 
 
 def mean(windows: Tensor) -> Tensor:
-    """The mean of values (k, …)."""
+    """Return the mean of values (k, …) along the first axis."""
     return windows.mean(0)
 
 
 @dataclass(frozen=True)
 class Pool:
-    """One value of each window of maps (B, C, H, W).
+    """A pooling, which computes one value from each window of maps (B, C, H, W).
 
     Attributes:
         inputs: the maps.
-        reduce: of the values (k, …) at the k positions of a window, what the pooling gives (…).
+        reduce: maps the values (k, …) at the k positions of a window to the pooled values (…).
         window: rows and columns of a window.
-        stride: how far the next window is shifted.
-        padding: on each side of the maps.
+        stride: rows and columns from one window to the next.
+        padding: rows and columns of padding on each side of the maps.
         dilation: distance between neighbouring entries of a window.
         ceil_mode: whether a window may end beyond the maps.
     """
@@ -109,7 +110,7 @@ class Pool:
 
     @property
     def is_largest(self) -> bool:
-        """Whether it is the largest value."""
+        """Whether the pooled value is the largest value of the window."""
         return self.reduce is largest
 
     @property
@@ -119,11 +120,11 @@ class Pool:
         return plain and self.stride == self.window
 
     def maps(self, values: Tensor, outside: float) -> list[Tensor]:
-        """One map (B, C, h, w) of values (B, C, H, W) for each position of a window.
+        """Return one map (B, C, h, w) of values (B, C, H, W) for each position of a window.
 
         Args:
-            values: of the shape of the inputs.
-            outside: the value of what lies beyond them.
+            values: a tensor of the shape of the inputs.
+            outside: the value of positions beyond the maps.
         """
         out, right = [], []
         for axis in (0, 1):
@@ -131,7 +132,7 @@ class Pool:
             span = self.dilation[axis] * (self.window[axis] - 1) + 1
             size = length + 2 * self.padding[axis] - span
             count = (math.ceil if self.ceil_mode else math.floor)(size / self.stride[axis]) + 1
-            # A window that starts in the padding on the right is left out.
+            # torch leaves out a window that starts in the padding on the right.
             last = (count - 1) * self.stride[axis]
             if self.ceil_mode and last >= length + self.padding[axis]:
                 count -= 1
@@ -157,13 +158,13 @@ class Normalise:
 
     Attributes:
         inputs: a (B, C, …).
-        mean: μ (C,) where the statistics are given, ``None`` where they are the batch's.
-        variance: v (C,), likewise.
+        mean: μ (C,) if the statistics are given, ``None`` if the batch's own are used.
+        variance: v (C,) if the statistics are given, ``None`` if the batch's own are used.
         weight: γ (C,), or ``None``.
         bias: β (C,), or ``None``.
         eps: ε.
-        name: the name of the parameter that is γ; empty where γ is none.
-        bias_name: likewise of β.
+        name: the name of the parameter that is γ; empty if γ is no parameter.
+        bias_name: the name of the parameter that is β; empty if β is no parameter.
     """
 
     inputs: Tensor
@@ -177,18 +178,18 @@ class Normalise:
 
 
 Op = Affine | Elementwise | Pool | Normalise
-"""What a call computes."""
+"""The operations that :func:`read_call` recognises."""
 
-_READERS: dict[Callable[..., Any], Callable[..., Op | None]] = {}
+_LAYER_READERS: dict[Callable[..., Any], Callable[..., Op | None]] = {}
 
 
 def reads(
     *functions: Callable[..., Any],
 ) -> Callable[[Callable[..., Op | None]], Callable[..., Op | None]]:
-    """Let calls of torch functions be read by the decorated function, of the same arguments."""
+    """Return a decorator that registers a reader, with the same arguments, of torch functions."""
 
     def add(read: Callable[..., Op | None]) -> Callable[..., Op | None]:
-        _READERS.update(dict.fromkeys(functions, read))
+        _LAYER_READERS.update(dict.fromkeys(functions, read))
         return read
 
     return add
@@ -197,12 +198,12 @@ def reads(
 def read_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Op | None:
-    """What a call of a torch function computes, or ``None`` where it is none of these.
+    """Return the operation that a call of a torch function computes, or None if it is unknown.
 
     Products with a transposed weight take several calls; see
     :class:`flwr_leakage.attacks.network.trace.Reader`.
     """
-    layer = _READERS.get(function)
+    layer = _LAYER_READERS.get(function)
     if layer is not None:
         return layer(*args, **kwargs)
     activation = READERS.get(function)
@@ -273,7 +274,7 @@ def _avg_pool2d(
     divisor_override: int | None = None,
 ) -> Pool | None:
     window, step, zeros = pair(kernel_size), pair(stride or kernel_size), pair(padding)
-    # The means of windows that reach beyond the maps are of fewer values than their windows.
+    # Windows that reach beyond the maps would need another divisor.
     if divisor_override is not None or ceil_mode or any(zeros):
         return None
     return Pool(input, mean, window, step)
@@ -306,7 +307,7 @@ def _adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Pool | None:
 
 
 def _adaptive(inputs: Tensor, output_size: Any, reduce: Callable[[Tensor], Tensor]) -> Pool | None:
-    """Adaptive pooling, where all of its windows are alike."""
+    """Return an adaptive pooling, or None if its windows differ in size."""
     wanted: Sequence[int | None]
     wanted = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)
     if len(wanted) != 2:

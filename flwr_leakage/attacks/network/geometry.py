@@ -1,4 +1,4 @@
-"""Which entries of its input a convolution looks at."""
+"""The geometry of convolutions: the entries of the input that each output sees."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -10,13 +10,13 @@ Pair = tuple[int, int]
 
 
 class Geometry(NamedTuple):
-    """Where a two-dimensional convolution looks, each setting for rows and for columns.
+    """The settings of a two-dimensional convolution, each for rows and for columns.
 
     Attributes:
-        kernel_size: how many entries one output sees.
-        dilation: distance between neighbouring ones of these.
-        padding: zeros added on each side of the input.
-        stride: how far the next output's entries are shifted.
+        kernel_size: number of entries that one output sees.
+        dilation: distance between neighbouring entries of these.
+        padding: number of zeros on each side of the input.
+        stride: distance between the entries of neighbouring outputs.
     """
 
     kernel_size: Pair
@@ -32,11 +32,11 @@ class Geometry(NamedTuple):
         padding: int | Iterable[int],
         stride: int | Iterable[int],
     ) -> "Geometry":
-        """A geometry from pairs, or from numbers that hold for both rows and columns."""
+        """Return a geometry from pairs, or from numbers that hold for both rows and columns."""
         return cls(pair(kernel_size), pair(dilation), pair(padding), pair(stride))
 
     def positions(self, size: Iterable[int]) -> Pair:
-        """Rows and columns of the outputs for inputs of a size (H, W)."""
+        """Return the rows and columns of the outputs for inputs of a size (H, W)."""
         height, width = (
             (length + 2 * zeros - spread * (kernel - 1) - 1) // step + 1
             for length, kernel, spread, zeros, step in zip(size, *self, strict=True)
@@ -44,7 +44,7 @@ class Geometry(NamedTuple):
         return height, width
 
     def patches(self, inputs: Tensor) -> Tensor:
-        """The entries of inputs (B, C, H, W) that each output sees.
+        """Return the entries of inputs (B, C, H, W) that each output sees.
 
         Returns:
             (B, C·K, P), with P positions of the outputs and K entries of the kernel.
@@ -53,7 +53,7 @@ class Geometry(NamedTuple):
 
 
 def pair(value: int | Iterable[int]) -> Pair:
-    """A setting as (rows, columns), where one number holds for both."""
+    """Return a setting as (rows, columns); a single number holds for both."""
     height, width = (value, value) if isinstance(value, int) else value
     return int(height), int(width)
 
@@ -61,7 +61,7 @@ def pair(value: int | Iterable[int]) -> Pair:
 def numeric_padding(
     padding: str | int | Iterable[int], kernel_size: Iterable[int], dilation: int | Iterable[int]
 ) -> Pair:
-    """Zeros on each side that ``padding="same"`` or ``"valid"`` stands for.
+    """Return padding as zeros (rows, columns) on each side, also for ``"same"`` and ``"valid"``.
 
     Raises:
         ValueError: ``"same"`` needs more zeros on one side than on the other.
@@ -84,7 +84,11 @@ def numeric_padding(
 def zeros_around(
     input: Tensor, pad: Any, mode: str = "constant", value: float | None = None
 ) -> Pair | None:
-    """Rows and columns of zeros that ``F.pad`` adds on each side of maps, if it does just that."""
+    """Return the rows and columns of zeros that a call of ``F.pad`` adds on each side of maps.
+
+    It returns None if the call pads another value, or differently on two sides. The arguments are
+    those of ``F.pad``.
+    """
     sides = tuple(pad)
     if mode != "constant" or value or len(sides) != 4 or min(sides) < 0:
         return None

@@ -1,4 +1,4 @@
-"""The linear layers of a network: found in a pass, and put something else in the place of one."""
+"""The linear layers of a network, found in a pass, and passes with other outputs for one layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from flwr_leakage.attacks.problem import Problem
 
 @dataclass(frozen=True)
 class LinearUse:
-    """One linear layer ``z = W h + c`` as a pass met it.
+    """One call of a linear layer ``z = W h + c`` in a pass.
 
     Attributes:
         weight: the name of W (m, n).
@@ -29,12 +29,12 @@ class LinearUse:
 
     @property
     def name(self) -> str:
-        """What to call the layer in a message."""
+        """The name of the layer for messages."""
         return self.weight.removesuffix(".weight")
 
 
 def traced(problem: Problem, inputs: Tensor) -> Trace:
-    """The record of a pass of ``inputs`` (B, C, H, W) through a problem's network."""
+    """Return the record of a pass of ``inputs`` (B, C, H, W) through a problem's network."""
     return Trace.of(
         lambda: problem.gradient_map.logits(problem.params, inputs, problem.buffers),
         problem.params,
@@ -42,7 +42,7 @@ def traced(problem: Problem, inputs: Tensor) -> Trace:
 
 
 def find_linear_layers(problem: Problem, inputs: Tensor) -> list[LinearUse]:
-    """The linear layers that a pass of ``inputs`` meets, in their order."""
+    """Return the linear layers that a pass of ``inputs`` (B, C, H, W) calls, in their order."""
     found = []
     for step in traced(problem, inputs).linear:
         assert isinstance(step.op, Affine)
@@ -51,7 +51,10 @@ def find_linear_layers(problem: Problem, inputs: Tensor) -> list[LinearUse]:
 
 
 def told_of_computed_weights(problem: Problem) -> str:
-    """What a message that misses a linear layer adds where weights are computed; else nothing."""
+    """Return the end of a message about a missing linear layer if weights are computed.
+
+    It is empty if all weights of linear layers are parameters.
+    """
     like = next(iter(problem.params.values()))
     with torch.no_grad():
         trace = traced(problem, like.new_zeros(1, *problem.spec.shape))
@@ -67,13 +70,13 @@ def told_of_computed_weights(problem: Problem) -> str:
 def logits_behind(
     problem: Problem, weight: str, outputs: Tensor, inputs: Tensor | None = None
 ) -> Tensor:
-    """Logits (B, K) where a linear layer's outputs (B, m) are put in the place of its own.
+    """Return the logits (B, K) of a pass with given outputs for one linear layer.
 
     Args:
         problem: the network.
         weight: the name of the layer's weight.
-        outputs: differentiable.
-        inputs: (B, C, H, W) what the network is given otherwise; zeros by default.
+        outputs: (B, m) outputs in place of the layer's own; the logits are differentiable in them.
+        inputs: (B, C, H, W) inputs of the network, for paths around the layer; zeros by default.
     """
     if inputs is None:
         inputs = outputs.new_zeros(1, *problem.spec.shape).expand(len(outputs), -1, -1, -1)
@@ -82,7 +85,7 @@ def logits_behind(
 
 
 class _Replaced(Reader):
-    """Puts given values (B, m) in the place of one linear layer's outputs."""
+    """A pass with given values (B, m) in place of one linear layer's outputs."""
 
     def __init__(self, names: Mapping[int, str], weight: str, outputs: Tensor) -> None:
         super().__init__(names)

@@ -1,4 +1,4 @@
-"""Where in a model a function was called, in words for a message."""
+"""The line of a model that called a function, in words for a message."""
 
 import sys
 from collections.abc import Callable
@@ -19,11 +19,11 @@ _AROUND = {each.__file__ for each in (dropout, forward, function_mode, model_cop
 
 
 def describe_call(function: Callable[..., Any]) -> str:
-    """A function's name and where the pass that is under way calls it.
+    """Return a function's name with the line that calls it, such as ``max_pool2d (net.py:12)``.
 
-    Such as ``max_pool2d (net.py:12)``: the innermost line that is neither PyTorch's nor this
-    package's. A module of PyTorch inside of ``nn.Sequential`` has no such line; its kind is told.
-    To be called from within a function mode.
+    It is the innermost line that is neither PyTorch's nor this package's. If PyTorch's own module
+    inside of ``nn.Sequential`` makes the call, there is no such line, and the name is followed by
+    the module's class. The function must be called from within a function mode during a pass.
     """
     name = getattr(function, "__name__", str(function)).strip("_")
     module = ""
@@ -33,7 +33,7 @@ def describe_call(function: Callable[..., Any]) -> str:
         file = frame.f_code.co_filename
         if file == _PASS:
             break
-        # Checks of types stand between a call and what it calls; those made on the fly: <…>.
+        # Type checks stand between caller and callee; some are compiled on the fly, as <…>.
         if file in _AROUND or file.startswith((_OWN, _CHECKS, "<")):
             continue
         if not file.startswith(_TORCH):

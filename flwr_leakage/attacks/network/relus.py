@@ -1,4 +1,4 @@
-"""Which calls compute a ReLU, as a function mode meets them, however a model spells them."""
+"""The reader of calls that compute a ReLU, however a model spells them."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,19 +17,19 @@ Kwargs = Mapping[str, Any]
 
 
 def relu_call(function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Elementwise | None:
-    """The ReLU, leaky or not, that a call computes, or ``None``.
+    """Return the ReLU, leaky or not, that a call computes, or None.
 
-    ``relu``, ``clamp(min=0)``, ``threshold(0, 0)``, and the leaky ``leaky_relu``, ``prelu`` and
-    ``rrelu`` outside of training are told by their names. A leaky ReLU is a ReLU where its slope is
-    zero and no parameter that is trained: the gradient by that one would be lost with the call.
-    Other spellings are told by the numbers of the call: ``maximum``, ``max`` and ``fmax`` with a
-    tensor of zeros, ``where`` and ``masked_fill`` that put zeros where z is not positive, and
-    ``z * mask`` with the mask ``1[z > 0]``. Those of several calls are not told: of
-    ``(z + z.abs()) / 2`` none is a ReLU.
+    Names identify ``relu``, ``clamp(min=0)``, ``threshold(0, 0)``, and the leaky ``leaky_relu``,
+    ``prelu`` and ``rrelu`` outside of training. A leaky ReLU counts as a ReLU if its slope is zero
+    and is no trained parameter, whose gradient would be lost with the call. The values of the call
+    identify other spellings: ``maximum``, ``max`` and ``fmax`` with a tensor of zeros, ``where``
+    and ``masked_fill`` that put zeros where z is not positive, and ``z * mask`` with the mask
+    ``1[z > 0]``. Spellings of several calls are not recognised: no call of ``(z + z.abs()) / 2`` is
+    a ReLU by itself.
 
-    Numbers may agree by chance: a threshold that is learned and exactly zero is taken for zeros,
-    and a mask that keeps all for ``1[z > 0]`` where all of z is positive, if it is of truths. One
-    of numbers, as of an attention, must hold a zero.
+    Values may agree by chance. A learned threshold that is exactly zero counts as a tensor of
+    zeros. If all of z is positive, a boolean mask that keeps all counts as ``1[z > 0]``; a mask of
+    numbers, as of an attention, must hold a zero.
 
     Example:
         >>> call = relu_call(torch.clamp, (torch.tensor([-1.0, 2.0]),), {"min": 0})
@@ -69,7 +69,7 @@ def _threshold(args: Args, kwargs: Kwargs, in_place: bool = False) -> Elementwis
 def _maximum(args: Args, kwargs: Kwargs) -> Elementwise | None:
     left, right = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "other")
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
-        return None  # the maximum of one tensor, or along an axis
+        return None  # the call computes the maximum of one tensor, or along an axis
     for inputs, other in ((left, right), (right, left)):
         if _keeps_shape(inputs, other) and _is_zero(other):
             return Elementwise(inputs, RELU)
@@ -92,7 +92,7 @@ def _masked_fill(args: Args, kwargs: Kwargs) -> Elementwise | None:
 
 
 def _chosen(condition: Any, where: Any, elsewhere: Any) -> Elementwise | None:
-    """The ReLU that ``where`` a condition holds, and ``elsewhere``, are together."""
+    """Return the ReLU of a choice between two values by a condition, or None."""
     if not (isinstance(condition, Tensor) and condition.dtype == torch.bool):
         return None
     for inputs, other, is_kept in ((where, elsewhere, True), (elsewhere, where, False)):
@@ -109,7 +109,7 @@ def _product(args: Args, kwargs: Kwargs) -> Elementwise | None:
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)) or left.shape != right.shape:
         return None
     for inputs, mask in ((left, right), (right, left)):
-        # Products of other tensors are many: one number tells most of them.
+        # Most products are of other tensors. The first entry rules most of them out.
         if _first(mask) not in (0, 1) or not _keeps_shape(inputs, mask):
             continue
         if _is_mask(mask, inputs) and (mask.dtype == torch.bool or not _keeps_all(mask)):
@@ -125,7 +125,7 @@ def _leaky(args: Args, kwargs: Kwargs, in_place: bool = False) -> Elementwise:
 
 def _parametric(args: Args, kwargs: Kwargs) -> Elementwise:
     inputs, slope = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "weight")
-    if slope.numel() > 1:  # one a channel
+    if slope.numel() > 1:  # one slope for each channel
         slope = slope.reshape(-1, *[1] * (inputs.ndim - 2))
     return _tilted(inputs, slope)
 
@@ -146,7 +146,7 @@ def _tilted(inputs: Tensor, slope: float | Tensor, in_place: bool = False) -> El
 
 
 def _keeps_shape(inputs: Tensor, other: Any) -> bool:
-    """Whether a result of both has the shape and the type of the inputs."""
+    """Return whether a result of both arguments has the shape and the type of the inputs."""
     if not isinstance(other, Tensor):
         return isinstance(inputs, Tensor)
     if not inputs.is_floating_point() or torch.result_type(inputs, other) != inputs.dtype:
@@ -164,12 +164,12 @@ def _is_zero(value: Any) -> bool:
 
 
 def _is_mask(mask: Tensor, inputs: Tensor) -> bool:
-    """Whether a mask is ``1[z > 0]``, or ``1[z ≥ 0]`` with some zeros."""
+    """Return whether a mask is ``1[z > 0]``, or ``1[z ≥ 0]`` with some zeros."""
     if not bool(_numbers(mask != (inputs > 0)).any()):
         return True
     if bool(_numbers(mask != (inputs >= 0)).any()):
         return False
-    return not _keeps_all(mask)  # of what a ReLU gave, 1[z ≥ 0] is any mask that keeps all
+    return not _keeps_all(mask)  # for outputs of a ReLU, any mask that keeps all is 1[z ≥ 0]
 
 
 def _keeps_all(mask: Tensor) -> bool:
@@ -182,9 +182,9 @@ def _first(values: Tensor) -> float:
 
 
 def _numbers(values: Tensor) -> Tensor:
-    """The numbers of a tensor within ``torch.func``'s transforms: of a ``vmap``, all at once.
+    """Return the values of a tensor without the wrappers of ``torch.func``'s transforms.
 
-    There a tensor that is batched cannot be asked for a truth, as it has many.
+    A batched tensor of ``vmap`` has no single truth value. Its unwrapped tensor holds all samples.
     """
     while _functorch.is_functorch_wrapped_tensor(values):
         values = _functorch.get_unwrapped(values)

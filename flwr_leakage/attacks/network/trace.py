@@ -1,17 +1,17 @@
-"""One pass through a network, read call by call, however the network is written.
+"""The reader of a pass through a network, call by call, however the network is written.
 
 A :class:`Reader` hands each call that computes an affine map, an activation, a pooling or a
-normalisation to one method, which runs it, or puts something else in its place. A :class:`Trace`
-is the reader that records a pass.
+normalisation to one method, which runs the call or replaces its outputs. A :class:`Trace` is the
+reader that records a pass.
 
 ``F.linear`` (which ``nn.Linear`` calls), ``torch.addmm``, ``torch.einsum``, and ``x @ W.T`` with
-the bias added after it are all the same layer. Views of a parameter (``W.T``, ``W.t()``,
-``W.transpose(0, 1)``) are followed. Zeros that a model puts around maps before a convolution count
-as the convolution's.
+the bias added after it are all the same layer. The reader follows views of a parameter (``W.T``,
+``W.t()``, ``W.transpose(0, 1)``). Zeros that a model puts around maps before a convolution count
+as the convolution's padding.
 
-Networks written by hand also keep weights as (inputs, outputs), as ``x @ W + c`` has them. Attacks
-know (outputs, inputs) only: such a network is attacked as one whose parameter is the transpose,
-which gives the same gradients. :func:`transposed_weights` tells which weights these are.
+Networks written by hand may keep weights as (inputs, outputs), as in ``x @ W + c``. Attacks know
+(outputs, inputs) only. They attack such a network with the transpose as its parameter, which gives
+the same gradients. :func:`transposed_weights` names these weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from flwr_leakage.attacks.network.calls import Affine, Normalise, Op, read_call
 from flwr_leakage.attacks.network.geometry import Pair, zeros_around
 from flwr_leakage.function_mode import FunctionMode
 
-# Attributes are met by their getters.
+# A function mode sees an attribute such as W.T as a call of its getter.
 _TRANSPOSES = (
     Tensor.t, torch.t, Tensor.transpose, torch.transpose, Tensor.permute, torch.permute,
     Tensor.T.__get__, Tensor.mT.__get__,  # type: ignore[attr-defined]
@@ -37,14 +37,14 @@ _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_)
 
 Run = partial[Any]
-"""A call as the model makes it; ``func`` is the function."""
+"""A call with the arguments of the model; ``func`` is the function."""
 
 
 class Reader(FunctionMode):
-    """A context in which every call of a pass is read, and decided by one method.
+    """A context that reads every call of a pass, and lets one method decide about its outputs.
 
     Args:
-        names: of parameters, by the tensors' ``id``.
+        names: names of the parameters, by the tensors' ``id``.
     """
 
     def __init__(self, names: Mapping[int, str] | None = None) -> None:
@@ -53,12 +53,12 @@ class Reader(FunctionMode):
         self._transposed: dict[int, Tensor] = {}
         self._products: dict[int, Affine] = {}
         self._padded: dict[int, tuple[Tensor, Pair]] = {}
-        self._kept: list[Tensor] = []  # keeps ids from being used again
+        self._kept: list[Tensor] = []  # a living tensor's id is not used again
 
     def on_op(self, op: Op, run: Run) -> Tensor:
-        """What a call that was read gives; ``run()`` computes what the model computes.
+        """Return the outputs of a recognised call; ``run()`` computes those of the model.
 
-        A subclass that does not call ``run`` copies its outputs into the inputs of an activation
+        A subclass that does not call ``run`` must copy its outputs into the inputs of an activation
         that works in place (:meth:`Elementwise.answer`).
         """
         outputs: Tensor = run()
@@ -67,13 +67,13 @@ class Reader(FunctionMode):
     def on_other(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What any other call gives."""
+        """Return the result of any other call."""
         return function(*args, **kwargs)
 
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Read a call, and hand it on."""
+        """Return the result of a call, which ``on_op`` or ``on_other`` decides."""
         run = partial(function, *args, **kwargs)
         op = read_call(function, args, kwargs)
         if op is None and self.names:
@@ -104,7 +104,7 @@ class Reader(FunctionMode):
     def _product(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Affine | None:
-        """The linear layer that a product, or the sum of one with a bias, computes."""
+        """Return the linear layer that a product, or its sum with a bias, computes, or None."""
         if function is torch.einsum:
             found = einsum_operands(args)
             if found is None:
@@ -137,7 +137,7 @@ class Reader(FunctionMode):
         kwargs: dict[str, Any],
         outputs: Any,
     ) -> None:
-        """Note views of parameters, and zeros around maps."""
+        """Record transposed views of parameters, and zeros around maps."""
         if function in _TRANSPOSES:
             weight: Any = args[0] if args else kwargs.get("input")
             if id(weight) in self.names and weight.ndim == 2 and outputs.shape == weight.T.shape:
@@ -149,9 +149,10 @@ class Reader(FunctionMode):
 
 
 def einsum_operands(args: Sequence[Any]) -> tuple[Tensor, Tensor, bool] | None:
-    """Input, weight, and whether the weight is (inputs, outputs), of an einsum that is a product.
+    """Return input, weight, and whether the weight is (inputs, outputs), of a product by einsum.
 
-    ``None`` where it is none: ``...i,oi->...o`` and ``...i,io->...o`` are, in any letters.
+    It returns None for any other equation than ``...i,oi->...o`` and ``...i,io->...o``, in any
+    letters.
     """
     equation, *operands = args
     if len(operands) != 2 or not isinstance(equation, str) or "->" not in equation:
@@ -166,11 +167,11 @@ def einsum_operands(args: Sequence[Any]) -> tuple[Tensor, Tensor, bool] | None:
 
 @dataclass(frozen=True)
 class Step:
-    """What one call of a pass computed.
+    """One recognised call of a pass.
 
     Attributes:
-        op: what it computes, of which inputs.
-        outputs: what it gave.
+        op: the operation, with its inputs.
+        outputs: the outputs of the call.
     """
 
     op: Op
@@ -178,16 +179,16 @@ class Step:
 
     @property
     def inputs(self) -> Tensor:
-        """What it took."""
+        """The inputs of the call."""
         return self.op.inputs
 
 
 class Trace(Reader):
-    """Records a pass.
+    """The reader that records a pass.
 
     Attributes:
-        steps: what was read, in the order of the calls. Their tensors are not changed by calls
-            that work in place.
+        steps: the recognised calls, in their order. Calls that work in place do not change the
+            tensors of a step.
     """
 
     def __init__(self, names: Mapping[int, str] | None = None) -> None:
@@ -196,11 +197,11 @@ class Trace(Reader):
 
     @classmethod
     def of(cls, run: Callable[[], object], params: Mapping[str, Tensor] | None = None) -> "Trace":
-        """The record of a pass.
+        """Return the record of a pass.
 
         Args:
             run: makes the pass.
-            params: the parameters that it takes, by name.
+            params: the parameters of the pass, by name.
         """
         trace = cls({id(value): name for name, value in (params or {}).items()})
         with trace:
@@ -209,7 +210,7 @@ class Trace(Reader):
 
     @property
     def linear(self) -> list[Step]:
-        """The linear layers whose weights are parameters."""
+        """The steps that are linear layers with parameters as weights."""
         return [
             step
             for step in self.steps
@@ -217,7 +218,7 @@ class Trace(Reader):
         ]
 
     def on_op(self, op: Op, run: Run) -> Tensor:
-        """Record a call."""
+        """Return the outputs of a call, and record it."""
         if isinstance(op, Elementwise) and op.in_place:
             written, op = op.inputs, replace(op, inputs=op.inputs.clone())
             self.steps = [
@@ -233,11 +234,11 @@ class Trace(Reader):
 
 
 class _Orders(Reader):
-    """Notes in which order every matrix among the parameters is multiplied.
+    """The reader that records the orientation in which a pass multiplies each weight matrix.
 
     Attributes:
-        right: names of those that an input is multiplied with as they are.
-        others: names of those that are met as (outputs, inputs).
+        right: names of the weights that a product takes as (inputs, outputs).
+        others: names of the weights that a pass takes as (outputs, inputs).
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
@@ -248,7 +249,7 @@ class _Orders(Reader):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Note products, change nothing."""
+        """Return the result of a call, and record the weights of products."""
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
         weights = [(self.names.get(id(t), "") if t.ndim == 2 else "") for t in tensors]
         if function in _PRODUCTS and weights[1]:
@@ -265,10 +266,10 @@ class _Orders(Reader):
 
 
 def transposed_weights(params: Mapping[str, Tensor], run: Callable[[], object]) -> frozenset[str]:
-    """Names of the weights that a pass takes as (inputs, outputs) only.
+    """Return the names of the weights that a pass takes as (inputs, outputs) only.
 
     Args:
-        params: with which it is made.
+        params: the parameters of the pass, by name.
         run: makes the pass.
     """
     orders = _Orders({id(value): name for name, value in params.items()})
