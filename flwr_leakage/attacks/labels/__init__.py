@@ -1,1 +1,1 @@
-"""Recovering labels from an update."""
+"""Label attacks, which infer the labels of a batch from an update."""

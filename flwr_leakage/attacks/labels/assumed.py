@@ -1,4 +1,4 @@
-"""What an attack takes for its samples' targets: the one rule of all attacks."""
+"""The targets that an attack assumes for its samples, by the one rule of all attacks."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,12 +14,11 @@ from flwr_leakage.records import Batch
 
 @dataclass(frozen=True)
 class AssumedTargets:
-    """The targets with which an attacker's candidates are given a gradient.
+    """The targets of an attacker's candidates, from which their gradients are computed.
 
     Attributes:
         values: (B,) int64 class indices, or (B, K) class probabilities in the problem's
-            precision (soft labels, granted only); zeros that nobody reads where the labels are
-            ``variables``.
+            precision (soft labels, granted only); unused zeros if the labels are ``variables``.
         origin: ``granted`` by the threat model, ``inferred`` from the update, or ``variables`` of
             the optimisation, as the inputs are.
     """
@@ -29,26 +28,26 @@ class AssumedTargets:
 
     @property
     def may_change(self) -> bool:
-        """Whether a search may try other class indices: they are a guess, and no variables."""
+        """Whether a search may try other class indices, as these are inferred."""
         return self.origin == "inferred"
 
 
 def assume_targets(
     problem: Problem, inference: LabelInference | Literal["joint"], generator: torch.Generator
 ) -> AssumedTargets:
-    """Decide what an attack takes for the targets of a problem's B samples.
+    """Return the targets that an attack assumes for a problem's B samples.
 
-    Targets that the threat model grants are used as they are, class indices or probabilities,
-    and nothing is inferred then. Otherwise class indices are inferred, from the latest round's
-    update where several rounds are attacked jointly, or left to the optimisation.
+    If the threat model grants targets, class indices or probabilities, they are used as they are.
+    Otherwise class indices are inferred, or left to the optimisation. If several rounds are
+    attacked jointly, the latest round's update gives them.
 
     Args:
-        problem: in the precision in which it is attacked.
+        problem: the problem in the precision in which it is attacked.
         inference: the label attack, or ``joint`` for labels that are optimised with the inputs.
-        generator: of the inference.
+        generator: draws the random numbers of the inference.
 
     Raises:
-        ValueError: the inference gave anything but B class indices.
+        ValueError: the inference does not give B class indices.
     """
     like = next(iter(problem.params.values()))
     count, classes = problem.num_samples, problem.spec.num_classes
@@ -71,7 +70,12 @@ def assume_targets(
 
 
 def answer(inputs: Float[Tensor, "B C H W"], targets: Tensor) -> Batch:
-    """The batch that an attack returns: in torch's default precision, whatever it computed in."""
+    """Return the batch that an attack answers with, in torch's default precision.
+
+    Args:
+        inputs: (B, C, H, W) in the precision of the attack.
+        targets: (B,) class indices or (B, K) probabilities.
+    """
     precision = torch.get_default_dtype()
     if targets.is_floating_point():
         targets = targets.to(precision)

@@ -1,4 +1,4 @@
-"""The label attack that fits the batch size."""
+"""The label attack that depends on the batch size."""
 
 from dataclasses import dataclass, field
 
@@ -14,11 +14,11 @@ from flwr_leakage.attacks.problem import Problem
 
 @dataclass(frozen=True)
 class AutomaticLabels:
-    """iDLG for an update of one sample, class counts for several samples.
+    """The label attack that uses iDLG for one sample, and class counts for several samples.
 
     Attributes:
         single: the label attack for one sample.
-        otherwise: the same where that does not apply: no layer gives the logits, or it is frozen.
+        otherwise: the label attack for one sample if no trained layer gives the logits.
         batch: the label attack for several samples.
     """
 
@@ -27,7 +27,7 @@ class AutomaticLabels:
     batch: ClassCounts = field(default_factory=ClassCounts)
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
-        """Labels (B,) in ascending order."""
+        """Return the labels (B,) in ascending order."""
         if problem.num_samples > 1:
             return self.batch(problem, generator)
         try:

@@ -1,4 +1,4 @@
-"""The call shape of every label attack."""
+"""The interface of every label attack."""
 
 from typing import Protocol, runtime_checkable
 
@@ -10,8 +10,8 @@ from flwr_leakage.attacks.problem import Problem
 
 @runtime_checkable
 class LabelInference(Protocol):
-    """Recovers the labels of a batch from its update."""
+    """A label attack, which infers the labels of a batch from its update."""
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        """Class indices (B,), in ascending order, for the ``num_samples`` of the problem."""
+        """Return class indices (B,), in ascending order, for the problem's ``num_samples``."""
         ...

@@ -1,4 +1,4 @@
-"""How often each class occurs in a batch, from the last layer's gradient."""
+"""The number of samples of each class in a batch, from the last layer's gradient."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,17 +19,18 @@ def class_counts(
     num_samples: int,
     weights: Float[Tensor, " K"] | None = None,
 ) -> Int[Tensor, " K"]:
-    """Round ``B · (p̄ − ∂L/∂b)`` to non-negative integers that sum to B.
+    """Return ``B · (p̄ − ∂L/∂b)``, rounded to non-negative integers (K,) that sum to B.
 
     The mean cross-entropy's bias gradient is ``p̄ − counts / B`` with p̄ the batch's mean
-    softmax; an attacker estimates p̄. Whole parts first, then the largest remainders.
+    softmax, which an attacker estimates. Each count gets its whole part first. The largest
+    remainders get the samples that are left.
 
     Args:
-        bias_gradient: of the last layer, averaged over the samples.
-        mean_softmax: the attacker's estimate of p̄.
+        bias_gradient: ∂L/∂b (K,) of the last layer, averaged over the samples.
+        mean_softmax: the attacker's estimate of p̄ (K,).
         num_samples: B.
-        weights: w_k of a loss that weighs the classes: p̄ − ∂L/∂b is then the share of class k in
-            Σᵢ w(yᵢ), so that it is divided by w_k first.
+        weights: class weights w_k (K,) of the loss, or ``None``. With weights p̄ − ∂L/∂b is the
+            share of class k in Σᵢ w(yᵢ), so that it is divided by w_k first.
 
     Example:
         >>> class_counts(torch.tensor([-0.5, 0.25, 0.25]), torch.tensor([0.5, 0.25, 0.25]), 2)
@@ -37,7 +38,7 @@ def class_counts(
     """
     expected = (num_samples * (mean_softmax - bias_gradient)).clamp_min(0).double()
     if weights is not None:
-        # A class of weight 0 leaves nothing in the update.
+        # A class of weight 0 has no part in the update.
         expected = torch.where(weights > 0, expected / weights.double().clamp_min(1e-30), 0.0)
         expected = num_samples * expected / expected.sum().clamp_min(1e-30)
     total = expected.sum()
@@ -56,11 +57,11 @@ def class_counts(
 def mean_feature(
     weight_gradient: Float[Tensor, "K F"], bias_gradient: Float[Tensor, " K"]
 ) -> Float[Tensor, " F"]:
-    """The one feature vector h that explains a last layer's gradient best: ``∂L/∂W ≈ ∂L/∂b hᵀ``.
+    """Return the feature vector h (F,) that explains a last layer's gradient ``∂L/∂b hᵀ`` best.
 
-    Least squares: ``h = (∂L/∂W)ᵀ (∂L/∂b) / ‖∂L/∂b‖²``. Exact for one sample; for a batch a
-    weighted mean of the samples' features, which differ little in a network that is not yet
-    trained.
+    The least-squares solution is ``h = (∂L/∂W)ᵀ (∂L/∂b) / ‖∂L/∂b‖²``. It is exact for one sample.
+    For a batch it is a weighted mean of the samples' features, which differ little in a network
+    that is not yet trained.
     """
     return weight_gradient.T @ bias_gradient / bias_gradient.square().sum().clamp_min(1e-30)
 
@@ -73,19 +74,19 @@ def replayed_softmax(
     num_steps: int,
     sweeps: int = 50,
 ) -> Float[Tensor, " K"]:
-    """Mean softmax over the steps of a client whose last layer alone is replayed.
+    """Return the mean softmax p̄ (K,) over a client's local steps, by a replay of the last layer.
 
     With one feature vector h for all samples, a step's gradient e = p − c (c the class
-    frequencies) moves the logits by −η (1 + ‖h‖²) e. The frequencies are unknown, so c and the
-    path of p are made consistent by damped fixed-point sweeps: c = p̄ − ∂L/∂b, averaged over steps.
+    frequencies) moves the logits by −η (1 + ‖h‖²) e. The frequencies are unknown. So damped
+    fixed-point sweeps make c and the path of p consistent: c = p̄ − ∂L/∂b, averaged over steps.
 
     Args:
-        logits: of M dummy inputs at θ_t.
+        logits: (M, K) of M dummy inputs at θ_t.
         squared_feature_norm: ‖h‖².
-        bias_gradient: of the last layer, averaged over the steps.
+        bias_gradient: ∂L/∂b (K,) of the last layer, averaged over the steps.
         learning_rate: η.
-        num_steps: n.
-        sweeps: fixed-point sweeps.
+        num_steps: number of local steps.
+        sweeps: number of fixed-point sweeps.
     """
     mean = logits.softmax(dim=1).mean(dim=0)
     if num_steps == 1:
@@ -105,18 +106,18 @@ def replayed_softmax(
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Class counts from the last bias's gradient, with p̄ estimated.
+    """The label attack that counts classes in the last bias's gradient, with an estimate of p̄.
 
     Over several local steps the pseudo-gradient sums the steps' gradients, and p̄ drifts while
     the client trains; ``replayed_softmax`` follows it.
 
     Attributes:
-        softmax: where p̄ comes from: ``features`` (the mean feature vector that the last weight's
-            gradient gives away), or ``dummies`` (random images in the data's box, or public ones).
-            Networks that do not end in a linear layer have no such vector: one step's p̄ is then
-            that of dummies.
-        num_dummies: random images whose softmax is averaged, ≥ 1.
-        public: (M, C, H, W) public images in model space, taken in place of random ones.
+        softmax: the source of p̄: ``features`` (the mean feature vector from the last weight's
+            gradient), or ``dummies`` (random images in the data's box, or public ones). Networks
+            that do not end in a linear layer have no such vector: in one step p̄ then comes from
+            dummies.
+        num_dummies: number of random images whose softmax is averaged, ≥ 1.
+        public: (M, C, H, W) public images in model space, used in place of random ones.
     """
 
     softmax: Literal["features", "dummies"] = "features"
@@ -130,11 +131,11 @@ class ClassCounts:
             raise ValueError(f"num_dummies must be at least 1, got {self.num_dummies}.")
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
-        """Labels (B,) in ascending order, with repetitions.
+        """Return the labels (B,) in ascending order, with repetitions.
 
         Raises:
-            ValueError: the logits have no bias that is trained, the update is of several steps
-                and the last layer is not linear, or the loss couples the samples.
+            ValueError: the logits have no trained bias, the last layer is not linear although the
+                update has several steps, or the loss couples the samples.
         """
         bias = find_last_bias(problem)
         if bias is None:
@@ -162,7 +163,11 @@ class ClassCounts:
 
     @staticmethod
     def _mean_feature(problem: Problem, bias_gradient: Tensor) -> Tensor | None:
-        """What the last linear layer takes; ``None`` if there is none and one step needs none."""
+        """Return the mean input (F,) of the last linear layer, or None if there is no such layer.
+
+        Raises:
+            ValueError: there is no such layer, and the update has several steps.
+        """
         try:
             weight = find_last_layer(problem).weight
         except ValueError:

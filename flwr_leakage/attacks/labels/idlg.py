@@ -11,10 +11,10 @@ from flwr_leakage.attacks.problem import Problem
 
 
 def idlg_label(bias_gradient: Tensor) -> Tensor:
-    """The class whose bias gradient ``softmax(z)_k − 1[k = y]`` is negative.
+    """Return the class (1,) whose bias gradient ``softmax(z)_k − 1[k = y]`` is negative.
 
-    Zhao, Mopuri, Bilen 2020, eq. 3: with cross-entropy and one sample, only the true class has a
-    negative entry. The smallest entry is taken, which also stands noise.
+    With cross-entropy and one sample, only the true class has a negative entry (Zhao, Mopuri,
+    Bilen 2020, eq. 3). The function takes the smallest entry, which is robust to noise.
 
     Example:
         >>> idlg_label(torch.tensor([0.2, -0.7, 0.5]))
@@ -25,10 +25,10 @@ def idlg_label(bias_gradient: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SignOfGradient:
-    """iDLG (Zhao, Mopuri, Bilen 2020) for one sample."""
+    """The label attack iDLG (Zhao, Mopuri, Bilen 2020) for one sample."""
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
-        """The label (1,).
+        """Return the label (1,).
 
         Raises:
             ValueError: the update stems from several samples, or neither a bias of the logits nor
@@ -41,7 +41,7 @@ class SignOfGradient:
         bias = find_last_bias(problem, scaled=True)
         if bias is not None:
             return idlg_label(problem.gradient[bias].flatten())
-        # Without a bias: the rows of ∂L/∂W are (softmax − onehot)_k · h with one common h.
+        # Without a bias, the rows of ∂L/∂W are (softmax − onehot)_k · h with one common h.
         weight = find_last_layer(problem).weight
         if weight not in problem.gradient_map.trained:
             raise ValueError("labels are read from the last layer's gradient, and it is frozen.")
@@ -49,9 +49,10 @@ class SignOfGradient:
 
 
 def _row_coefficients(weight_gradient: Tensor) -> Tensor:
-    """The logit error u, up to a positive factor, of a rank-one gradient u hᵀ.
+    """Return the logit error u (K,), up to a positive factor, of a rank-one gradient u hᵀ.
 
-    Its sign is free; a logit error has one negative entry, and it is the largest in magnitude.
+    The product leaves the sign of u open. A logit error has one negative entry, which is the
+    largest in magnitude.
     """
     left, _, _ = torch.linalg.svd(weight_gradient, full_matrices=False)
     error = left[:, 0]

@@ -1,4 +1,4 @@
-"""The last linear layer of a classifier: where label attacks look."""
+"""The last linear layer of a classifier, whose gradient label attacks read."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,14 @@ from torch import Tensor
 from flwr_leakage.attacks.network.linear import find_linear_layers
 from flwr_leakage.attacks.problem import Problem
 
-SAME = 1e-4
-"""Difference up to which slopes of probabilities are the same."""
-
 
 @dataclass(frozen=True)
 class LastLayer:
     """Names of the last linear layer's parameters.
 
     Attributes:
-        weight: of shape (K, F).
-        bias: of shape (K,), or ``None``.
+        weight: the name of the weight (K, F).
+        bias: the name of the bias (K,), or ``None``.
     """
 
     weight: str
@@ -26,10 +23,10 @@ class LastLayer:
 
 
 def find_last_layer(problem: Problem) -> LastLayer:
-    """Find the last linear layer that a pass meets, however the network is written.
+    """Return the last linear layer of a pass, however the network is written.
 
     Raises:
-        ValueError: there is none with one output for each class.
+        ValueError: no linear layer has one output for each class.
     """
     classes = problem.spec.num_classes
     dummy = next(iter(problem.params.values())).new_zeros(2, *problem.spec.shape)
@@ -44,24 +41,26 @@ def find_last_layer(problem: Problem) -> LastLayer:
     return LastLayer(heads[-1].weight, heads[-1].bias)
 
 
-def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
-    """The name of the bias (K,) of the logits, or ``None`` if they have none that is trained.
+def find_last_bias(problem: Problem, scaled: bool = False, tolerance: float = 1e-4) -> str | None:
+    """Return the name of the bias (K,) of the logits, or None if they have no trained bias.
 
-    That of the last linear layer; else, as in networks that end in a convolution and its mean over
-    positions, the last parameter of K numbers of which each moves its own logit, and by its own
-    change. Its gradient is the mean of softmax − onehot. One number for all logits does not count,
-    as the softmax does not see it.
+    It is the bias of the last linear layer. Some networks have no such layer, as they end in a
+    convolution and its mean over positions. Then it is the last parameter of K numbers each of
+    which changes its own logit by its own change. Its gradient is the mean of softmax − onehot. A
+    parameter that shifts all logits alike does not count, as the softmax does not depend on it.
 
     Args:
-        problem: of a classifier.
-        scaled: take logits, too, that are moved by a share of the change, as where a ReLU follows
-            the convolution: of one sample the gradient's signs stay the same.
+        problem: the problem of a classifier.
+        scaled: whether a number may also change its logit by a share of its change, as if a ReLU
+            follows the convolution. For one sample the gradient's signs stay the same.
+        tolerance: difference up to which slopes of log-probabilities count as equal (chosen on
+            development draws; no table).
     """
     try:
         bias = find_last_layer(problem).bias
         return bias if bias in problem.gradient_map.trained else None
     except ValueError:
-        pass  # the logits are no linear layer's
+        pass  # no linear layer gives the logits
     classes, like = problem.spec.num_classes, next(iter(problem.params.values()))
     stream = torch.Generator().manual_seed(0)
     probes = torch.randn(2, *problem.spec.shape, generator=stream).to(like)
@@ -78,10 +77,12 @@ def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
         slopes = torch.autograd.functional.jacobian(log_softmax, value)
         slopes = slopes.reshape(2, classes, classes)
         softmax = log_softmax(value).exp()[:, None]
-        # Of logits z + s ∘ b the slopes are (I − 1 pᵀ) diag(s), with p the softmax.
+        # Logits z + s ∘ b with the softmax p have the slopes (I − 1 pᵀ) diag(s).
         shares = torch.stack([each.diagonal() for each in slopes])[:, None] / (1 - softmax)
         expected = (own - softmax) * shares
-        follows = float((slopes - expected).abs().max()) <= SAME and bool((shares > -SAME).all())
-        if follows and bool(shares.any()) and (scaled or bool(((shares - 1).abs() < SAME).all())):
+        follows = float((slopes - expected).abs().max()) <= tolerance
+        follows = follows and bool((shares > -tolerance).all())
+        is_whole = bool(((shares - 1).abs() < tolerance).all())
+        if follows and bool(shares.any()) and (scaled or is_whole):
             return name
     return None

@@ -1,4 +1,4 @@
-"""Labels of a batch with repeated classes, from how much one sample changes a row sum."""
+"""Labels of a batch with repeated classes, from the row sums of the last weight's gradient."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,12 @@ from flwr_leakage.attacks.problem import Problem
 def labels_from_impact(
     weight_gradient: Float[Tensor, "K F"], num_samples: int
 ) -> Int[Tensor, " B"]:
-    """The labels of LLG (Wainakh et al. 2022, algorithm 1).
+    """Return the labels (B,) of LLG (Wainakh et al. 2022, algorithm 1) in ascending order.
 
-    Row sums ``g_i`` of ``∂L/∂W`` are negative for classes that occur. One sample's impact is
-    estimated as ``m = (1 + 1/K) / B · Σ_{g_i < 0} g_i``. Every class with g_i < 0 is taken once and
-    then, until there are B, the class with the smallest g_i; each time m is subtracted.
+    Row sums ``g_i`` of ``∂L/∂W`` are negative for classes that occur. The estimate of one sample's
+    impact is ``m = (1 + 1/K) / B · Σ_{g_i < 0} g_i``. The algorithm takes every class with g_i < 0
+    once. Then it takes the class with the smallest g_i until there are B labels. After each label
+    it subtracts m from the class's g_i.
 
     Example:
         >>> labels_from_impact(torch.tensor([[-0.9], [0.5], [0.4]]), 2)
@@ -38,9 +39,9 @@ def labels_from_impact(
 
 @dataclass(frozen=True)
 class LabelImpact:
-    """LLG (Wainakh et al. 2022), without its variants that use dummy data."""
+    """The label attack LLG (Wainakh et al. 2022), without its variants that use dummy data."""
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
-        """Labels (B,) in ascending order, with repetitions."""
+        """Return the labels (B,) in ascending order, with repetitions."""
         weight = find_last_layer(problem).weight
         return labels_from_impact(problem.gradient[weight], problem.num_samples)

@@ -1,4 +1,4 @@
-"""The label of a single sample under which images have a gradient like the observed one."""
+"""The label of a single sample, by the direction of the gradients that images have under it."""
 
 from dataclasses import dataclass
 
@@ -14,22 +14,22 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 @dataclass(frozen=True)
 class NearestGradient:
-    """``argmax_k cos²(∂L(x, k)/∂θ, g*)``, the mean over images x.
+    """The label attack ``argmax_k cos²(∂L(x, k)/∂θ, g*)``, averaged over images x.
 
-    Networks whose logits no layer gives away, as those of a cosine similarity, leave no gradient
-    to read a label from. But the label decides more of a gradient's direction than the image does.
-    It takes K gradients of all images.
+    In some networks, as in those whose logits are a cosine similarity, no layer's gradient shows
+    the label. But the label decides more of a gradient's direction than the image does. The attack
+    computes K gradients for each image.
 
     Attributes:
-        images: (N, C, H, W), normalised; ``None`` for draws of the prior.
-        draws: N, of the prior.
+        images: (N, C, H, W) normalised images; ``None`` for draws of the prior.
+        draws: number N of draws of the prior.
     """
 
     images: Tensor | None = None
     draws: int = 8
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
-        """The label (1,).
+        """Return the label (1,).
 
         Raises:
             ValueError: the update stems from several samples.

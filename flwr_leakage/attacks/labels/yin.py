@@ -1,4 +1,4 @@
-"""The labels of a batch without repetitions, from the smallest entries of the last gradient."""
+"""Labels of a batch without repeated classes, from the smallest entries of the last gradient."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from flwr_leakage.attacks.problem import Problem
 
 
 def smallest_columns(weight_gradient: Float[Tensor, "K F"], num_samples: int) -> Int[Tensor, " B"]:
-    """The B classes whose row of ``∂L/∂W`` has the smallest minimum (Yin et al. 2021, eq. 8).
+    """Return the B classes whose rows of ``∂L/∂W`` have the least minima (Yin et al. 2021, eq. 8).
 
     With non-negative features only a class that occurs has clearly negative entries. A class
     that occurs twice is found once.
@@ -25,10 +25,10 @@ def smallest_columns(weight_gradient: Float[Tensor, "K F"], num_samples: int) ->
 
 @dataclass(frozen=True)
 class SmallestMinimum:
-    """GradInversion's labels (Yin et al. 2021): for batches without repeated classes."""
+    """The label attack of GradInversion (Yin et al. 2021), for batches without repeated classes."""
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
-        """Labels (B,) in ascending order, all different.
+        """Return the labels (B,) in ascending order, all different.
 
         Raises:
             ValueError: there are more samples than classes.
