@@ -1,8 +1,8 @@
-"""Decoding MixUp and InstaHide encodings: the attacker's second step.
+"""The decoding of MixUp and InstaHide encodings, which is the attacker's second step.
 
 A gradient inversion recovers encodings. Over T epochs of fresh draws the server collects T
-encodings of every image, and then solves for the images. The mapping and the coefficients are
-given, which makes the result an upper bound on the leakage (Huang et al. 2021, section 5).
+encodings of every image, and then solves for the images. The attacker is given the mapping and the
+coefficients, so that the result is an upper bound on the leakage (Huang et al. 2021, section 5).
 """
 
 import math
@@ -21,14 +21,14 @@ from flwr_leakage.records import InputSpec
 def decode_mixup(
     encodings: Float[Tensor, "M C H W"], weights: Float[Tensor, "M n"]
 ) -> Float[Tensor, "n C H W"]:
-    """Argmin over X of ‖W X − E‖², of smallest norm where W lacks rank.
+    """Return the images X of least ‖W X − E‖², and of least norm if W lacks rank.
 
     Args:
-        encodings: E, M recovered encodings, of all epochs.
+        encodings: E, M recovered encodings of all epochs.
         weights: W; row m holds the coefficients of encoding m.
     """
     _check(encodings, weights)
-    # gelsd is right for a rank-deficient W, where the default driver is not.
+    # The default driver is wrong for a rank-deficient W.
     solution = torch.linalg.lstsq(
         weights.double().cpu(), encodings.double().cpu().flatten(1), driver="gelsd"
     ).solution
@@ -37,12 +37,12 @@ def decode_mixup(
 
 @dataclass(frozen=True)
 class InstaHideDecoding:
-    """What the sign-aware regression found.
+    """The result of the sign-aware regression.
 
     Attributes:
-        images: (n, C, H, W).
-        residual: root mean square of |W X| − |E|, the attacker's own measure.
-        starts: random starts used for each pixel.
+        images: (n, C, H, W) the decoded images in model space.
+        residual: root mean square of |W X| − |E|, which the attacker can compute.
+        starts: number of random starts for each pixel.
     """
 
     images: Float[Tensor, "n C H W"]
@@ -58,24 +58,24 @@ def decode_instahide(
     num_starts: int = 24,
     num_iterations: int = 60,
 ) -> InstaHideDecoding:
-    """Argmin over X of ‖ |W X| − |E| ‖², one problem a pixel, with signs made consistent.
+    """Return the images X of least ‖ |W X| − |E| ‖², solved pixel by pixel with consistent signs.
 
-    Sign flips leave only |E| (Carlini et al. 2020, section 4.4). For each pixel, alternate
-    s ← sign(W x) and x ← W⁺(s · |e|), which never increases the residual, from random starts,
-    and keep the result of smallest residual.
+    Sign flips leave only |E| (Carlini et al. 2020, section 4.4). For each pixel, the regression
+    alternates s ← sign(W x) and x ← W⁺(s · |e|) from random starts, which never increases the
+    residual. It keeps the result of smallest residual.
 
     |W x| is the same for x and −x, so that each pixel's sign is open. Neighbouring pixels are
     similar in most natural images. So signs are carried along the spanning tree of largest
-    |correlation| between neighbouring pixels. The sign of the whole is the one that leaves fewer
-    values outside of the pixel box (the normalisation is public).
+    |correlation| between neighbouring pixels. The sign of the whole image is the one for which
+    values exceed the pixel box less (the normalisation is public).
 
     Args:
-        encodings: E, M recovered encodings, of all epochs, with flipped signs.
+        encodings: E, M recovered encodings of all epochs, with flipped signs.
         weights: W; row m holds the coefficients of encoding m.
         spec: the public normalisation.
-        generator: for the starts.
-        num_starts: random starts for each pixel, ≥ 1.
-        num_iterations: of each start, ≥ 1.
+        generator: draws the starts.
+        num_starts: number of random starts for each pixel, ≥ 1.
+        num_iterations: largest number of iterations of each start, ≥ 1.
     """
     _check(encodings, weights)
     if num_starts < 1 or num_iterations < 1:
@@ -110,12 +110,12 @@ def decode_instahide(
 
 
 def consistent_signs(pixels: Float[Tensor, "n D"], shape: tuple[int, ...]) -> Float[Tensor, " D"]:
-    """±1 for each pixel, so that neighbours agree over the n images, along a spanning tree.
+    """Return ±1 for each pixel, so that neighbours in a spanning tree agree over the n images.
 
     Args:
         pixels: column p holds pixel p of every image, up to its sign.
-        shape: (C, H, W) with D = C·H·W; neighbours are next to each other in height or width,
-            or the next channel's value at the same place.
+        shape: (C, H, W) with D = C·H·W. Neighbours are next to each other in height or width, or
+            are values of successive channels at the same place.
     """
     grid = np.arange(pixels.shape[1]).reshape(shape)
     pairs = [
@@ -127,7 +127,7 @@ def consistent_signs(pixels: Float[Tensor, "n D"], shape: tuple[int, ...]) -> Fl
     norms = pixels.norm(dim=0).clamp_min(torch.finfo(pixels.dtype).tiny)
     unit = (pixels / norms).numpy()
     correlation = (unit[:, first] * unit[:, second]).sum(0)
-    # Costs must be positive: SciPy takes a zero for a missing edge.
+    # Costs must be positive, as SciPy treats a zero as a missing edge.
     cost = 1 + 1e-6 - np.abs(correlation).clip(max=1)
     size = pixels.shape[1]
     tree = minimum_spanning_tree(coo_array((cost, (first, second)), shape=(size, size)))
@@ -141,7 +141,7 @@ def consistent_signs(pixels: Float[Tensor, "n D"], shape: tuple[int, ...]) -> Fl
 
 
 def _outside(images: Tensor, spec: InputSpec) -> float:
-    """How far values lie outside of the box of valid pixels, summed."""
+    """Return the summed distance of values from the box of valid pixels."""
     return float((images - spec.clamp(images)).abs().sum())
 
 

@@ -1,4 +1,4 @@
-"""One measure for candidates of any attack: misfit in units of noise, plus a prior of images."""
+"""The measure for candidates of all attacks: misfit in units of noise, plus a prior of images."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,31 +18,19 @@ from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 from flwr_leakage.spectral.image_prior import ImagePrior
 
-NOISED = 1e-8
-"""An update is noised if noise adds more than this to ``‖g − g*‖² / ‖g*‖²``; less is rounding."""
-
-EXPLAINED = 1.05
-"""The mean squared residual, in units of noise, up to which noise is all that is left."""
-
-RING = 1.35
-"""Ratio of the outer radius of a ring of frequencies to its inner one."""
-
-PLAUSIBLE = 1.5
-"""Mean square of the prior's coordinates up to which an image is no fit of noise; 1 of a draw."""
-
 
 @dataclass(frozen=True)
 class Judgement:
-    """A candidate as the attacker sees it, without the truth.
+    """The attacker's judgement of a candidate, without the truth.
 
     Attributes:
-        energy: −2 log posterior up to a constant; infinite where it is not finite.
-        distance: ``‖g − g*‖² / ‖g*‖²``, the mean over rounds; infinite likewise.
-        misfit: mean squared residual in units of noise; pruned entries count where they exceed
-            what pruning allows.
+        energy: −2 log posterior up to a constant; ∞ if it cannot be computed.
+        distance: ``‖g − g*‖² / ‖g*‖²``, the mean over rounds; ∞ if it cannot be computed.
+        misfit: mean squared residual in units of noise. Pruned entries count by their excess over
+            the pruning threshold.
         is_met: whether the distance is within the tolerance.
-        is_explained: whether an update that was noised is explained to its noise, by images that
-            are likely under the prior, and tells more than they leave open.
+        is_explained: whether the candidate explains a noised update to its noise, with images that
+            are likely under the prior, by more than its unknowns could explain by chance.
     """
 
     energy: float
@@ -54,39 +42,39 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an update says about candidates for the samples behind it.
+    """The evidence that an update gives about candidates for the samples behind it.
 
     The energy of a candidate x̂ with residuals r = g(x̂) − g* is
 
         E = Σ_t P_t min(1, q_t) + Σ_g D_g log(1 + P_g / D_g max(0, q_g − 1))
             + Σ_i Σ_k (1 + n_k) log(1 + ‖s_ik‖²)
 
-    with ``q = m / σ_t²`` of the mean square m of r over the P_t entries of tensor t, or the P_g of
-    group g: a kernel, or a column of a matrix
+    with ``q = m / σ_t²``, where m is the mean square of r over the P_t entries of tensor t, or over
+    the P_g entries of group g. A group is a kernel, or a column of a matrix
     (:func:`flwr_leakage.attacks.inversion.likelihood.kernel_groups`). Entries that may have been
-    pruned count by how far they exceed what pruning allows. The noise σ is estimated from the
-    update itself. D_g is P_g, or less where the tensor has more entries than there are unknowns
+    pruned count by their excess over the pruning threshold. The noise σ is estimated from the
+    update itself. D_g is P_g, or less if the tensor has more entries than there are unknowns
     (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.energy`). s_ik are the n_k
-    coordinates of image i in ring k: of one mean or difference of the colours, and of frequencies
-    of about one size (:class:`flwr_leakage.spectral.image_prior.ImagePrior`).
+    coordinates of image i in ring k: coordinates of one mean or difference of the colours, at
+    frequencies of about one size (:class:`flwr_leakage.spectral.image_prior.ImagePrior`).
 
-    How much of a colour and of a frequency an image has differs by far between images. So the
-    scale of each ring is unknown, and the ring has Cauchy's law. Noise that was fitted is dear in
-    the rings of which an image has little, where a normal law of one size for all images would take
-    it for nothing.
+    The amounts of a colour and of a frequency differ by far between images. So the scale of each
+    ring is unknown, and the ring has Cauchy's law. This law makes fitted noise expensive in the
+    rings that are weak in an image. A normal law of one size for all images would not notice it.
 
-    The gradient of one clean sample may tell a layer's features and error
-    (:class:`~flwr_leakage.attacks.whole_batch.one_sample.OneSample`). Then r is that of the
-    equations which are left with both given: else what a candidate gets wrong in its features runs
-    through all layers behind, and an attack that fits these first seems the better one.
+    The gradient of one clean sample may determine a layer's features and error
+    (:class:`~flwr_leakage.attacks.whole_batch.one_sample.OneSample`). Then r holds the residuals of
+    the equations that remain with both given. Otherwise an error in a candidate's features would
+    change the gradients of all layers behind, and an attack that fits these first would seem the
+    better one.
 
     Attributes:
-        problem: in double precision.
-        likelihood: of all rounds' residuals.
-        told: equations in the place of the gradient, and what was observed of them, or ``None``.
-        groups: the number of the group of each entry (P,).
-        prior: of each sample.
-        tolerance: a distance at which the gradient counts as met.
+        problem: the problem, in double precision.
+        likelihood: the likelihood of all rounds' residuals.
+        told: equations that replace the gradient, with their observed likelihood, or ``None``.
+        groups: (P,) the index of the group of each entry.
+        prior: the prior of each sample.
+        tolerance: largest distance at which the gradient counts as met.
     """
 
     problem: Problem
@@ -98,7 +86,7 @@ class Evidence:
 
     @classmethod
     def of(cls, problem: Problem, tolerance: float) -> "Evidence":
-        """Read the noise from the update; see :func:`estimate_noise`."""
+        """Return the evidence of a problem's update, with the noise from :func:`estimate_noise`."""
         problem = problem.to(torch.float64)
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
@@ -109,17 +97,22 @@ class Evidence:
         try:
             told = OneSample()(problem, likelihood, torch.Generator().manual_seed(0))
         except ValueError:
-            return found  # the gradient itself is all that there is
+            return found  # the gradient determines no features: it is judged itself
         return replace(found, told=told)
 
     def gradient(self, batch: Batch) -> Tensor:
-        """g(x̂) (P,), of all rounds one after another, in double precision."""
+        """Return g(x̂) (P,), all rounds one after another, in double precision."""
         soft = batch.targets.is_floating_point()
         batch = Batch(batch.inputs.double(), batch.targets.double() if soft else batch.targets)
         return simulate_rounds(self.problem, batch)
 
     def judge(self, batch: Batch) -> Judgement:
-        """Judge a candidate, in any precision."""
+        """Return the judgement of a candidate in any precision.
+
+        Three limits decide ``is_explained`` (chosen on development draws; no table): up to a misfit
+        of 1.05 the residual is noise, and up to a mean square of 1.5 of the prior's coordinates the
+        image is no fit of noise, as a draw of the prior has 1. The update must be noised.
+        """
         with torch.no_grad():
             residual = self.likelihood.residual(self.gradient(batch))
         sizes = [len(ravel(p.gradient)) for p in self.problem.rounds]
@@ -132,15 +125,15 @@ class Evidence:
         if not math.isfinite(energy + distance):
             return Judgement(math.inf, math.inf, math.inf)
         misfit = self.likelihood.misfit(residual)
-        plausible = float(coordinates.square().mean()) <= PLAUSIBLE
-        explained = self.is_noised and misfit <= EXPLAINED and plausible
-        if explained:  # what is all noise is explained by anything, and tells nothing of samples
+        plausible = float(coordinates.square().mean()) <= 1.5
+        explained = self.is_noised and misfit <= 1.05 and plausible
+        if explained:  # any image explains an update that is noise alone
             nothing = self.likelihood.misfit(-self.likelihood.observed)
             explained = (nothing - misfit) * len(residual) >= self.unknowns
         return Judgement(energy, distance, misfit, distance <= self.tolerance, explained)
 
     def _misfit_energy(self, residual: Tensor, inputs: Tensor) -> float:
-        """Of the gradient's residual, or of images by what the gradient told."""
+        """Return the energy of the gradient's residual, or of the equations that replace it."""
         if self.told is None:
             return self.likelihood.energy(residual, self.unknowns, self.groups)
         equations, known = self.told
@@ -149,31 +142,36 @@ class Evidence:
 
     @property
     def unknowns(self) -> int:
-        """Pixels of all samples, times channels."""
+        """Number of pixels of all samples, times channels."""
         return self.problem.num_samples * torch.Size(self.problem.spec.shape).numel()
 
     @property
     def equations(self) -> float:
-        """Those that candidates are judged by, as far as they can be independent."""
+        """Number of independent equations by which candidates are judged."""
         likelihood = self.likelihood if self.told is None else self.told[1]
         return float(likelihood.independent(self.unknowns).sum())
 
     @property
     def is_noised(self) -> bool:
-        """Whether more than rounding was added to the update."""
+        """Whether noise adds more than 1e-8 to ``‖g − g*‖² / ‖g*‖²``; less is rounding."""
         noise = float((self.likelihood.counts * self.likelihood.noise.square()).sum())
-        return noise > NOISED * float(self.likelihood.observed.square().sum())
+        return noise > 1e-8 * float(self.likelihood.observed.square().sum())
 
 
-def ring_energy(coordinates: Tensor) -> float:
-    """−2 log density, up to a constant, of coordinates (B, C, H, W) whose rings have no known size.
+def ring_energy(coordinates: Tensor, ratio: float = 1.35) -> float:
+    """Return −2 log density of coordinates (B, C, H, W) in rings of unknown size, up to a constant.
 
     The square of a ring's size has the inverse gamma law of shape and scale ½, so that its n
-    coordinates have Cauchy's: ``(1 + n) log(1 + ‖s‖²)``.
+    coordinates have Cauchy's law: ``(1 + n) log(1 + ‖s‖²)``.
+
+    Args:
+        coordinates: coordinates s of the prior.
+        ratio: outer radius of a ring of frequencies over its inner radius (chosen on development
+            draws; no table).
     """
     height, width = coordinates.shape[-2:]
     squares = torch.arange(height)[:, None].square() + torch.arange(width).square()
-    numbers = (squares.clamp_min(1).double().log() / (2 * math.log(RING))).long().flatten()
+    numbers = (squares.clamp_min(1).double().log() / (2 * math.log(ratio))).long().flatten()
     sums = coordinates.new_zeros(*coordinates.shape[:2], int(numbers.max()) + 1)
     sums.index_add_(-1, numbers, coordinates.square().flatten(2))
     return float(((1 + numbers.bincount()) * sums.log1p()).sum())

@@ -1,4 +1,4 @@
-"""The weighted mean of several attacks' candidates: errors that differ average out."""
+"""The weighted mean of several attacks' candidates, in which independent errors average out."""
 
 import math
 from collections.abc import Sequence
@@ -11,28 +11,10 @@ from torch import Tensor
 from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.records import Batch
 
-LEAST = 0.3
-"""Weight, in units of the most likely candidate's, from which another one counts: with less, a mean
-gains 1 dB at most, and loses more where the weight is wrong."""
-
-NOISY = 2.0
-"""Misfit of the most likely candidate below which little but noise is left."""
-
-WALL = 2.5
-"""Energy of each equation by which a mean may else be less likely: with other masks or maxima than
-the samples', energies hardly tell which of two solutions is the better one."""
-
-CLOSE = 1e-2
-"""Root mean square of two candidates' difference, in pixel values, below which both are around one
-solution, and there is no wall between them."""
-
-FORBIDDEN = 1e12
-"""Cost of pairing samples of different labels, far above any squared distance of images."""
-
 
 @dataclass(frozen=True)
 class Candidate:
-    """What an attack found, by name, and how :class:`Evidence` judges it."""
+    """The batch that an attack found, with the name of the attack and the evidence's judgement."""
 
     name: str
     batch: Batch
@@ -44,7 +26,7 @@ class Candidate:
         return self.judged.energy
 
     def weight(self, least: float, evidence: Evidence) -> float:
-        """In units of that of a candidate of the least energy: the inverse of the variance.
+        """Return the inverse variance of this candidate, relative to one of energy ``least``.
 
         With D equations of one unknown variance v, the energy is D log v up to a constant.
         """
@@ -53,12 +35,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Fusion:
-    """A mean of candidates.
+    """A weighted mean of candidates.
 
     Attributes:
-        batch: its samples, in the order of the most likely candidate.
-        judged: by the evidence.
-        weights: of each candidate's name; they sum to 1.
+        batch: the samples of the mean, in the order of the most likely candidate.
+        judged: the evidence's judgement of the mean.
+        weights: the weight of each candidate, by name; they sum to 1.
     """
 
     batch: Batch
@@ -66,26 +48,44 @@ class Fusion:
     weights: dict[str, float]
 
     def __str__(self) -> str:
-        """What it is of."""
+        """Return the weights and names of the candidates in words."""
         return "of " + ", ".join(f"{weight:.2f} {name}" for name, weight in self.weights.items())
 
 
-def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
-    """The mean that has the least squared error, if the candidates' errors are independent.
+def fuse(
+    candidates: Sequence[Candidate],
+    evidence: Evidence,
+    least_weight: float = 0.3,
+    noise_misfit: float = 2.0,
+    wall: float = 2.5,
+    close: float = 1e-2,
+) -> Fusion | None:
+    """Return the mean of least squared error if candidates' errors are independent, or None.
 
-    Weights are inverse variances. Candidates are added one after another, most likely first. One is
-    left out if its labels are others, or if the mean with it is not more likely than without it:
-    around one solution the energy is convex, between two solutions there is a wall. Of two that
-    count, either may be the worse one. With independent errors, their mean is better than both if
-    squared errors differ by less than three times. So a wall below :data:`WALL` is no reason
-    against it, unless little but noise is left, or candidates are close to each other, where
-    energies are precise. Where nothing but rounding is left of a pruned update, candidates differ
-    in what is likely alone, and the likeliest is the answer. What is further from
-    the update than no sample at all explains nothing, and is no part of a mean, nor is such a mean
-    an answer.
+    Weights are inverse variances. Candidates are added one after another, the most likely first. A
+    candidate is left out if its labels differ, or if the mean with it is less likely than without
+    it: around one solution the energy is convex, and between two solutions there is a wall. Either
+    of two candidates may be the worse one. With independent errors, their mean is better than both
+    if their squared errors differ by a factor below three. So the mean may cross a low wall, unless
+    energies are precise: the residual is mostly noise, or the candidates are close to each other.
+    If a pruned update is met to rounding, candidates differ only in their prior probability, and
+    the most likely one is the answer. A candidate or a mean that is further from the update than no
+    sample at all explains nothing, and is left out.
+
+    Args:
+        candidates: the candidates, at least one.
+        evidence: judges the candidates and their means.
+        least_weight: least weight relative to the most likely candidate. With less, a mean gains at
+            most 1 dB, and loses more if the weight is wrong.
+        noise_misfit: misfit of the most likely candidate up to which the residual is mostly noise.
+        wall: energy per equation by which a mean may be less likely than the most likely candidate.
+            With other masks or maxima than the samples', energies hardly show which of two
+            solutions is better (section "The choice" of the results page portfolio.md).
+        close: root mean square of two candidates' difference, in pixel values, up to which both lie
+            around one solution.
 
     Returns:
-        ``None`` where nothing can be added to the most likely candidate.
+        The mean, or ``None`` if nothing can be added to the most likely candidate.
     """
     first, *others = sorted(candidates, key=lambda candidate: candidate.energy)
     if not evidence.is_noised and first.judged.misfit <= 1:
@@ -95,7 +95,7 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     fusion: Fusion | None = None
     for other in others:
         weight = other.weight(first.energy, evidence)
-        if not weight >= LEAST:
+        if not weight >= least_weight:
             break
         mean = _mean(parts)
         inputs = _in_order(other.batch, Batch(mean, first.batch.targets))
@@ -106,8 +106,8 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
         judged = evidence.judge(batch)
         total = sum(weight for *_, weight in trial)
         least = fusion.judged.energy if fusion else first.energy
-        if first.judged.misfit > NOISY and _distance(inputs, mean, evidence) > CLOSE:
-            least = max(least, first.energy + WALL * evidence.equations)
+        if first.judged.misfit > noise_misfit and _distance(inputs, mean, evidence) > close:
+            least = max(least, first.energy + wall * evidence.equations)
         explains = evidence.is_noised or judged.distance < max(1.0, first.judged.distance)
         if explains and judged.energy < least:
             weights = {part.name: weight / total for part, _, weight in trial}
@@ -121,19 +121,20 @@ def _mean(parts: Sequence[tuple[Candidate, Tensor, float]]) -> Tensor:
 
 
 def _distance(one: Tensor, other: Tensor, evidence: Evidence) -> float:
-    """Root mean square of the difference of inputs, in pixel values."""
+    """Return the root mean square of the difference of inputs, in pixel values."""
     pixels = evidence.problem.spec.denormalize
     return float((pixels(one) - pixels(other)).square().mean().sqrt())
 
 
 def _in_order(found: Batch, model: Batch) -> Tensor | None:
-    """The inputs in the order of the nearest samples of the same labels; ``None`` of others."""
+    """Return the inputs in the order of the model's nearest samples, or None if labels differ."""
     if found.targets.shape != model.targets.shape:
         return None
     inputs = found.inputs.to(model.inputs)
     number = len(model)
     differ = (model.targets[:, None] != found.targets[None]).reshape(number, number, -1).any(-1)
-    costs = torch.cdist(model.inputs.flatten(1), inputs.flatten(1)).square() + FORBIDDEN * differ
+    # A pair of different labels costs more than any squared distance of images.
+    costs = torch.cdist(model.inputs.flatten(1), inputs.flatten(1)).square() + 1e12 * differ
     _, order = linear_sum_assignment(costs.cpu().numpy())
     order = torch.as_tensor(order)
     return inputs[order] if torch.equal(found.targets[order], model.targets) else None

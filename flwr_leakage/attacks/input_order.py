@@ -1,7 +1,7 @@
-"""How a linear layer takes the network's input: in which order, and after which scaling.
+"""The order and the scaling in which a linear layer takes the network's input.
 
-A network may flatten its images in another order (``x.permute(0, 2, 3, 1).flatten(1)``), or
-normalise them itself before. What its first linear layer takes then tells the image all the same.
+A network may flatten its images in another order (``x.permute(0, 2, 3, 1).flatten(1)``), or first
+normalise them itself. The inputs of its first linear layer then still determine the image.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,15 @@ from torch import Tensor
 
 from flwr_leakage.attacks.network.linear import LinearUse, find_linear_layers
 from flwr_leakage.attacks.problem import Problem
-
-SAME = 1e-5
-"""Relative difference up to which two numbers of a pass in single precision are the same."""
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 
 
 @dataclass(frozen=True)
 class InputOrder:
-    """``h = a ∘ x[positions] + c`` for images x, flattened.
+    """The map ``h = a ∘ x[positions] + c`` from a flattened image x (n,) to a layer's input h.
 
     Attributes:
-        positions: (n,) a permutation.
+        positions: (n,) a permutation of the pixels.
         scale: a (n,), never zero.
         offset: c (n,).
     """
@@ -31,21 +29,21 @@ class InputOrder:
     offset: Tensor
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """The images (…, n) of a layer's inputs (…, n), both flattened."""
+        """Return the flattened images (…, n) of a layer's inputs (…, n)."""
         return self.moved((inputs - self.offset) / self.scale)
 
     def moved(self, values: Tensor) -> Tensor:
-        """Values of the layer's inputs (…, n) at the places of their pixels."""
+        """Return values (…, n) in the layer's order as values in the order of the pixels."""
         found = torch.empty_like(values)
         found[..., self.positions] = values
         return found
 
 
 def input_orders(problem: Problem) -> list[tuple[LinearUse, InputOrder]]:
-    """The linear layers that take the whole input, in the order of a pass, and how they do.
+    """Return the linear layers that take the whole input, in the order of a pass, with their order.
 
-    It is found by the numbers that pass: by images of zeros, of ones, of rising numbers and of
-    random ones, of which the last check what the others tell.
+    Four images are passed through the network. Zeros, ones and rising numbers determine offset,
+    scale and positions, and random numbers check them.
     """
     like, size = next(iter(problem.params.values())), torch.Size(problem.spec.shape).numel()
     rising = torch.linspace(0, 1, size)
@@ -70,6 +68,9 @@ def _order(inputs: Tensor, probes: Tensor) -> InputOrder | None:
     if not torch.equal(positions.sort().values, torch.arange(size).to(positions)):
         return None
     expected = scale * probes[3][positions] + offset
-    if not float((expected - drawn).abs().max()) <= SAME * float(drawn.abs().max()):
+    # A float32 pass may differ by this relative error.
+    if not float((expected - drawn).abs().max()) <= FLOAT32_RELATIVE_ERROR * float(
+        drawn.abs().max()
+    ):
         return None
     return InputOrder(positions, scale, offset)

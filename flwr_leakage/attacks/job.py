@@ -1,4 +1,4 @@
-"""All that an attack is given, in one frozen object."""
+"""The one argument of every attack, as a frozen object."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,21 +12,21 @@ from flwr_leakage.records import InputSpec, Observation, ThreatModel
 
 @dataclass(frozen=True)
 class AttackJob:
-    """What a server knows and what it wants to know: the one argument of every attack.
+    """The observations that a server attacks, with its knowledge: the one argument of every attack.
 
-    There is no field through which the truth could enter: what a threat model grants by fiat is
-    in each observation's ``disclosed``, and used only where ``threat`` says so.
+    No field can carry the truth. Facts that a threat model grants are in each observation's
+    ``disclosed``, and are used only if ``threat`` says so.
 
     Attributes:
         gradient_map: the public model and loss, in the BatchNorm mode of the clients.
         spec: the public facts about the data.
-        observations: what the server saw, one a target; the same one several times in a row for
-            several restarts of a target.
-        threat: what the attacker knows besides.
-        seed: of all random draws, ≥ 0.
-        restarts: the number 0, 1, … of each observation's restart; empty where all are 0.
-        max_seconds: CPU seconds that an attack may take for each observation. It then ends with
-            the best that it has, and says so by ``stats["stopped"]``; ``None`` for no limit.
+        observations: the server's observations, one for each target. For several restarts of a
+            target the same observation stands several times in a row.
+        threat: the further knowledge of the attacker.
+        seed: seed of all random draws, ≥ 0.
+        restarts: the number 0, 1, … of each observation's restart; empty if all are 0.
+        max_seconds: CPU seconds that an attack may take for each observation; ``None`` for no
+            limit. At the limit the attack returns its best result, and sets ``stats["stopped"]``.
 
     Raises:
         ValueError: the seed is negative, there is not one restart number for each observation, or
@@ -53,21 +53,21 @@ class AttackJob:
             )
 
     def restart(self, index: int) -> int:
-        """The number of the restart that observation ``index`` stands for."""
+        """Return the number of the restart that observation ``index`` stands for."""
         return self.restarts[index] if self.restarts else 0
 
     def generator(
         self, index: int, purpose: str, *, same_for_restarts: bool = False
     ) -> torch.Generator:
-        """The random stream of observation ``index`` for one purpose.
+        """Return the random stream of observation ``index`` for one purpose.
 
-        It depends on the seed, on the observation's round and client, on the purpose and on the
-        restart's number only: not on the other observations, on their order, nor on the process.
+        It depends only on the seed, the observation's round and client, the purpose and the
+        restart's number. It does not depend on the other observations, their order or the process.
 
         Args:
-            index: of the observation.
-            purpose: names the stream.
-            same_for_restarts: give all restarts of a target the stream of the first.
+            index: index of the observation.
+            purpose: the name of the stream.
+            same_for_restarts: whether all restarts of a target get the stream of the first.
         """
         observation = self.observations[index]
         number = 0 if same_for_restarts else self.restart(index)
@@ -79,7 +79,7 @@ class AttackJob:
         )
 
     def take(self, indices: Iterable[int]) -> "AttackJob":
-        """The same job on some of its observations, with their restart numbers."""
+        """Return the same job on some of its observations, with their restart numbers."""
         chosen = list(indices)
         return replace(
             self,
@@ -88,7 +88,7 @@ class AttackJob:
         )
 
     def by_target(self) -> list[list[int]]:
-        """Indices of the observations, those that are restarts of one target together."""
+        """Return lists of indices of the observations, one list for all restarts of a target."""
         targets: list[list[int]] = []
         for index, observation in enumerate(self.observations):
             before = targets[-1][-1] if targets else None

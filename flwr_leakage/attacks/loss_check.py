@@ -1,4 +1,4 @@
-"""Whether a loss can be computed at all, told before any attack, in words."""
+"""The check, before any attack, that a loss can be computed and differentiated."""
 
 import warnings
 
@@ -8,9 +8,6 @@ from torch.nn import functional as F
 
 from flwr_leakage.losses import Loss, scalar
 
-BROADCAST = "Using a target size"
-"""How torch's warning begins that logits and targets were stretched to one shape."""
-
 
 def check_loss(
     loss: Loss,
@@ -19,17 +16,15 @@ def check_loss(
     granted: Tensor | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Raise ``ValueError`` for a loss that the attacks cannot compute and differentiate.
-
-    They compute in float64, whatever the client did.
+    """Raise ``ValueError`` for a loss that the attacks cannot compute and differentiate in float64.
 
     Args:
-        loss: (logits, targets) ↦ scalar.
-        count: samples of a batch; two are tried at most.
-        num_classes: K.
-        granted: targets that are known. The loss takes probabilities where these are, else class
-            indices.
-        device: of the logits; the CPU by default.
+        loss: maps (logits, targets) to a scalar.
+        count: number of samples of a batch; the check uses at most two.
+        num_classes: number K of classes.
+        granted: the known targets. If these are probabilities, the loss must take probabilities,
+            else class indices.
+        device: device of the logits; the CPU by default.
     """
     rows = min(count, 2)
     targets = torch.arange(rows, device=device) % num_classes
@@ -51,7 +46,7 @@ def check_loss(
 
 
 def _problem(loss: Loss, num_classes: int, targets: Tensor, dtype: torch.dtype) -> str:
-    """What goes wrong in a precision, or nothing.
+    """Return the failure of a loss in one precision in words, or an empty string.
 
     Raises:
         ValueError: the value is no scalar.
@@ -71,20 +66,21 @@ def _problem(loss: Loss, num_classes: int, targets: Tensor, dtype: torch.dtype) 
         except Exception as error:  # a loss is the user's own code
             first = (str(error).strip().splitlines() or [""])[0]
             return f"of {shapes} in {dtype} it says {type(error).__name__}: {first}"
-    if any(str(each.message).startswith(BROADCAST) for each in told):
+    # torch's warning of logits and targets that were broadcast to one shape begins like this.
+    if any(str(each.message).startswith("Using a target size") for each in told):
         return f"{shapes} are stretched to one shape"
     scalar(value)
     return ""
 
 
 def is_plain_mean(loss: Loss, logits: Tensor) -> bool:
-    """Whether the loss of a batch is the mean of its samples', whatever their classes.
+    """Return whether the loss of a batch is the mean of its samples' losses, for all classes.
 
-    It is not where classes have weights: the mean of torch's losses divides by the sum of those.
+    It is not if classes have weights: the mean of torch's losses divides by the sum of weights.
 
     Args:
-        loss: (logits, class ids) ↦ scalar.
-        logits: (M, K) of some inputs; one is used for each class.
+        loss: maps (logits, class ids) to a scalar.
+        logits: (M, K) of some inputs; one row is used for each class.
     """
     if loss is F.cross_entropy:
         return True
@@ -95,17 +91,17 @@ def is_plain_mean(loss: Loss, logits: Tensor) -> bool:
 
 
 def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
-    """The weight (K,) of each class in the loss, of mean 1; ``None`` where all are equal.
+    """Return the weight (K,) of each class in the loss, of mean 1, or None if all are equal.
 
-    A weighted mean has the gradient Σᵢ w(yᵢ) gᵢ / Σⱼ w(yⱼ), with gᵢ of sample i alone. A batch of
-    one sample of each class tells the weights.
+    A weighted mean has the gradient Σᵢ w(yᵢ) gᵢ / Σⱼ w(yⱼ), with the gradient gᵢ of sample i alone.
+    A batch of one sample of each class shows the weights.
 
     Args:
-        loss: (logits, class ids) ↦ scalar.
+        loss: maps (logits, class ids) to a scalar.
         logits: (K,) of any input.
 
     Raises:
-        ValueError: a sample's gradient is no multiple of that of it alone.
+        ValueError: a sample's gradient in the batch is no multiple of its gradient alone.
     """
     if loss is F.cross_entropy:
         return None
@@ -113,7 +109,7 @@ def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
     rows = torch.stack([logits.detach().roll(i) for i in range(len(ids))])
     together = _slopes(loss, rows, ids)
     alone = torch.cat([_slopes(loss, rows[i : i + 1], ids[i : i + 1]) for i in range(len(ids))])
-    alone = alone.nan_to_num()  # 0 / 0 of a class of weight 0
+    alone = alone.nan_to_num()  # a class of weight 0 gives 0 / 0
     size = alone.square().sum(1).clamp_min(torch.finfo(alone.dtype).tiny)
     weights = (together * alone).sum(1) / size
     rest = (together - weights[:, None] * alone).norm()
@@ -123,7 +119,7 @@ def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
             "or not, got one that couples them; hand the labels over (labels known)."
         )
     if not float(weights.mean()) > 0:
-        return None  # nobody can tell
+        return None  # no sample has a gradient, so that no weight shows
     weights = weights / weights.mean()
     return None if float((weights - 1).abs().max()) < 1e-3 else weights
 

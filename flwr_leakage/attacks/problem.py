@@ -1,4 +1,4 @@
-"""One observation in the attacker's own terms: checked, and freed of what it may not know."""
+"""The problem that an observation poses, checked and limited to the attacker's knowledge."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,22 +19,22 @@ from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, T
 
 @dataclass(frozen=True)
 class Problem:
-    """What one attack solves: find samples whose update equals the observed one.
+    """The problem of an attack: find samples whose update equals the observed one.
 
     Attributes:
-        gradient_map: the model and loss, normalising as the attacker does.
+        gradient_map: the model and loss, in the BatchNorm mode of the attacker.
         spec: the public facts about the data.
-        params: θ_t.
-        buffers: the statistics that the attacker normalises with.
+        params: θ_t, the global parameters.
+        buffers: the BatchNorm statistics with which the attacker normalises.
         gradient: −delta / learning rate, the observed pseudo-gradient.
         schedule: the client's local schedule.
-        num_samples: samples that the schedule's steps touch; the others leave no trace.
-        known_targets: the true targets, (B,) class indices or (B, K) probabilities, where the
+        num_samples: number of samples that the schedule's steps use; the others leave no trace.
+        known_targets: the true targets, (B,) class indices or (B, K) probabilities, if the
             threat model grants them, else ``None``; see ``attacks/labels/assumed.py``.
         statistics: BatchNorm statistics that the threat model grants for a prior, or empty.
-        members: the number of examples of each client where the update is the mean of several
-            clients', else empty. The samples are the clients', one client after another.
-        earlier: what other rounds ask of the same samples.
+        members: the number of examples of each client if the update is the mean of several
+            clients, else empty. The samples stand one client after another.
+        earlier: the problems that earlier rounds pose about the same samples.
     """
 
     gradient_map: GradientMap
@@ -51,32 +51,33 @@ class Problem:
 
     @property
     def is_single_gradient(self) -> bool:
-        """Whether the update is one plain gradient: one client, one step, no weight decay."""
+        """Whether the update is the plain gradient of one client in one step, without decay."""
         plain = self.schedule.num_steps == 1 and not self.schedule.weight_decay
         return plain and not self.members
 
     @property
     def rounds(self) -> "tuple[Problem, ...]":
-        """The latest round's problem and the earlier ones'."""
+        """The problems of the latest round and of the earlier rounds."""
         return (self, *self.earlier)
 
     @property
     def gradient_weight(self) -> float:
-        """Σ_t w_t where the pseudo-gradient is Σ_t w_t g_t over the local steps' gradients.
+        """The sum Σ_t w_t of the weights in the pseudo-gradient Σ_t w_t g_t of local steps.
 
-        With momentum m, step t of n counts (1 − m^(n−t+1)) / (1 − m) times.
+        With momentum m, step t of n has the weight (1 − m^(n−t+1)) / (1 − m).
         """
         m, n = self.schedule.momentum, self.schedule.num_steps
         return sum((1 - m**j) / (1 - m) for j in range(1, n + 1))
 
     def normalized_by(self, known: Literal["granted", "running"]) -> "Problem":
-        """The same problem, whose candidates are normalised by known statistics as constants.
+        """Return the same problem with candidates normalised by known statistics as constants.
 
-        Those of a client in train mode follow its batch, so that its gradient has a share through
-        them which is then missing, at the truth too.
+        The statistics of a client in train mode depend on its batch, and its gradient has a part
+        through them. That part is then missing, even at the true samples.
 
         Args:
-            known: the statistics that the threat model grants, or the server's running ones.
+            known: ``granted`` for the statistics that the threat model grants, ``running`` for the
+                server's.
 
         Raises:
             ValueError: the threat model grants none.
@@ -94,7 +95,7 @@ class Problem:
         )
 
     def to(self, dtype: torch.dtype) -> "Problem":
-        """The same problem with all floating-point tensors in ``dtype``."""
+        """Return the same problem with all floating-point tensors in ``dtype``."""
 
         def cast(tensors: Params) -> Params:
             return {k: v.to(dtype) if v.is_floating_point() else v for k, v in tensors.items()}
@@ -110,7 +111,7 @@ class Problem:
 
 
 def require_arguments(spec: object, num_examples: object) -> None:
-    """Raise ``ValueError`` unless these are a spec and a positive integer."""
+    """Raise ``ValueError`` unless the arguments are an ``InputSpec`` and a positive integer."""
     if not isinstance(spec, InputSpec):
         raise ValueError(
             f"spec must be an InputSpec of shape (C, H, W) and classes, got {type(spec).__name__}."
@@ -127,11 +128,11 @@ def simulate_gradient(
     batch: Batch,
     members: Sequence[int] = (),
 ) -> Params:
-    """The pseudo-gradient −(θ_local − θ_t)/η that a client with ``batch`` would cause.
+    """Return the pseudo-gradient −(θ_local − θ_t)/η that a client with ``batch`` would cause.
 
-    One plain SGD step gives the gradient itself; everything else replays ``local_update``, the
-    function that defines local training. For the mean of several clients each is replayed on its
-    own samples: ``Σ_c n_c/n · g_c``, with n_c = ``members[c]`` (McMahan et al. 2017).
+    One plain SGD step gives the gradient itself. Other schedules replay ``local_update``, the
+    function that defines local training. For the mean of several clients each client is replayed
+    on its own samples: ``Σ_c n_c/n · g_c``, with n_c = ``members[c]`` (McMahan et al. 2017).
     """
     if members:
         mean: Params = {}
@@ -148,10 +149,11 @@ def simulate_gradient(
 
 
 def simulate_rounds(problem: Problem, batch: Batch) -> Tensor:
-    """The pseudo-gradients of all rounds of a problem, one after another (P,).
+    """Return the pseudo-gradients (P,) of all rounds of a problem, one after another.
 
     Args:
-        problem: what is replayed; its observed entries tell which are wanted, in their order.
+        problem: the problem to replay. The result has the entries of its observed gradients, in
+            their order.
         batch: the samples.
     """
     found = []
@@ -171,14 +173,13 @@ def _split(batch: Batch, counts: Sequence[int]) -> list[Batch]:
 def pose(
     gradient_map: GradientMap, spec: InputSpec, observation: Observation, threat: ThreatModel
 ) -> Problem:
-    """Check an observation and state the problem that it poses under a threat model.
+    """Return the problem that an observation poses under a threat model, after checking it.
 
     Raises:
         ValueError: entries are missing, of a wrong shape, not finite or all zero; the number of
             examples is not positive; the model takes other inputs or has another number of outputs
-            than classes; the loss cannot be computed; the
-            threat model grants what was not disclosed, or in another shape; rounds differ in their
-            samples or granted targets.
+            than classes; the loss cannot be computed; the threat model grants facts that were not
+            disclosed, or in another shape; rounds differ in their samples or granted targets.
     """
     update = observation.update
     counts = observation.members or (update.num_examples,)
@@ -232,7 +233,7 @@ def pose(
 def _granted_targets(
     spec: InputSpec, observation: Observation, threat: ThreatModel, num_samples: int
 ) -> Tensor | None:
-    """The true targets of the samples used, where the threat model grants them."""
+    """Return the true targets of the samples used, or None if the threat model grants none."""
     if threat.labels != "known":
         return None
     targets = observation.disclosed.targets
@@ -262,12 +263,13 @@ def as_met(
     params: Params,
     buffers: Params,
 ) -> GradientMap:
-    """The map as a pass of two dummy inputs meets it: BatchNorm takes no single one.
+    """Return the map that treats weights and dropout as a pass of dummy inputs shows them.
 
-    Weights taken as (inputs, outputs) are transposed, and dropout of eval mode is left out.
+    Weights that the pass takes as (inputs, outputs) are transposed, and dropout in eval mode is
+    left out. The pass has two dummy inputs, as BatchNorm does not take a single one.
 
     Raises:
-        ValueError: the model takes no such inputs, or has not one output a class.
+        ValueError: the model does not take such inputs, or does not have one output for each class.
     """
     dummy = next(iter(params.values())).new_zeros(2, *spec.shape)
     found = []
@@ -318,7 +320,7 @@ def _batch_norm_knowledge(
     threat: ThreatModel,
     batch_size: int,
 ) -> tuple[GradientMap, Params, Params]:
-    """The map and buffers to normalise with, and the statistics that a prior may know."""
+    """Return the map and buffers for normalisation, and the statistics that a prior may use."""
     sent = dict(observation.buffers)
     if not gradient_map.uses_batch_statistics or threat.batch_norm == "none":
         return gradient_map, sent, {}
@@ -333,8 +335,8 @@ def _batch_norm_knowledge(
             )
         final = {**sent, **observation.disclosed.statistics}
         return running, final, final
-    # A client in train mode differentiates through its batch statistics. Normalising by the same
-    # statistics as constants gives another gradient, at the truth too: they serve as a prior only.
+    # A client in train mode differentiates through its batch statistics. The same statistics as
+    # constants give another gradient, even at the true samples: they serve as a prior only.
     if threat.batch_norm == "exact":
         if observation.disclosed.statistics is None:
             raise ValueError(

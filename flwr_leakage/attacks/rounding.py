@@ -1,6 +1,7 @@
-"""Limits at which attacks take a difference for rounding or for noise.
+"""Limits up to which attacks take a difference for rounding or for noise.
 
-None of these values has a table: they were chosen on development draws.
+``FLOAT32_ROUNDING`` follows from the number format. The others were chosen on development draws;
+no table.
 """
 
 FLOAT32_ROUNDING = 2.0**-24
