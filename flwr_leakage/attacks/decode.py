@@ -66,8 +66,8 @@ def decode_instahide(
 
     |W x| is the same for x and −x, so that each pixel's sign is open. Neighbouring pixels are
     similar in most natural images. So signs are carried along the spanning tree of largest
-    |correlation| between neighbouring pixels. The sign of the whole image is the one for which
-    values exceed the pixel box less (the normalisation is public).
+    |correlation| between neighbouring pixels. The common sign of all images is the one with the
+    smaller summed distance from the pixel box (the normalisation is public).
 
     Args:
         encodings: E, M recovered encodings of all epochs, with flipped signs.

@@ -105,10 +105,10 @@ class MaskColumns:
     def _new_column(
         self, errors: Tensor, misfit: float, found: Sequence[BatchSample]
     ) -> Tensor | None:
-        """Return the column (b,) of errors (m,), or None if their misfit is too large or it is old.
+        """Return the column (b,) of errors (m,), or None if it is known or the misfit is too large.
 
-        A column counts as old if at most a share of 1e-6, or 10 times its own misfit, lies outside
-        the span of the columns found (chosen on development draws; no table).
+        A column counts as known if at most a share of 1e-6, or 10 times its own misfit, lies
+        outside the span of the columns found (chosen on development draws; no table).
         """
         column = self.layer.factor.left.T @ errors
         if misfit > self.limit(self.layer.expected(column, errors)):

@@ -115,7 +115,7 @@ def conclude(
 
 
 def _explains(layer: BatchLayer, sample: BatchSample) -> bool:
-    """Return whether a sample's errors lie in the gradient's span by more than chance."""
+    """Return whether a sample is exact, with enough spare equations for a proof."""
     return layer.surplus >= SPARE_EQUATIONS and sample.is_exact
 
 

@@ -421,7 +421,7 @@ class BatchSearch:
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
         is_exact = candidate.is_exact
-        if self._masks is not None:  # masks did not confirm it: it must meet their tighter limit
+        if self._masks is not None:  # no mask confirms it: it must meet the masks' tighter limit
             is_exact = is_exact and candidate.misfit <= self._masks.limit(candidate.expected)
         return candidate if is_exact else None
 

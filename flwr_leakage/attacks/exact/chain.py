@@ -246,9 +246,9 @@ def _name(op: Op) -> str:
 
 def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
     """Return whether the calls before step ``number`` compute a ReLU of the last step's outputs."""
-    for factor in (1, 1e4):  # a large probe tells ReLU6, which is a ReLU of small numbers only
+    for factor in (1, 1e4):  # ReLU6 agrees with a ReLU for small numbers only
         steps = _walked(problem, factor * probe)[0].steps
-        if number >= len(steps):  # the steps depend on the probe's size: a mask that keeps all
+        if number >= len(steps):  # a mask that keeps all is no ReLU
             return False
         if not _same(steps[number].inputs, steps[number - 1].outputs.clamp_min(0)):
             return False

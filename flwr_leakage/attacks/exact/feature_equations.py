@@ -43,7 +43,7 @@ class Solved:
         equations: the directions of the features that the gradients determine.
         contradicted: pairs (convolution, output channel) that were left out as they contradict the
             others.
-        limits: for each of these pairs the norm up to which its residual would agree.
+        limits: largest residual norm of each of these pairs that would agree with the others.
     """
 
     values: Tensor

@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Channel:
+class ContradictedChannel:
     """One output channel of a convolution whose gradient contradicts its error.
 
     Attributes:

@@ -27,9 +27,10 @@ def in_box(spec: InputSpec, answer: Reconstruction) -> Reconstruction:
     """Return the answer in the box of valid pixels, without proofs if that changes a proven sample.
 
     A sample counts as changed if clamping moves an entry of it by more than ``NOISE_DEVIATIONS``
-    standard deviations of its own error. This deviation is ``stats["relative_errors"]``, at least
-    ``FLOAT32_RELATIVE_ERROR``, times the root mean square of the sample. If a proven sample
-    changes, no sample of the batch is proven any more, and ``stats["stage"]`` says why.
+    standard deviations of its own error. This deviation is ``stats["relative_errors"]`` times the
+    root mean square of the sample; ``FLOAT32_RELATIVE_ERROR`` is used if it is larger or the attack
+    states no errors. If a proven sample changes, no sample of the batch is proven any more, and
+    ``stats["stage"]`` says why.
 
     Args:
         spec: the normalisation that the attack was told.

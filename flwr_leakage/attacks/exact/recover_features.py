@@ -26,7 +26,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.exact.feature_equations import Solved, solve_features
 from flwr_leakage.attacks.exact.last_mask import LAST_GEOMETRY, averaged_mask, maxima_mask
-from flwr_leakage.attacks.exact.mask_repair import Channel
+from flwr_leakage.attacks.exact.mask_repair import ContradictedChannel
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.labels.counts import mean_feature
@@ -329,7 +329,7 @@ def _repair(
         (gradient,) = backward.gradients([use])
         patches = use.geometry.patches(features)[0]
         for channel, limit in limits.items():
-            found = Channel(
+            found = ContradictedChannel(
                 gradient[channel],
                 patches,
                 closed[index][0, channel].flatten(),

@@ -48,7 +48,7 @@ class _ReachedError(Exception):
 
 
 class ReluWalk(Reader):
-    """The context of such a pass, which :meth:`run` makes. ReLUs are numbered in their order.
+    """The context of a pass that inserts known values for ReLUs, which are numbered in their order.
 
     Args:
         names: names of the parameters, by the tensors' ``id``.

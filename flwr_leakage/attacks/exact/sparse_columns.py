@@ -29,7 +29,7 @@ def sparsest(
     Args:
         basis: M (m, b), with orthonormal columns.
         start: (b,) the vector to start from, of any length.
-        nonnegative: whether a negative entry costs as much as the largest weight of a zero.
+        nonnegative: whether negative entries get the largest weight, like missed zeros.
         near: the first e, relative to the largest entry of M times the start's direction. A small
             value keeps v near the start.
         rounds: number of rounds.

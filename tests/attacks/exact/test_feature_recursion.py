@@ -12,7 +12,7 @@ from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, d
 from flwr_leakage.attacks.exact.feature_equations import solve_features
 from flwr_leakage.attacks.exact.feature_fit import equation_distance, feature_distance
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
-from flwr_leakage.attacks.exact.mask_repair import Channel
+from flwr_leakage.attacks.exact.mask_repair import ContradictedChannel
 from flwr_leakage.attacks.exact.recover_features import Features, above_zero, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.synthetic_start import noise_images, read_input
@@ -166,7 +166,7 @@ def masked_channel(generator):
     mask = (torch.rand(16, generator=generator) > 0.5).double()
     closed, opened = torch.randn(2, 16, generator=generator, dtype=torch.float64)
     gradient = patches @ torch.where(mask > 0, opened, closed)
-    return Channel(gradient, patches, closed, opened, 1e-9), mask
+    return ContradictedChannel(gradient, patches, closed, opened, 1e-9), mask
 
 
 def test_wrong_entries_of_a_mask_are_set_right_by_the_gradient_before_it():
