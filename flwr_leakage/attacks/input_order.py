@@ -40,7 +40,7 @@ class InputOrder:
 
 
 def input_orders(problem: Problem) -> list[tuple[LinearUse, InputOrder]]:
-    """Return the linear layers that take the whole input, in the order of a pass, with their order.
+    """Return the linear layers of a pass that take the whole input, each with its ``InputOrder``.
 
     Four images are passed through the network. Zeros, ones and rising numbers determine offset,
     scale and positions, and random numbers check them.

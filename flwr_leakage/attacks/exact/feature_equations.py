@@ -177,7 +177,7 @@ def _check(
 
 
 def _whiten(matrix: Tensor, target: Tensor, rank_tolerance: float) -> Whitened:
-    """Return ``V a = S⁻¹ Uᵀ T`` from the eigenvectors of MᵀM, refined once.
+    """Return the equations ``V a = S⁻¹ Uᵀ T`` from the eigenvectors of MᵀM, refined once.
 
     The eigenvalues are the squared singular values. So singular values of 1e-5 of the largest have
     six exact digits in float64, and the refinement restores the others.

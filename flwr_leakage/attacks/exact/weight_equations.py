@@ -83,10 +83,11 @@ class Whitened:
 
     @classmethod
     def by_gram(cls, matrix: Tensor, right: Tensor, rank_tolerance: float) -> "Whitened":
-        """Return the same from the eigenvectors of M Mᵀ, in a third of the time for few rows of M.
+        """Return the whitened equations from the eigenvectors of M Mᵀ; see :meth:`by_svd`.
 
-        The equations stay exact, as both sides are combined alike. But rows of V whose singular
-        value is below 1e-6 of the largest are orthonormal only to about three digits.
+        It takes a third of the time if M has few rows. The equations stay exact, as both sides are
+        combined alike. But rows of V whose singular value is below 1e-6 of the largest are
+        orthonormal only to about three digits.
         """
         matrix, right = matrix.flatten(0, 1), right.flatten(0, 1)
         squares, left = torch.linalg.eigh(matrix @ matrix.T)
