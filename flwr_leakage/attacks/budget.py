@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,26 @@ class Budget:
     def is_spent(self) -> bool:
         """Whether the end has come."""
         return time.process_time() >= self.ends
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Tell how many CPU seconds passed since it was made.
+
+    Attributes:
+        began: the moment when it was made, of ``time.process_time()``.
+
+    Example:
+        >>> 0 <= Stopwatch().seconds < 1
+        True
+    """
+
+    began: float = field(default_factory=lambda: time.process_time())
+
+    @property
+    def seconds(self) -> float:
+        """CPU seconds since then."""
+        return time.process_time() - self.began
 
 
 UNLIMITED = Budget()

@@ -1,18 +1,16 @@
 """The end under noise: what is most likely by the spectrum and the patches of the candidate."""
 
-import time
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.budget import UNLIMITED, Budget
+from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch
 from flwr_leakage.attacks.evidence import Evidence
-from flwr_leakage.attacks.inversion.annealing import SHORTENINGS
-from flwr_leakage.attacks.inversion.linearization import Linearization
-from flwr_leakage.attacks.inversion.settling import Posterior
+from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
+from flwr_leakage.attacks.solve.linearization import Linearization
+from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.records import Batch
-from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.spectral.patch_prior import PatchPrior
 
@@ -86,42 +84,38 @@ class Denoising:
             patches: the prior, or ``None`` for that of the spectrum.
             budget: looked at between steps.
         """
-        likelihood, taken, inputs = evidence.likelihood, 0, candidate.inputs
+        likelihood, images = evidence.likelihood, candidate.inputs
+        prior, start = fitted(evidence.prior, images)
 
         def gradient(images: Tensor) -> Tensor:
             return evidence.gradient(Batch(images, candidate.targets))
 
-        while taken < self.steps and not budget.is_spent:
-            began = time.process_time()
-            prior, point = fitted(evidence.prior, inputs)
-            kinds = None if patches is None else patches.at(inputs)
-            here = Linearization(gradient, inputs)
+        def pose(at: Iterate) -> Posed | None:
+            nonlocal images, prior
+            if at.steps:
+                images = prior.grey + prior.push(at.point)
+            if at.steps == self.steps or budget.is_spent or (at.steps and not at.has_moved):
+                return None
+            watch = Stopwatch()
+            prior, point = fitted(evidence.prior, images)
+            here = Linearization(gradient, images)
             residual = likelihood.residual(here.value)
             weights = 1 / likelihood.variances(residual, 1.0)
-            posterior = Posterior(here, prior, weights, kinds)
+            kinds = None if patches is None else patches.at(images)
+            now = prior
 
-            def product(flat: Tensor, posterior=posterior, point: Tensor = point) -> Tensor:
-                return posterior(flat.reshape(point.shape)).flatten()
-
-            right = -(posterior.pull_back(weights * residual) + posterior.cost(point)).flatten()
-            # All of this took about as long as one iteration does.
-            left = budget.left / max(time.process_time() - began, 1e-9)
-            iterations = int(min(self.iterations, 1 + left))
-            change, _ = conjugate_gradients(product, right, self.tolerance, iterations)
-            step = change.reshape(point.shape)
-            before = (weights * residual.square()).sum() + (point * posterior.cost(point)).sum()
-            for number in range(SHORTENINGS):
-                trial = point + 0.4**number * step
-                images = prior.grey + prior.push(trial)
+            def residual_at(trial: Tensor) -> Tensor:
                 with torch.no_grad():
-                    rest = likelihood.residual(gradient(images))
-                cost = (trial * posterior.cost(trial)).sum()
-                if (weights * rest.square()).sum() + cost < before:
-                    break
-            else:
-                break
-            inputs, taken = images, taken + 1
-        return inputs, taken
+                    return likelihood.residual(gradient(now.grey + now.push(trial)))
+
+            # All of this took about as long as one iteration does.
+            iterations = 1 + budget.affordable(self.iterations - 1, watch.seconds)
+            return Posterior(
+                *(here, prior, weights, residual, point, residual_at), patches=kinds
+            ).posed(Solver(self.tolerance, iterations))
+
+        end = descend(pose, start, Shortening())
+        return images, end.steps - (end.steps > 0 and not end.has_moved)
 
 
 def fitted(prior: ImagePrior, inputs: Tensor) -> tuple[ImagePrior, Tensor]:

@@ -31,9 +31,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flwr_leakage.attacks.inversion.linearization import Linearization
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.attacks.problem import pose
+from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.whole_batch.batch_images import BatchImages
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, Observation, ThreatModel

@@ -4,7 +4,6 @@ See :mod:`flwr_leakage.attacks.inversion.gauss_newton` for what it minimises.
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -12,17 +11,15 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.budget import UNLIMITED, Budget
+from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
-from flwr_leakage.attacks.inversion.linearization import Linearized
-from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
+from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
+from flwr_leakage.attacks.solve.linearization import Linearized
+from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 POWER_ITERATIONS = 6
 """Products that estimate the largest eigenvalue; a tenth of it is needed to no better than 20 %."""
-
-SHORTENINGS = 6
-"""Trials of a step, each 0.4 times as long as the one before."""
 
 PRECISE = 1e-3
 """Relative residual below which gradients are evaluated in double precision."""
@@ -137,6 +134,23 @@ class Candidate:
     stage: str
     stopped: bool = False
 
+    @classmethod
+    def at(
+        cls,
+        point: Tensor,
+        model: Equations,
+        likelihood: Likelihood,
+        steps: int,
+        products: int,
+        stage: str,
+        stopped: bool,
+    ) -> "Candidate":
+        """Judge coordinates (B, C, H, W) by the equations."""
+        inputs, size = model.inputs(point).double(), float(point.double().square().mean())
+        unknown = (math.nan,) * 3
+        found = cls(inputs, *unknown, size, steps, products, stage, stopped)
+        return found.judged(model, likelihood)
+
     def judged(self, model: Equations, likelihood: Likelihood) -> "Candidate":
         """The same images, judged by these equations."""
         residual = likelihood.residual(model.gradient(self.inputs, 0.0, precise=True))
@@ -166,7 +180,7 @@ def anneal(
     budget: Budget = UNLIMITED,
     start: Tensor | None = None,
 ) -> Candidate:
-    """From grey, or nearby, to the end of one annealing.
+    """Run from grey, or from nearby, to the end of one annealing.
 
     Args:
         model: what is computed of a candidate.
@@ -180,147 +194,131 @@ def anneal(
     Raises:
         ValueError: the model is not finite at the start.
     """
-    prior = model.prior
-    coordinates = torch.zeros(model.shape) if start is None else start
-    products, passes, step, unit, stage = 0, 0, 0, 0.0, "ended by its steps"
-    weight = first = 0.0
-    precise = stopped = False
-    iterations = effort.iterations
-    while step < effort.steps:
-        blur = annealing.blur * (weight / first) ** annealing.exponent if step else annealing.blur
-        blur = blur if blur > SHARP else 0.0
-        inputs = model.inputs(coordinates)
-        here = model.linearize(inputs, blur)
-        value = model.gradient(inputs, blur, precise=True) if precise else here.value
-        residual = likelihood.residual(value)
-        variances = likelihood.variances(residual, annealing.model_error)
-        if not step:
+    run = _Run(model, likelihood, annealing, effort, budget, iterations=effort.iterations)
+    end = descend(run.pose, torch.zeros(model.shape) if start is None else start, Shortening())
+    return Candidate.at(
+        end.point, model, likelihood, end.steps, run.products, run.stage, run.stopped
+    )
+
+
+@dataclass
+class _Run:
+    """What one annealing knows between its steps.
+
+    Attributes:
+        weight: ρ of the step, and ``first`` that of the first step, over ``unit``.
+        unit: the update's own weighted size, in whose units weights are kept, so that float32 does
+            not overflow.
+        iterations: the most iterations that a step's linear system may take.
+        products: the products with the Jacobian so far, and ``passes`` the gradients that they
+            count for.
+        precise: whether gradients are evaluated in double precision.
+        here: the equations at the last step, and ``distance`` how far they were from being met.
+    """
+
+    model: Equations
+    likelihood: Likelihood
+    annealing: Annealing
+    effort: Effort
+    budget: Budget
+    iterations: int
+    weight: float = 0.0
+    first: float = 0.0
+    unit: float = 0.0
+    products: int = 0
+    passes: int = 0
+    precise: bool = False
+    stopped: bool = False
+    stage: str = "ended by its steps"
+    blur: float = 0.0
+    distance: float = math.inf
+    here: Linearized | None = None
+
+    def pose(self, at: Iterate) -> Posed | None:
+        """Pose the next step, unless the run is over."""
+        if self._is_over(at):
+            return None
+        model, annealing = self.model, self.annealing
+        share = (self.weight / self.first) ** annealing.exponent if at.steps else 1.0
+        blur = annealing.blur * share
+        self.blur = blur = blur if blur > SHARP else 0.0
+        inputs = model.inputs(at.point)
+        self.here = here = model.linearize(inputs, blur)
+        value = model.gradient(inputs, blur, precise=True) if self.precise else here.value
+        residual = self.likelihood.residual(value)
+        self.distance = self.likelihood.distance(residual)
+        variances = self.likelihood.variances(residual, annealing.model_error)
+        if not at.steps:
             if not bool(torch.isfinite(value).all()):
                 raise ValueError("the blurred network's gradient is not finite at the start.")
-            # In units of the update's own weighted size, so that float32 does not overflow.
-            unit = float((likelihood.observed.square() / variances).sum())
-        weights = 1 / (unit * variances)
-        system = System(here, prior, weights.float())
-        if not step:
-            began = time.process_time()
-            first = 0.1 * system.largest_eigenvalue(model.shape)
-            # An iteration is a product with J and one with its transpose.
-            each = (time.process_time() - began) / POWER_ITERATIONS
-            planned = max(1, effort.products // (2 * model.passes))
-            allowed = budget.affordable(planned, each)
-            stopped = allowed < planned
-            iterations = max(FEWEST, iterations * allowed // planned) if stopped else iterations
-            weight = max(first, 1 / unit)
-            first = weight
-        right = system.pull_back((weights * residual).float()) + weight * coordinates
-
-        def product(flat: Tensor, system: System = system, weight: float = weight) -> Tensor:
-            return system(flat.reshape(model.shape)).flatten() + weight * flat
-
-        change, _ = conjugate_gradients(product, -right.flatten(), effort.tolerance, iterations)
-
-        coordinates, accepted = shortened(
-            model,
-            likelihood,
-            blur,
-            weights,
-            weight,
-            coordinates,
-            change.reshape(model.shape),
-            precise,
-            residual=residual,
+            self.unit = float((self.likelihood.observed.square() / variances).sum())
+        posterior = Posterior(
+            *(here, model.prior, 1 / (self.unit * variances), residual, at.point),
+            residuals(model, self.likelihood, blur, self.precise),
+            self.weight,
         )
-        products += here.products
-        passes += here.products * model.passes
-        step += 1
-        distance = likelihood.distance(residual)
-        precise = distance < PRECISE**2
-        at_end = weight * unit <= 1 and blur == 0
-        if at_end and not accepted:
-            stage = "converged"
-            break
-        if passes >= effort.products:
-            stage = "ended by its products"
-            break
-        if budget.is_spent:
-            stage, stopped = "ended by its budget", True
-            break
-        weight = max(weight * annealing.factor, 1 / unit)
-    candidate = Candidate(
-        inputs=model.inputs(coordinates).double(),
-        energy=math.nan,
-        distance=math.nan,
-        misfit=math.nan,
-        prior_mean_square=float(coordinates.double().square().mean()),
-        steps=step,
-        products=products,
-        stage=stage,
-        stopped=stopped,
-    )
-    return candidate.judged(model, likelihood)
+        if not at.steps:
+            self._begin(posterior)
+            posterior = replace(posterior, weight=self.weight)
+        return posterior.posed(Solver(self.effort.tolerance, self.iterations))
+
+    def _begin(self, posterior: Posterior) -> None:
+        """Choose the first ρ, and how many iterations of each step the budget allows."""
+        watch, effort = Stopwatch(), self.effort
+        self.first = self.weight = max(0.1 * largest_eigenvalue(posterior), 1 / self.unit)
+        # An iteration is a product with J and one with its transpose.
+        each = watch.seconds / POWER_ITERATIONS
+        planned = max(1, effort.products // (2 * self.model.passes))
+        allowed = self.budget.affordable(planned, each)
+        self.stopped = allowed < planned
+        if self.stopped:
+            self.iterations = max(FEWEST, self.iterations * allowed // planned)
+
+    def _is_over(self, at: Iterate) -> bool:
+        """Count the last step, fade the prior, and say whether no further step follows."""
+        if self.here is None:
+            return False
+        self.products += self.here.products
+        self.passes += self.here.products * self.model.passes
+        self.precise = self.distance < PRECISE**2
+        if self.weight * self.unit <= 1 and self.blur == 0 and not at.has_moved:
+            self.stage = "converged"
+        elif self.passes >= self.effort.products:
+            self.stage = "ended by its products"
+        elif self.budget.is_spent:
+            self.stage, self.stopped = "ended by its budget", True
+        else:
+            self.weight = max(self.weight * self.annealing.factor, 1 / self.unit)
+            return at.steps >= self.effort.steps
+        return True
 
 
-def shortened(
+def residuals(
     model: Equations,
     likelihood: Likelihood,
     blur: float,
-    weights: Tensor,
-    weight: float,
-    coordinates: Tensor,
-    change: Tensor,
-    precise: bool = False,
-    prior_cost: Callable[[Tensor], Tensor] = lambda coordinates: coordinates,
-    residual: Tensor | None = None,
-) -> tuple[Tensor, bool]:
-    """Coordinates after a step, as short as it must be to gain, and whether it does.
+    precise: bool = True,
+    prior: ImagePrior | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """Return the map from coordinates (B, C, H, W) to residuals (P,).
 
     Args:
         model: what is computed of a candidate.
         likelihood: what was observed of it.
-        blur: of the objective.
-        weights: of each squared residual (P,).
-        weight: of the prior.
-        coordinates: before the step.
-        change: the step.
-        precise: whether to compare in double precision.
-        prior_cost: the map s ↦ Q s of the prior's ``sᵀ Q s``, for ``‖s‖²`` the identity.
-        residual: before the step, where it is known as precisely.
+        blur: of the equations.
+        precise: whether they are evaluated in double precision.
+        prior: the prior of these coordinates; that of the model where it is ``None``.
     """
-
-    def objective(trial: Tensor, known: Tensor | None = None) -> float:
-        if known is None:
-            gradient = model.gradient(model.inputs(trial), blur, precise=precise)
-            known = likelihood.residual(gradient)
-        misfit = float((weights * known.square()).sum())
-        return misfit + weight * float((trial.double() * prior_cost(trial)).sum())
-
-    start, length = objective(coordinates, residual), 1.0
-    for _ in range(SHORTENINGS):
-        trial = coordinates + length * change
-        if objective(trial) < start:
-            return trial, True
-        length *= 0.4
-    return coordinates, False
+    prior = prior or model.prior
+    return lambda point: likelihood.residual(
+        model.gradient(prior.grey + prior.push(point), blur, precise=precise)
+    )
 
 
-class System:
-    """LᵀJᵀWJL, for one J, without forming it."""
-
-    def __init__(self, here: Linearized, prior: ImagePrior, weights: Tensor) -> None:
-        self.here, self.prior, self.weights = here, prior, weights
-
-    def __call__(self, direction: Tensor) -> Tensor:
-        """Its product with a direction (B, C, H, W)."""
-        image = self.here.push(self.prior.push(direction))
-        return self.pull_back(self.weights * image)
-
-    def pull_back(self, dual: Tensor) -> Tensor:
-        """LᵀJᵀ u."""
-        return self.prior.pull(self.here.pull(dual))
-
-    def largest_eigenvalue(self, shape: tuple[int, ...]) -> float:
-        """By the power method; the start is fixed, as any would do."""
-        vector = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        for _ in range(POWER_ITERATIONS):
-            vector = self(vector / vector.norm())
-        return float(vector.norm())
+def largest_eigenvalue(posterior: Posterior) -> float:
+    """Estimate that of LᵀJᵀWJL by the power method; the start is fixed, as any would do."""
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(posterior.point.shape, generator=generator)
+    for _ in range(POWER_ITERATIONS):
+        vector = posterior.told(vector / vector.norm())
+    return float(vector.norm())

@@ -196,7 +196,7 @@ class Top:
 class ChainLinearization:
     """F's gradients and what is told of the outputs, at a point, and products with their Jacobian.
 
-    It stands for a :class:`~flwr_leakage.attacks.inversion.linearization.Linearization` of a flat
+    It stands for a :class:`~flwr_leakage.attacks.solve.linearization.Linearization` of a flat
     function: the gradients of the chain's names, then what is told (B, n).
 
     Attributes:

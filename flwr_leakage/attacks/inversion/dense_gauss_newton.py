@@ -16,12 +16,12 @@ from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.jacobian import Jacobian
 from flwr_leakage.attacks.inversion.kinks import calls_kinks, is_rough
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
-from flwr_leakage.attacks.inversion.linearization import Linearization
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.records import Batch, InputSpec, Reconstruction

@@ -37,7 +37,6 @@ from flwr_leakage.attacks.inversion.likelihood import (
     estimate_noise,
     kernel_groups,
 )
-from flwr_leakage.attacks.inversion.linearization import Linearization, Linearized
 from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
@@ -46,6 +45,7 @@ from flwr_leakage.attacks.labels.last_layer import find_last_bias
 from flwr_leakage.attacks.network.blur import Blurred, kink_inputs, measure
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
 

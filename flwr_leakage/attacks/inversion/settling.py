@@ -11,20 +11,19 @@ tell kinds of patches by, :class:`flwr_leakage.spectral.patch_prior.PatchPrior`.
 """
 
 import math
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.budget import Budget
-from flwr_leakage.attacks.inversion.annealing import Candidate, Equations, shortened
+from flwr_leakage.attacks.budget import Budget, Stopwatch
+from flwr_leakage.attacks.inversion.annealing import Candidate, Equations, residuals
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
-from flwr_leakage.attacks.inversion.linearization import Linearized
-from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
+from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
+from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
-from flwr_leakage.spectral.patch_prior import PatchCost, PatchPrior
+from flwr_leakage.spectral.patch_prior import PatchPrior
 
 WIDENING = 40.0
 """First blur over the relative distance of the equations, between its limits."""
@@ -39,7 +38,7 @@ POOLED = 2.0
 """Draws' worth of a channel's mean square in that of each unit: a few draws tell it badly."""
 
 TINIEST = 1e-9
-"""Blur at least: one of zero has no width to divide by."""
+"""Least width of a blur: one of zero has none to divide by."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Settling:
     def __call__(
         self, model: Equations, likelihood: Likelihood, start: Candidate, budget: Budget
     ) -> Candidate:
-        """From a run's candidate to the end.
+        """Go on from a run's candidate to the end.
 
         Args:
             model: what is computed of a candidate, of one image.
@@ -101,101 +100,130 @@ class Settling:
         """
         if not self.steps:
             return start
-        prior, generator = model.prior, torch.Generator().manual_seed(0)
+        prior = model.prior
         point = torch.stack([prior.coordinates(image[None]) for image in start.inputs.float()])
-        products, step, is_short = 0, 0, False
-        each = max(4, self.products // (2 * self.steps * model.passes))
         first = min(max(WIDENING * math.sqrt(start.distance), self.least), self.most)
-        blurred: Equations | None = None
-        groups = model.groups
-        patches = PatchPrior.of(prior)
-        # The first pass takes no step: the candidate's own draw comes first.
-        while step <= self.steps and not budget.is_spent:
-            began = time.process_time()
-            current, blur = (model, 0.0) if blurred is None else (blurred, 1.0)
-            inputs = model.inputs(point)
-            here = current.linearize(inputs, blur)
-            residual = likelihood.residual(current.gradient(inputs, blur, precise=True))
-            weights = 1 / likelihood.variances(residual, 1.0, groups)
-            kinds = patches.at(inputs) if step >= self.patches_from * self.steps else None
-            posterior = Posterior(here, prior, weights.float(), kinds)
-
-            def solution(right: Tensor, tolerance: float, most: int, posterior=posterior):
-                def product(flat: Tensor) -> Tensor:
-                    return posterior(flat.reshape(model.shape)).flatten()
-
-                found, _ = conjugate_gradients(product, right.flatten(), tolerance, most)
-                return found.reshape(model.shape)
-
-            if blurred is not None:
-                right = posterior.pull_back((weights * residual).float()) + posterior.cost(point)
-                change = -solution(right, TOLERANCE, each - each // 4)
-                point, _ = shortened(
-                    *(current, likelihood, blur, weights, 1.0),
-                    *(point, change, True, posterior.cost, residual),
-                )
-            if step < self.steps:
-                # Randomise, then optimise: the solution is a draw of the linearised posterior.
-                # What is not solved stays a draw of the run's prior.
-                own = torch.randn(model.shape, generator=generator)
-                noise = torch.randn(len(weights), generator=generator)
-                right = posterior.pull_back(weights.sqrt().float() * noise)
-                rest = right + posterior.noise(own, generator) - posterior(own)
-                draw = own + solution(rest, TIGHT, each // 4)
-                blur = first * (self.last / first) ** (step / self.steps)
-                found = spreads(model, model.inputs(point), [model.inputs(point + draw)])
-                blurred = model.blurred_by([(blur * unit).clamp_min(TINIEST) for unit in found])
-            products += here.products
-            step += 1
-            iterations = max(1, here.products // 2)
-            seconds = (time.process_time() - began) / iterations
-            left = budget.affordable((self.steps + 1 - step) * each, seconds)
-            if left < (self.steps + 1 - step) * each:
-                each, is_short = max(4, left // (self.steps + 1 - step)), True
-        end = replace(
-            start,
-            inputs=model.inputs(point).double(),
-            prior_mean_square=float(point.double().square().mean()),
-            steps=step,
-            products=products,
-            stage=f"{start.stage}, settled in {step} steps",
-            stopped=is_short or budget.is_spent,
+        pace = _Pace(self, model.passes, budget)
+        run = Doubts(
+            model,
+            prior,
+            likelihood,
+            widths=[first * (self.last / first) ** (k / self.steps) for k in range(self.steps)],
+            variances=lambda residual: likelihood.variances(residual, 1.0, model.groups),
+            solvers=lambda *_: pace.solvers(),
+            is_over=pace.is_over,
+            patches=PatchPrior.of(prior),
+            patches_from=self.patches_from * self.steps,
         )
-        return end.judged(model, likelihood)
+        end = descend(run.pose, point, Shortening())
+        return Candidate.at(
+            *(end.point, model, likelihood, end.steps + 1, pace.products),
+            f"{start.stage}, settled in {end.steps + 1} steps",
+            pace.is_short or budget.is_spent,
+        )
 
 
-class Posterior:
-    """The precision LᵀJᵀWJL + Q of the linearised posterior, with sᵀ Q s the prior's cost.
+class _Pace:
+    """Shares products, and CPU seconds, out among the steps that are left."""
 
-    Q is the identity, or that of patches.
+    def __init__(self, settling: Settling, passes: int, budget: Budget) -> None:
+        self.steps, self.budget, self.products, self.is_short = settling.steps, budget, 0, False
+        self.each = max(4, settling.products // (2 * settling.steps * passes))
+        self._watch = Stopwatch()
+
+    def solvers(self) -> tuple[Solver, Solver]:
+        """Return those of a step and of a draw, which has a quarter of the iterations."""
+        quarter = self.each // 4
+        return Solver(TOLERANCE, self.each - quarter), Solver(TIGHT, quarter)
+
+    def is_over(self, at: Iterate, last: Posterior | None) -> bool:
+        """Count the products of a step and of its draw; shorten the next ones if time is short."""
+        assert last is not None
+        self.products += last.linear.products
+        left = self.steps - at.steps
+        seconds = self._watch.seconds / max(1, last.linear.products // 2)
+        affordable = self.budget.affordable(left * self.each, seconds)
+        if affordable < left * self.each:
+            self.each, self.is_short = max(4, affordable // left), True
+        self._watch = Stopwatch()
+        return not left or self.budget.is_spent
+
+
+@dataclass
+class Doubts:
+    """Poses equations whose units are blurred by their own posterior deviations.
+
+    Before each step the posterior that the last equations leave is drawn from. The spread of every
+    unit over the draws is its blur.
+
+    Attributes:
+        model: the equations.
+        prior: the prior of the point, in the point's precision.
+        likelihood: what was observed of the equations.
+        widths: the blur after each drawing, in posterior deviations.
+        variances: maps residuals (P,) to the variance of each.
+        solvers: maps equations, their blur, images and weights to how the linear systems of a step
+            and of a draw are solved, or to ``None``, which ends the descent.
+        is_over: tells whether the descent ends at an iterate, given the last posterior.
+        patches: a prior of patches, or ``None``.
+        patches_from: the number of the posterior from which on that prior is used.
+        draws: how many draws tell the deviations, ≥ 1.
+        is_sharp: whether the first step is taken without a blur, before anything is drawn.
     """
 
-    def __init__(
-        self, here: Linearized, prior: ImagePrior, weights: Tensor, patches: PatchCost | None
-    ) -> None:
-        self.here, self.prior, self.weights, self.patches = here, prior, weights, patches
+    model: Equations
+    prior: ImagePrior
+    likelihood: Likelihood
+    widths: Sequence[float]
+    variances: Callable[[Tensor], Tensor]
+    solvers: Callable[[Equations, float, Tensor, Tensor], tuple[Solver, Solver] | None]
+    is_over: Callable[[Iterate, Posterior | None], bool]
+    patches: PatchPrior | None = None
+    patches_from: float = 0.0
+    draws: int = 1
+    is_sharp: bool = False
 
-    def __call__(self, direction: Tensor) -> Tensor:
-        """Its product with a direction (1, C, H, W)."""
-        image = self.prior.push(direction)
-        dual = self.here.pull(self.weights * self.here.push(image))
-        if self.patches is None:
-            return self.prior.pull(dual) + direction
-        return self.prior.pull(dual + self.patches.product(image))
+    def __post_init__(self) -> None:
+        self._widths, self._generator = iter(self.widths), torch.Generator().manual_seed(0)
+        self._last: tuple[Posterior, Solver, Solver] | None = None
+        self._blurred, self._blur, self._count = self.model, 0.0, 0
 
-    def pull_back(self, dual: Tensor) -> Tensor:
-        """LᵀJᵀ u."""
-        return self.prior.pull(self.here.pull(dual))
+    def pose(self, at: Iterate) -> Posed | None:
+        """Draw from what the last equations leave open, and pose the next step."""
+        if self._last is None and not self.is_sharp:
+            self._last = self._linearise(at)
+        if self._last is not None and (width := next(self._widths, None)) is not None:
+            posterior, _, tight = self._last
+            draws = [posterior.draw(tight, self._generator) for _ in range(self.draws)]
+            images = [self._inputs(at.point + draw) for draw in (0 * at.point, *draws)]
+            found = spreads(self.model, images[0], images[1:])
+            widths = [(width * unit).clamp_min(TINIEST) for unit in found]
+            self._blurred, self._blur = self.model.blurred_by(widths), 1.0
+        if self.is_over(at, self._last[0] if self._last else None):
+            return None
+        self._last = self._linearise(at)
+        return self._last and self._last[0].posed(self._last[1])
 
-    def cost(self, direction: Tensor) -> Tensor:
-        """Q d."""
-        if self.patches is None:
-            return direction
-        return self.prior.pull(self.patches.product(self.prior.push(direction)))
+    def _inputs(self, point: Tensor) -> Tensor:
+        return self.prior.grey + self.prior.push(point)
 
-    def noise(self, own: Tensor, generator: torch.Generator) -> Tensor:
-        """A draw of N(0, Q); ``own`` is one of N(0, I)."""
-        return own if self.patches is None else self.prior.pull(self.patches.noise(generator))
+    def _linearise(self, at: Iterate) -> tuple[Posterior, Solver, Solver] | None:
+        """The posterior of the blurred equations at an iterate, and how its systems are solved."""
+        model, blur, inputs = self._blurred, self._blur, self._inputs(at.point)
+        residual_at = residuals(model, self.likelihood, blur, prior=self.prior)
+        residual = residual_at(at.point)
+        weights = 1 / self.variances(residual)
+        solvers = self.solvers(model, blur, inputs, weights)
+        if solvers is None:
+            return None
+        told = self.patches is not None and self._count >= self.patches_from
+        kinds = self.patches.at(inputs) if self.patches is not None and told else None
+        here = model.linearize(inputs.to(model.prior.grey), blur)
+        posterior = Posterior(
+            *(here, model.prior, weights, residual, at.point, residual_at), patches=kinds
+        )
+        self._count += 1
+        return posterior, *solvers
 
 
 def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[Tensor]:

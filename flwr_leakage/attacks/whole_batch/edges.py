@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
-from flwr_leakage.attacks.inversion.annealing import System, shortened
+from flwr_leakage.attacks.inversion.annealing import residuals
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
+from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
+from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
-from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 ENOUGH = 1.25
@@ -98,40 +99,31 @@ class Edges:
         """
         prior = model.prior
         start = torch.stack([prior.coordinates(image[None]) for image in inputs.float()])
-        point, taken = start, 0
-        while taken < self.steps and not budget.is_spent:
-            blur = self.first * (self.last / self.first) ** (taken / max(1, self.steps - 1))
-            here = model.linearize(model.inputs(point), blur)
-            residual = self._residual(model, likelihood, point, blur)
+
+        def pose(at: Iterate) -> Posed | None:
+            if at.steps == self.steps or budget.is_spent:
+                return None
+            blur = self.first * (self.last / self.first) ** (at.steps / max(1, self.steps - 1))
+            residual_at = residuals(model, likelihood, blur)
+            residual = residual_at(at.point)
             variances = likelihood.variances(residual, 1.0)
             unit = float((likelihood.observed.square() / variances).sum())
-            weights, weight = 1 / (unit * variances), self.weight / unit
-            system = System(here, prior, weights.float())
-            cost = reweighted(prior, point, self.power)
+            here = model.linearize(model.inputs(at.point), blur)
+            return Posterior(
+                *(here, prior, 1 / (unit * variances), residual, at.point, residual_at),
+                weight=self.weight / unit,
+                cost=reweighted(prior, at.point, self.power),
+            ).posed(Solver(TOLERANCE, self.iterations))
 
-            def product(flat: Tensor, system=system, weight=weight, cost=cost) -> Tensor:
-                direction = flat.reshape(model.shape)
-                return (system(direction) + weight * cost(direction)).flatten()
-
-            right = system.pull_back((weights * residual).float()) + weight * cost(point)
-            change, _ = conjugate_gradients(product, -right.flatten(), TOLERANCE, self.iterations)
-            point, _ = shortened(
-                *(model, likelihood, blur, weights, weight),
-                *(point, change.reshape(model.shape), True, cost),
-            )
-            taken += 1
+        end = descend(pose, start, Shortening())
+        point, taken = end.point, end.steps
         before, after = (self.energy(model, likelihood, each) for each in (start, point))
         return (model.inputs(point).double(), taken) if after < before else (inputs, 0)
 
     def energy(self, model: KnownErrors, likelihood: Likelihood, point: Tensor) -> float:
         """−2 log posterior of coordinates (B, C, H, W) at the last blur, up to a constant."""
-        misfit = likelihood.energy(self._residual(model, likelihood, point, self.last))
+        misfit = likelihood.energy(residuals(model, likelihood, self.last)(point))
         return misfit + self.weight * float(edge_energy(model.prior, point, self.power))
-
-    def _residual(
-        self, model: KnownErrors, likelihood: Likelihood, point: Tensor, blur: float
-    ) -> Tensor:
-        return likelihood.residual(model.gradient(model.inputs(point), blur, precise=True))
 
 
 def edge_energy(prior: ImagePrior, point: Tensor, power: float) -> Tensor:

@@ -31,7 +31,11 @@ from flwr_leakage.attacks.network.blur import (
     relu_parts,
 )
 from flwr_leakage.attacks.network.linear import logits_behind
+from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
+from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
+from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, kernel_groups
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
 from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
 from flwr_leakage.params import Params
 from flwr_leakage.spectral.image_prior import ImagePrior

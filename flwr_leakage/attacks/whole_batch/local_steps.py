@@ -22,10 +22,10 @@ from torch import Tensor
 
 from flwr_leakage.attacks.inversion.chain import ChainLinearization, Top
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
-from flwr_leakage.attacks.inversion.linearization import Linearized
 from flwr_leakage.attacks.labels.last_layer import LastLayer
 from flwr_leakage.attacks.network.blur import Blurred
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.step_errors import StepErrors, separate_steps
 from flwr_leakage.params import Params

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
-from flwr_leakage.attacks.inversion.annealing import SHORTENINGS, System
+from flwr_leakage.attacks.inversion.annealing import Equations
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
-from flwr_leakage.attacks.inversion.linearization import Linearization
-from flwr_leakage.attacks.inversion.settling import spreads
+from flwr_leakage.attacks.inversion.settling import TINIEST, Doubts
+from flwr_leakage.attacks.solve.descent import Iterate, Shortening, descend
+from flwr_leakage.attacks.solve.linearization import Linearization
+from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.spectral.cholesky import cholesky_solve
-from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 BLOCK = 32
@@ -52,9 +53,6 @@ CALM = 0.4
 
 FADING = 0.85
 """Blur of a step in these units over that of the step before: it must end, doubts or not."""
-
-TINIEST = 1e-9
-"""Blur at least: one of zero has no width to divide by."""
 
 
 @dataclass(frozen=True)
@@ -114,77 +112,54 @@ class Sharpening:
             inputs: where to begin.
             budget: looked at between steps, and between columns of the Jacobian.
         """
-        prior, generator = ImagePrior.of(model.problem.spec), torch.Generator().manual_seed(0)
-        single = prior.single()
-        point = torch.stack([prior.coordinates(image[None]) for image in inputs.double()])
+        prior = ImagePrior.of(model.problem.spec)
+        groups = channels(model, likelihood)
         best, least = inputs, float("inf")
-        blurred, amount, groups = model, 0.0, channels(model, likelihood)
-        step = 0
-        for step in range(self.steps + 1):
-            inputs = prior.grey + prior.push(point)
-            met = likelihood.distance(likelihood.residual(model.gradient(inputs, 0.0, True)))
+
+        def is_over(at: Iterate, _: Posterior | None) -> bool:
+            nonlocal best, least
+            here = prior.grey + prior.push(at.point)
+            met = likelihood.distance(likelihood.residual(model.gradient(here, 0.0, True)))
             if met < least:
-                best, least = inputs, met
-            if least <= MET or step == self.steps or budget.is_spent:
-                break
-            here = Linearization(partial(blurred.gradient, blur=amount), inputs.float())
-            residual = likelihood.residual(blurred.gradient(inputs, amount, precise=True))
-            weights = 1 / variances(likelihood, residual, groups)
-            matrix = _normal_matrix(blurred, amount, single, inputs, weights, budget)
+                best, least = here, met
+            return least <= MET or at.steps == self.steps or budget.is_spent
+
+        def solvers(
+            blurred: Equations, blur: float, inputs: Tensor, weights: Tensor
+        ) -> tuple[Solver, Solver] | None:
+            assert isinstance(blurred, KnownErrors)
+            matrix = _normal_matrix(blurred, blur, inputs, weights, budget)
             if matrix is None:
-                break
-            solve = _inverse(matrix)
-            system = System(here, single, weights.float())
+                return None
+            inverse = _inverse(matrix)
+            step, draw = (Solver(each, self.iterations, inverse) for each in (TOLERANCE, TIGHT))
+            return step, draw
 
-            def product(flat: Tensor, system: System = system) -> Tensor:
-                return system(flat.reshape(model.shape)).flatten() + flat
-
-            def solution(right: Tensor, tolerance: float, product=product, solve=solve) -> Tensor:
-                found, _ = conjugate_gradients(
-                    product, right.flatten(), tolerance, self.iterations, solve
-                )
-                return found.reshape(model.shape)
-
-            right = system.pull_back((weights * residual).float()) + point.float()
-            change = -solution(right, TOLERANCE).double()
-
-            def objective(trial: Tensor, blurred=blurred, amount=amount, weights=weights) -> float:
-                value = blurred.gradient(prior.grey + prior.push(trial), amount, precise=True)
-                misfit = (weights * likelihood.residual(value).square()).sum()
-                return float(misfit) + float(trial.square().sum())
-
-            length, start = 1.0, objective(point)
-            for _ in range(SHORTENINGS):
-                if objective(point + length * change) < start:
-                    point = point + length * change
-                    break
-                length *= 0.4
-            draws = []
-            for _ in range(self.draws):
-                # Randomise, then optimise: the solution is a draw of the linearised posterior.
-                own = torch.randn(model.shape, generator=generator)
-                noise = torch.randn(len(weights), generator=generator)
-                rest = system.pull_back(weights.sqrt().float() * noise) - system(own)
-                draws.append(own + solution(rest, TIGHT))
-            images = [prior.grey + prior.push(point + draw) for draw in [0 * point, *draws]]
-            # The last are the layer's outputs, whose ReLU is known.
-            deviations = spreads(model, images[0], images[1:])[:-1]
-            calm = CALM * FADING**step
-            widths = [(calm * each).clamp_min(TINIEST) for each in deviations]
-            blurred, amount = _blurred_by(model, widths), 1.0
-        return best, step
-
-
-def _blurred_by(model: KnownErrors, deviations: list[Tensor]) -> KnownErrors:
-    return replace(model, passed=replace(model.passed, deviations=deviations))
+        run = Doubts(
+            model,
+            prior,
+            likelihood,
+            widths=[CALM * FADING**step for step in range(self.steps - 1)],
+            variances=lambda residual: variances(likelihood, residual, groups),
+            solvers=solvers,
+            is_over=is_over,
+            draws=self.draws,
+            is_sharp=True,
+        )
+        start = torch.stack([prior.coordinates(image[None]) for image in inputs.double()])
+        end = descend(run.pose, start, Shortening())
+        return best, end.steps
 
 
 def _alone(model: KnownErrors, index: int) -> KnownErrors:
     """The equations of one sample."""
     count, here = len(model.known), [index]
-    deviations = [each[here] if len(each) == count else each for each in model.passed.deviations]
+    *widths, spread = (
+        each[here] if each.ndim and len(each) == count else each
+        for each in (*model.passed.deviations, model.passed.spread)
+    )
     own = {name: getattr(model, name)[here] for name in ("known", "errors", "bounds", "doubtful")}
-    return replace(_blurred_by(model, deviations), **own)
+    return replace(model, passed=replace(model.passed, deviations=widths, spread=spread), **own)
 
 
 def channels(model: KnownErrors, likelihood: Likelihood) -> Tensor:
@@ -234,8 +209,7 @@ def _inverse(matrix: Tensor) -> Callable[[Tensor], Tensor]:
 
 def _normal_matrix(
     model: KnownErrors,
-    amount: float,
-    prior: ImagePrior,
+    blur: float,
     inputs: Tensor,
     weights: Tensor,
     budget: Budget,
@@ -245,7 +219,7 @@ def _normal_matrix(
     The gradients are sums over samples, and features are of one sample each: so J is built sample
     by sample.
     """
-    count, *shape = inputs.shape
+    prior, (count, *shape) = model.prior, inputs.shape
     size, features = inputs[0].numel(), model.known.shape[1]
     shared = len(weights) - count * features
     roots = weights.sqrt().float()
@@ -253,7 +227,7 @@ def _normal_matrix(
     blocks: list[Tensor] = []
     for index in range(count):
         alone = _alone(model, index)
-        here = Linearization(partial(alone.gradient, blur=amount), inputs[[index]].float())
+        here = Linearization(partial(alone.gradient, blur=blur), inputs[[index]].float())
         rows = torch.empty(size, shared + features)
         for part in torch.arange(size).split(BLOCK):
             if budget.is_spent:

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Layer, Top
-from flwr_leakage.attacks.inversion.linearization import Linearization
+from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.network.blur import Blurred
 
 SHAPE = (2, 7, 6)

@@ -10,9 +10,9 @@ from flwr_leakage.attacks.inversion.annealing import Annealing, Candidate
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.label_moves import label_moves
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, estimate_noise
-from flwr_leakage.attacks.inversion.linearization import Linearization
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose, simulate_gradient
+from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.whole_batch.one_sample import OneSample
 from flwr_leakage.defenses.pruning import GradientPruning
 from flwr_leakage.gradient_map import GradientMap

@@ -6,7 +6,7 @@ from one_sample import SPEC, equations, images, network, noisy, posed, pruned, r
 from torch import nn
 
 from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample
-from flwr_leakage.attacks.inversion.linearization import Linearization
+from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.whole_batch.step_errors import separate_steps
 from flwr_leakage.records import LocalSchedule, ThreatModel
 

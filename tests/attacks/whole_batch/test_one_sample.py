@@ -7,7 +7,7 @@ from one_sample import SPEC, equations, hidden, images, network, noisy, posed, p
 from torch import nn
 
 from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample
-from flwr_leakage.attacks.inversion.linearization import Linearization
+from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.whole_batch.one_sample import outer_product
 from flwr_leakage.records import LocalSchedule, ThreatModel
 

@@ -1,0 +1,1 @@
+"""One Gauss–Newton step and one loop, which all second-order attacks share."""

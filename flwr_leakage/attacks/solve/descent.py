@@ -1,0 +1,160 @@
+"""One loop of Gauss–Newton steps, for every second-order attack.
+
+A descent minimises an objective Φ step by step. Each attack gives the loop a function that *poses*
+its next step: it says what the step minimises to first order, and it may say so anew in every step,
+with another blur, another weight of the prior or other weights of the equations. The same function
+ends the loop. A *search* makes a step of it. :class:`Shortening` takes the Gauss–Newton step as
+short as it must be to lower Φ. :class:`Damping` solves the damped system of Levenberg (1944) and
+Marquardt (1963) instead.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Posed:
+    """What one step minimises: ``Φ(s + Δ) ≈ Φ(s) + 2 ⟨g, Δ⟩ + ⟨Δ, A Δ⟩``.
+
+    Attributes:
+        point: s, of any shape.
+        value: Φ(s).
+        slope: g, half of Φ's derivative at s, of the same shape.
+        solve: maps a damping μ ≥ 0 to the solution Δ of ``(A + μ D) Δ = −g``, of the same shape,
+            and to the iterations that it took. The diagonal D is the solver's choice.
+        cost: maps another point to Φ there.
+    """
+
+    point: Tensor
+    value: float
+    slope: Tensor
+    solve: Callable[[float], tuple[Tensor, int]]
+    cost: Callable[[Tensor], float]
+
+
+@dataclass(frozen=True)
+class Iterate:
+    """Where a descent stands between two steps.
+
+    Attributes:
+        point: s.
+        steps: how many steps were tried so far.
+        value: Φ(s) as the last step knew it; infinite before the first one.
+        fall: by how much the last step lowered Φ, ≥ 0.
+        length: which part of the last step was taken; 0 where no part lowered Φ.
+        iterations: how many iterations the last linear system took.
+        damping: μ of the next step; ``None`` where no step was damped.
+    """
+
+    point: Tensor
+    steps: int = 0
+    value: float = float("inf")
+    fall: float = 0.0
+    length: float = 0.0
+    iterations: int = 0
+    damping: float | None = None
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the last step lowered Φ."""
+        return self.length > 0
+
+
+Pose = Callable[[Iterate], Posed | None]
+"""Poses the step that follows an iterate, or returns ``None`` to end the descent."""
+
+Search = Callable[[Posed, Iterate], Iterate]
+"""Turns a posed step into the next iterate."""
+
+
+@dataclass(frozen=True)
+class Shortening:
+    """Take a step as short as it must be to lower Φ; a step that never does is not taken.
+
+    Attributes:
+        trials: how many lengths are tried at most, ≥ 1.
+        factor: each length is this part of the one before, in (0, 1).
+    """
+
+    trials: int = 6
+    factor: float = 0.4
+
+    def __call__(self, posed: Posed, at: Iterate) -> Iterate:
+        """Return the first length that lowers Φ."""
+        change, iterations = posed.solve(0.0)
+        length = 1.0
+        for _ in range(self.trials):
+            trial = posed.point + length * change
+            found = posed.cost(trial)
+            if found < posed.value:
+                fall = posed.value - found
+                return Iterate(trial, at.steps + 1, found, fall, length, iterations)
+            length *= self.factor
+        return Iterate(posed.point, at.steps + 1, posed.value, iterations=iterations)
+
+
+@dataclass(frozen=True)
+class Damping:
+    """Solve the damped system with more and more damping, until Φ falls as far as it promised.
+
+    With the fall ``p = −⟨g, Δ⟩`` that a step promises, the damping falls tenfold after a step that
+    keeps three quarters of it, and to half after one that keeps a quarter. Otherwise it grows,
+    eightfold where Φ did not fall at all, and the step is tried again unless Φ fell by a tenth.
+
+    Attributes:
+        first: μ of the first step, > 0.
+        trials: how often a step is tried at most, ≥ 1.
+    """
+
+    first: float = 1e-3
+    trials: int = 6
+
+    def __call__(self, posed: Posed, at: Iterate) -> Iterate:
+        """Return the first trial that keeps enough of its promise."""
+        damping = self.first if at.damping is None else at.damping
+        trial, found, iterations, value = posed.point, posed.value, 0, posed.value
+        for _ in range(self.trials):
+            step, iterations = posed.solve(damping)
+            trial = posed.point + step
+            found = posed.cost(trial)
+            promised = -float((posed.slope * step).sum())
+            if found <= value - 0.25 * promised:
+                damping /= 10 if found <= value - 0.75 * promised else 2
+                break
+            damping *= 8 if found >= value else 3
+            if found < 0.9 * value:
+                break
+        if not found < value:
+            at = Iterate(posed.point, at.steps + 1, value, iterations=iterations)
+            return replace(at, damping=damping)
+        return Iterate(trial, at.steps + 1, found, value - found, 1.0, iterations, damping)
+
+
+def descend(pose: Pose, start: Tensor, search: Search) -> Iterate:
+    """Take steps from a start until no further one is posed.
+
+    Args:
+        pose: what the next step minimises, or ``None`` at the end.
+        start: the first point.
+        search: how a step is taken.
+
+    Example:
+        The minimum of ``(x − 3)²``, in one step:
+
+        >>> import torch
+        >>> def pose(at):
+        ...     if at.steps == 1:
+        ...         return None
+        ...     off = at.point - 3
+        ...     def cost(x):
+        ...         return float((x - 3).square())
+        ...     return Posed(at.point, cost(at.point), off, lambda _: (-off, 0), cost)
+        >>> descend(pose, torch.tensor(0.0), Shortening()).point
+        tensor(3.)
+    """
+    at = Iterate(start)
+    while (posed := pose(at)) is not None:
+        at = search(posed, at)
+    return at

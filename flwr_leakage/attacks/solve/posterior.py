@@ -1,0 +1,136 @@
+"""What a Gauss–Newton step with a prior of images minimises, and draws from what it leaves open."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.solve.descent import Posed
+from flwr_leakage.attacks.solve.linearization import Linearized
+from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
+from flwr_leakage.spectral.image_prior import ImagePrior
+from flwr_leakage.spectral.patch_prior import PatchCost
+
+
+@dataclass(frozen=True)
+class Solver:
+    """How conjugate gradients solve the linear system of a step.
+
+    Attributes:
+        tolerance: the relative residual at which they end, in (0, 1).
+        iterations: how many they take at most, ≥ 1.
+        precondition: an approximation of the inverse matrix, as for
+            :func:`~flwr_leakage.spectral.conjugate_gradient.conjugate_gradients`.
+    """
+
+    tolerance: float
+    iterations: int
+    precondition: Callable[[Tensor], Tensor] = field(default=lambda vector: vector)
+
+    def __call__(self, product: Callable[[Tensor], Tensor], right: Tensor) -> tuple[Tensor, int]:
+        """Solve ``A x = b`` for b of any shape; return x and the iterations taken.
+
+        Args:
+            product: maps x to A x, both of the shape of b.
+            right: b.
+        """
+        found, taken = conjugate_gradients(
+            lambda flat: product(flat.reshape(right.shape)).flatten(),
+            right.flatten(),
+            self.tolerance,
+            self.iterations,
+            self.precondition,
+        )
+        return found.reshape(right.shape), taken
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """``Φ(s) = Σ_j w_j r_j(x)² + ρ sᵀ Q s`` of images ``x = μ + L s``, to first order about one s.
+
+    Its curvature is ``A = LᵀJᵀWJL + ρ Q``, the precision of a normal posterior of s.
+
+    Attributes:
+        linear: products with J, the derivative of the residuals by x.
+        prior: μ and L, in the precision in which linear systems are solved.
+        weights: w (P,), in double precision.
+        residual: r (P,) at s, in double precision.
+        point: s (B, C, H, W).
+        residual_at: maps another s to the residuals there.
+        weight: ρ.
+        cost: maps s to Q s; the identity by default.
+        patches: what costs images in the place of ρ Q, or ``None``.
+    """
+
+    linear: Linearized
+    prior: ImagePrior
+    weights: Tensor
+    residual: Tensor
+    point: Tensor
+    residual_at: Callable[[Tensor], Tensor]
+    weight: float = 1.0
+    cost: Callable[[Tensor], Tensor] = field(default=lambda coordinates: coordinates)
+    patches: PatchCost | None = None
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        return self.weights.to(self.prior.grey)
+
+    def pull_back(self, dual: Tensor) -> Tensor:
+        """Return LᵀJᵀ u, for u (P,)."""
+        return self.prior.pull(self.linear.pull(dual))
+
+    def told(self, direction: Tensor) -> Tensor:
+        """Return LᵀJᵀWJL d, what the equations tell of a direction (B, C, H, W)."""
+        return self.pull_back(self._weights * self.linear.push(self.prior.push(direction)))
+
+    def __call__(self, direction: Tensor) -> Tensor:
+        """Return A d."""
+        if self.patches is None:
+            return self.told(direction) + self.weight * self.cost(direction)
+        image = self.prior.push(direction)
+        dual = self.linear.pull(self._weights * self.linear.push(image))
+        return self.prior.pull(dual + self.patches.product(image))
+
+    def prior_slope(self, point: Tensor) -> Tensor:
+        """Return ρ Q s."""
+        if self.patches is None:
+            return self.weight * self.cost(point)
+        return self.prior.pull(self.patches.product(self.prior.push(point)))
+
+    def objective(self, point: Tensor, residual: Tensor) -> float:
+        """Return Φ at a point with residuals (P,)."""
+        misfit = float((self.weights * residual.square()).sum())
+        if self.patches is None:
+            return misfit + self.weight * float((point.double() * self.cost(point)).sum())
+        return misfit + float((point.double() * self.prior_slope(point)).sum())
+
+    def posed(self, solver: Solver) -> Posed:
+        """Pose a step whose linear system is solved by conjugate gradients."""
+        dual = (self.weights * self.residual).to(self.prior.grey)
+        slope = self.pull_back(dual) + self.prior_slope(self.point.to(self.prior.grey))
+
+        def solve(damping: float) -> tuple[Tensor, int]:
+            change, taken = solver(self, -slope)
+            return change.to(self.point), taken
+
+        def cost(trial: Tensor) -> float:
+            return self.objective(trial, self.residual_at(trial))
+
+        value = self.objective(self.point, self.residual)
+        return Posed(self.point, value, slope, solve, cost)
+
+    def draw(self, solver: Solver, generator: torch.Generator) -> Tensor:
+        """Draw a deviation of s from the posterior by randomising, then optimising.
+
+        What the solver leaves unsolved stays a draw of the prior N(0, I).
+        """
+        like = self.prior.grey
+        own = torch.randn(self.point.shape, generator=generator).to(like)
+        noise = torch.randn(len(self.weights), generator=generator).to(like)
+        right = self.pull_back(self.weights.sqrt().to(like) * noise)
+        kept = own if self.patches is None else self.prior.pull(self.patches.noise(generator))
+        rest, _ = solver(self, right + kept - self(own))
+        return own + rest
