@@ -7,6 +7,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch
 from flwr_leakage.attacks.evidence import Evidence
+from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
 from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
@@ -44,12 +45,9 @@ class Denoising:
     tolerance: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ValueError(f"steps must be at least 0, got {self.steps}.")
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {self.iterations}.")
-        if not 0 < self.tolerance < 1:
-            raise ValueError(f"tolerance must lie in (0, 1), got {self.tolerance}.")
+        require(self, "be at least 0", "steps")
+        require(self, "be at least 1", "iterations")
+        require(self, "lie in (0, 1)", "tolerance")
 
     def __call__(
         self, evidence: Evidence, candidate: Batch, budget: Budget = UNLIMITED

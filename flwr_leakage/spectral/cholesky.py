@@ -1,7 +1,55 @@
-"""One system after another with the same Cholesky factor."""
+"""Cholesky factors of matrices that rounding may have left indefinite, and their systems."""
 
 import torch
 from torch import Tensor
+
+TRIALS = 13
+"""The most jitters that are tried: twelve orders of magnitude, more than rounding spans."""
+
+
+def cholesky(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
+    """Factor ``A + j I``, with the jitter j tenfold as large in each further trial.
+
+    Args:
+        matrix: A (D, D), which is overwritten by ``A + j I``.
+        jitter: the first j, ≥ 0; after a first j of 0 the next one is 1e-13 of A's largest diagonal
+            entry.
+
+    Returns:
+        The lower triangular factor, and the j that it has.
+
+    Raises:
+        ArithmeticError: there is no factor even with the largest jitter.
+
+    Example:
+        >>> cholesky(torch.diag(torch.tensor([4.0, -0.5])), 0.1)
+        (tensor([[2.2361, 0.0000],
+                [0.0000, 0.7071]]), 1.0)
+    """
+    added = 0.0
+    for _ in range(TRIALS):
+        matrix.diagonal().add_(jitter - added)
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if not failed:
+            return factor, jitter
+        added, jitter = jitter, 10 * jitter or 1e-13 * float(matrix.diagonal().max())
+    raise ArithmeticError("the system of a step has no Cholesky factor.")
+
+
+def gram(rows: Tensor, panel: int = 512) -> Tensor:
+    """Return ``A Aᵀ`` (n, n) of A (n, k), of which one half is computed, some rows at a time.
+
+    Example:
+        >>> gram(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+        tensor([[5., 6.],
+                [6., 9.]])
+    """
+    found = rows.new_empty(len(rows), len(rows))
+    for first in range(0, len(rows), panel):
+        last = min(first + panel, len(rows))
+        found[first:last, :last] = rows[first:last] @ rows[:last].T
+        found[:first, first:last] = found[first:last, :first].T
+    return found
 
 
 def cholesky_solve(factor: Tensor, right: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flwr_leakage.spectral.cholesky import cholesky
+
 
 @dataclass(frozen=True)
 class LowRank:
@@ -34,15 +36,10 @@ class LowRank:
             chosen: their indices (k,) in A, all different.
         """
         shift = float(torch.finfo(columns.dtype).eps * columns.norm().clamp_min(1e-30))
-        diagonal = torch.arange(len(chosen))
-        while True:
-            shifted = columns.clone()
-            shifted[diagonal, chosen] += shift
-            core = shifted[:, chosen]
-            factor, failed = torch.linalg.cholesky_ex((core + core.T) / 2)
-            if not failed:
-                break
-            shift *= 10
+        core = columns[:, chosen]
+        factor, shift = cholesky((core + core.T) / 2, shift)
+        shifted = columns.clone()
+        shifted[torch.arange(len(chosen)), chosen] += shift
         root = torch.linalg.solve_triangular(factor, shifted, upper=False)
         values, rotation = torch.linalg.eigh(root @ root.T)
         values = values.flip(0).clamp_min(shift)

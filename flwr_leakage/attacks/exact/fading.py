@@ -14,13 +14,20 @@ The noise gives a slope to units that are nearly active.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
-from flwr_leakage.attacks.exact.fading_solver import FadingSolver
 from flwr_leakage.attacks.exact.mask_equations import LinearisedMasks, MaskEquations
+from flwr_leakage.attacks.settings import require
+from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
+from flwr_leakage.attacks.solve.kept import Kept
+from flwr_leakage.attacks.solve.posterior import Solver
+from flwr_leakage.spectral.image_prior import ImagePrior
+from flwr_leakage.spectral.low_rank import LowRank
 
 
 @dataclass(frozen=True)
@@ -61,17 +68,10 @@ class Fading:
                 f"first and last must be weights with 0 < last < first, got {self.first} and "
                 f"{self.last}."
             )
-        for name in ("factor", "shortening"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie in (0, 1), got {getattr(self, name)}.")
-        for name in ("blur", "enough", "sharp"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
-        for name in ("iterations", "trials"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not self.widest_at > 0:
-            raise ValueError(f"widest_at must be above 0, got {self.widest_at}.")
+        require(self, "lie in (0, 1)", "factor", "shortening")
+        require(self, "be at least 0", "blur", "enough", "sharp")
+        require(self, "be at least 1", "iterations", "trials")
+        require(self, "be positive", "widest_at")
 
     def blur_at(self, weight: float) -> float:
         """Standard deviation of the noise at a weight α of the prior."""
@@ -81,18 +81,79 @@ class Fading:
 
 
 @dataclass(frozen=True)
-class Faded:
-    """Where a fading ended.
+class StepSettings:
+    """How the linear system of a step is solved.
+
+    The preconditioner is a low-rank approximation, made from some columns of the system's matrix.
+    A column costs as much as an iteration of conjugate gradients.
 
     Attributes:
-        inputs: x (1, C, H, W).
-        value: ‖r‖² there, with the blur of the last step.
-        solver: the solver for the next step, which knows what this fading learned.
+        tolerance: relative residual at which conjugate gradients stop, in (0, 1).
+        rank: columns in a preconditioner, ≥ 1.
+        block: columns that are computed at once, ≥ 1.
+        many_iterations: a step of more iterations than this is slow, and a preconditioner is made
+            for the next one, ≥ 1.
+        patience: a preconditioner is kept for this many iterations per column at least, ≥ 0,
+            before a slow step may lead to another.
     """
 
-    inputs: Tensor
-    value: float
-    solver: FadingSolver
+    tolerance: float = 3e-2
+    rank: int = 500
+    block: int = 32
+    many_iterations: int = 100
+    patience: float = 2
+
+    def __post_init__(self) -> None:
+        require(self, "lie in (0, 1)", "tolerance")
+        require(self, "be at least 1", "rank", "block", "many_iterations")
+        require(self, "be at least 0", "patience")
+
+
+@dataclass
+class FadingSolver:
+    """Solves the linear systems of successive steps by conjugate gradients, in single precision.
+
+    Conjugate gradients fit the strong directions first, and those that the prior prefers. So
+    ending them early regularises. Once a step takes long, the largest eigenvalues of the next
+    step's matrix are approximated. A preconditioner takes them out of that step's system and of
+    the following ones', whose matrices differ little.
+
+    Attributes:
+        prior: the prior of the inputs, x = μ + L s.
+        settings: how one system is solved.
+        kept: the largest eigenvalues of an earlier step's matrix; none before the first long step.
+    """
+
+    prior: ImagePrior
+    settings: StepSettings = field(default_factory=StepSettings)
+    kept: Kept[LowRank] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kept is None:
+            least = self.settings.patience * self.settings.rank
+            self.kept = Kept(self.settings.many_iterations, least, is_due=False)
+
+    def step(
+        self, system: LinearisedMasks, slope: Tensor, weight: float, iterations: int
+    ) -> tuple[Tensor, int]:
+        """Return the step −(LᵀJᵀJL + αI)⁻¹ slope, and how many iterations it took.
+
+        Args:
+            system: J, the derivative of the residuals by x, in single precision.
+            slope: half the objective's derivative by the coordinates s, (C, H, W).
+            weight: α of the prior.
+            iterations: most iterations of conjugate gradients.
+        """
+        settings, kept = self.settings, self.kept
+        assert kept is not None
+        found = kept.get(lambda: approximate(system, self.prior, settings.rank, settings.block))
+        inverse = torch.clone if found is None else found.preconditioner(weight)
+        product = _normal_product(system, self.prior.single(), batch=1)
+        step, taken = Solver(settings.tolerance, iterations, inverse)(
+            lambda vector: product(vector[None])[0] + weight * vector, -slope.float()
+        )
+        kept.note(taken)
+        return step.to(slope.dtype), taken
 
 
 def fade(
@@ -101,7 +162,7 @@ def fade(
     fading: Fading,
     solver: FadingSolver,
     budget: Budget = UNLIMITED,
-) -> Faded:
+) -> tuple[Tensor, float]:
     """Take one step at every weight of a fading.
 
     Args:
@@ -110,27 +171,63 @@ def fade(
         fading: the weights and the settings of the steps.
         solver: solves the linear systems of the steps, and holds the prior.
         budget: there is no further step once it is spent.
+
+    Returns:
+        The inputs x (1, C, H, W) at the end, and ‖r‖² there, with the blur of the last step.
     """
     prior, single = solver.prior, equations.single()
-    coordinates = prior.coordinates(inputs)
     weight, value = fading.first, math.inf
-    while weight > fading.last and value > fading.enough:
-        blur = fading.blur_at(weight)
-        residual, system = equations.linearise(inputs, blur)
-        slope = prior.pull(system.pull_back()(residual)[0]) + weight * coordinates
+
+    def pose(at: Iterate) -> Posed | None:
+        nonlocal weight, value
+        if at.steps:
+            value = at.value - weight * float(at.point.square().sum())
+            weight *= fading.factor
+        if not (weight > fading.last and value > fading.enough) or (at.steps and budget.is_spent):
+            return None
+        here, blur = weight, fading.blur_at(weight)
+        residual, system = equations.linearise(prior.inputs(at.point), blur)
+        slope = prior.pull(system.pull_back()(residual)[0]) + here * at.point
         system = LinearisedMasks(single, system.gates.single(), system.shape)
-        step, solver = solver.step(system, slope, weight, fading.iterations)
-        value = float(residual.square().sum())
-        objective = value + weight * float(coordinates.square().sum())
-        length = 1.0
-        for _ in range(fading.trials):
-            trial = coordinates + length * step
-            found = equations.sum_of_squares(prior.inputs(trial), blur)
-            if found + weight * float(trial.square().sum()) < objective:
-                coordinates, inputs, value = trial, prior.inputs(trial), found
-                break
-            length *= fading.shortening
-        weight *= fading.factor
-        if budget.is_spent:
-            break
-    return Faded(inputs, value, solver)
+
+        def cost(point: Tensor) -> float:
+            found = equations.sum_of_squares(prior.inputs(point), blur)
+            return found + here * float(point.square().sum())
+
+        before = float(residual.square().sum()) + here * float(at.point.square().sum())
+
+        def solve(_: float) -> tuple[Tensor, int]:
+            return solver.step(system, slope, here, fading.iterations)
+
+        return Posed(at.point, before, slope, solve, cost)
+
+    search = Shortening(fading.trials, fading.shortening)
+    return prior.inputs(descend(pose, prior.coordinates(inputs), search).point), value
+
+
+def approximate(system: LinearisedMasks, prior: ImagePrior, rank: int, block: int) -> LowRank:
+    """The largest eigenvalues of LᵀJᵀJL, from its columns for which the prior varies most.
+
+    Args:
+        system: J, in single precision.
+        prior: the prior with L.
+        rank: the number of columns, or all of them where the matrix has fewer.
+        block: columns that are computed at once.
+    """
+    smoothest = prior.deviations.flatten().argsort(descending=True)[:rank]
+    units = torch.zeros(len(smoothest), math.prod(system.shape))
+    units[torch.arange(len(units)), smoothest] = 1
+    single = prior.single()
+    columns = [
+        _normal_product(system, single, len(part))(part.reshape(-1, *system.shape))
+        for part in units.split(block)
+    ]
+    return LowRank.from_columns(torch.cat(columns).flatten(1), smoothest)
+
+
+def _normal_product(
+    system: LinearisedMasks, prior: ImagePrior, batch: int
+) -> Callable[[Tensor], Tensor]:
+    """The product with LᵀJᵀJL, for batches of vectors (batch, C, H, W)."""
+    pull = system.pull_back(batch)
+    return lambda steps: prior.pull(pull(system.push(prior.push(steps))))

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field, replace
 
-from flwr_leakage.attacks.exact.fading import Fading
-from flwr_leakage.attacks.exact.fading_solver import StepSettings
+from flwr_leakage.attacks.exact.fading import Fading, StepSettings
 from flwr_leakage.attacks.exact.fading_stages import Stage
+from flwr_leakage.attacks.settings import require
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,13 @@ class FadingPrior:
     solver: StepSettings = field(default_factory=StepSettings)
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}.")
+        require(self, "be at least 1", "rounds")
         if not 0 < self.last_weight < self.fitted_first:
             raise ValueError(
                 f"last_weight must lie in (0, {self.fitted_first:g}), got {self.last_weight}."
             )
-        if not 0 < self.longer <= 1:
-            raise ValueError(f"longer must lie in (0, 1], got {self.longer}.")
-        if self.near < 0:
-            raise ValueError(f"near must be at least 0, got {self.near}.")
+        require(self, "lie in (0, 1]", "longer")
+        require(self, "be at least 0", "near")
         # Each Fading checks its own values when it is made: here, not in the middle of an attack.
         self.fitted()
         for stage in (Stage.LONGER, Stage.DEEP, Stage.DEEP_FROM_GREY):

@@ -37,10 +37,10 @@ from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.solve.damped import DampedGaussNewton
 from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.records import Batch, Reconstruction
-from flwr_leakage.spectral.gauss_newton import GaussNewton
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 
@@ -94,7 +94,7 @@ class FeatureMatching(ExactAttack):
     masks: MaskSearch = field(default_factory=MaskSearch)
     fit_iterations: int = 1000
     fading: FadingPrior = field(default_factory=FadingPrior)
-    newton: GaussNewton = field(default_factory=GaussNewton)
+    newton: DampedGaussNewton = field(default_factory=DampedGaussNewton)
     initialisation: Initialisation = field(default_factory=Grey)
 
     def __post_init__(self) -> None:

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
-from flwr_leakage.attacks.exact.fading import fade
+from flwr_leakage.attacks.exact.fading import FadingSolver, fade
 from flwr_leakage.attacks.exact.fading_prior import FadingPrior
-from flwr_leakage.attacks.exact.fading_solver import FadingSolver
 from flwr_leakage.attacks.exact.fading_stages import Outcome, Stage, first_stage, next_stage
 from flwr_leakage.attacks.exact.hidden import Hidden
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations
-from flwr_leakage.spectral.gauss_newton import GaussNewton, Iterate
+from flwr_leakage.attacks.solve.damped import DampedGaussNewton
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 
@@ -61,7 +60,7 @@ def fit_through_relus(
     hidden: Hidden,
     prior: ImagePrior,
     fading: FadingPrior,
-    newton: GaussNewton,
+    newton: DampedGaussNewton,
     budget: Budget = UNLIMITED,
 ) -> ReluFit:
     """Fit the input to what is known of ReLUs and of the layer behind them.
@@ -85,15 +84,15 @@ def fit_through_relus(
         start = prior.grey
         if candidates and stage is not Stage.DEEP_FROM_GREY:
             start = best_of(candidates, hidden.equations).inputs
-        faded = fade(hidden.equations, start, fading.of(stage), solver, budget)
-        candidates.append(Candidate(stage.value, faded.inputs))
-        solver, met = faded.solver, faded.value <= fading.near
+        inputs, value = fade(hidden.equations, start, fading.of(stage), solver, budget)
+        candidates.append(Candidate(stage.value, inputs))
+        met = value <= fading.near
         if stage.is_deep and met:
             stage = Stage.MET
             break
         if budget.is_spent:
             break
-        refined = hidden.refine(faded.inputs)
+        refined = hidden.refine(inputs)
         has_proven = refined.num_proven > hidden.num_proven
         hidden = refined
         outcome = Outcome(met, has_proven, hidden.is_settled, hidden.is_doubtful)
@@ -127,21 +126,21 @@ def _refit(
 ) -> Candidate:
     """A fading from a candidate, with a prior that has the spectrum of this candidate."""
     solver = FadingSolver(prior.fitted(inputs), fading.solver)
-    faded = fade(equations, inputs, fading.fitted(), solver, budget)
-    return Candidate("fitted prior", faded.inputs)
+    inputs, _ = fade(equations, inputs, fading.fitted(), solver, budget)
+    return Candidate("fitted prior", inputs)
 
 
 def _solve_exactly(
-    hidden: Hidden, start: Tensor, newton: GaussNewton, budget: Budget
+    hidden: Hidden, start: Tensor, newton: DampedGaussNewton, budget: Budget
 ) -> tuple[list[Candidate], Hidden]:
     """Gauss–Newton without a prior; every step tries to prove more masks first."""
-    found: list[Candidate] = []
-    iterate = Iterate(start)
-    for _ in range(newton.steps):
-        hidden = hidden.refine(iterate.inputs)
-        iterate = newton.step(hidden.equations, iterate)
-        if iterate.has_moved:
-            found.append(Candidate("exact equations", iterate.inputs))
-        if iterate.is_last or budget.is_spent:
-            break
-    return found, hidden
+
+    def equations_at(inputs: Tensor) -> MaskEquations | None:
+        nonlocal hidden
+        if budget.is_spent:
+            return None
+        hidden = hidden.refine(inputs)
+        return hidden.equations
+
+    found = newton.iterates(equations_at, start)
+    return [Candidate("exact equations", inputs) for inputs in found], hidden

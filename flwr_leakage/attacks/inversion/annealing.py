@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
+from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
 from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
@@ -48,14 +49,10 @@ class Annealing:
     model_error: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.blur >= 0:
-            raise ValueError(f"blur must be ≥ 0, got {self.blur}.")
-        if not self.exponent > 0:
-            raise ValueError(f"exponent must be positive, got {self.exponent}.")
-        if not 0 < self.factor < 1:
-            raise ValueError(f"factor must lie in (0, 1), got {self.factor}.")
-        if not 0 <= self.model_error <= 1:
-            raise ValueError(f"model_error must lie in [0, 1], got {self.model_error}.")
+        require(self, "be at least 0", "blur")
+        require(self, "be positive", "exponent")
+        require(self, "lie in (0, 1)", "factor")
+        require(self, "lie in [0, 1]", "model_error")
 
 
 @dataclass(frozen=True)

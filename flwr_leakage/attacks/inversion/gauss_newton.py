@@ -45,6 +45,7 @@ from flwr_leakage.attacks.labels.last_layer import find_last_bias
 from flwr_leakage.attacks.network.blur import Blurred, kink_inputs, measure
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -124,19 +125,17 @@ class GaussNewton(OneByOne):
     def __post_init__(self) -> None:
         if not self.annealings:
             raise ValueError("annealings must hold at least one run, got none.")
-        if self.label_trials < 0:
-            raise ValueError(f"label_trials must be at least 0, got {self.label_trials}.")
         if self.both and self.rewriting is None:
             raise ValueError("both needs a rewriting, got none.")
-        for name in ("steps", "products", "iterations", "trial_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.noise_std is not None and not 0 <= self.noise_std < math.inf:
-            raise ValueError(f"noise_std must be finite and ≥ 0, got {self.noise_std}.")
-        if not 0 <= self.spread < math.inf:
-            raise ValueError(f"spread must be finite and ≥ 0, got {self.spread}.")
-        if not 0 < self.tolerance < 1:
-            raise ValueError(f"tolerance must lie in (0, 1), got {self.tolerance}.")
+        require(self, "be at least 0", "label_trials", "spread")
+        require(self, "be at least 1", "steps", "products", "iterations", "trial_steps")
+        require(self, "lie in (0, 1)", "tolerance")
+        if self.noise_std is not None:
+            require(self, "be at least 0", "noise_std")
+        if not math.isfinite(self.spread + (self.noise_std or 0.0)):
+            raise ValueError(
+                f"spread and noise_std must be finite, got {self.spread} and {self.noise_std}."
+            )
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget

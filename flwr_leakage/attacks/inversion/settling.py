@@ -20,6 +20,7 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import Budget, Stopwatch
 from flwr_leakage.attacks.inversion.annealing import Candidate, Equations, residuals
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
+from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -72,20 +73,14 @@ class Settling:
     candidates: int = 1
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ValueError(f"steps must be at least 0, got {self.steps}.")
-        for name in ("products", "candidates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 < self.before <= 1:
-            raise ValueError(f"before must lie in (0, 1], got {self.before}.")
+        require(self, "be at least 0", "steps", "patches_from")
+        require(self, "be at least 1", "products", "candidates")
+        require(self, "lie in (0, 1]", "before")
         if not 0 < self.last <= self.least <= self.most:
             raise ValueError(
                 "last, least and most must be positive and ascend, "
                 f"got {self.last}, {self.least} and {self.most}."
             )
-        if not self.patches_from >= 0:
-            raise ValueError(f"patches_from must be at least 0, got {self.patches_from}.")
 
     def __call__(
         self, model: Equations, likelihood: Likelihood, start: Candidate, budget: Budget

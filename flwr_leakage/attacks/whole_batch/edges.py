@@ -21,6 +21,7 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.inversion.annealing import residuals
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
+from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
@@ -62,20 +63,15 @@ class Edges:
     before: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ValueError(f"steps must be at least 0, got {self.steps}.")
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {self.iterations}.")
-        if not 0 < self.power <= 2:
-            raise ValueError(f"power must lie in (0, 2], got {self.power}.")
-        if not self.weight > 0:
-            raise ValueError(f"weight must be positive, got {self.weight}.")
-        if not 0 < self.last <= self.first:
+        require(self, "be at least 0", "steps")
+        require(self, "be at least 1", "iterations")
+        require(self, "be positive", "power", "weight", "last")
+        require(self, "lie in (0, 1]", "before")
+        if not (self.power <= 2 and self.last <= self.first):
             raise ValueError(
-                f"last and first must be positive and ascend, got {self.last} and {self.first}."
+                f"power must be at most 2, and last at most first, got {self.power}, {self.last} "
+                f"and {self.first}."
             )
-        if not 0 < self.before <= 1:
-            raise ValueError(f"before must lie in (0, 1], got {self.before}.")
 
     def obstacle(self, model: KnownErrors) -> str:
         """Why there is no such end; empty where the equations leave images open."""

@@ -23,6 +23,7 @@ from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.inversion.annealing import Equations
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.inversion.settling import TINIEST, Doubts
+from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Shortening, descend
 from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
@@ -76,11 +77,8 @@ class Sharpening:
     draws: int = 4
 
     def __post_init__(self) -> None:
-        if self.unknowns < 0:
-            raise ValueError(f"unknowns must be at least 0, got {self.unknowns}.")
-        for name in ("steps", "iterations", "draws"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        require(self, "be at least 0", "unknowns")
+        require(self, "be at least 1", "steps", "iterations", "draws")
 
     def obstacle(self, model: KnownErrors) -> str:
         """Why a batch is too large, or has too few equations; empty where neither is so.

@@ -9,9 +9,11 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks import AttackJob, FadingPrior, FeatureMatching, pose
 from flwr_leakage.attacks.exact.chain import IDENTITY, RELU, features_of, trace_chain
+from flwr_leakage.attacks.exact.chain import IDENTITY, RELU, features_of
+from flwr_leakage.attacks.exact.chain import trace_chain
+from flwr_leakage.attacks.solve.damped import DampedGaussNewton
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
-from flwr_leakage.spectral.gauss_newton import GaussNewton
 
 SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
 
@@ -200,7 +202,9 @@ def test_a_chain_is_the_same_however_it_is_written(style):
 
 @pytest.mark.parametrize("style", STYLES[1:])
 def test_the_attack_is_the_same_however_a_chain_is_written(style):
-    quick = FeatureMatching(fading=FadingPrior(rounds=2, iterations=20), newton=GaussNewton(0))
+    quick = FeatureMatching(
+        fading=FadingPrior(rounds=2, iterations=20), newton=DampedGaussNewton(0)
+    )
     (expected,), (found,) = (quick(chain_in_style(each)[0]) for each in (Modules, style))
     torch.testing.assert_close(found.batch.inputs, expected.batch.inputs, rtol=0, atol=1e-4)
 
@@ -241,7 +245,7 @@ def spelled(relu):
 
 @pytest.mark.parametrize("relu", SPELLINGS)
 def test_the_attack_is_the_same_however_a_relu_is_written(relu):
-    quick = FeatureMatching(fading=FadingPrior(rounds=1, iterations=5), newton=GaussNewton(0))
+    quick = FeatureMatching(fading=FadingPrior(rounds=1, iterations=5), newton=DampedGaussNewton(0))
     styles = Modules, lambda: spelled(relu)
     (expected,), (found,) = (quick(chain_in_style(each)[0]) for each in styles)
     assert torch.equal(found.batch.inputs, expected.batch.inputs)

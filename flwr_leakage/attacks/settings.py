@@ -1,0 +1,36 @@
+"""Whether the settings of an attack lie where they make sense."""
+
+from collections.abc import Callable
+
+RANGES: dict[str, Callable[[float], bool]] = {
+    "be at least 0": lambda value: value >= 0,
+    "be at least 1": lambda value: value >= 1,
+    "be positive": lambda value: value > 0,
+    "lie in (0, 1)": lambda value: 0 < value < 1,
+    "lie in (0, 1]": lambda value: 0 < value <= 1,
+    "lie in [0, 1]": lambda value: 0 <= value <= 1,
+}
+
+
+def require(owner: object, words: str, *names: str) -> None:
+    """Refuse attributes of a component that lie outside of a range.
+
+    Args:
+        owner: the component.
+        words: the range, one of ``RANGES``.
+        names: the attributes.
+
+    Raises:
+        ValueError: an attribute is outside of the range, or NaN.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> require(SimpleNamespace(steps=0), "be at least 1", "steps")
+        Traceback (most recent call last):
+        ...
+        ValueError: steps must be at least 1, got 0.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if not RANGES[words](value):
+            raise ValueError(f"{name} must {words}, got {value}.")

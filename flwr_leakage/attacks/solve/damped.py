@@ -1,0 +1,166 @@
+"""Damped Gauss–Newton for least squares whose Jacobian is known by its products."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from flwr_leakage.attacks.settings import require
+from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, descend
+from flwr_leakage.attacks.solve.kept import Kept
+from flwr_leakage.attacks.solve.posterior import Solver
+from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve
+
+
+@runtime_checkable
+class Linearised(Protocol):
+    """The derivative J of residuals at some inputs x: ``r(x + Δ) ≈ r(x) + J Δ``."""
+
+    def push(self, steps: Tensor) -> Tensor:
+        """Return J Δ (B, R), for steps Δ (B, *shape)."""
+
+    def pull_back(self) -> Callable[[Tensor], Tensor]:
+        """Return the product with Jᵀ as a function, u (1, R) ↦ Jᵀ u (1, *shape)."""
+
+    def normal_matrix(self) -> Tensor:
+        """Return JᵀJ (D, D) for inputs of D entries, in the precision of its factor."""
+
+
+@runtime_checkable
+class LeastSquares(Protocol):
+    """A problem ``min ‖r(x)‖²`` in inputs x of shape (1, *shape)."""
+
+    def sum_of_squares(self, inputs: Tensor) -> float:
+        """Return ‖r(x)‖²."""
+
+    def linearise(self, inputs: Tensor) -> tuple[Tensor, Linearised]:
+        """Return the residuals r(x) (1, R), and their derivative at x."""
+
+
+@dataclass(frozen=True)
+class DampedGaussNewton:
+    """Solve ``min ‖r(x)‖²`` by steps ``(JᵀJ + μ d̄ I) Δ = −Jᵀr``, with the mean d̄ of JᵀJ's diagonal.
+
+    :class:`~flwr_leakage.attacks.solve.descent.Damping` chooses μ. Each system is solved by
+    conjugate gradients. Their preconditioner is the Cholesky factor of an earlier step's matrix,
+    for as long as that is good enough.
+
+    Attributes:
+        steps: most steps, ≥ 0.
+        progress: the descent ends if two steps in a row do not lower the sum of squares to this
+            share, in (0, 1].
+        solved: it also ends once the sum of squares is at most this, ≥ 0.
+        rejections: how often a step is tried, with more and more damping, ≥ 1.
+        tolerance: relative residual to which a step's linear system is solved, in (0, 1). A lower
+            one would be wasted, as the linear model of a step is less exact than that.
+        many_iterations: if conjugate gradients take more iterations in a system, the normal matrix
+            is computed anew for the next step, ≥ 1.
+        most_iterations: most iterations, ≥ 1. If they take this many, the matrix is computed anew
+            for the same step. It costs about as much as 60 iterations.
+        least_shift: least shift of the preconditioner, as a share of d̄, > 0, so that the rounding
+            of single precision does not make its matrix indefinite.
+        most_unknowns: most entries that inputs may have, as the normal matrix has their square.
+    """
+
+    steps: int = 8
+    progress: float = 0.75
+    solved: float = 1e-7
+    rejections: int = 6
+    tolerance: float = 1e-2
+    many_iterations: int = 40
+    most_iterations: int = 60
+    least_shift: float = 1e-5
+    most_unknowns: int = 5000
+
+    def __post_init__(self) -> None:
+        require(self, "be at least 0", "steps", "solved")
+        require(self, "be at least 1", "rejections", "many_iterations", "most_iterations")
+        require(self, "lie in (0, 1]", "progress")
+        require(self, "lie in (0, 1)", "tolerance")
+        require(self, "be positive", "least_shift")
+
+    def iterates(
+        self, problem_at: Callable[[Tensor], LeastSquares | None], start: Tensor
+    ) -> list[Tensor]:
+        """Return the inputs (1, *shape) after each step, each better than the one before.
+
+        Args:
+            problem_at: maps inputs to the problem whose step is taken there, which may be another
+                one in each step; ``None`` ends the descent.
+            start: the first inputs.
+        """
+        found: list[Tensor] = []
+        kept: Kept[_Factored] = Kept(self.many_iterations)
+        slow, before = 0, 0.0
+
+        def pose(at: Iterate) -> Posed | None:
+            nonlocal slow, before
+            if at.steps:
+                if not at.has_moved:
+                    return None
+                found.append(at.point)
+                slow = slow + 1 if at.value > self.progress * before else 0
+                if at.value <= self.solved or slow >= 2:
+                    return None
+            problem = problem_at(at.point) if at.steps < self.steps else None
+            if problem is None:
+                return None
+            residual, system = problem.linearise(at.point)
+            pull = system.pull_back()
+            before, slope = float(residual.square().sum()), pull(residual)
+
+            def solve(damping: float) -> tuple[Tensor, int]:
+                return self._solve(system, pull, slope, damping, kept)
+
+            return Posed(at.point, before, slope, solve, problem.sum_of_squares)
+
+        descend(pose, start, Damping(trials=self.rejections))
+        return found
+
+    def _solve(
+        self,
+        system: Linearised,
+        pull: Callable[[Tensor], Tensor],
+        slope: Tensor,
+        damping: float,
+        kept: Kept["_Factored"],
+    ) -> tuple[Tensor, int]:
+        """Return the damped step for a slope Jᵀr, and the iterations that it took."""
+        least = max(damping, self.least_shift)
+        used = kept.made
+        if used is None or used.system is not system:
+            used = kept.get(lambda: _Factored(system.normal_matrix(), least, system))
+        assert used is not None
+        used.fit(least)
+        shift = damping * used.mean
+
+        def product(vector: Tensor) -> Tensor:
+            return pull(system.push(vector)) + shift * vector
+
+        step, iterations = Solver(self.tolerance, self.most_iterations, used)(product, -slope)
+        kept.note(iterations)
+        if iterations >= self.most_iterations and used.system is not system:
+            kept.is_due = True
+            return self._solve(system, pull, slope, damping, kept)
+        return step, iterations
+
+
+class _Factored:
+    """The Cholesky factor of ``JᵀJ + shift d̄ I``, which preconditions conjugate gradients."""
+
+    def __init__(self, matrix: Tensor, shift: float, system: Linearised) -> None:
+        self.matrix, self.system = matrix, system
+        self.mean = float(matrix.diagonal().mean())
+        self.shift = 0.0
+        self.fit(shift)
+
+    def fit(self, shift: float) -> None:
+        """Factor the matrix with another shift, if that is far from its own."""
+        if not self.shift / 30 <= shift <= self.shift * 30:
+            mean = max(self.mean, 1e-30)
+            self.factor, jitter = cholesky(self.matrix.clone(), shift * mean)
+            self.shift = jitter / mean
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        return cholesky_solve(self.factor, vector).to(vector.dtype)
