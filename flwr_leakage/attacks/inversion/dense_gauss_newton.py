@@ -1,7 +1,6 @@
 """Gauss–Newton with the dense Jacobian, a prior of images, and variances read from the residual."""
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
-from flwr_leakage.attacks.budget import Budget, stop_mark
+from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.jacobian import Jacobian
 from flwr_leakage.attacks.inversion.kinks import calls_kinks, is_rough
@@ -21,20 +20,20 @@ from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.settings import require
+from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
+from flwr_leakage.attacks.solve.kept import Kept
 from flwr_leakage.attacks.solve.linearization import Linearization
+from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
-from flwr_leakage.records import Batch, InputSpec, Reconstruction
-from flwr_leakage.spectral.cholesky import cholesky_solve
-from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
+from flwr_leakage.records import Batch, Reconstruction
+from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 ROUNDING = 10.0
 """Noise that equations have at least, in units of float32's rounding: below it, that of the matrix
 of a step would outweigh the prior."""
-
-PANEL = 512
-"""Rows of that matrix that are computed together."""
 
 OUTSIDE = 1e-4
 """Deviation of pixels from their range, in pixel values, once the gradient is met as well; before,
@@ -56,13 +55,6 @@ has a matrix of its own, which costs as much as 700 iterations or more."""
 TOLERANCE = 1e-4
 """… and the residual that they leave, in the norm of the preconditioner. With more of it the
 directions that the gradient hardly tells fill with errors, though the gradient is met."""
-
-HALVINGS = 8
-"""Trials of a step, each of half the length of the one before."""
-
-JITTER, JITTERS = 1e-13, 12
-"""Added to the diagonal of a matrix that rounding left indefinite, in units of its largest entry,
-and ten times as much in each further trial; trials at most."""
 
 SETTLED = 1e-3
 """Fall of the objective, for each unknown, below which nothing is left to gain."""
@@ -129,12 +121,12 @@ class DenseGaussNewton(OneByOne):
     chunk_size: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("steps", "starts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("model_error", "share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}.")
+        require(self, "be at least 1", "steps", "starts")
+        require(self, "lie in (0, 1]", "model_error", "share")
+
+    def with_share(self, share: float) -> "DenseGaussNewton":
+        """Take this share of a budget, and more of it near a solution."""
+        return replace(self, share=share)
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
@@ -145,47 +137,48 @@ class DenseGaussNewton(OneByOne):
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network has ReLUs
                 or other kinks: J does not see where its gradient jumps.
         """
-        began = time.process_time()
+        watch = Stopwatch()
         if calls_kinks(problem):
             raise ValueError("the network must be smooth, and has ReLUs or max pooling.")
         targets = assume_targets(problem, self.labels, generator).values
         model = Jacobian(problem, targets, self.chunk_size, self.max_entries)
-        posterior = _Posterior.of(problem, model, self.model_error)
-        likelihood, prior = posterior.likelihood, posterior.prior
+        known = _Known.of(problem, model, self.model_error)
+        likelihood, prior = known.likelihood, known.prior
         model.require(int((likelihood.bounds == 0).sum()))  # before passes of a large network
         if is_rough(problem):
             raise ValueError("the network must be smooth, and its derivative jumps between images.")
-        found: list[_Run] = []
         own = budget.part(self.share)
         before, begun = self._look_ahead(problem, generator, restart, own)
         if before is not None:
             targets = before.targets
-            posterior = replace(posterior, model=replace(model, targets=targets))
+            known = replace(known, model=replace(model, targets=targets))
+        runs: list[_Run] = []
         for start in self._begin(problem, generator, restart, before):
             point = torch.stack([prior.coordinates(image[None]) for image in start.double()])
-            found.append(self._descend(posterior, posterior.at(point), budget, own))
-            if found[-1].end != STALL:
+            runs.append(_Run(known, self, budget, own, point))
+            descend(runs[-1].pose, point, Shortening(8, 0.5))
+            if runs[-1].end != STALL:
                 break
-        best = min(found, key=lambda run: posterior.energy(run.here))
-        distance = likelihood.distance(best.here.residual)
+        best = min(runs, key=lambda run: known.energy(run.point, run.residual))
+        distance = likelihood.distance(best.residual)
         if not math.isfinite(distance):
             return failure("the objective was never finite.")
         stage = best.end
         if stage == STALL:
-            stage += f" from {len(found)} start" + "s" * (len(found) > 1)
+            stage += f" from {len(runs)} start" + "s" * (len(runs) > 1)
         return Reconstruction(
-            batch=answer(problem.spec.clamp(best.here.inputs), targets),
+            batch=answer(problem.spec.clamp(prior.grey + prior.push(best.point)), targets),
             objective=distance,
             stats={
                 **({"stage": stage} if stage else {}),
                 "begun": begun,
-                "iterations": sum(run.steps for run in found),
-                "matrices": sum(run.matrices for run in found),
-                "starts": len(found),
-                "misfit": likelihood.misfit(best.here.residual),
-                "prior_mean_square": float(best.here.point.square().mean()),
-                "cpu_seconds": time.process_time() - began,
-                **stop_mark(found[-1].is_stopped),
+                "iterations": sum(run.taken for run in runs),
+                "matrices": sum(run.matrices for run in runs),
+                "starts": len(runs),
+                "misfit": likelihood.misfit(best.residual),
+                "prior_mean_square": float(best.point.square().mean()),
+                "cpu_seconds": watch.seconds,
+                **stop_mark(runs[-1].is_stopped),
             },
         )
 
@@ -218,140 +211,20 @@ class DenseGaussNewton(OneByOne):
             last = start
             yield start
 
-    def _descend(
-        self, posterior: "_Posterior", here: "_Point", budget: Budget, own: Budget
-    ) -> "_Run":
-        """Steps from one start, until nothing is left to gain, or it leads nowhere.
-
-        Args:
-            posterior: whose maximum is sought.
-            here: the start.
-            budget: what near a solution may be spent.
-            own: … elsewhere.
-        """
-        began = time.process_time()
-        likelihood, model = posterior.likelihood, posterior.model
-        misfits: list[float] = []
-        factor: Tensor | None = None
-        taken = matrices = 0
-        while taken < self.steps:
-            misfits.append(likelihood.misfit(here.residual))
-            distance = likelihood.distance(here.residual)
-            if not distance > self.tolerance:
-                return _Run(here, taken, matrices)
-            allowed = budget if distance <= NEAR else own
-            if allowed.is_spent:
-                return _Run(here, taken, matrices, is_stopped=True)
-            if _is_stalled(misfits):
-                break
-            if taken == 1 and allowed.left < REMAINING * (time.process_time() - began):
-                return _Run(here, taken, matrices, "a few steps do not fit into the budget", True)
-            weights = posterior.weights(here)
-            before = posterior.cost(here, weights)
-            if factor is None:
-                rows = posterior.rows(here)
-                model.require(int(rows.sum()))
-                transposed = model.transposed(here.inputs, budget, rows)
-                if transposed is None:
-                    return _Run(here, taken, matrices, is_stopped=True)
-                factor = _factor(posterior.matrix(here, weights, transposed, rows))
-                matrices += 1
-                del transposed
-            limit = max(1, int(REUSED * model.size))
-            step, iterations = posterior.step(here, weights, factor, limit)
-            if iterations >= limit:
-                factor = None
-            for halving in range(HALVINGS):
-                trial = posterior.at(here.point - 0.5**halving * step)
-                fall = before - posterior.cost(trial, weights)
-                if fall > 0:
-                    break
-            else:
-                break
-            here, taken = trial, taken + 1
-            if fall < SETTLED * model.size and not halving:
-                break
-        is_done = taken == self.steps or likelihood.misfit(here.residual) <= FITTED
-        return _Run(here, taken, matrices, "" if is_done else STALL)
-
-
-def _is_stalled(misfits: list[float]) -> bool:
-    """Whether the steps lately did not lower the misfit by much, and it is no noise."""
-    lately = misfits[-1 - LATELY :]
-    return len(lately) > LATELY and lately[-1] > max(FITTED, STALLED * lately[0])
-
-
-def _factor(matrix: Tensor) -> Tensor:
-    """The Cholesky factor of a matrix, which is overwritten."""
-    jitter = JITTER * float(matrix.diagonal().max())
-    for _ in range(JITTERS):
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-        if not failed:
-            return factor
-        matrix.diagonal().add_(jitter)
-        jitter *= 10
-    raise ArithmeticError("the system of a step has no Cholesky factor.")
-
 
 @dataclass(frozen=True)
-class _Run:
-    """Where the steps from one start ended, how many they were, and why they ended.
+class _Known:
+    """What is known of images.
 
     Attributes:
-        here: the last candidate.
-        steps: taken.
-        matrices: computed.
-        end: said of it, empty where it converged or its steps were taken.
-        is_stopped: whether the budget ended it.
-    """
-
-    here: "_Point"
-    steps: int
-    matrices: int
-    end: str = ""
-    is_stopped: bool = False
-
-
-@dataclass(frozen=True)
-class _Point:
-    """A candidate: its coordinates and inputs (B, C, H, W), and what it gets wrong.
-
-    Attributes:
-        point: s.
-        inputs: x = μ + L s.
-        residual: g(x) − g* (P,).
-        outside: how far x is from the nearest image, in pixel values.
-    """
-
-    point: Tensor
-    inputs: Tensor
-    residual: Tensor
-    outside: Tensor
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """1 / v of each entry (P,), and of pixels that are outside of their range."""
-
-    entries: Tensor
-    outside: float
-
-
-@dataclass(frozen=True)
-class _Posterior:
-    """What a step minimises.
-
-    Attributes:
-        spec: of the inputs.
-        model: of the gradient.
-        likelihood: what is known of every entry.
-        prior: of each image.
+        model: the gradient as a function of the images.
+        likelihood: what is known of every entry of the update.
+        prior: the prior of each image.
         noise: σ of each tensor (T,).
-        kept: share of each tensor's entries that was not pruned (T,).
+        kept: the share of each tensor's entries that was not pruned (T,).
         model_error: κ.
     """
 
-    spec: InputSpec
     model: Jacobian
     likelihood: Likelihood
     prior: ImagePrior
@@ -360,107 +233,164 @@ class _Posterior:
     model_error: float
 
     @classmethod
-    def of(cls, problem: Problem, model: Jacobian, model_error: float) -> "_Posterior":
+    def of(cls, problem: Problem, model: Jacobian, model_error: float) -> "_Known":
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
         noise = likelihood.noise.maximum(ROUNDING * Likelihood.of(gradients, None).noise)
-        prior, kept = ImagePrior.of(problem.spec), _kept_shares(likelihood)
-        return cls(problem.spec, model, likelihood, prior, noise, kept, model_error)
-
-    def at(self, point: Tensor) -> _Point:
-        """The candidate of coordinates (B, C, H, W)."""
-        inputs = self.prior.grey + self.prior.push(point)
-        residual = self.likelihood.residual(self.model.gradient(inputs))
-        return _Point(
-            point, inputs, residual, (inputs - self.spec.clamp(inputs)) / self.prior.scale
+        kept = torch.zeros_like(likelihood.counts).index_add_(
+            0, likelihood.tensors, (likelihood.observed != 0).double()
         )
+        kept = torch.where(kept > 0, kept / likelihood.counts, 1.0)
+        return cls(model, likelihood, ImagePrior.of(problem.spec), noise, kept, model_error)
 
-    def weights(self, here: _Point) -> _Weights:
-        """By what the candidate gets wrong."""
-        means = self.likelihood.mean_squares(here.residual) / self.kept
+    def wrong(self, inputs: Tensor, gradient: Tensor) -> Tensor:
+        """Return what images get wrong (P + N,): entries of the update, then pixels' excess."""
+        residual = self.likelihood.residual(gradient)
+        excess = residual.sign() * self.likelihood.excess(residual)
+        spec = self.model.problem.spec
+        return torch.cat([excess, ((inputs - spec.clamp(inputs)) / self.prior.scale).flatten()])
+
+    def weights(self, residual: Tensor) -> Tensor:
+        """Return 1 / v of all that images may get wrong (P + N,)."""
+        means = self.likelihood.mean_squares(residual) / self.kept
         variances = (self.model_error * means).maximum(self.noise.square())
-        outside = max(self.likelihood.distance(here.residual), OUTSIDE**2)
-        return _Weights((1 / variances)[self.likelihood.tensors], 1 / outside)
+        outside = max(self.likelihood.distance(residual), OUTSIDE**2)
+        entries = (1 / variances)[self.likelihood.tensors]
+        return torch.cat([entries, entries.new_full((self.model.size,), 1 / outside)])
 
-    def cost(self, here: _Point, weights: _Weights) -> float:
-        """Σ e²/v + ‖s‖²."""
-        excess = self.likelihood.excess(here.residual).square()
-        outside = weights.outside * here.outside.square().sum()
-        return float((weights.entries * excess).sum() + outside + here.point.square().sum())
-
-    def energy(self, here: _Point) -> float:
-        """−2 log posterior up to a constant, at each tensor's most likely error."""
-        misfit = self.likelihood.energy(here.residual, self.model.size)
-        energy = misfit + float(here.point.square().sum())
+    def energy(self, point: Tensor, residual: Tensor) -> float:
+        """Return −2 log posterior up to a constant, at each tensor's most likely error."""
+        misfit = self.likelihood.energy(residual, self.model.size)
+        energy = misfit + float(point.square().sum())
         return energy if math.isfinite(energy) else math.inf
 
-    def rows(self, here: _Point) -> Tensor:
-        """The entries (P,) that are not within their bounds."""
-        return (self.likelihood.bounds == 0) | (self.likelihood.excess(here.residual) > 0)
 
-    def step(
-        self, here: _Point, weights: _Weights, factor: Tensor, limit: int
-    ) -> tuple[Tensor, int]:
-        """The change of coordinates by which half of the cost is least, to first order in e.
+class _Bounded:
+    """The derivative of what images get wrong, where neither bounds nor the pixels' range hold."""
 
-        Args:
-            here: where.
-            weights: 1 / v.
-            factor: of the matrix here, or nearby (N, N).
-            limit: most iterations.
+    def __init__(self, linear: Linearization, rows: Tensor, scale: Tensor) -> None:
+        self.linear, self.rows, self.scale = linear, rows, scale
 
-        Returns:
-            The step (B, C, H, W), which is to be subtracted, and the iterations taken.
-        """
-        excess = here.residual.sign() * self.likelihood.excess(here.residual)
-        entries = weights.entries * self.rows(here)
-        pixels = self._pixels(here, weights)
-        linear = Linearization(self.model.gradient, here.inputs)
-        slope = linear.pull(entries * excess) + weights.outside * here.outside / self.prior.scale
-        slope = (self.prior.pull(slope) + here.point).flatten()
+    @property
+    def products(self) -> int:
+        """How many products with J or its transpose were computed."""
+        return self.linear.products
 
-        def product(flat: Tensor) -> Tensor:
-            change = self.prior.push(flat.reshape(here.point.shape))
-            pulled = linear.pull(entries * linear.push(change)) + pixels * change
-            return self.prior.pull(pulled).flatten() + flat
+    @property
+    def value(self) -> Tensor:
+        """The gradient (P,) of which this is the derivative."""
+        return self.linear.value
 
-        step, iterations = conjugate_gradients(
-            product, slope, TOLERANCE, limit, partial(cholesky_solve, factor)
+    def push(self, direction: Tensor) -> Tensor:
+        """Return J v (P + N,)."""
+        return self.rows * torch.cat(
+            [self.linear.push(direction), (direction / self.scale).flatten()]
         )
-        return step.reshape(here.point.shape), iterations
 
-    def matrix(self, here: _Point, weights: _Weights, transposed: Tensor, rows: Tensor) -> Tensor:
-        """Half of the cost's second derivative (N, N), to first order in e.
+    def pull(self, dual: Tensor) -> Tensor:
+        """Return Jᵀ u, for u (P + N,)."""
+        entries, pixels = (self.rows * dual).split([len(self.value), len(dual) - len(self.value)])
+        pulled = self.linear.pull(entries)
+        return pulled + pixels.reshape(pulled.shape) / self.scale
 
-        Args:
-            here: where.
-            weights: 1 / v.
-            transposed: Jᵀ (N, P'), overwritten.
-            rows: whose entries those are (P,), P' of them.
-        """
-        scaled = transposed.mul_(weights.entries[rows].sqrt())
-        shape, size = here.point.shape, len(scaled)
-        gram = scaled.new_empty(size, size)
-        for first in range(0, size, PANEL):  # one triangle: half of the multiplications
-            last = min(first + PANEL, size)
-            gram[first:last, :last] = scaled[first:last] @ scaled[:last].T
-            gram[:first, first:last] = gram[first:last, :first].T
-        gram.diagonal().add_(self._pixels(here, weights).flatten())
+
+@dataclass
+class _Run:
+    """The steps from one start, until nothing is left to gain, or it leads nowhere.
+
+    Attributes:
+        known: what is known of the images.
+        attack: the settings.
+        budget: what near a solution may be spent, and ``own`` elsewhere.
+        point: the coordinates where the run stands, and ``residual`` the update's there.
+        end: what is said of the end; empty where it converged or its steps were taken.
+    """
+
+    known: _Known
+    attack: DenseGaussNewton
+    budget: Budget
+    own: Budget
+    point: Tensor
+    residual: Tensor = field(default_factory=lambda: torch.empty(0))
+    taken: int = 0
+    matrices: int = 0
+    end: str = ""
+    is_stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._watch, self._misfits = Stopwatch(), list[float]()
+        self._limit = max(1, int(REUSED * self.known.model.size))
+        self._factor: Kept[Tensor] = Kept(self._limit - 1)
+
+    def pose(self, at: Iterate) -> Posed | None:
+        """Pose the next step, unless the run is over."""
+        known, prior, model = self.known, self.known.prior, self.known.model
+        inputs = prior.grey + prior.push(at.point)
+        linear = Linearization(model.gradient, inputs)
+        self.point, self.residual = at.point, known.likelihood.residual(linear.value)
+        if self._is_over(at):
+            return None
+        wrong, weights = known.wrong(inputs, linear.value), known.weights(self.residual)
+        bounds = torch.cat([known.likelihood.bounds, torch.ones_like(weights[len(linear.value) :])])
+        rows = (bounds == 0) | (wrong != 0)
+        factor = self._factor.get(lambda: self._matrix(inputs, weights, rows))
+        if factor is None:
+            self.is_stopped = True
+            return None
+
+        def wrong_at(point: Tensor) -> Tensor:
+            trial = prior.grey + prior.push(point)
+            return known.wrong(trial, model.gradient(trial))
+
+        here = _Bounded(linear, rows, prior.scale)
+        posterior = Posterior(here, prior, weights, wrong, at.point, wrong_at)
+        return posterior.posed(Solver(TOLERANCE, self._limit, partial(cholesky_solve, factor)))
+
+    def _is_over(self, at: Iterate) -> bool:
+        """Count the last step, and see whether another one is worth its time."""
+        attack, likelihood = self.attack, self.known.likelihood
+        misfit, distance = likelihood.misfit(self.residual), likelihood.distance(self.residual)
+        self._misfits.append(misfit)
+        if at.steps:
+            self._factor.note(at.iterations)
+            self.taken += at.has_moved
+            is_settled = at.fall < SETTLED * self.known.model.size and at.length in (0, 1)
+            if is_settled or self.taken == attack.steps:
+                is_done = self.taken == attack.steps or misfit <= FITTED
+                self.end = "" if is_done else STALL
+                return True
+        if not distance > attack.tolerance:
+            return True
+        allowed = self.budget if distance <= NEAR else self.own
+        if allowed.is_spent:
+            self.is_stopped = True
+        elif _is_stalled(self._misfits):
+            self.end = "" if misfit <= FITTED else STALL
+            return True
+        elif self.taken == 1 and allowed.left < REMAINING * self._watch.seconds:
+            self.end, self.is_stopped = "a few steps do not fit into the budget", True
+        return self.is_stopped
+
+    def _matrix(self, inputs: Tensor, weights: Tensor, rows: Tensor) -> Tensor | None:
+        """The factor of the posterior's dense precision (N, N); ``None`` once time is spent."""
+        known, model, size = self.known, self.known.model, self.known.model.size
+        told, outside = rows[:-size], rows[-size:]
+        model.require(int(told.sum()))
+        transposed = model.transposed(inputs, self.budget, told)
+        if transposed is None:
+            return None
+        self.matrices += 1
+        matrix = gram(transposed.mul_(weights[:-size][told].sqrt()))
+        scale = known.prior.scale.square().expand(inputs.shape).flatten()
+        matrix.diagonal().add_(weights[-size:] * outside / scale)
         for _ in range(2):
-            gram = self.prior.pull(gram.reshape(-1, *shape)).reshape(size, size).T
-        gram = gram.contiguous()
-        gram.diagonal().add_(1.0)
-        return gram
-
-    def _pixels(self, here: _Point, weights: _Weights) -> Tensor:
-        """What pixels outside of their range add to the diagonal, of the inputs' shape."""
-        each = (weights.outside / self.prior.scale.square()).expand(here.point.shape)
-        return each * (here.outside != 0)
+            matrix = known.prior.pull(matrix.reshape(-1, *inputs.shape)).reshape(size, size).T
+        matrix = matrix.contiguous()
+        matrix.diagonal().add_(1.0)
+        return cholesky(matrix, 0.0)[0]
 
 
-def _kept_shares(likelihood: Likelihood) -> Tensor:
-    """The share of each tensor's entries (T,) that is not zero, 1 where all are."""
-    kept = torch.zeros_like(likelihood.counts).index_add_(
-        0, likelihood.tensors, (likelihood.observed != 0).double()
-    )
-    return torch.where(kept > 0, kept / likelihood.counts, 1.0)
+def _is_stalled(misfits: list[float]) -> bool:
+    """Whether the steps lately did not lower the misfit by much, and it is no noise."""
+    lately = misfits[-1 - LATELY :]
+    return len(lately) > LATELY and lately[-1] > max(FITTED, STALLED * lately[0])

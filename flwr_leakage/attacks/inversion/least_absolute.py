@@ -1,13 +1,12 @@
 """Gauss–Newton for the least absolute residual: what a few wrong masks spoil is set aside."""
 
-import time
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.budget import Budget, stop_mark
+from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.jacobian import Jacobian
 from flwr_leakage.attacks.inversion.kinks import has_kinks
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
@@ -16,12 +15,11 @@ from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.settings import require
+from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
 from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.records import Reconstruction
-
-LENGTHS = (1.0, 0.6, 0.3, 0.1, 0.03)
-"""Shares of a step that are tried, until the residual is no longer less."""
 
 NEAR = 0.1
 """Residual, in units of the mean, below which the first least squares weigh entries alike."""
@@ -62,9 +60,7 @@ class LeastAbsolute(OneByOne):
     chunk_size: int = 96
 
     def __post_init__(self) -> None:
-        for name in ("steps", "reweightings"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        require(self, "be at least 1", "steps", "reweightings")
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
@@ -75,44 +71,48 @@ class LeastAbsolute(OneByOne):
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network is
                 smooth.
         """
-        began = time.process_time()
+        watch, stopped = Stopwatch(), False
         if not has_kinks(problem):
             raise ValueError("the network must have ReLUs or max pooling, and is smooth.")
         targets = assume_targets(problem, self.labels, generator).values
         model = Jacobian(problem, targets, self.chunk_size, self.max_entries)
         likelihood = Likelihood.of([posed.gradient for posed in problem.rounds], None)
-        start = self.initialisation(problem.spec, problem.num_samples, restart, generator)
-        inputs, taken, stopped = start.double(), 0, False
-        residual = likelihood.residual(model.gradient(inputs))
-        while taken < self.steps and likelihood.distance(residual) > self.tolerance:
+
+        def residual_at(inputs: Tensor) -> Tensor:
+            return likelihood.residual(model.gradient(inputs))
+
+        def cost(inputs: Tensor) -> float:
+            return float(likelihood.excess(residual_at(inputs)).sum())
+
+        def pose(at: Iterate) -> Posed | None:
+            nonlocal stopped
+            residual = residual_at(at.point)
+            is_over = at.steps == self.steps or (at.steps and not at.has_moved)
+            if is_over or not likelihood.distance(residual) > self.tolerance:
+                return None
             excess = likelihood.excess(residual)
             rows = (likelihood.bounds == 0) | (excess > 0)
             model.require(int(rows.sum()))
-            transposed = model.transposed(inputs, budget, rows)
-            if transposed is None or budget.is_spent:
-                stopped = True
-                break
-            taken += 1
-            wanted = residual.sign() * excess
-            step = self._step(transposed, wanted[rows]).reshape(inputs.shape)
-            least, moved = excess.sum(), False
-            for length in LENGTHS:
-                trial = inputs + length * step
-                rest = likelihood.residual(model.gradient(trial))
-                total = likelihood.excess(rest).sum()
-                if total < least:
-                    least, best, moved = total, (trial, rest), True
-                elif moved:
-                    break
-            if not moved:
-                break
-            inputs, residual = best
+            transposed = model.transposed(at.point, budget, rows)
+            stopped = transposed is None or budget.is_spent
+            if transposed is None or stopped:
+                return None
+            wanted = (residual.sign() * excess)[rows]
+            slope = (transposed @ wanted.sign()).reshape(at.point.shape) / 2
+
+            def solve(_: float) -> tuple[Tensor, int]:
+                return self._step(transposed, wanted).reshape(at.point.shape), 0
+
+            return Posed(at.point, float(excess.sum()), slope, solve, cost)
+
+        start = self.initialisation(problem.spec, problem.num_samples, restart, generator)
+        end = descend(pose, start.double(), Shortening(5, 0.4, is_best=True))
         return Reconstruction(
-            batch=answer(problem.spec.clamp(inputs), targets),
-            objective=likelihood.distance(residual),
+            batch=answer(problem.spec.clamp(end.point), targets),
+            objective=likelihood.distance(residual_at(end.point)),
             stats={
-                "iterations": taken,
-                "cpu_seconds": time.process_time() - began,
+                "iterations": end.steps,
+                "cpu_seconds": watch.seconds,
                 **stop_mark(stopped),
             },
         )

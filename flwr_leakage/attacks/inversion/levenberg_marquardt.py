@@ -1,7 +1,6 @@
 """Levenberg–Marquardt on the gradient map: few iterations, each with the whole Jacobian."""
 
 import math
-import time
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -9,18 +8,23 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
-from flwr_leakage.attacks.budget import Budget, stop_mark
+from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.jacobian import Jacobian
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
 from flwr_leakage.attacks.labels.base import LabelInference
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.settings import require
+from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, descend
 from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Reconstruction
-from flwr_leakage.spectral.cholesky import cholesky_solve
+from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram
+
+TRIALS = 12
+"""Trials of a step at most: ten that fail raise the damping by nine orders of magnitude."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class LevenbergMarquardt(OneByOne):
     derivatives of the gradient a step, P·N numbers of memory, N³ operations.
 
     Attributes:
-        iterations: accepted or rejected steps, ≥ 1.
+        iterations: steps at most, each with a Jacobian of its own, ≥ 1.
         damping: first μ, relative to the largest diagonal entry of JᵀJ.
         tolerance: stop once the relative squared distance of gradients is below this.
         labels: how labels are inferred where the threat model does not grant them.
@@ -52,10 +56,8 @@ class LevenbergMarquardt(OneByOne):
     chunk_size: int = 128
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {self.iterations}.")
-        if self.damping <= 0:
-            raise ValueError(f"damping must be positive, got {self.damping}.")
+        require(self, "be at least 1", "iterations")
+        require(self, "be positive", "damping")
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
@@ -65,57 +67,51 @@ class LevenbergMarquardt(OneByOne):
         Raises:
             ValueError: the Jacobian has more than ``max_entries`` entries.
         """
-        began = time.process_time()
+        watch, stopped = Stopwatch(), False
         targets = assume_targets(problem, self.labels, generator).values
         model = Jacobian(problem, targets, self.chunk_size, self.max_entries)
-        spec, shape, size = problem.spec, model.shape, model.size
         observed = torch.cat([ravel(posed.gradient) for posed in problem.rounds])
         model.require(len(observed))
         scale = observed.norm()
 
-        def residual(flat: Tensor) -> Tensor:
-            return (model.gradient(flat.reshape(shape)) - observed) / scale
+        def residual(point: Tensor) -> Tensor:
+            return (model.gradient(point) - observed) / scale
 
-        point = (
-            self.initialisation(spec, problem.num_samples, restart, generator).double().reshape(-1)
-        )
-        error = residual(point)
-        value = float(error.square().sum())
-        basis = torch.eye(size, dtype=torch.float64)
-        damping, taken = self.damping, 0
-        fresh = True
-        stopped = False
-        while taken < self.iterations and value > self.tolerance and damping <= 1e6:
-            transposed = model.transposed(point.reshape(shape), budget) if fresh else None
+        def pose(at: Iterate) -> Posed | None:
+            nonlocal stopped
+            error = residual(at.point)
+            value = float(error.square().sum())
+            is_over = at.steps == self.iterations or (at.steps and not at.has_moved)
+            if is_over or not value > self.tolerance:
+                return None
+            transposed = model.transposed(at.point, budget)
             stopped = budget.is_spent
-            if stopped:
-                break
-            taken += 1
-            if transposed is not None:
-                transposed /= scale
-                gram, slope = transposed @ transposed.T, transposed @ error
-                largest = gram.diagonal().max()
-            factor, failed = torch.linalg.cholesky_ex(gram + damping * largest * basis)
-            if failed:  # rounding left it indefinite
-                fresh, damping = False, damping * 10
-                continue
-            trial = point - cholesky_solve(factor, slope)
-            trial_error = residual(trial)
-            trial_value = float(trial_error.square().sum())
-            fresh = trial_value < value
-            if fresh:
-                point, error, value = trial, trial_error, trial_value
-                damping = max(damping / 10, 1e-15)
-            else:
-                damping *= 10
-        if not math.isfinite(value):
+            if transposed is None or stopped:
+                return None
+            transposed /= scale
+            normal, slope = gram(transposed), transposed @ error
+            largest = float(normal.diagonal().max())
+
+            def solve(damping: float) -> tuple[Tensor, int]:
+                factor, _ = cholesky(normal.clone(), damping * largest)
+                return -cholesky_solve(factor, slope).reshape(at.point.shape), 0
+
+            def cost(trial: Tensor) -> float:
+                return float(residual(trial).square().sum())
+
+            return Posed(at.point, value, slope.reshape(at.point.shape), solve, cost)
+
+        start = self.initialisation(problem.spec, problem.num_samples, restart, generator)
+        end = descend(pose, start.double(), Damping(self.damping, TRIALS))
+        objective = float(residual(end.point).square().sum())
+        if not math.isfinite(objective):
             return failure("the objective was never finite.")
         return Reconstruction(
-            batch=answer(spec.clamp(point.reshape(shape)), targets),
-            objective=value,
+            batch=answer(problem.spec.clamp(end.point), targets),
+            objective=objective,
             stats={
-                "iterations": taken,
-                "cpu_seconds": time.process_time() - began,
+                "iterations": end.steps,
+                "cpu_seconds": watch.seconds,
                 **stop_mark(stopped),
             },
         )

@@ -76,23 +76,27 @@ class Shortening:
     Attributes:
         trials: how many lengths are tried at most, ≥ 1.
         factor: each length is this part of the one before, in (0, 1).
+        is_best: whether shorter lengths are tried for as long as each lowers Φ further.
     """
 
     trials: int = 6
     factor: float = 0.4
+    is_best: bool = False
 
     def __call__(self, posed: Posed, at: Iterate) -> Iterate:
-        """Return the first length that lowers Φ."""
+        """Return the first length that lowers Φ, or the best one."""
         change, iterations = posed.solve(0.0)
-        length = 1.0
+        found, length = Iterate(posed.point, at.steps + 1, posed.value, iterations=iterations), 1.0
         for _ in range(self.trials):
             trial = posed.point + length * change
-            found = posed.cost(trial)
-            if found < posed.value:
-                fall = posed.value - found
-                return Iterate(trial, at.steps + 1, found, fall, length, iterations)
+            value = posed.cost(trial)
+            if value < found.value:
+                fall = posed.value - value
+                found = Iterate(trial, at.steps + 1, value, fall, length, iterations)
+            if found.has_moved and not (self.is_best and value == found.value):
+                break
             length *= self.factor
-        return Iterate(posed.point, at.steps + 1, posed.value, iterations=iterations)
+        return found
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Kept(Generic[T]):
     made: T | None = None
     served: int = 0
 
-    def get(self, make: Callable[[], T]) -> T | None:
+    def get(self, make: Callable[[], T | None]) -> T | None:
         """Return the preconditioner, which is computed anew if it is due."""
         if self.is_due:
             self.made, self.served, self.is_due = make(), 0, False

@@ -9,15 +9,15 @@ from torch import Tensor
 
 @runtime_checkable
 class Linearized(Protocol):
-    """f(x) and products with J = ∂f/∂x (P, N) at one point.
+    """f(x) and products with J = ∂f/∂x (P, N) at one point x."""
 
-    Attributes:
-        value: f(x), (P,).
-        products: with J or its transpose, so far.
-    """
+    @property
+    def value(self) -> Tensor:
+        """f(x), (P,)."""
 
-    value: Tensor
-    products: int
+    @property
+    def products(self) -> int:
+        """How many products with J or its transpose were computed so far."""
 
     def push(self, direction: Tensor) -> Tensor:
         """J v (P,), for v of the point's shape."""
