@@ -22,6 +22,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, descend
+
 COARSE = (1e4, 1e3, 1e2, 10.0, 1.0)
 """Noise that is assumed, one after another, in units of the true one."""
 
@@ -52,6 +54,9 @@ STANDS_OUT = 1e3
 
 TURNS = 20
 """Of a stage, at most."""
+
+TRIALS = 12
+"""Trials of a step at most: ten that fail raise the damping by nine orders of magnitude."""
 
 TINIEST = 1e-9
 """Damping of what moves nothing, over that of what moves most."""
@@ -376,30 +381,41 @@ class _Mixture:
 
 
 def _fit(sums: _Sums, layer: _Layer, errors: Tensor, stages: Sequence[float]) -> _Mixture | None:
-    """Levenberg–Marquardt over the mixing, stage by stage; ``None`` where it is not finite."""
+    """Fit the mixing stage by stage by damped steps; return ``None`` where it is not finite."""
     mixing = sums.basis.T @ errors
     here: _Mixture | None = None
     for stage in stages:
-        here = _Mixture.of(sums, layer, mixing, stage * sums.noise)
-        damping = 1e-3
-        for _ in range(TURNS):
-            jacobian, before = here.jacobian(), here.cost
-            normal, slope = jacobian.T @ jacobian, jacobian.T @ here.residual
+        here = there = _Mixture.of(sums, layer, mixing, stage * sums.noise)
+
+        def pose(at: Iterate) -> Posed | None:
+            nonlocal here, there
+            if at.steps:
+                here = there if at.has_moved else here  # the last mixture that was tried
+                if at.steps == TURNS or at.fall < GAIN * (at.value + at.fall):
+                    return None
+            base = here
+            assert base is not None
+            jacobian = base.jacobian()
+            normal, slope = jacobian.T @ jacobian, jacobian.T @ base.residual
             if not bool(torch.isfinite(normal).all()):
+                here = None
                 return None
-            while damping < 1e4:
-                diagonal = normal.diagonal()
-                damped = normal + damping * (diagonal + TINIEST * diagonal.max()).diag()
-                step = torch.linalg.solve(damped, slope).reshape(mixing.shape)
-                there = _Mixture.of(sums, layer, here.mixing - step, here.sigma, here.features > 0)
-                if there.cost < before:
-                    break
-                damping *= 6
-            else:
-                break
-            here, damping = there, max(damping / 6, 1e-9)
-            if before - here.cost < GAIN * before:
-                break
+            scale = normal.diagonal() + TINIEST * normal.diagonal().max()
+
+            def solve(damping: float) -> tuple[Tensor, int]:
+                step = torch.linalg.solve(normal + damping * scale.diag(), slope)
+                return -step.reshape(at.point.shape), 0
+
+            def cost(point: Tensor) -> float:
+                nonlocal there
+                there = _Mixture.of(sums, layer, point, base.sigma, base.features > 0)
+                return there.cost
+
+            return Posed(at.point, base.cost, slope.reshape(at.point.shape), solve, cost)
+
+        descend(pose, mixing, Damping(trials=TRIALS))
+        if here is None:
+            return None
         mixing = here.mixing
     return here
 
