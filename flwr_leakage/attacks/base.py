@@ -59,6 +59,19 @@ class Attack(Protocol):
         ...
 
 
+@runtime_checkable
+class DeclaresShare(Protocol):
+    """An attack that shares its budget out itself, as it knows when it is near a solution."""
+
+    def with_share(self, share: float) -> Attack:
+        """Return the attack that takes this share of its budget unless it needs more.
+
+        Args:
+            share: in (0, 1].
+        """
+        ...
+
+
 def failure(error: Exception | str) -> Reconstruction:
     """The answer for a target that could not be attacked."""
     text = str(error) or type(error).__name__

@@ -1,20 +1,18 @@
 """A portfolio of attacks, cheap ones first; the most likely candidate is kept."""
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
-from flwr_leakage.attacks.budget import Budget, stop_mark
+from flwr_leakage.attacks.base import Attack, AttackProgress, DeclaresShare, ProgressCallback
+from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.denoising import Denoising
 from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.exact.analytic import POSTERIOR
 from flwr_leakage.attacks.exact.pixel_box import in_box
 from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.fusion import Candidate, fuse
-from flwr_leakage.attacks.inversion.dense_gauss_newton import DenseGaussNewton
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.records import Batch, Observation, Part, PartOutcome, Reconstruction
@@ -64,8 +62,8 @@ class Strongest:
         max_seconds: CPU seconds for each target, > 0, or ``None`` for no limit. The job's own
             limit holds, too.
         share: of the CPU seconds that are left, what an attack may take if it is not the last, in
-            (0, 1]: one that is slow on a large network leaves time to the others. A dense
-            Gauss–Newton that is near a solution by then takes what it needs.
+            (0, 1]: one that is slow on a large network leaves time to the others. An attack that
+            :class:`~flwr_leakage.attacks.base.DeclaresShare` may take more near a solution.
         finish: how to go on from a candidate, or ``None``. It may take half as much as an attack.
         denoising: how to go on from it under noise, or ``None``. It may take as much.
     """
@@ -113,15 +111,15 @@ class Strongest:
                 continue
             left = limit - max(targets[index].seconds for index in chosen)
             share = 1.0 if name == list(self.attacks)[-1] else self.share
-            if isinstance(attack, DenseGaussNewton):
-                attack = replace(attack, share=share)
+            if isinstance(attack, DeclaresShare):
+                attack = attack.with_share(share)
             else:
                 left *= share
             part = replace(job.take(chosen), max_seconds=left if left < math.inf else None)
             done = len(targets) - len(chosen)
-            began = time.process_time()
+            watch = Stopwatch()
             found = _attempt(attack, part, _within(progress, name, done, len(targets)))
-            shares = _seconds(found, time.process_time() - began)
+            shares = _seconds(found, watch.seconds)
             for index, result, seconds in zip(chosen, found, shares, strict=True):
                 targets[index].take(name, result, seconds)
                 self._go_on(job.take([index]), targets[index], name, limit)
@@ -148,10 +146,10 @@ class Strongest:
             if attack is None or target.is_done or left <= 0 or not target.may_lead(name):
                 return
             before = target.candidates[name]
-            began = time.process_time()
+            watch = Stopwatch()
             part = replace(job, max_seconds=left if left < math.inf else None)
             (found,) = _attempt(partial(attack, before.batch), part, None)
-            seconds = time.process_time() - began
+            seconds = watch.seconds
             denoised = suffix == DENOISED
             target.take(name + suffix, found, seconds, fits_noise=True, replaces=denoised)
             after = target.candidates[name].judged
@@ -170,10 +168,10 @@ class Strongest:
             left = (limit - target.seconds) * self.share
             if left <= 0:
                 return
-            began = time.process_time()
+            watch = Stopwatch()
             part = replace(job, max_seconds=left if left < math.inf else None)
             (found,) = _attempt(partial(_finish, attack, candidate.batch), part, None)
-            target.take(f"{origin} + {name}", found, time.process_time() - began)
+            target.take(f"{origin} + {name}", found, watch.seconds)
             if found.batch is None or target.is_solved:
                 return  # what refuses a target does so whatever the candidate
 
@@ -297,11 +295,11 @@ class _Target:
         """Answer by the mean of the candidates, unless one solved it."""
         if self.is_solved or self.evidence is None or not math.isfinite(self.energy):
             return
-        began = time.process_time()
+        watch = Stopwatch()
         found = fuse(list(self.candidates.values()), self.evidence)
         if found is None:
             return
-        seconds = time.process_time() - began
+        seconds = watch.seconds
         self.seconds += seconds
         judged, text = found.judged, str(found)
         self.parts.append(Part(FUSED, "found", judged.distance, judged.energy, seconds, text))

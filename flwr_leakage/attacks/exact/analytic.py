@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from flwr_leakage.attacks.budget import Budget, stop_mark
+from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.exact.applicability import (
     Applicability,
     ExactAttack,
@@ -79,6 +79,7 @@ class Analytic(ExactAttack):
         Raises:
             ValueError: several samples or steps; no first linear layer with bias on the input.
         """
+        watch = Stopwatch()
         use, order = _first_layer(problem)
         assert use.bias is not None
         errors, weight = problem.gradient[use.bias], problem.gradient[use.weight]
@@ -116,6 +117,7 @@ class Analytic(ExactAttack):
         if is_told and float(misfit) <= ROUNDING**2 and off <= BEYOND:
             # The least squares over several units make less of the gradient's relative noise.
             stats |= {"verdicts": ("proven",), "relative_errors": [float(misfit) ** 0.5]}
+        stats["cpu_seconds"] = watch.seconds
         boxed = in_box(problem.spec, Reconstruction(Batch(images, targets), float(misfit), stats))
         assert boxed.batch is not None
         return replace(boxed, batch=answer(boxed.batch.inputs, targets))

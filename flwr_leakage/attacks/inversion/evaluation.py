@@ -1,6 +1,5 @@
 """Objectives and gradients of many candidates at once."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import Stopwatch
 from flwr_leakage.attacks.inversion.objectives.base import Objective
 from flwr_leakage.attacks.inversion.priors.base import Prior, PriorContext
 from flwr_leakage.attacks.optimizers.base import Evaluate
@@ -189,9 +189,9 @@ def faster(evaluator: Callable[[Batching], Evaluate], points: Tensor) -> Batchin
     seconds = {}
     for name, evaluate, count in (("vmap", together, len(points)), ("loop", looped, 1)):
         evaluate(points[:count], rows[:count])  # the first call pays for what later ones reuse
-        began = time.process_time()
+        watch = Stopwatch()
         evaluate(points[:count], rows[:count])
-        seconds[name] = (time.process_time() - began) / count
+        seconds[name] = watch.seconds / count
     return "loop" if 1.3 * seconds["loop"] < seconds["vmap"] else "vmap"
 
 

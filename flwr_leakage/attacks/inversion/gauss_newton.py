@@ -13,7 +13,6 @@ first, in images that are smooth, and units that are off have a slope while it c
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
-from flwr_leakage.attacks.budget import UNLIMITED, Budget, stop_mark
+from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.annealing import (
     Annealing,
     Candidate,
@@ -146,7 +145,7 @@ class GaussNewton(OneByOne):
             ValueError: labels can not be inferred for this model or update, or both fits are
                 asked for and the update tells no other equations.
         """
-        began = time.process_time()
+        watch = Stopwatch()
         assumed = assume_targets(problem, self.labels, generator)
         noise = estimate_noise(problem) if self.noise_std is None else self.noise_std
         likelihood = Likelihood.of([posed.gradient for posed in problem.rounds], noise)
@@ -185,7 +184,7 @@ class GaussNewton(OneByOne):
                 "labels_changed": moved,
                 "iterations": steps,
                 "products": products,
-                "cpu_seconds": time.process_time() - began,
+                "cpu_seconds": watch.seconds,
                 **stop_mark(best.stopped),
             },
         )

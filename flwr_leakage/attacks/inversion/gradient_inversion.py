@@ -1,7 +1,6 @@
 """Gradient inversion made of parts: find samples whose update equals the observed one."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure
-from flwr_leakage.attacks.budget import Budget, stop_mark
+from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.evaluation import Batching, Candidates, Evaluator, faster
 from flwr_leakage.attacks.inversion.factored_evaluation import FactoredEvaluator, supports
 from flwr_leakage.attacks.inversion.objectives.base import Objective
@@ -220,7 +219,7 @@ class GradientInversion:
         self, chunk: "list[_Target]", report: Reporter, budget: Budget
     ) -> list[list[Reconstruction]]:
         """The results of targets of one kind, each with one a restart."""
-        began = time.process_time()
+        watch = Stopwatch()
         rows = _Rows.of(chunk)
         bounds = rows.project if self.box else None
         batching = self._choose_batching(rows)
@@ -229,7 +228,7 @@ class GradientInversion:
         evaluate = self._objective_of(rows, batching)
         begun = FirstValues(evaluate, len(rows.points))
         found = self.optimizer(begun, rows.points, bounds, report, budget)
-        share = (time.process_time() - began) / len(rows.points)
+        share = watch.seconds / len(rows.points)
         stats = {"cpu_seconds": share, "batching": batching, **stop_mark(found.stopped)}
         results = [
             _reconstruction(rows, found, row, {**stats, "initial_objective": begun.values[row]})

@@ -1,14 +1,13 @@
 """The images of a whole batch: exact features of every sample first, then all images jointly."""
 
 import math
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 
 from flwr_leakage.attacks.base import failure
-from flwr_leakage.attacks.budget import UNLIMITED, Budget, stop_mark
+from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.batch_linear import choose_layer, recover_batch
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs
@@ -67,9 +66,9 @@ class BatchImages(OneByOne):
         Raises:
             ValueError: no linear layer behind convolutions gives the features of all samples.
         """
-        began = time.process_time()
+        watch = Stopwatch()
         model, found = self.equations(problem, generator, budget)
-        told = time.process_time() - began
+        told = watch.seconds
         noise = self.solver.noise_std
         likelihood = model.likelihood(estimate_noise(problem) if noise is None else noise)
         solver, enough = self.solver, self.edges.obstacle(model)
@@ -118,7 +117,7 @@ class BatchImages(OneByOne):
             "products": products,
             "sharpening": f"not run: {obstacle}" if obstacle else f"{sharp} steps",
             "edges": f"not run: {enough}" if enough else f"{drawn} steps" if drawn else "not kept",
-            "cpu_seconds": time.process_time() - began,
+            "cpu_seconds": watch.seconds,
             **stop_mark(best.stopped),
         }
         distance = gradient_distance(problem, batch)
