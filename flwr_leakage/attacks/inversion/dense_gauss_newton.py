@@ -270,16 +270,7 @@ class _Bounded:
 
     def __init__(self, linear: Linearization, rows: Tensor, scale: Tensor) -> None:
         self.linear, self.rows, self.scale = linear, rows, scale
-
-    @property
-    def products(self) -> int:
-        """How many products with J or its transpose were computed."""
-        return self.linear.products
-
-    @property
-    def value(self) -> Tensor:
-        """The gradient (P,) of which this is the derivative."""
-        return self.linear.value
+        self.value, self.products = linear.value, 0
 
     def push(self, direction: Tensor) -> Tensor:
         """Return J v (P + N,)."""

@@ -1,15 +1,13 @@
 """One loop of Gauss–Newton steps, for every second-order attack.
 
-A descent minimises an objective Φ step by step. Each attack gives the loop a function that *poses*
-its next step: it says what the step minimises to first order, and it may say so anew in every step,
-with another blur, another weight of the prior or other weights of the equations. The same function
-ends the loop. A *search* makes a step of it. :class:`Shortening` takes the Gauss–Newton step as
-short as it must be to lower Φ. :class:`Damping` solves the damped system of Levenberg (1944) and
-Marquardt (1963) instead.
+An attack *poses* each step: it says what the step minimises to first order, with a blur, a weight
+of the prior and weights of the equations that may be others than those of the step before, or that
+no further step follows. A *search* takes the step: as short as it must be (:class:`Shortening`), or
+with as much damping (:class:`Damping`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -101,11 +99,11 @@ class Shortening:
 
 @dataclass(frozen=True)
 class Damping:
-    """Solve the damped system with more and more damping, until Φ falls as far as it promised.
+    """Solve the system with more and more damping μ (Levenberg 1944, Marquardt 1963).
 
-    With the fall ``p = −⟨g, Δ⟩`` that a step promises, the damping falls tenfold after a step that
-    keeps three quarters of it, and to half after one that keeps a quarter. Otherwise it grows,
-    eightfold where Φ did not fall at all, and the step is tried again unless Φ fell by a tenth.
+    A step promises the fall ``p = −⟨g, Δ⟩``. After one that keeps three quarters of it μ falls
+    tenfold, after one that keeps a quarter to half. Otherwise μ grows, eightfold where Φ did not
+    fall, and the step is tried again unless Φ fell by a tenth.
 
     Attributes:
         first: μ of the first step, > 0.
@@ -131,8 +129,7 @@ class Damping:
             if found < 0.9 * value:
                 break
         if not found < value:
-            at = Iterate(posed.point, at.steps + 1, value, iterations=iterations)
-            return replace(at, damping=damping)
+            return Iterate(posed.point, at.steps + 1, value, 0.0, 0.0, iterations, damping)
         return Iterate(trial, at.steps + 1, found, value - found, 1.0, iterations, damping)
 
 
@@ -143,20 +140,6 @@ def descend(pose: Pose, start: Tensor, search: Search) -> Iterate:
         pose: what the next step minimises, or ``None`` at the end.
         start: the first point.
         search: how a step is taken.
-
-    Example:
-        The minimum of ``(x − 3)²``, in one step:
-
-        >>> import torch
-        >>> def pose(at):
-        ...     if at.steps == 1:
-        ...         return None
-        ...     off = at.point - 3
-        ...     def cost(x):
-        ...         return float((x - 3).square())
-        ...     return Posed(at.point, cost(at.point), off, lambda _: (-off, 0), cost)
-        >>> descend(pose, torch.tensor(0.0), Shortening()).point
-        tensor(3.)
     """
     at = Iterate(start)
     while (posed := pose(at)) is not None:

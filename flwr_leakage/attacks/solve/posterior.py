@@ -16,13 +16,9 @@ from flwr_leakage.spectral.patch_prior import PatchCost
 
 @dataclass(frozen=True)
 class Solver:
-    """How conjugate gradients solve the linear system of a step.
+    """The settings of conjugate gradients for the linear system of a step.
 
-    Attributes:
-        tolerance: the relative residual at which they end, in (0, 1).
-        iterations: how many they take at most, ≥ 1.
-        precondition: an approximation of the inverse matrix, as for
-            :func:`~flwr_leakage.spectral.conjugate_gradient.conjugate_gradients`.
+    See :func:`~flwr_leakage.spectral.conjugate_gradient.conjugate_gradients`.
     """
 
     tolerance: float
@@ -103,9 +99,8 @@ class Posterior:
     def objective(self, point: Tensor, residual: Tensor) -> float:
         """Return Φ at a point with residuals (P,)."""
         misfit = float((self.weights * residual.square()).sum())
-        if self.patches is None:
-            return misfit + self.weight * float((point.double() * self.cost(point)).sum())
-        return misfit + float((point.double() * self.prior_slope(point)).sum())
+        weight, cost = (1.0, self.prior_slope) if self.patches else (self.weight, self.cost)
+        return misfit + weight * float((point.double() * cost(point)).sum())
 
     def posed(self, solver: Solver) -> Posed:
         """Pose a step whose linear system is solved by conjugate gradients."""

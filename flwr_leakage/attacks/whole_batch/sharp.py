@@ -12,7 +12,6 @@ itself, dense, in single precision. Weights follow the residual of each tensor: 
 get wrong is no noise.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,14 +27,11 @@ from flwr_leakage.attacks.solve.descent import Iterate, Shortening, descend
 from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
-from flwr_leakage.spectral.cholesky import cholesky_solve
+from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 BLOCK = 32
 """Columns of J that are computed at once."""
-
-PART = 384
-"""Rows of a product of a matrix with itself that are computed at once."""
 
 RIDGE = 2e-7
 """Of the preconditioner, in units of its largest entry: single precision sees no less."""
@@ -96,11 +92,7 @@ class Sharpening:
         return ""
 
     def __call__(
-        self,
-        model: KnownErrors,
-        likelihood: Likelihood,
-        inputs: Tensor,
-        budget: Budget,
+        self, model: KnownErrors, likelihood: Likelihood, inputs: Tensor, budget: Budget
     ) -> tuple[Tensor, int]:
         """Better images (B, C, H, W) in double precision, and the steps taken.
 
@@ -129,9 +121,10 @@ class Sharpening:
             matrix = _normal_matrix(blurred, blur, inputs, weights, budget)
             if matrix is None:
                 return None
-            inverse = _inverse(matrix)
-            step, draw = (Solver(each, self.iterations, inverse) for each in (TOLERANCE, TIGHT))
-            return step, draw
+            matrix.diagonal().add_(1)
+            factor, _ = cholesky(matrix, RIDGE * float(matrix.diagonal().max()))
+            step = Solver(TOLERANCE, self.iterations, partial(cholesky_solve, factor))
+            return step, replace(step, tolerance=TIGHT)
 
         run = Doubts(
             model,
@@ -198,19 +191,8 @@ def variances(likelihood: Likelihood, residual: Tensor, groups: Tensor) -> Tenso
     return torch.maximum(each, likelihood.noise.square()[tensors])
 
 
-def _inverse(matrix: Tensor) -> Callable[[Tensor], Tensor]:
-    """The map v ↦ (M + ridge)⁻¹ v, by Cholesky in single precision; M is overwritten."""
-    matrix.diagonal().add_(1 + RIDGE * float(matrix.diagonal().max()))
-    factor = torch.linalg.cholesky(matrix)
-    return partial(cholesky_solve, factor)
-
-
 def _normal_matrix(
-    model: KnownErrors,
-    blur: float,
-    inputs: Tensor,
-    weights: Tensor,
-    budget: Budget,
+    model: KnownErrors, blur: float, inputs: Tensor, weights: Tensor, budget: Budget
 ) -> Tensor | None:
     """LᵀJᵀWJL in single precision; ``None`` where the budget ends before.
 
@@ -244,14 +226,3 @@ def _normal_matrix(
             matrix[own, there] = blocks[-1] @ block.T
             matrix[there, own] = matrix[own, there].T
     return matrix
-
-
-def gram(rows: Tensor) -> Tensor:
-    """``A Aᵀ`` (n, n) of A (n, k), one half of it computed."""
-    found = rows.new_empty(len(rows), len(rows))
-    for part in torch.arange(len(rows)).split(PART):
-        first, last = int(part[0]), int(part[-1]) + 1
-        products = rows[first:last] @ rows[:last].T
-        found[first:last, :last] = products
-        found[:last, first:last] = products.T
-    return found

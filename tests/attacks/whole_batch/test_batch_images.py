@@ -18,7 +18,7 @@ from flwr_leakage.attacks import (
 from flwr_leakage.attacks.inversion.settling import spreads
 from flwr_leakage.attacks.whole_batch.edges import edge_energy, reweighted
 from flwr_leakage.attacks.whole_batch.features import FeaturePass
-from flwr_leakage.attacks.whole_batch.sharp import PART, channels, gram, variances
+from flwr_leakage.attacks.whole_batch.sharp import channels, variances
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -298,8 +298,3 @@ def test_what_does_not_apply_is_refused_in_words():
     steps = LocalSchedule(0.1, 2, len(batch))
     gradient_map, seen, _ = posed(network(), batch, steps)
     assert "one plain step" in attacked(BatchImages(), gradient_map, seen).error
-
-
-def test_half_a_gram_matrix_is_the_whole_one():
-    rows = torch.randn(2 * PART + 7, 5, generator=torch.Generator().manual_seed(0)).double()
-    torch.testing.assert_close(gram(rows), rows @ rows.T)
