@@ -5,7 +5,7 @@ from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram
 
 
 def test_a_matrix_that_rounding_made_indefinite_is_shifted_until_it_has_a_factor():
-    matrix = torch.diag(torch.tensor([1.0, 1.0, -0.01]).double())
+    matrix = torch.diag(torch.tensor([1.0, 1.0, -0.02]).double())
     factor, jitter = cholesky(matrix.clone(), 1e-5)
     assert jitter == pytest.approx(0.1)
     torch.testing.assert_close(factor @ factor.T, matrix + jitter * torch.eye(3).double())

@@ -15,7 +15,7 @@ The noise gives a slope to units that are nearly active.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -109,7 +109,7 @@ class StepSettings:
         require(self, "be at least 0", "patience")
 
 
-@dataclass
+@dataclass(frozen=True)
 class FadingSolver:
     """Solves the linear systems of successive steps by conjugate gradients, in single precision.
 
@@ -125,13 +125,14 @@ class FadingSolver:
     """
 
     prior: ImagePrior
-    settings: StepSettings = field(default_factory=StepSettings)
-    kept: Kept[LowRank] | None = None
+    settings: StepSettings
+    kept: Kept[LowRank]
 
-    def __post_init__(self) -> None:
-        if self.kept is None:
-            least = self.settings.patience * self.settings.rank
-            self.kept = Kept(self.settings.many_iterations, least, is_due=False)
+    @classmethod
+    def of(cls, prior: ImagePrior, settings: StepSettings) -> "FadingSolver":
+        """Return the solver of a first step."""
+        least = settings.patience * settings.rank
+        return cls(prior, settings, Kept(settings.many_iterations, least, is_due=False))
 
     def step(
         self, system: LinearisedMasks, slope: Tensor, weight: float, iterations: int
@@ -145,7 +146,6 @@ class FadingSolver:
             iterations: most iterations of conjugate gradients.
         """
         settings, kept = self.settings, self.kept
-        assert kept is not None
         found = kept.get(lambda: approximate(system, self.prior, settings.rank, settings.block))
         inverse = torch.clone if found is None else found.preconditioner(weight)
         product = _normal_product(system, self.prior.single(), batch=1)

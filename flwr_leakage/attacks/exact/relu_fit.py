@@ -22,7 +22,8 @@ from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.fading_stages import Outcome, Stage, first_stage, next_stage
 from flwr_leakage.attacks.exact.hidden import Hidden
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations
-from flwr_leakage.attacks.solve.damped import DampedGaussNewton
+from flwr_leakage.attacks.solve.damped import DampedGaussNewton, LeastSquares
+from flwr_leakage.attacks.solve.linearization import Products
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 
@@ -77,7 +78,7 @@ def fit_through_relus(
             ``newton.most_unknowns`` entries.
         budget: there is no further step once it is spent.
     """
-    solver = FadingSolver(prior, fading.solver)
+    solver = FadingSolver.of(prior, fading.solver)
     stage, met = first_stage(hidden.is_settled), False
     candidates: list[Candidate] = []
     for _ in range(fading.rounds):
@@ -125,7 +126,7 @@ def _refit(
     budget: Budget,
 ) -> Candidate:
     """A fading from a candidate, with a prior that has the spectrum of this candidate."""
-    solver = FadingSolver(prior.fitted(inputs), fading.solver)
+    solver = FadingSolver.of(prior.fitted(inputs), fading.solver)
     inputs, _ = fade(equations, inputs, fading.fitted(), solver, budget)
     return Candidate("fitted prior", inputs)
 
@@ -135,12 +136,19 @@ def _solve_exactly(
 ) -> tuple[list[Candidate], Hidden]:
     """Gauss–Newton without a prior; every step tries to prove more masks first."""
 
-    def equations_at(inputs: Tensor) -> MaskEquations | None:
+    def problem_at(inputs: Tensor) -> LeastSquares | None:
         nonlocal hidden
         if budget.is_spent:
             return None
         hidden = hidden.refine(inputs)
-        return hidden.equations
+        return least_squares(hidden.equations, inputs)
 
-    found = newton.iterates(equations_at, start)
+    found = newton.iterates(problem_at, start)
     return [Candidate("exact equations", inputs) for inputs in found], hidden
+
+
+def least_squares(equations: MaskEquations, inputs: Tensor) -> LeastSquares:
+    """Return the equations at some inputs (1, *shape), without a blur."""
+    residual, system = equations.linearise(inputs)
+    linear = Products(residual, system.push, system.pull_back())
+    return LeastSquares(linear, equations.sum_of_squares, system.normal_matrix)

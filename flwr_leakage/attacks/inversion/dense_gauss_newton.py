@@ -23,7 +23,7 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
 from flwr_leakage.attacks.solve.kept import Kept
-from flwr_leakage.attacks.solve.linearization import Linearization
+from flwr_leakage.attacks.solve.linearization import Linearization, Products
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
@@ -265,26 +265,6 @@ class _Known:
         return energy if math.isfinite(energy) else math.inf
 
 
-class _Bounded:
-    """The derivative of what images get wrong, where neither bounds nor the pixels' range hold."""
-
-    def __init__(self, linear: Linearization, rows: Tensor, scale: Tensor) -> None:
-        self.linear, self.rows, self.scale = linear, rows, scale
-        self.value, self.products = linear.value, 0
-
-    def push(self, direction: Tensor) -> Tensor:
-        """Return J v (P + N,)."""
-        return self.rows * torch.cat(
-            [self.linear.push(direction), (direction / self.scale).flatten()]
-        )
-
-    def pull(self, dual: Tensor) -> Tensor:
-        """Return Jᵀ u, for u (P + N,)."""
-        entries, pixels = (self.rows * dual).split([len(self.value), len(dual) - len(self.value)])
-        pulled = self.linear.pull(entries)
-        return pulled + pixels.reshape(pulled.shape) / self.scale
-
-
 @dataclass
 class _Run:
     """The steps from one start, until nothing is left to gain, or it leads nowhere.
@@ -333,7 +313,16 @@ class _Run:
             trial = prior.grey + prior.push(point)
             return known.wrong(trial, model.gradient(trial))
 
-        here = _Bounded(linear, rows, prior.scale)
+        def push(direction: Tensor) -> Tensor:
+            moved = linear.push(direction), (direction / prior.scale).flatten()
+            return rows * torch.cat(moved)
+
+        def pull(dual: Tensor) -> Tensor:
+            pulled = linear.pull((rows * dual)[: -model.size])
+            return pulled + (rows * dual)[-model.size :].reshape(inputs.shape) / prior.scale
+
+        # The derivative of what images get wrong, where neither bounds nor the pixels' range hold.
+        here = Products(wrong, push, pull)
         posterior = Posterior(here, prior, weights, wrong, at.point, wrong_at)
         return posterior.posed(Solver(TOLERANCE, self._limit, partial(cholesky_solve, factor)))
 

@@ -2,40 +2,30 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, descend
 from flwr_leakage.attacks.solve.kept import Kept
+from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.attacks.solve.posterior import Solver
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve
 
 
-@runtime_checkable
-class Linearised(Protocol):
-    """The derivative J of residuals at some inputs x: ``r(x + Δ) ≈ r(x) + J Δ``."""
+@dataclass(frozen=True)
+class LeastSquares:
+    """A problem ``min ‖r(x)‖²`` at some inputs x (1, *shape).
 
-    def push(self, steps: Tensor) -> Tensor:
-        """Return J Δ (B, R), for steps Δ (B, *shape)."""
+    Attributes:
+        linear: r(x) (1, R), and products with its derivative J by x.
+        sum_of_squares: maps other inputs to ‖r‖² there.
+        normal_matrix: computes JᵀJ (D, D) for inputs of D entries, in the precision of its factor.
+    """
 
-    def pull_back(self) -> Callable[[Tensor], Tensor]:
-        """Return the product with Jᵀ as a function, u (1, R) ↦ Jᵀ u (1, *shape)."""
-
-    def normal_matrix(self) -> Tensor:
-        """Return JᵀJ (D, D) for inputs of D entries, in the precision of its factor."""
-
-
-@runtime_checkable
-class LeastSquares(Protocol):
-    """A problem ``min ‖r(x)‖²`` in inputs x of shape (1, *shape)."""
-
-    def sum_of_squares(self, inputs: Tensor) -> float:
-        """Return ‖r(x)‖²."""
-
-    def linearise(self, inputs: Tensor) -> tuple[Tensor, Linearised]:
-        """Return the residuals r(x) (1, R), and their derivative at x."""
+    linear: Linearized
+    sum_of_squares: Callable[[Tensor], float]
+    normal_matrix: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -106,12 +96,11 @@ class DampedGaussNewton:
             problem = problem_at(at.point) if at.steps < self.steps else None
             if problem is None:
                 return None
-            residual, system = problem.linearise(at.point)
-            pull = system.pull_back()
-            before, slope = float(residual.square().sum()), pull(residual)
+            before = float(problem.linear.value.square().sum())
+            slope = problem.linear.pull(problem.linear.value)
 
             def solve(damping: float) -> tuple[Tensor, int]:
-                return self._solve(system, pull, slope, damping, kept)
+                return self._solve(problem, slope, damping, kept)
 
             return Posed(at.point, before, slope, solve, problem.sum_of_squares)
 
@@ -119,41 +108,33 @@ class DampedGaussNewton:
         return found
 
     def _solve(
-        self,
-        system: Linearised,
-        pull: Callable[[Tensor], Tensor],
-        slope: Tensor,
-        damping: float,
-        kept: Kept["_Factored"],
+        self, problem: LeastSquares, slope: Tensor, damping: float, kept: Kept["_Factored"]
     ) -> tuple[Tensor, int]:
         """Return the damped step for a slope Jᵀr, and the iterations that it took."""
-        least = max(damping, self.least_shift)
-        used = kept.made
-        if used is None or used.system is not system:
-            used = kept.get(lambda: _Factored(system.normal_matrix(), least, system))
+        least, used = max(damping, self.least_shift), kept.made
+        if used is None or used.problem is not problem:
+            used = kept.get(lambda: _Factored(problem))
         assert used is not None
         used.fit(least)
         shift = damping * used.mean
 
         def product(vector: Tensor) -> Tensor:
-            return pull(system.push(vector)) + shift * vector
+            return problem.linear.pull(problem.linear.push(vector)) + shift * vector
 
         step, iterations = Solver(self.tolerance, self.most_iterations, used)(product, -slope)
         kept.note(iterations)
-        if iterations >= self.most_iterations and used.system is not system:
+        if iterations >= self.most_iterations and used.problem is not problem:
             kept.is_due = True
-            return self._solve(system, pull, slope, damping, kept)
+            return self._solve(problem, slope, damping, kept)
         return step, iterations
 
 
 class _Factored:
     """The Cholesky factor of ``JᵀJ + shift d̄ I``, which preconditions conjugate gradients."""
 
-    def __init__(self, matrix: Tensor, shift: float, system: Linearised) -> None:
-        self.matrix, self.system = matrix, system
-        self.mean = float(matrix.diagonal().mean())
-        self.shift = 0.0
-        self.fit(shift)
+    def __init__(self, problem: LeastSquares) -> None:
+        self.problem, self.matrix, self.shift = problem, problem.normal_matrix(), 0.0
+        self.mean = float(self.matrix.diagonal().mean())
 
     def fit(self, shift: float) -> None:
         """Factor the matrix with another shift, if that is far from its own."""

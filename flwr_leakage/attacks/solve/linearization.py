@@ -1,6 +1,7 @@
 """A function and its Jacobian at one point, by graphs that are kept for many products."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -24,6 +25,16 @@ class Linearized(Protocol):
 
     def pull(self, dual: Tensor) -> Tensor:
         """Jᵀ u, of the point's shape, for u (P,)."""
+
+
+@dataclass
+class Products:
+    """A linear map that is told by its two products; see :class:`Linearized`."""
+
+    value: Tensor
+    push: Callable[[Tensor], Tensor]
+    pull: Callable[[Tensor], Tensor]
+    products: int = 0
 
 
 class Linearization:

@@ -6,12 +6,13 @@ from masked import SPEC, equations_of_case
 
 from flwr_leakage.attacks.exact.fading import Fading, FadingSolver, StepSettings, approximate, fade
 from flwr_leakage.attacks.exact.mask_equations import LinearisedMasks
+from flwr_leakage.attacks.exact.relu_fit import least_squares
 from flwr_leakage.attacks.solve.damped import DampedGaussNewton
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 
 def solver(**settings):
-    return FadingSolver(ImagePrior.of(SPEC), StepSettings(**settings))
+    return FadingSolver.of(ImagePrior.of(SPEC), StepSettings(**settings))
 
 
 @pytest.mark.parametrize("proven", [12, 9])
@@ -22,7 +23,7 @@ def test_fading_leads_from_grey_to_where_gauss_newton_finds_the_input(proven):
     inputs, value = fade(equations, begin.prior.grey, fading, begin)
     assert value == pytest.approx(equations.sum_of_squares(inputs))
     assert float((inputs - truth).abs().max()) < 0.05
-    *_, found = DampedGaussNewton(steps=20).iterates(lambda _: equations, inputs)
+    *_, found = DampedGaussNewton(steps=20).iterates(lambda x: least_squares(equations, x), inputs)
     assert float((found - truth).abs().max()) < 1e-4
 
 
