@@ -110,7 +110,7 @@ class Denoising:
             iterations = 1 + budget.affordable(self.iterations - 1, watch.seconds)
             return Posterior(
                 *(here, prior, weights, residual, point, residual_at), patches=kinds
-            ).posed(Solver(self.tolerance, iterations))
+            ).posed(Solver(iterations, self.tolerance))
 
         end = descend(pose, start, Shortening())
         return images, end.steps - (end.steps > 0 and not end.has_moved)

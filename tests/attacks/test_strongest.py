@@ -161,6 +161,21 @@ def test_a_budget_is_shared_out_and_what_it_leaves_out_is_told(job, grey):
     assert third.limits[-1] is None
 
 
+def test_an_attack_that_declares_its_share_shares_the_budget_out_itself(job, grey):
+    class Sharing(Answering):
+        shares = ()
+
+        def with_share(self, share):
+            self.shares = (*self.shares, share)
+            return self
+
+    first, last = (Sharing(grey, {"cpu_seconds": 4.0}) for _ in range(2))
+    Strongest({"first": first, "last": last}, max_seconds=16.0, share=0.5)(job)
+    assert (first.shares, last.shares) == ((0.5,), (1.0,))
+    assert (first.limits, last.limits) == ([16.0], [12.0])
+    assert DenseGaussNewton().with_share(0.25).share == 0.25
+
+
 def test_a_best_candidate_is_gone_on_from(job, smooth, grey):
     near = Batch(0.8 * smooth.inputs, smooth.targets)
     finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(200, tolerance=1e-12)))

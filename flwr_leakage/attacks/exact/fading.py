@@ -45,9 +45,6 @@ class Fading:
         enough: the fading also ends once ‖r‖² is at most this, ≥ 0.
         widest_at: the α at which the noise has the standard deviation ``blur``, > 0.
         sharp: if ``sharpens``, the blur is zero once α is at most this multiple of ``last``, ≥ 0.
-        trials: how many lengths of a step are tried, ≥ 1. The first that lowers the objective is
-            taken; if none does, the input stays where it is.
-        shortening: each length is this fraction of the one before, in (0, 1).
     """
 
     first: float
@@ -59,8 +56,6 @@ class Fading:
     enough: float = 0.0
     widest_at: float = 100.0
     sharp: float = 10.0
-    trials: int = 5
-    shortening: float = 0.4
 
     def __post_init__(self) -> None:
         if not 0 < self.last < self.first:
@@ -68,9 +63,9 @@ class Fading:
                 f"first and last must be weights with 0 < last < first, got {self.first} and "
                 f"{self.last}."
             )
-        require(self, "lie in (0, 1)", "factor", "shortening")
+        require(self, "lie in (0, 1)", "factor")
         require(self, "be at least 0", "blur", "enough", "sharp")
-        require(self, "be at least 1", "iterations", "trials")
+        require(self, "be at least 1", "iterations")
         require(self, "be positive", "widest_at")
 
     def blur_at(self, weight: float) -> float:
@@ -149,7 +144,7 @@ class FadingSolver:
         found = kept.get(lambda: approximate(system, self.prior, settings.rank, settings.block))
         inverse = torch.clone if found is None else found.preconditioner(weight)
         product = _normal_product(system, self.prior.single(), batch=1)
-        step, taken = Solver(settings.tolerance, iterations, inverse)(
+        step, taken = Solver(iterations, settings.tolerance, inverse)(
             lambda vector: product(vector[None])[0] + weight * vector, -slope.float()
         )
         kept.note(taken)
@@ -201,8 +196,7 @@ def fade(
 
         return Posed(at.point, before, slope, solve, cost)
 
-    search = Shortening(fading.trials, fading.shortening)
-    return prior.inputs(descend(pose, prior.coordinates(inputs), search).point), value
+    return prior.inputs(descend(pose, prior.coordinates(inputs), Shortening()).point), value
 
 
 def approximate(system: LinearisedMasks, prior: ImagePrior, rank: int, block: int) -> LowRank:

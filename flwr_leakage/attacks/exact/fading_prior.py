@@ -64,8 +64,7 @@ class FadingPrior:
         require(self, "be at least 0", "near")
         # Each Fading checks its own values when it is made: here, not in the middle of an attack.
         self.fitted()
-        for stage in (Stage.LONGER, Stage.DEEP, Stage.DEEP_FROM_GREY):
-            self.of(stage)
+        self.of(Stage.ROUGH)
 
     def of(self, stage: Stage) -> Fading:
         """The fading of a stage.
@@ -73,17 +72,16 @@ class FadingPrior:
         Raises:
             ValueError: nothing fades in that stage.
         """
-        if stage is Stage.ROUGH:
-            return self.rough
-        if stage is Stage.MIDDLE:
-            return self.middle
-        if stage is Stage.LONGER:
-            return replace(self.middle, last=self.longer * self.middle.last)
-        if stage is Stage.DEEP:
-            return self._deep(self.deep_first, self.deep_blur, self.near)
-        if stage is Stage.DEEP_FROM_GREY:
-            return self._deep(self.grey_first, self.grey_blur, self.near)
-        raise ValueError(f"nothing fades in stage {stage}.")
+        fadings = {
+            Stage.ROUGH: self.rough,
+            Stage.MIDDLE: self.middle,
+            Stage.LONGER: replace(self.middle, last=self.longer * self.middle.last),
+            Stage.DEEP: self._deep(self.deep_first, self.deep_blur, self.near),
+            Stage.DEEP_FROM_GREY: self._deep(self.grey_first, self.grey_blur, self.near),
+        }
+        if stage not in fadings:
+            raise ValueError(f"nothing fades in stage {stage}.")
+        return fadings[stage]
 
     def fitted(self) -> Fading:
         """The fading that follows with a prior fitted to the best candidate."""
@@ -91,12 +89,5 @@ class FadingPrior:
 
     def _deep(self, first: float, blur: float, enough: float) -> Fading:
         """A deep fading, which ends at ``last_weight`` or once ‖r‖² is at most ``enough``."""
-        return Fading(
-            first=first,
-            last=self.last_weight,
-            factor=self.factor,
-            blur=blur,
-            iterations=self.iterations,
-            sharpens=True,
-            enough=enough,
-        )
+        first_to_last = first, self.last_weight, self.factor
+        return Fading(*first_to_last, blur, self.iterations, sharpens=True, enough=enough)

@@ -37,6 +37,7 @@ from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.damped import DampedGaussNewton
 from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
@@ -101,9 +102,7 @@ class FeatureMatching(ExactAttack):
         for name in ("rank_tolerance", "negligible"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}.")
-        for name in ("layer_iterations", "fit_iterations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        require(self, "be at least 1", "layer_iterations", "fit_iterations")
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """See ``ExactAttack``."""

@@ -257,7 +257,7 @@ class _Run:
         if not at.steps:
             self._begin(posterior)
             posterior = replace(posterior, weight=self.weight)
-        return posterior.posed(Solver(self.effort.tolerance, self.iterations))
+        return posterior.posed(Solver(self.iterations, self.effort.tolerance))
 
     def _begin(self, posterior: Posterior) -> None:
         """Choose the first ρ, and how many iterations of each step the budget allows."""

@@ -324,7 +324,7 @@ class _Run:
         # The derivative of what images get wrong, where neither bounds nor the pixels' range hold.
         here = Products(wrong, push, pull)
         posterior = Posterior(here, prior, weights, wrong, at.point, wrong_at)
-        return posterior.posed(Solver(TOLERANCE, self._limit, partial(cholesky_solve, factor)))
+        return posterior.posed(Solver(self._limit, TOLERANCE, partial(cholesky_solve, factor)))
 
     def _is_over(self, at: Iterate) -> bool:
         """Count the last step, and see whether another one is worth its time."""

@@ -23,9 +23,6 @@ from flwr_leakage.params import ravel
 from flwr_leakage.records import Reconstruction
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram
 
-TRIALS = 12
-"""Trials of a step at most: ten that fail raise the damping by nine orders of magnitude."""
-
 
 @dataclass(frozen=True)
 class LevenbergMarquardt(OneByOne):
@@ -102,7 +99,7 @@ class LevenbergMarquardt(OneByOne):
             return Posed(at.point, value, slope.reshape(at.point.shape), solve, cost)
 
         start = self.initialisation(problem.spec, problem.num_samples, restart, generator)
-        end = descend(pose, start.double(), Damping(self.damping, TRIALS))
+        end = descend(pose, start.double(), Damping(self.damping))
         objective = float(residual(end.point).square().sum())
         if not math.isfinite(objective):
             return failure("the objective was never finite.")

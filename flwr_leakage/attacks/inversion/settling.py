@@ -29,11 +29,9 @@ from flwr_leakage.spectral.patch_prior import PatchPrior
 WIDENING = 40.0
 """First blur over the relative distance of the equations, between its limits."""
 
-TOLERANCE = 3e-2
-"""Relative, of a step's linear system."""
-
 TIGHT = 1e-3
-"""… of a draw's: its right side is mostly what the equations tell, the draw what they do not."""
+"""Tolerance of a draw's linear system: its right side is mostly what the equations tell, and the
+draw what they do not."""
 
 POOLED = 2.0
 """Draws' worth of a channel's mean square in that of each unit: a few draws tell it badly."""
@@ -129,7 +127,7 @@ class _Pace:
     def solvers(self) -> tuple[Solver, Solver]:
         """Return those of a step and of a draw, which has a quarter of the iterations."""
         quarter = self.each // 4
-        return Solver(TOLERANCE, self.each - quarter), Solver(TIGHT, quarter)
+        return Solver(self.each - quarter), Solver(quarter, TIGHT)
 
     def is_over(self, at: Iterate, last: Posterior | None) -> bool:
         """Count the products of a step and of its draw; shorten the next ones if time is short."""

@@ -121,7 +121,7 @@ class DampedGaussNewton:
         def product(vector: Tensor) -> Tensor:
             return problem.linear.pull(problem.linear.push(vector)) + shift * vector
 
-        step, iterations = Solver(self.tolerance, self.most_iterations, used)(product, -slope)
+        step, iterations = Solver(self.most_iterations, self.tolerance, used)(product, -slope)
         kept.note(iterations)
         if iterations >= self.most_iterations and used.problem is not problem:
             kept.is_due = True

@@ -21,8 +21,8 @@ class Solver:
     See :func:`~flwr_leakage.spectral.conjugate_gradient.conjugate_gradients`.
     """
 
-    tolerance: float
     iterations: int
+    tolerance: float = 3e-2
     precondition: Callable[[Tensor], Tensor] = field(default=lambda vector: vector)
 
     def __call__(self, product: Callable[[Tensor], Tensor], right: Tensor) -> tuple[Tensor, int]:

@@ -33,9 +33,6 @@ ENOUGH = 1.25
 FLAT = 0.05
 """ε: differences below it, in deviations of the prior, cost their square."""
 
-TOLERANCE = 3e-2
-"""Relative, of a step's linear system."""
-
 
 @dataclass(frozen=True)
 class Edges:
@@ -109,7 +106,7 @@ class Edges:
                 *(here, prior, 1 / (unit * variances), residual, at.point, residual_at),
                 weight=self.weight / unit,
                 cost=reweighted(prior, at.point, self.power),
-            ).posed(Solver(TOLERANCE, self.iterations))
+            ).posed(Solver(self.iterations))
 
         end = descend(pose, start, Shortening())
         point, taken = end.point, end.steps

@@ -23,6 +23,7 @@ from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.last_layer import LastLayer, find_last_layer
 from flwr_leakage.attacks.network.linear import find_linear_layers
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.local_steps import local_steps
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -60,8 +61,7 @@ class OneSample:
     def __post_init__(self) -> None:
         if not self.annealings:
             raise ValueError("annealings must hold at least one run, got none.")
-        if self.products < 1:
-            raise ValueError(f"products must be at least 1, got {self.products}.")
+        require(self, "be at least 1", "products")
 
     def __call__(
         self, problem: Problem, likelihood: Likelihood, generator: torch.Generator

@@ -123,7 +123,7 @@ class Sharpening:
                 return None
             matrix.diagonal().add_(1)
             factor, _ = cholesky(matrix, RIDGE * float(matrix.diagonal().max()))
-            step = Solver(TOLERANCE, self.iterations, partial(cholesky_solve, factor))
+            step = Solver(self.iterations, TOLERANCE, partial(cholesky_solve, factor))
             return step, replace(step, tolerance=TIGHT)
 
         run = Doubts(

@@ -55,9 +55,6 @@ STANDS_OUT = 1e3
 TURNS = 20
 """Of a stage, at most."""
 
-TRIALS = 12
-"""Trials of a step at most: ten that fail raise the damping by nine orders of magnitude."""
-
 TINIEST = 1e-9
 """Damping of what moves nothing, over that of what moves most."""
 
@@ -413,7 +410,7 @@ def _fit(sums: _Sums, layer: _Layer, errors: Tensor, stages: Sequence[float]) ->
 
             return Posed(at.point, base.cost, slope.reshape(at.point.shape), solve, cost)
 
-        descend(pose, mixing, Damping(trials=TRIALS))
+        descend(pose, mixing, Damping())
         if here is None:
             return None
         mixing = here.mixing
