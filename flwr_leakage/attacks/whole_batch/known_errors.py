@@ -22,7 +22,6 @@ from flwr_leakage.attacks.exact.batch_proof import NOISE, BatchInputs
 from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, kernel_groups
-from flwr_leakage.attacks.inversion.linearization import Linearization, Linearized
 from flwr_leakage.attacks.network.blur import (
     Blurred,
     blurred_relu,
@@ -31,9 +30,6 @@ from flwr_leakage.attacks.network.blur import (
     relu_parts,
 )
 from flwr_leakage.attacks.network.linear import logits_behind
-from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
-from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
-from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, kernel_groups
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
 from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass

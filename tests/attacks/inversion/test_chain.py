@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Layer, Top
-from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.network.blur import Blurred
+from flwr_leakage.attacks.solve.linearization import Linearization
 
 SHAPE = (2, 7, 6)
 
