@@ -99,7 +99,7 @@ class LevenbergMarquardt(OneByOne):
             return Posed(at.point, value, slope.reshape(at.point.shape), solve, cost)
 
         start = self.initialisation(problem.spec, problem.num_samples, restart, generator)
-        end = descend(pose, start.double(), Damping(self.damping))
+        end = descend(pose, start.double(), Damping(self.damping, factor=10))
         objective = float(residual(end.point).square().sum())
         if not math.isfinite(objective):
             return failure("the objective was never finite.")

@@ -107,11 +107,14 @@ class Damping:
 
     Attributes:
         first: μ of the first step, > 0.
-        trials: how often a step is tried at most, ≥ 1; ten that fail raise μ by nine orders.
+        trials: how often a step is tried at most, ≥ 1.
+        factor: where it is given, any fall of Φ is enough, after which μ falls by this factor, > 1;
+            it grows by the same factor where Φ did not fall.
     """
 
     first: float = 1e-3
-    trials: int = 12
+    trials: int = 24
+    factor: float | None = None
 
     def __call__(self, posed: Posed, at: Iterate) -> Iterate:
         """Return the first trial that keeps enough of its promise."""
@@ -121,6 +124,11 @@ class Damping:
             step, iterations = posed.solve(damping)
             trial = posed.point + step
             found = posed.cost(trial)
+            if self.factor is not None:
+                damping *= 1 / self.factor if found < value else self.factor
+                if found < value:
+                    break
+                continue
             promised = -float((posed.slope * step).sum())
             if found <= value - 0.25 * promised:
                 damping /= 10 if found <= value - 0.75 * promised else 2

@@ -410,7 +410,7 @@ def _fit(sums: _Sums, layer: _Layer, errors: Tensor, stages: Sequence[float]) ->
 
             return Posed(at.point, base.cost, slope.reshape(at.point.shape), solve, cost)
 
-        descend(pose, mixing, Damping())
+        descend(pose, mixing, Damping(factor=6))
         if here is None:
             return None
         mixing = here.mixing
