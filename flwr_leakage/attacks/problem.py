@@ -195,8 +195,8 @@ def pose(
     touched = sum(schedule.num_samples_used(count) for count in counts)
     if observation.members and threat.batch_norm in ("exact", "derived"):
         raise ValueError(
-            f"batch_norm={threat.batch_norm!r} is of one client's batch, the update is the mean "
-            f"of {len(counts)} clients'."
+            f"batch_norm={threat.batch_norm!r} describes one client's batch, the update is the "
+            f"mean of {len(counts)} clients'."
         )
     known_map, buffers, statistics = _batch_norm_knowledge(
         gradient_map, spec, observation, threat, min(touched, schedule.batch_size)

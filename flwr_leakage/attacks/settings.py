@@ -1,5 +1,6 @@
 """Whether the settings of an attack lie where they make sense."""
 
+import math
 from collections.abc import Callable
 
 RANGES: dict[str, Callable[[float], bool]] = {
@@ -13,7 +14,7 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 
 def require(owner: object, words: str, *names: str) -> None:
-    """Refuse attributes of a component that lie outside of a range.
+    """Refuse attributes of a component that lie outside of a range, or are not finite.
 
     Args:
         owner: the component.
@@ -21,7 +22,7 @@ def require(owner: object, words: str, *names: str) -> None:
         names: the attributes.
 
     Raises:
-        ValueError: an attribute is outside of the range, or NaN.
+        ValueError: an attribute is outside of the range, infinite or NaN.
 
     Example:
         >>> from types import SimpleNamespace
@@ -32,5 +33,5 @@ def require(owner: object, words: str, *names: str) -> None:
     """
     for name in names:
         value = getattr(owner, name)
-        if not RANGES[words](value):
+        if not (math.isfinite(value) and RANGES[words](value)):
             raise ValueError(f"{name} must {words}, got {value}.")

@@ -476,7 +476,7 @@ def _obstacle(problem: Problem, use: LinearUse, uses: list[LinearUse]) -> str:
     if sum(other.weight == use.weight for other in uses) > 1:
         return "its weights are used several times in a pass."
     if use.bias is None:
-        return "it has no bias, which tells the scale of each sample."
+        return "it has no bias, without which each sample's scale stays unknown."
     if use.inputs.ndim != 2:
         return f"it takes inputs of shape {tuple(use.inputs.shape[1:])} for each sample."
     if not bool(problem.gradient[use.weight].any()):
@@ -492,11 +492,13 @@ def _entanglement(
     if order is None:
         others = logits_behind(problem, use.weight, use.outputs, probes.flip(0))
         if not torch.allclose(logits, others):
-            return "other paths lead around it."
+            return (
+                "other paths lead around it, so that its outputs alone do not determine the logits."
+            )
     pair = torch.tensor([0, NUM_PROBES - 1])
     alone = logits_behind(problem, use.weight, use.outputs[pair], probes[pair])
     if not torch.allclose(logits[pair], alone):
-        return "samples depend on each other behind it (BatchNorm by batch statistics)."
+        return "later layers mix the samples (BatchNorm by batch statistics)."
     labels = torch.arange(2, device=logits.device) % problem.spec.num_classes
     loss = problem.gradient_map.loss
     doubled = loss(logits[[0, 1, 0, 1]], labels.repeat(2))

@@ -56,8 +56,8 @@ def choose_layer(
     logits = problem.spec.num_classes
     if layer.matrix.shape[0] == logits and layer.factor.rank < problem.num_samples:
         raise ValueError(
-            f"{layer.name} shows {layer.factor.rank} directions of {problem.num_samples} samples: "
-            f"errors of {logits} classes span at most {logits - 1}."
+            f"the gradient of {layer.name} has rank {layer.factor.rank}, below the "
+            f"{problem.num_samples} samples: errors of {logits} classes span at most {logits - 1}."
         )
     return layers, layer, refusals
 
@@ -134,7 +134,7 @@ class ExactBatch(ExactAttack):
         if not problem.is_single_gradient and not _is_union(problem):
             require_steps(problem, layer)
         if layer.factor.rank == 1:
-            told = "nothing has to be told apart"
+            told = "one sample needs no separation"
         elif layer.rectified:
             told = "the ReLU behind it tells them apart"
         elif layer.sparse_inputs:

@@ -25,9 +25,6 @@ from flwr_leakage.params import Params
 
 Verdict = Literal["proven", "plausible", "not"]
 
-NOISE = NOISE_DEVIATIONS
-"""The name by which ``whole_batch.known_errors`` imports this limit."""
-
 SPARE_EQUATIONS = 20
 """A proof needs at least this many equations more than unknowns (chosen on development draws; no
 table)."""

@@ -46,6 +46,7 @@ from flwr_leakage.attacks.exact.sparse_columns import (
     zero_entries,
 )
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT64_MISFIT
+from flwr_leakage.attacks.settings import require
 
 ROW_START_SHARE = 0.75
 """Share of starts at a row of U; the other starts are Gaussian vectors (chosen on development
@@ -73,6 +74,10 @@ class SearchSettings:
     starts: int = 3000
     max_seconds: float = 60.0
     patience: int = 100
+
+    def __post_init__(self) -> None:
+        require(self, "be at least 1", "starts", "patience")
+        require(self, "be at least 0", "max_seconds")
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def binary_columns(product: Tensor, count: int, tolerance: float = 0.05) -> Tens
         entries = patterns.to(product.dtype) @ rows.T
         bits = bits[((entries - entries.round().clamp(0, 1)).abs() <= tolerance).all(1)]
     if len(bits) != count:
-        raise ValueError(f"{count} masks were sought, {len(bits)} fit.")
+        raise ValueError(f"{count} masks were expected, {len(bits)} binary vectors were found.")
     patterns = (bits[:, None] >> torch.arange(count)) & 1
     return (patterns.to(product.dtype) @ to_all.T).round().T
 

@@ -210,8 +210,8 @@ def trace_chain(problem: Problem) -> list[Link]:
             previous = step.inputs
         if not _same(step.inputs, previous):
             raise ValueError(
-                f"the model must be a chain of layers; {what} does not follow what is before it"
-                + (f" (called there: {called})." if called else ".")
+                f"the model must be a chain of layers; {what} does not take the outputs of the "
+                "layer before it" + (f" (called there: {called})." if called else ".")
             )
         if name and name in used:
             raise ValueError(f"{what} cannot be part of a chain, as it is used twice.")

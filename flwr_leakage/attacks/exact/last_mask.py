@@ -38,8 +38,8 @@ def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
     channels, positions = len(shared), error[0, 0].numel()
     if positions >= channels:
         raise ValueError(
-            f"the gradient of the last convolution does not tell the masks: {positions} of them, "
-            f"one a position, span all of its {channels} channels."
+            f"the gradient of the last convolution cannot determine {positions} masks, one for "
+            f"each position, as they span all of its {channels} channels."
         )
     columns = binary_columns(product, positions)
     patches = torch.linalg.lstsq(columns, product).solution

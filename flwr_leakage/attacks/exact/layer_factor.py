@@ -105,8 +105,8 @@ def factorize(
         size = min(2 * size, limit)
     if float(singular[rank - 1]) < 3.0 * float(singular[rank]):
         raise ValueError(
-            f"its gradient, {rows} rows and {columns} columns that are not zero, shows no rank: "
-            "the samples are too many for its size, or noise hides it."
+            f"its gradient, {rows} rows and {columns} columns that are not zero, has no gap in its "
+            "singular values: there are too many samples for its size, or noise hides their number."
         )
     left = whole.new_zeros(len(whole), rank)
     left[live] = (basis @ inner)[:, :rank]

@@ -96,7 +96,7 @@ class PrunedLayer:
         left = kept * (product - both)
         # A larger distance from an outer product is no noise (chosen on development draws).
         if not float(left.norm()) <= 0.1 * float(both.norm()):
-            raise ValueError("what is kept of the layer's gradient is not of one sample.")
+            raise ValueError("the kept entries do not fit one sample's gradient.")
         surplus = float(kept.sum()) - float((sizes > 0).sum() + known.sum())
         noise = float(left.norm()) / max(surplus, 1.0) ** 0.5
         deviations = noise * weights[:-1].clamp_min(1e-300).rsqrt()

@@ -36,7 +36,7 @@ class NearestGradient:
         """
         if problem.num_samples != 1:
             raise ValueError(
-                "the nearest gradient tells the label of 1 sample, the update stems from "
+                "the nearest gradient infers the label of 1 sample, the update stems from "
                 f"{problem.num_samples}."
             )
         observed = ravel(problem.gradient)

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.batch_proof import NOISE, BatchInputs
+from flwr_leakage.attacks.exact.batch_proof import BatchInputs
 from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
 from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, kernel_groups
@@ -31,6 +31,7 @@ from flwr_leakage.attacks.network.blur import (
 )
 from flwr_leakage.attacks.network.linear import logits_behind
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.rounding import NOISE_DEVIATIONS
 from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
 from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
 from flwr_leakage.params import Params
@@ -93,7 +94,9 @@ class KnownErrors:
         known = found.inputs
         if passed.narrow.left_out >= 0:
             spread = found.relative_errors[:, None] * known.norm(dim=1, keepdim=True)
-            zero = NOISE * spread / known.shape[1] ** 0.5 + ZERO * known.amax(1, keepdim=True)
+            zero = NOISE_DEVIATIONS * spread / known.shape[1] ** 0.5 + ZERO * known.amax(
+                1, keepdim=True
+            )
             known, errors = (torch.where(known > zero, each, 0.0) for each in (known, errors))
         floor = FLOOR * known.square().mean().sqrt()
         nothing = torch.zeros_like(known)
