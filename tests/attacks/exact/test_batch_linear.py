@@ -405,7 +405,7 @@ def test_nothing_is_proven_of_a_gradient_that_is_not_the_networks(strength):
     ("network", "size", "schedule", "reason"),
     [
         (Bypass(), 4, None, "one: other paths lead around it"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), 6, None, "3 directions of 6 samples"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), 6, None, "rank 3, below the 6 samples"),
         (
             nn.Sequential(
                 nn.Flatten(), nn.Linear(64, 60, bias=False), nn.Linear(60, 4, bias=False)

@@ -302,11 +302,11 @@ class Tokens(nn.Module):
 @pytest.mark.parametrize(
     ("style", "said"),
     [
-        (Pooled, r"'c' does not follow .*: mul \(test_chain.py:\d+\)"),
-        (Mirrored, r"'a' does not follow .*: pad \(test_chain.py:\d+\)"),
-        (PooledModule, r"'d' does not follow .*: max_pool2d \(of MaxPool2d\)"),
-        (Capped, r"'b' does not follow .*: hardtanh \(test_chain.py:\d+\)"),
-        (Twice, "'a' does not follow"),
+        (Pooled, r"'c' does not take .*: mul \(test_chain.py:\d+\)"),
+        (Mirrored, r"'a' does not take .*: pad \(test_chain.py:\d+\)"),
+        (PooledModule, r"'d' does not take .*: max_pool2d \(of MaxPool2d\)"),
+        (Capped, r"'b' does not take .*: hardtanh \(test_chain.py:\d+\)"),
+        (Twice, "'a' does not take"),
         (Frozen, "'a' is frozen: its gradient is not in the update"),
         (Tied, "'first' cannot be part of a chain, as it is used twice"),
         (Tokens, "'first' must take one vector of a sample, got several"),

@@ -99,7 +99,7 @@ def test_models_that_are_no_chain_and_batches_are_refused(images):
     )
     gradient_map, observation = case(pooled, images[:1])
     (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
-    assert "does not follow" in result.error
+    assert "does not take the outputs" in result.error
     assert "max_pool2d" in result.error
     gradient_map, observation = case(tiny_network(), images[:2], batch_size=2)
     (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))

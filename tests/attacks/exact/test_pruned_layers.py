@@ -166,7 +166,7 @@ def test_gradients_of_several_samples_are_refused():
     gradient_map, seen = pruned(0.5, images=SPEC.normalize(pixels))
     problem = pose(gradient_map, SPEC, seen, ThreatModel()).to(torch.float64)
     weight, bias = (problem.gradient[f"1.{name}"] for name in ("weight", "bias"))
-    with pytest.raises(ValueError, match="not of one sample"):
+    with pytest.raises(ValueError, match="do not fit one sample's"):
         PrunedLayer.of(weight, bias, weight, bias)
     with pytest.raises(ValueError, match="nothing is kept"):
         PrunedLayer.of(weight, bias, weight, torch.zeros_like(bias))
