@@ -334,7 +334,7 @@ def test_disjoint_columns_are_found_among_other_directions(seed, count, others):
 
 def test_columns_that_are_not_in_the_space_are_not_invented():
     basis = torch.linalg.qr(torch.randn(40, 4, dtype=torch.float64))[0]
-    with pytest.raises(ValueError, match="4 masks were (sought|expected)"):
+    with pytest.raises(ValueError, match="4 masks were sought"):
         disjoint_columns(basis, torch.ones(40, dtype=torch.float64), 4)
 
 
