@@ -1,6 +1,5 @@
 """The loop of attacks that solve one target after another."""
 
-import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar
@@ -8,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure
-from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.budget import Budget, Stopwatch
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.records import Reconstruction
@@ -31,15 +30,15 @@ class OneByOne(ABC):
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
         results = []
         for index, observation in enumerate(job.observations):
-            began = time.process_time()
+            watch = Stopwatch()
             stream = job.generator(index, self.purpose)
             budget = Budget.of(job.max_seconds)
             try:
                 problem = pose(job.gradient_map, job.spec, observation, job.threat)
                 problem = problem.to(torch.float64)
                 found = self.solve(problem, stream, job.restart(index), budget)
-                seconds = time.process_time() - began
-                results.append(replace(found, stats={**found.stats, "cpu_seconds": seconds}))
+                stats = {**found.stats, "cpu_seconds": watch.seconds}
+                results.append(replace(found, stats=stats))
             except (ValueError, RuntimeError, ArithmeticError) as error:
                 results.append(failure(error))
             if progress is not None:

@@ -79,4 +79,4 @@ def test_statistics_of_one_batch_are_refused_for_a_sum(gradient_map, spec, image
     for knowledge in ("exact", "derived"):
         threat = ThreatModel(batch_norm=knowledge)
         (result,) = ATTACKS[1](AttackJob(gradient_map, spec, [seen], threat))
-        assert "of one client's batch" in result.error
+        assert "describes one client's batch" in result.error

@@ -65,7 +65,7 @@ def test_a_last_layer_of_as_many_positions_as_channels_is_refused_in_words():
         gradient_map, Batch(torch.randn(1, 3, 32, 32), torch.tensor([0])), LocalSchedule(1)
     )
     (failed,) = attack(gradient_map, [observation], spec)
-    assert "64 of them, one a position, span all of its 64 channels" in failed.error
+    assert "64 masks, one for each position, as they span all of its 64 channels" in failed.error
 
 
 @pytest.mark.parametrize("count", [4, 9])

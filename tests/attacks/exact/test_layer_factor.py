@@ -39,7 +39,7 @@ def test_rounding_of_few_rows_is_no_sample():
 
 def test_too_many_samples_are_refused():
     errors, inputs = gradient(samples=30)
-    with pytest.raises(ValueError, match="too many for its size"):
+    with pytest.raises(ValueError, match="too many samples for its size"):
         factorize(errors @ inputs, errors.sum(1), 30, torch.Generator().manual_seed(0))
 
 

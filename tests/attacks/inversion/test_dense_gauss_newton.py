@@ -174,15 +174,13 @@ def test_where_few_steps_fit_into_the_budget_others_get_the_time(spec, blobs, mo
     job, _ = case(spec, blobs)
     looks = count()
     clock = SimpleNamespace(process_time=lambda: float(next(looks)))  # a second at each look
-    monkeypatch.setattr("flwr_leakage.attacks.inversion.dense_gauss_newton.time", clock)
-    monkeypatch.setattr("flwr_leakage.attacks.one_by_one.time", clock)
     monkeypatch.setattr("flwr_leakage.attacks.budget.time", clock)
 
     def said(max_seconds):
         return DenseGaussNewton()(replace(job, max_seconds=max_seconds))[0].stats
 
     (first,) = DenseGaussNewton(steps=1)(replace(job, max_seconds=1e6))
-    short = said(1.5 * first.stats["cpu_seconds"])
+    short = said(1.2 * first.stats["cpu_seconds"])
     assert (short["iterations"], short["stopped"]) == (1, "budget")
     assert "do not fit" in short["stage"]
     assert said(1e6)["iterations"] > 1
