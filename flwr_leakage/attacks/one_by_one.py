@@ -10,13 +10,15 @@ from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure
 from flwr_leakage.attacks.budget import Budget, Stopwatch
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import Problem, pose
+from flwr_leakage.attacks.scale import unscaled
 from flwr_leakage.records import Reconstruction
 
 
 class OneByOne(ABC):
     """An attack whose :meth:`solve` takes one problem, in float64.
 
-    The stats of each result hold the CPU seconds that it took, as ``cpu_seconds``.
+    The stats of each result hold the CPU seconds that it took, as ``cpu_seconds``, and the factor
+    by which the client scaled its update, as ``scale``, if that was told.
 
     Attributes:
         purpose: names the random streams of its targets.
@@ -35,9 +37,10 @@ class OneByOne(ABC):
             budget = Budget.of(job.max_seconds)
             try:
                 problem = pose(job.gradient_map, job.spec, observation, job.threat)
-                problem = problem.to(torch.float64)
+                problem = unscaled(problem).to(torch.float64)
                 found = self.solve(problem, stream, job.restart(index), budget)
-                stats = {**found.stats, "cpu_seconds": watch.seconds}
+                told = {"scale": problem.scale} if problem.scale != 1 else {}
+                stats = {**told, **found.stats, "cpu_seconds": watch.seconds}
                 results.append(replace(found, stats=stats))
             except (ValueError, RuntimeError, ArithmeticError) as error:
                 results.append(failure(error))

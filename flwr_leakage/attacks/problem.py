@@ -35,6 +35,8 @@ class Problem:
         members: the number of examples of each client if the update is the mean of several
             clients, else empty. The samples stand one client after another.
         earlier: the problems that earlier rounds pose about the same samples.
+        scale: the factor by which the client scaled its update, such as by clipping, as far as an
+            attack told it; ``gradient`` is free of it.
     """
 
     gradient_map: GradientMap
@@ -48,6 +50,7 @@ class Problem:
     statistics: Params
     members: tuple[int, ...] = ()
     earlier: "tuple[Problem, ...]" = ()
+    scale: float = 1.0
 
     @property
     def is_single_gradient(self) -> bool:
@@ -93,6 +96,11 @@ class Problem:
             buffers={**self.buffers, **self.statistics} if known == "granted" else self.buffers,
             earlier=tuple(problem.normalized_by(known) for problem in self.earlier),
         )
+
+    def divided(self, scale: float) -> "Problem":
+        """Return the same problem of an update that was scaled by a factor > 0."""
+        gradient = {name: value / scale for name, value in self.gradient.items()}
+        return replace(self, gradient=gradient, scale=self.scale * scale)
 
     def to(self, dtype: torch.dtype) -> "Problem":
         """Return the same problem with all floating-point tensors in ``dtype``."""

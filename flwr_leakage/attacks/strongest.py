@@ -15,6 +15,7 @@ from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.fusion import Candidate, fuse
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
+from flwr_leakage.attacks.scale import unscaled
 from flwr_leakage.records import Batch, Observation, Part, PartOutcome, Reconstruction
 
 
@@ -198,7 +199,7 @@ class _Target:
     @classmethod
     def of(cls, job: AttackJob, observation: Observation, tolerance: float) -> "_Target":
         try:
-            problem = pose(job.gradient_map, job.spec, observation, job.threat)
+            problem = unscaled(pose(job.gradient_map, job.spec, observation, job.threat))
             evidence = Evidence.of(problem, tolerance)
         except (ValueError, RuntimeError) as error:
             return cls(None, Reconstruction(None, math.nan, error=str(error)))
@@ -244,13 +245,19 @@ class _Target:
             return False
         result = in_box(self.evidence.problem.spec, result)  # what is measured is judged
         assert result.batch is not None
-        judged = self.evidence.judge(result.batch)
         proven = _is_proven(result)
+        scale = float(result.stats.get("scale", 1.0))
+        if proven and scale != self.evidence.problem.scale:  # told by the samples themselves
+            problem = self.evidence.problem.divided(scale / self.evidence.problem.scale)
+            self.evidence = Evidence.of(problem, self.evidence.tolerance)
+        judged = self.evidence.judge(result.batch)
         is_mean = POSTERIOR in result.stats and not self.evidence.is_noised
         is_done = proven or (judged.misfit <= 1 and (judged.is_met or is_mean))
         solved = judged.is_met or is_done or (judged.is_explained and not fits_noise)
         outcome = "solved" if solved else "stopped" if stopped else "found"
         reason = "proven" if proven else str(result.stats.get("stage", ""))
+        if scale != 1:
+            reason += f"{', ' if reason else ''}of an update that was scaled by {scale:.3g}"
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
         origin = name.partition(" + ")[0]  # errors before and after a finish are the same
         rival = self.candidates.get(origin)

@@ -367,7 +367,10 @@ class BatchLayer:
         sizes = errors.norm(dim=1).clamp_min(1e-300)
         misfits = (errors - columns @ self.factor.left.T).norm(dim=1) / sizes
         scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
-        return int((misfits + scales).argmin()), columns, misfits
+        best, aligned = int((misfits + scales).argmin()), int(misfits.argmin())
+        # In an update that was scaled no error has the right size, but the true one its direction.
+        is_scaled = float(misfits[aligned]) < 0.1 * float(misfits[best])
+        return aligned if is_scaled else best, columns, misfits
 
     def expected(self, column: Tensor, errors: Tensor) -> float:
         """Return the misfit that the gradient's noise causes for a column (b,) and errors (m,)."""

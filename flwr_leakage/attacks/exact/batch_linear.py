@@ -67,6 +67,7 @@ def recover_batch(
     settings: SearchSettings,
     generator: torch.Generator,
     images_only: bool = False,
+    scaled: bool = False,
 ) -> BatchInputs:
     """Return the inputs of a linear layer for the samples of a batch, from one update.
 
@@ -78,6 +79,7 @@ def recover_batch(
         settings: the limits of the search.
         generator: draws the random probes and all starts.
         images_only: whether to refuse layers whose inputs are features.
+        scaled: whether the factor of a scaled update was divided out of the gradient before.
 
     Raises:
         ValueError: no layer can be used, or no sample was found; the message gives the reasons.
@@ -88,6 +90,9 @@ def recover_batch(
     following = layer_behind(layer, layers, generator)
     search = BatchSearch(layer, following, settings, generator)
     found = search.run()
+    scale = search.told_scale
+    if scale is not None and not scaled:
+        return recover_batch(problem.divided(scale), settings, generator, images_only, True)
     if not found:
         raise ValueError(
             f"none of the {layer.factor.rank} samples that {layer.name} shows was found; tried "
@@ -98,7 +103,7 @@ def recover_batch(
     found = sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
     result = conclude(layer, following, found, generator)
     stats = {"proposals": search.proposals, "accepted": search.accepted}
-    return replace(result, refusals=tuple(refusals), stats=stats)
+    return replace(result, refusals=tuple(refusals), stats=stats, scale=problem.scale)
 
 
 def _is_union(problem: Problem) -> bool:
@@ -159,6 +164,7 @@ class ExactBatch(ExactAttack):
         allowed = min(self.search.max_seconds, budget.left)
         search = replace(self.search, max_seconds=allowed)
         found = recover_batch(problem, search, generator, self.images_only)
+        problem = problem.divided(found.scale / problem.scale)
         stopped = budget.is_spent and len(found.labels) < problem.num_samples
         surplus = _surplus(problem, found.layer, found.rank)
         stats: dict[str, Any] = {
@@ -171,6 +177,7 @@ class ExactBatch(ExactAttack):
             "relative_errors": found.relative_errors.tolist(),
             "refusals": found.refusals,
             **({"stage": surplus.strip().rstrip(".")} if surplus else {}),
+            **({"scale": found.scale} if found.scale != 1 else {}),
             **stop_mark(stopped),
         }
         if found.order is None:

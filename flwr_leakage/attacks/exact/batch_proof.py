@@ -51,6 +51,7 @@ class BatchInputs:
         rank: the rank of the gradient, which is the number of samples that it shows.
         residual: ‖G − S [H, 1]‖ / ‖G‖ of the layer's gradient G if all samples were found, else
             NaN.
+        scale: the factor by which the client scaled its update; see :class:`Problem`.
         refusals: the reasons why other layers were not used.
         stats: number of proposals and of acceptances of each source.
     """
@@ -65,6 +66,7 @@ class BatchInputs:
     rank: int
     residual: float
     refusals: tuple[str, ...] = ()
+    scale: float = 1.0
     stats: Mapping[str, object] | None = None
 
     @property

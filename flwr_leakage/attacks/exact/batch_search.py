@@ -37,6 +37,7 @@ from flwr_leakage.attacks.exact.batch_layer import (
     BatchSample,
 )
 from flwr_leakage.attacks.exact.batch_masks import MaskColumns
+from flwr_leakage.attacks.exact.batch_proof import SPARE_EQUATIONS
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor
 from flwr_leakage.attacks.exact.quadratic_lifting import fits, lifted_columns
 from flwr_leakage.attacks.exact.sparse_columns import (
@@ -155,6 +156,7 @@ class BatchSearch:
         self._following_duals: list[Tensor] = []
         self._following_columns: list[Tensor] = []
         self._misses = 0
+        self._scales: list[float] = []  # the factors that candidates tell, see ``told_scale``
         self._lifted = torch.inf  # number of samples left when lifting was last tried
         # The next layer's gradient spans its inputs only if its errors have full rank.
         self._linked = following is not None and following.factor.rank == layer.factor.rank
@@ -176,7 +178,7 @@ class BatchSearch:
                 peeled = len(self.found)
             if not sources:
                 break
-            if self._left <= 1 or budget.is_spent:
+            if self._left <= 1 or budget.is_spent or self.told_scale is not None:
                 break
             chances = [
                 (self.accepted.get(source, 0) + 1) / (self.proposals.get(source, 0) + 2)
@@ -418,6 +420,8 @@ class BatchSearch:
         told = None if self._masks is None else self._masks.of_candidate(candidate, self.found)
         if told is not None:
             return told
+        if self._is_scaled(candidate):
+            self._scales.append(1 / float(candidate.column @ candidate.dual))
         # One wrong sign of a unit causes at most this misfit; most wrong candidates have more.
         if max(candidate.misfit, candidate.scale_error) > 0.6:
             return None
@@ -429,6 +433,27 @@ class BatchSearch:
         if self._masks is not None:  # no mask confirms it: it must meet the masks' tighter limit
             is_exact = is_exact and candidate.misfit <= self._masks.limit(candidate.expected)
         return candidate if is_exact else None
+
+    def _is_scaled(self, candidate: BatchSample) -> bool:
+        """Return whether a candidate is a sample but for the size of its errors."""
+        limit = EXACT_MULTIPLE * candidate.expected + FLOAT32_RELATIVE_ERROR
+        is_sample = self.layer.surplus >= SPARE_EQUATIONS and candidate.misfit <= limit
+        return is_sample and not candidate.is_exact
+
+    @property
+    def told_scale(self) -> float | None:
+        """The factor by which the client scaled its update, or None if no samples tell one.
+
+        The errors that the network predicts for a sample lie in the gradient's span whatever the
+        factor is, and are that many times too large. Samples must agree on it to a thousandth.
+        """
+        scales = self._scales or [
+            1 / float(each.column @ each.dual) for each in self.found if self._is_scaled(each)
+        ]
+        if len(scales) < min(2, self.layer.factor.rank):
+            return None
+        least, most = min(scales), max(scales)
+        return least if 0 < most <= 1.001 * least else None
 
     def _from_units(self, masks: MaskColumns, at_once: int = 32) -> None:
         """Accept the samples that the masks of ``at_once`` random units' gradients lead to."""

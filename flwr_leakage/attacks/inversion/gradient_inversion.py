@@ -26,6 +26,7 @@ from flwr_leakage.attacks.network.blur import SmoothedRelu
 from flwr_leakage.attacks.optimizers.base import Evaluate, FirstValues, Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, pose
+from flwr_leakage.attacks.scale import unscaled
 from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.records import Reconstruction
@@ -146,7 +147,7 @@ class GradientInversion:
             ValueError: the observation cannot be attacked.
         """
         observation = job.observations[indices[0]]
-        problem = pose(job.gradient_map, job.spec, observation, job.threat)
+        problem = unscaled(pose(job.gradient_map, job.spec, observation, job.threat))
         if self.normalize_by != "candidate" and job.gradient_map.uses_batch_statistics:
             problem = problem.normalized_by(self.normalize_by)
         problem = problem.to(getattr(torch, self.dtype))

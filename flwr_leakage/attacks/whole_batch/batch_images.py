@@ -68,6 +68,7 @@ class BatchImages(OneByOne):
         """
         watch = Stopwatch()
         model, found = self.equations(problem, generator, budget)
+        problem = problem.divided(found.scale / problem.scale)
         told = watch.seconds
         noise = self.solver.noise_std
         likelihood = model.likelihood(estimate_noise(problem) if noise is None else noise)
@@ -110,6 +111,7 @@ class BatchImages(OneByOne):
         stats: dict[str, Any] = {
             "stage": f"run {chosen + 1} of {len(solver.annealings)}, {best.stage}",
             "layer": found.layer,
+            **({"scale": found.scale} if found.scale != 1 else {}),
             "features_proven": found.proven,
             "features_seconds": told,
             "equations": equations,
@@ -154,4 +156,5 @@ class BatchImages(OneByOne):
                 f"noise leaves an error of {error:.1e} in the features at {found.layer}; their "
                 f"equations need {UNCERTAIN:g} or less."
             )
+        problem = problem.divided(found.scale / problem.scale)
         return KnownErrors.of(problem, layer.weight, found, generator), found
