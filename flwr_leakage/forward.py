@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.overrides import wrap_torch_function
 
 from flwr_leakage.dropout import Dropouts
 from flwr_leakage.function_mode import FunctionMode
@@ -135,14 +135,12 @@ class _WrittenOut(FunctionMode):
         return function(*args, **kwargs)
 
 
+@wrap_torch_function(lambda input, inplace=False: (input,))
 def hard_sigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """``F.hardsigmoid``, by operations that can be differentiated twice.
 
     A function mode outside of :class:`PlainKernels` meets it as one call, as it meets torch's.
     """
-    if has_torch_function_unary(input):
-        found: Tensor = handle_torch_function(hard_sigmoid, (input,), input, inplace=inplace)
-        return found
     outputs = (input / 6 + 0.5).clamp(0, 1)
     return input.copy_(outputs) if inplace else outputs
 

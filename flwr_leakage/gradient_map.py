@@ -114,7 +114,7 @@ class GradientMap:
         return other
 
     def without_dropout(self) -> "GradientMap":
-        """Return the same map without dropout that a model applies in eval mode, too."""
+        """Return the same map with all dropout off, even what the model applies in eval mode."""
         if self.kernels.skips_dropout:
             return self
         other = copy.copy(self)

@@ -316,6 +316,8 @@ class _Target:
     def result(self) -> Reconstruction:
         """The best candidate, with what every attack said and what all of them took."""
         stats = {**self.best.stats, "cpu_seconds": self.seconds}
+        if self.evidence is not None and self.evidence.problem.scale != 1:
+            stats["scale"] = self.evidence.problem.scale
         stats.pop("stopped", None)
         if self.stopped:
             stats["stopped"] = "budget"

@@ -25,8 +25,8 @@ _NO_STEP = "no step of a torch.optim.Optimizer was seen in this thread"
 class Glance:
     """Looks at the start, the settings, the steps and the end of a training, in a ``with`` block.
 
-    It knows an earlier training of the same client, which was captured: whose parameters the
-    optimizer held, by the names under which they were received.
+    An earlier training of the same client was captured. From it are known the names under which the
+    optimizer's parameters were received.
 
     Args:
         names: of the optimizer's parameters, in its order; empty for one that is not received.

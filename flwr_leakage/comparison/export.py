@@ -103,7 +103,7 @@ def export_records(folders: Iterable[str | Path], path: str | Path) -> Path:
 
 
 _FORMULA = re.compile(r"(?:^|[;\t\r\n])\s*[=+\-@＝＋－＠]")
-"""Where a spreadsheet would see a formula: where a cell begins, whatever parts cells there."""
+"""The places where a spreadsheet sees a formula: at the start of a cell, for every delimiter."""
 
 
 def _no_formula(cell: Any) -> Any:

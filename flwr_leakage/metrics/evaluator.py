@@ -147,7 +147,7 @@ class _Rows:
         return Measurement(name, tuple(all_values), unit, direction, tuple(all_notes))
 
     def missing(self, name: str, unit: str, direction: Direction, reason: str) -> Measurement:
-        """No value for any sample: those without a reconstruction keep their own reason."""
+        """Return a measurement without values; its notes say why, for each sample."""
         notes = [reason if row in self.rows else self.problem for row in range(self.count)]
         return Measurement(name, (None,) * self.count, unit, direction, tuple(notes))
 

@@ -232,7 +232,7 @@ def _picture(role: str, image: ImageRecord | None, where: str) -> Picture:
 
 
 def _natural(value: object) -> tuple[int, float, str]:
-    """Numbers by size, texts that end in one by it, other texts by letters."""
+    """Return a sort key: texts whose last word is a number come first, by that number."""
     text = str(value)
     digits = text.rpartition(" ")[2]
     return (0, float(digits), text) if digits.isdecimal() else (1, 0.0, text)

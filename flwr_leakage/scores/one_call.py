@@ -102,6 +102,8 @@ def score(
     if not 0 <= noise_std < math.inf:
         raise ValueError(f"noise_std must be finite and ≥ 0, got {noise_std}.")
     chosen = default_scores() if scores is None else scores
+    if isinstance(chosen, str):
+        raise ValueError(f"scores must hold scores such as GradientNorm(), got {chosen!r}.")
     for entry in chosen.values() if isinstance(chosen, Mapping) else chosen:
         if not isinstance(entry, Score) or isinstance(entry, type):
             raise ValueError(f"scores must hold scores such as GradientNorm(), got {entry!r}.")

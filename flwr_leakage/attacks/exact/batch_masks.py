@@ -1,8 +1,8 @@
 """Samples of a batch from the ReLU masks of the layer before the logits' layer.
 
-Where a mask determines a sample's errors (``mask_columns``), columns are exact before inputs are. A
-second sample with a small error changes a unit's gradient, and with it the input that is read from
-it, but not its mask. All columns together determine all inputs.
+Where a mask determines a sample's errors (``mask_columns``), these errors are exact before the
+sample's input is. A second sample with a small error changes a unit's gradient, and with it the
+input that is read from it, but not its mask. All columns together determine all inputs.
 """
 
 from collections.abc import Iterator, Sequence

@@ -119,7 +119,10 @@ def _explains(layer: BatchLayer, sample: BatchSample) -> bool:
 
 
 def _zeros(layer: BatchLayer, sample: BatchSample) -> Tensor | None:
-    """Return E (b, z) of the equations ``Eᵀ t = 0`` of a sample's zeros, or None if too few."""
+    """Return the columns of R at which a sample's input is zero, or None if they are too few.
+
+    They are E (b, z), with z zeros of b mixtures; the sample's dual t solves ``Eᵀ t = 0``.
+    """
     if not (layer.takes_input or layer.sparse_inputs):
         return None
     right = layer.right

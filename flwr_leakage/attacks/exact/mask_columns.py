@@ -46,8 +46,9 @@ def settle_masks(
     correction takes m d (b + d) operations for each mask.
 
     Args:
-        left: U (m, b), orthonormal.
-        behind: a basis of W₂ᵀ V₂ (m, d).
+        left: U (m, b), the orthonormal columns of the factored gradient.
+        behind: a basis (m, d) of W₂ᵀ V₂, with W₂ the next layer's weights and V₂ the span of its
+            errors.
         masks: (s, m) masks to start from.
         max_corrections: largest number of corrections; masks that still change are left out.
     """

@@ -78,7 +78,7 @@ class Bounds:
 
     @classmethod
     def of(cls, forms: Tensor, low: Tensor, high: Tensor) -> "Bounds":
-        """Return bounds with initial factors.
+        """Return bounds on linear forms of pixels, each with its first normal approximation.
 
         A form with two bounds gets the moments of the uniform law between them, and any other form
         gets precision zero. The arguments are the attributes of the same name.

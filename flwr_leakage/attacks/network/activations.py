@@ -10,6 +10,7 @@ network use ``kinks``. Attacks that linearise a network use the first two deriva
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -139,15 +140,50 @@ def entry(
     Args:
         functions: torch functions with the arguments input, ``settings`` and ``inplace``, in this
             order. A function whose name ends in an underscore writes into its input.
-        settings: names of the arguments after the input, which the decorated function also takes.
+        settings: names of the arguments after the input, which the decorated function also takes,
+            each with a default.
+
+    Raises:
+        ValueError: torch does not dispatch a function, or the slope or the inverse of the
+            activation contradicts its function.
     """
 
     def add(make: Callable[..., Activation]) -> Callable[..., Activation]:
+        _check(make())
         for function in functions:
+            require_dispatched(function)
             READERS[function] = _reader(make, settings, function.__name__.endswith("_"))
         return make
 
     return add
+
+
+def require_dispatched(function: Callable[..., Any]) -> None:
+    """Raise ``ValueError`` if no function mode would meet calls of a function.
+
+    Those are plain Python functions, unless ``torch.overrides.wrap_torch_function`` decorates them.
+    """
+    is_plain = isinstance(function, FunctionType) and not hasattr(function, "__wrapped__")
+    if is_plain and not function.__module__.startswith("torch"):
+        raise ValueError(
+            f"torch does not dispatch {function.__name__}, so that no attack would meet it; "
+            "decorate it with torch.overrides.wrap_torch_function(lambda input: (input,))."
+        )
+
+
+def _check(activation: Activation) -> None:
+    """Raise ``ValueError`` if slope and inverse do not follow from the function, on a grid."""
+    if activation.slope is None or activation.inverse is None:
+        return
+    places = torch.linspace(-2.93, 2.97, 30, dtype=torch.float64)  # kinks are mostly elsewhere
+    outputs, slopes, _ = activation.parts(places)
+    known = activation.invertible(outputs)
+    for name, found, expected in (
+        ("slope", activation.slope(outputs), slopes),
+        ("inverse", activation.target(outputs)[known], places[known]),
+    ):
+        if not torch.allclose(found.to(expected), expected, rtol=1e-4, atol=1e-5):
+            raise ValueError(f"the {name} of {activation.name} contradicts its function.")
 
 
 def _reader(make: Callable[..., Activation], settings: Sequence[str], in_place: bool) -> Read:

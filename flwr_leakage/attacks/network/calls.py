@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.network.activations import READERS, Elementwise
+from flwr_leakage.attacks.network.activations import READERS, Elementwise, require_dispatched
 from flwr_leakage.attacks.network.geometry import Geometry, Pair, numeric_padding, pair
 from flwr_leakage.attacks.network.relus import relu_call
 
@@ -186,7 +186,13 @@ _LAYER_READERS: dict[Callable[..., Any], Callable[..., Op | None]] = {}
 def reads(
     *functions: Callable[..., Any],
 ) -> Callable[[Callable[..., Op | None]], Callable[..., Op | None]]:
-    """Return a decorator that registers a reader, with the same arguments, of torch functions."""
+    """Return a decorator that registers a reader, with the same arguments, of torch functions.
+
+    Raises:
+        ValueError: torch does not dispatch a function.
+    """
+    for function in functions:
+        require_dispatched(function)
 
     def add(read: Callable[..., Op | None]) -> Callable[..., Op | None]:
         _LAYER_READERS.update(dict.fromkeys(functions, read))

@@ -1,4 +1,5 @@
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.nn import functional as F
 from flwr_leakage.attacks.network import activations
 from flwr_leakage.attacks.network.activations import READERS, Activation, leaky_relu
 from flwr_leakage.attacks.network.blur import blurred, blurred_parts
-from flwr_leakage.attacks.network.calls import read_call
+from flwr_leakage.attacks.network.calls import read_call, reads
 from flwr_leakage.attacks.network.trace import Trace
 
 ENTRIES = [
@@ -110,3 +111,40 @@ def test_every_function_of_the_registry_is_read():
 
 def test_a_call_with_settings_that_no_entry_knows_is_not_read():
     assert read_call(F.gelu, (Z,), {"approximates": "tanh"}) is None
+
+
+def test_what_torch_does_not_dispatch_is_refused_when_it_is_registered():
+    def squareplus(input):
+        return (input + (input.square() + 4).sqrt()) / 2
+
+    register = activations.entry(squareplus)
+    with pytest.raises(ValueError, match="does not dispatch squareplus"):
+        register(activations.tanh)
+    with pytest.raises(ValueError, match="does not dispatch squareplus"):
+        reads(squareplus)
+
+
+@pytest.mark.parametrize("wrong", ["slope", "inverse"])
+def test_an_entry_that_contradicts_its_function_is_refused(wrong):
+    broken = replace(activations.tanh(), **{wrong: lambda a: a + 0.5})
+    with pytest.raises(ValueError, match=f"the {wrong} of tanh contradicts its function"):
+        activations.entry()(lambda: broken)
+
+
+def test_an_own_function_that_torch_dispatches_is_known_to_readers(monkeypatch):
+    @torch.overrides.wrap_torch_function(lambda input: (input,))
+    def squareplus(input):
+        return (input + (input.square() + 4).sqrt()) / 2
+
+    monkeypatch.setattr(activations, "READERS", dict(READERS))
+
+    @activations.entry(squareplus)
+    def entry() -> Activation:
+        return Activation(
+            "squareplus", squareplus, lambda a: a.square() / (a.square() + 1), lambda a: a - 1 / a
+        )
+
+    assert squareplus in activations.READERS
+    monkeypatch.setitem(READERS, squareplus, activations.READERS[squareplus])
+    (step,) = Trace.of(lambda: squareplus(Z)).steps
+    assert step.op.activation.name == "squareplus"
