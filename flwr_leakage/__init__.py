@@ -1,6 +1,7 @@
 """Gradient-leakage audits for Flower: risk scores, defenses and attacks while one trains.
 
-Without Flower, two calls: ``score(model, inputs, targets)`` and ``attack(model, update, spec=…)``.
+Without Flower, three calls: ``score(model, inputs, targets)``, ``attack(model, update, spec=…)``
+and ``membership(model, update, records, spec=…, null=…)``.
 The place of the audit in a Flower app is in ``flwr_leakage.flower``.
 """
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from flwr_leakage.attacks.presets import load_preset
     from flwr_leakage.audit.structure import structure
     from flwr_leakage.gradient_map import GradientMap, local_update
+    from flwr_leakage.members.one_call import membership
     from flwr_leakage.records import (
         Batch,
         Exposure,
@@ -42,6 +44,7 @@ __all__ = [
     "attack",
     "load_preset",
     "local_update",
+    "membership",
     "score",
     "structure",
 ]
@@ -51,6 +54,7 @@ _HOMES = {
     "attacks.presets": ("load_preset",),
     "audit.structure": ("structure",),
     "gradient_map": ("GradientMap", "local_update"),
+    "members.one_call": ("membership",),
     "schedules": ("EpochSchedule",),
     "scores.one_call": ("score",),
 }

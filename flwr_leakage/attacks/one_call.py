@@ -182,7 +182,7 @@ def attack(
     first, device = labels[0] if labels else None, next(model.parameters()).device
     check_loss(gradient_map.loss, num_examples, spec.num_classes, first, device)
     observations = [
-        _observe(gradient_map, given, num_examples, schedule, label, index, tuple(members))
+        as_observation(gradient_map, given, num_examples, schedule, label, index, tuple(members))
         for index, (given, label) in enumerate(zip(updates, labels, strict=True))
     ]
     if same_samples:
@@ -237,7 +237,7 @@ def _require_tensors(what: str, entries: Mapping[str, object]) -> None:
         )
 
 
-def _observe(
+def as_observation(
     gradient_map: GradientMap,
     given: Gradients | ParameterChange,
     num_examples: int,
@@ -246,6 +246,12 @@ def _observe(
     index: int,
     members: tuple[int, ...],
 ) -> Observation:
+    """What a server observes of one update in any of the forms that a caller hands over.
+
+    Raises:
+        ValueError: parameters before and after came without a schedule, or with other names than
+            the model's; gradients are too few or no tensors; targets are not one for each sample.
+    """
     params, buffers = gradient_map.params, gradient_map.buffers
     buffers_after: Params = {}
     if isinstance(given, ParameterChange):

@@ -1,0 +1,222 @@
+"""The layers of a network whose update tells of members, and records' own inputs of them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flwr_leakage.attacks.network.calls import Affine, Normalise
+from flwr_leakage.attacks.network.linear import traced
+from flwr_leakage.attacks.network.trace import Step
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.members.row_space import RowSpace, noise_of_spectrum
+
+LARGEST = 1024
+"""Outputs or inputs of a layer, whichever are fewer, beyond which no singular values are computed:
+their cost grows with the square, to seconds at 1024 × 4608."""
+
+CHUNK = 64
+"""Records that pass through the network at a time."""
+
+
+NOTICED = 10.0
+"""How many times the rounding of single precision noise has to be to count as a defense's."""
+
+
+@dataclass(frozen=True)
+class LayerSpan:
+    """What one layer's update spans.
+
+    Attributes:
+        name: of the weight.
+        space: the row space of its pseudo-gradient.
+        rows: inputs that went into the update: samples, times the positions of a convolution.
+        capacity: how many of them the row space holds apart: fewer than the outputs that got a
+            derivative, and fewer than the inputs.
+        behind_batch_norm: whether a BatchNorm layer comes before it.
+        noise_std: σ on the entries of the pseudo-gradient that its own singular values tell of;
+            ``None`` where they tell nothing, or were not asked.
+    """
+
+    name: str
+    space: RowSpace
+    rows: int
+    capacity: int
+    behind_batch_norm: bool
+    noise_std: float | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the inputs of all samples of one step lie in the row space, and little else.
+
+        There are no more of them than it holds apart, and no noise or further step adds directions.
+        """
+        return self.rows <= self.capacity and self.space.rank <= self.rows and not self.noise_std
+
+    def __str__(self) -> str:
+        """The layer in a few words.
+
+        Example:
+            >>> space = RowSpace.of(torch.eye(3)[:2])
+            >>> str(LayerSpan("fc1.weight", space, 2, 2, False))
+            'fc1 (rank 2 of 3 inputs, 2 rows)'
+        """
+        width = self.space.directions.shape[1]
+        name = self.name.removesuffix(".weight")
+        return f"{name} (rank {self.space.rank} of {width} inputs, {self.rows} rows)"
+
+
+def rounding_std(problem: Problem, name: str) -> float:
+    """σ of what single precision leaves in a weight's pseudo-gradient.
+
+    After each step the weight w is rounded, by ε|w|/√12 of standard deviation with ε the spacing of
+    numbers next to 1; the pseudo-gradient divides it by the learning rate.
+    """
+    weight = problem.params[name]
+    size = float(weight.double().square().mean().sqrt())
+    steps = problem.schedule.num_steps**0.5
+    spacing = torch.finfo(weight.dtype).eps / 12**0.5
+    return size * spacing * steps / problem.schedule.learning_rate
+
+
+def find_spans(
+    problem: Problem, noise_std: float | None = None
+) -> tuple[list[LayerSpan], list[str]]:
+    """The row space of every layer that may tell, and why others do not.
+
+    A convolution is a linear layer of its patches. It is left out where the patches of the update's
+    samples outnumber what its row space holds, as nothing is then outside of it.
+
+    Args:
+        problem: with BatchNorm by running statistics.
+        noise_std: of a defense, on the entries of the pseudo-gradient. ``None`` estimates it from
+            the spectrum of each layer that one step leaves singular values of noise alone.
+
+    Returns:
+        The spans, in the order of the layers, and a sentence part for each layer left out.
+    """
+    like = next(iter(problem.params.values()))
+    with torch.no_grad():
+        trace = traced(problem, like.new_zeros(1, *problem.spec.shape))
+    found: dict[str, LayerSpan] = {}
+    left_out: list[str] = []
+    positions: dict[str, int] = {}
+    normalised = False
+    affine = []
+    for step in trace.steps:
+        normalised |= isinstance(step.op, Normalise)
+        if isinstance(step.op, Affine) and step.op.name in problem.gradient:
+            affine.append((step, normalised))
+            positions[step.op.name] = positions.get(step.op.name, 0) + _positions(step)
+    for step, behind in affine:
+        assert isinstance(step.op, Affine)
+        name, layer = step.op.name, step.op.layer
+        if name in found:
+            continue
+        matrix = _own_gradient(problem, name)
+        if reason := _refusal(step.op, matrix):
+            left_out.append(f"{layer} {reason}")
+            continue
+        rows = problem.num_samples * positions[name]
+        heard = int(matrix.any(1).sum())  # units that are dead get no derivative
+        if step is affine[-1][0] and len(matrix) == problem.spec.num_classes:
+            heard = min(heard, problem.spec.num_classes - 1)  # softmax errors sum to zero
+        capacity = min(heard, matrix.shape[1] - 1)
+        if step.op.is_convolution and rows > capacity:
+            left_out.append(f"{layer} has {rows:,} patches for a row space of at most {capacity}")
+            continue
+        std = rounding_std(problem, name)
+        space = RowSpace.of(matrix, math.hypot(std, noise_std or 0.0))
+        told = None
+        one_step = problem.schedule.num_steps == 1
+        if noise_std is None and one_step and rows < min(capacity, len(space.singular_values)):
+            told = noise_of_spectrum(space, rows)
+            space = space.with_noise(max(std, told))
+            told = told if told > NOTICED * std else 0.0
+        found[name] = LayerSpan(name, space, rows, capacity, behind, told)
+    return list(found.values()), left_out
+
+
+def leftovers(
+    problem: Problem,
+    spans: Sequence[LayerSpan],
+    inputs: Float[Tensor, "N C H W"],
+    levels: Float[Tensor, " L"],
+) -> tuple[Float[Tensor, "N S L"], Float[Tensor, "N S"]]:
+    """Return log r of each record, layer and level of damping: ``r² = leftover energy / energy``.
+
+    The records pass through the network as the server sent it. A layer's energies are summed over
+    the positions of a convolution, or of a layer that is used several times. A record whose inputs
+    are all zero has r = 1, as it leaves no trace in the layer.
+
+    Args:
+        problem: with BatchNorm by running statistics.
+        spans: of S layers.
+        inputs: N records, normalised as the model takes them.
+        levels: see :meth:`RowSpace.leftover`.
+
+    Returns:
+        log r, and log ‖h‖ of each record and layer.
+    """
+    by_name = {span.name: index for index, span in enumerate(spans)}
+    logs, sizes = [], []
+    for part in inputs.split(CHUNK):
+        energy = torch.zeros(len(part), len(spans), dtype=torch.float64)
+        left = torch.zeros(len(part), len(spans), len(levels), dtype=torch.float64)
+        with torch.no_grad():
+            trace = traced(problem, part)
+        for step in trace.steps:
+            if not isinstance(step.op, Affine) or step.op.name not in by_name:
+                continue
+            index = by_name[step.op.name]
+            rows = _rows(step).double()
+            flat = rows.reshape(-1, rows.shape[-1])
+            found = spans[index].space.leftover(flat, levels.to(flat.device))
+            left[:, index] += found.reshape(*rows.shape[:2], -1).sum(1).cpu()
+            energy[:, index] += rows.square().sum((1, 2)).cpu()
+        ratio = left / energy[:, :, None].clamp_min(torch.finfo(torch.float64).tiny)
+        ratio = torch.where(energy[:, :, None] > 0, ratio, 1.0)
+        logs.append(0.5 * ratio.clamp_min(1e-24).log())
+        sizes.append(0.5 * energy.clamp_min(1e-24).log())
+    return torch.cat(logs), torch.cat(sizes)
+
+
+def _own_gradient(problem: Problem, name: str) -> Float[Tensor, "m n"]:
+    """A weight's pseudo-gradient as a matrix, without the weight decay of a single step."""
+    gradient = problem.gradient[name].double()
+    if problem.schedule.weight_decay and problem.schedule.num_steps == 1:
+        gradient = gradient - problem.schedule.weight_decay * problem.params[name].double()
+    return gradient.flatten(1)
+
+
+def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
+    """Why a layer is left out; empty where it is not."""
+    if not bool(matrix.any()):
+        return "did not change: it is frozen, or no derivative reached it"
+    if min(matrix.shape) > LARGEST:
+        return f"is too large for singular values ({matrix.shape[0]} × {matrix.shape[1]})"
+    if op.is_convolution:
+        try:
+            _ = op.geometry
+        except ValueError as error:
+            return f"is no plain convolution: {error}".rstrip(".")
+    return ""
+
+
+def _positions(step: Step) -> int:
+    """How many rows one sample gives."""
+    shape = step.outputs.shape
+    assert isinstance(step.op, Affine)
+    return int(shape[2:].numel()) if step.op.is_convolution else int(shape[1:-1].numel())
+
+
+def _rows(step: Step) -> Float[Tensor, "B P n"]:
+    """The inputs of a layer, or the patches of a convolution, of each sample."""
+    assert isinstance(step.op, Affine)
+    geometry = step.op.geometry
+    if geometry is not None:
+        return geometry.patches(step.inputs).transpose(1, 2)
+    return step.inputs.reshape(len(step.inputs), -1, step.inputs.shape[-1])

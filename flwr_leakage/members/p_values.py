@@ -1,0 +1,127 @@
+"""p-values from a null sample: by rank, by the tail beyond it, and corrected for many candidates.
+
+A small statistic speaks for membership throughout.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+TAIL_SHARE = 0.05
+"""The share of the null sample that the tail's rate is estimated from."""
+
+SMALLEST_TAIL = 10
+"""Fewest null records in the tail, below which nothing is said beyond the sample."""
+
+
+def rank_p_values(
+    candidates: Float[Tensor, " C"], null: Float[Tensor, " N"]
+) -> Float[Tensor, " C"]:
+    """``(1 + #{null ≤ t}) / (1 + N)`` for each candidate's statistic t.
+
+    Where a candidate that is no member and the null records are exchangeable, such as draws from
+    one distribution, this is a p-value whatever the statistic: P(p ≤ α) ≤ α (Phipson and Smyth
+    2010; conformal p-values of Vovk et al. 2005). It cannot be less than 1 / (1 + N).
+
+    Example:
+        >>> null = torch.arange(1.0, 10.0)
+        >>> rank_p_values(torch.tensor([0.5, 3.0, 20.0]), null).tolist()
+        [0.1, 0.4, 1.0]
+    """
+    below = torch.searchsorted(
+        null.double().sort().values, candidates.double().contiguous(), right=True
+    )
+    return (1 + below).double() / (1 + len(null))
+
+
+def tail_p_values(
+    candidates: Float[Tensor, " C"], null: Float[Tensor, " N"]
+) -> Float[Tensor, " C"]:
+    """Rank p-values, continued beyond the smallest null statistic by an exponential tail.
+
+    ``p = (k/N) exp(−α (x₍ₖ₎ − x))`` for x below all of the null, where x₍ₖ₎ is the k-th smallest of
+    the null, k = 5 % of N, and α the lower 95 % bound ``α̂ (1 − 1.645/√k)`` of Hill's estimate
+    ``1/α̂ = mean(x₍ₖ₎ − x₍ᵢ₎, i < k)`` (Hill 1975). For x = log r the model is that P(r ≤ ε) falls
+    as a power of ε: so does any residual r whose vector has a bounded density around the span,
+    with the codimension as the power. A lighter tail, such as a Gaussian's, is overestimated.
+
+    With fewer than ``SMALLEST_TAIL`` null records in the tail these are the rank p-values.
+
+    Args:
+        candidates: x of each candidate, such as a logarithm of a residual.
+        null: x of records that are no members.
+
+    Example:
+        >>> null = torch.linspace(0, 1, 1000, dtype=torch.float64)
+        >>> p = tail_p_values(torch.tensor([-1.0, 0.5], dtype=torch.float64), null)
+        >>> bool(p[0] < 1e-12), round(float(p[1]), 2)
+        (True, 0.5)
+    """
+    ranks = rank_p_values(candidates, null)
+    ordered = null.double().sort().values
+    k = int(TAIL_SHARE * len(null))
+    if k < SMALLEST_TAIL:
+        return ranks
+    spread = float((ordered[k - 1] - ordered[: k - 1]).mean())
+    if not spread > 0:
+        return ranks
+    rate = (1 - 1.645 / math.sqrt(k)) / spread
+    beyond = k / len(null) * torch.exp(-rate * (ordered[k - 1] - candidates.double()))
+    return torch.where(candidates.double() < ordered[0], torch.minimum(beyond, ranks), ranks)
+
+
+def holm(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
+    """p-values that stay valid for all C candidates at once (Holm 1979).
+
+    ``p̃₍ᵢ₎ = max_{j ≤ i} min(1, (C − j + 1) p₍ⱼ₎)``: calling members all with p̃ ≤ α calls any
+    non-member with a chance of at most α, however the p-values depend on each other.
+
+    Example:
+        >>> [round(p, 3) for p in holm(torch.tensor([0.01, 0.04, 0.03])).tolist()]
+        [0.03, 0.06, 0.06]
+    """
+    count = len(p_values)
+    ordered, order = p_values.double().sort()
+    factors = torch.arange(count, 0, -1, dtype=torch.float64)
+    corrected = torch.empty_like(ordered)
+    corrected[order] = (factors * ordered).clamp_max(1).cummax(0).values if count else ordered
+    return corrected
+
+
+def benjamini_hochberg(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
+    """p-values corrected so that a share of at most α of those called members is none.
+
+    ``p̃₍ᵢ₎ = min_{j ≥ i} min(1, C p₍ⱼ₎ / j)`` (Benjamini and Hochberg 1995), for p-values that are
+    independent or positively dependent, as those of one null sample are (Bates et al. 2023).
+
+    Example:
+        >>> [round(p, 3) for p in benjamini_hochberg(torch.tensor([0.01, 0.04, 0.03])).tolist()]
+        [0.03, 0.04, 0.04]
+    """
+    count = len(p_values)
+    if not count:
+        return p_values.double()
+    ordered, order = p_values.double().sort(descending=True)
+    factors = count / torch.arange(count, 0, -1, dtype=torch.float64)
+    corrected = torch.empty_like(ordered)
+    corrected[order] = (factors * ordered).clamp_max(1).cummin(0).values
+    return corrected
+
+
+def fisher(p_values: Float[Tensor, "R C"]) -> Float[Tensor, " C"]:
+    """One p-value of each candidate from independent ones of R rounds (Fisher 1932).
+
+    ``−2 Σ_r log p_r`` follows χ² with 2R degrees of freedom where no round holds the candidate. The
+    rounds' p-values are independent where each comes from null records of its own; those of one
+    null sample are positively dependent, and the combination is then too small.
+
+    Example:
+        >>> round(float(fisher(torch.tensor([[0.1], [0.1]]))), 4)
+        0.0561
+    """
+    rounds = len(p_values)
+    logs = -p_values.double().clamp_min(torch.finfo(torch.float64).tiny).log().sum(0)
+    # The survival function of χ² with 2R degrees of freedom at twice this.
+    return torch.special.gammaincc(torch.full_like(logs, float(rounds)), logs)

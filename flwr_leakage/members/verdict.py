@@ -1,0 +1,315 @@
+"""The test of records against one update: p-values, evidence, and the reason in words."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.members.layers import LayerSpan, find_spans, leftovers
+from flwr_leakage.members.p_values import (
+    benjamini_hochberg,
+    holm,
+    rank_p_values,
+    tail_p_values,
+)
+from flwr_leakage.members.rehearsal import (
+    POOL,
+    STRANGERS,
+    Rehearsal,
+    compute_features,
+    rehearse,
+)
+from flwr_leakage.members.statistics import FALLBACKS
+from flwr_leakage.records import Batch
+
+Evidence = Literal["exact", "statistical", "none"]
+"""``exact``: algebra decides, to rounding. ``statistical``: members lie lower on average.
+``none``: no statistic that was tried tells members from others."""
+
+Correction = Literal["holm", "benjamini_hochberg"]
+Statistic = Literal["row_space", "gradient_cosine", "gradient_difference", "loss"]
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
+
+EXACT_MARGIN = 0.1
+"""How far below the null's smallest residual, as a factor, a record of ``exact`` evidence lies in
+one layer at least; in the others it lies below it. On Flower's quickstart network members of one
+step had at most 1.7e-3, others at least 0.11 (simulations/benchmarks/results/membership.md)."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Whether each record was in an update.
+
+    Attributes:
+        evidence: how strong the test is on this update; see :data:`Evidence`.
+        reason: why, in words.
+        statistic: what answered, such as ``row_space (fc1)``.
+        p_values: (C,) of each record: by rank in the null, and by the null's tail beyond it.
+        rank_p_values: (C,) by rank alone, at least 1 / (1 + null records), whatever the tail.
+        corrected: (C,) the p-values corrected for the number of records.
+        correction: how.
+        is_exact: (C,) whether algebra shows the record, or one with the same inputs of all layers
+            used up to a factor, to be in the update.
+        null_size: null records that the ranks are among.
+        null_origin: where they come from, in words.
+        residuals: (C, S) ‖h − P h‖ / ‖h‖ of each record in each layer of ``layers``.
+        layers: the layers' names and spans.
+        left_out: why other layers were not used.
+        rehearsal: what the server found when it repeated the round on null records, if it did.
+        cpu_seconds: of the test.
+    """
+
+    evidence: Evidence
+    reason: str
+    statistic: str
+    p_values: Float[Tensor, " C"]
+    rank_p_values: Float[Tensor, " C"]
+    corrected: Float[Tensor, " C"]
+    correction: Correction
+    is_exact: Bool[Tensor, " C"]
+    null_size: int
+    null_origin: str
+    residuals: Float[Tensor, "C S"]
+    layers: tuple[LayerSpan, ...]
+    left_out: tuple[str, ...]
+    rehearsal: Rehearsal | None
+    cpu_seconds: float
+
+    def says(self, record: int, level: float = 0.01) -> str:
+        """What the test says of one record, as a part of a sentence.
+
+        Args:
+            record: its index.
+            level: of the corrected p-value, below which the record counts as found.
+        """
+        p, corrected = float(self.p_values[record]), float(self.corrected[record])
+        if self.evidence == "none":
+            return "nothing can be said"
+        numbers = f"p = {p:.2g}, {corrected:.2g} corrected"
+        if bool(self.is_exact[record]):
+            return f"was in the update, by algebra ({numbers})"
+        if corrected <= level:
+            return f"was probably in the update ({numbers})"
+        return f"was not found in the update, which is no proof of absence ({numbers})"
+
+    def __str__(self) -> str:
+        """The verdict on each record, and what it rests on; at most 20 records, most likely first.
+
+        A name of a client or file is not in it.
+        """
+        order = self.p_values.argsort()[:20].tolist()
+        lines = [f"record {index} {self.says(index)}" for index in sorted(order)]
+        if len(self.p_values) > 20:
+            lines.append(f"and {len(self.p_values) - 20} others with larger p-values")
+        return "\n".join(
+            [
+                f"evidence: {self.evidence}, by {self.statistic}: {self.reason}.",
+                f"null: {self.null_size} records ({self.null_origin}); corrected by "
+                f"{self.correction} for {len(self.p_values)} records; "
+                f"{self.cpu_seconds:.1f} CPU s.",
+                *lines,
+            ]
+        )
+
+
+def check_records(
+    problem: Problem, candidates: Batch, null: Batch, statistics: Sequence[str]
+) -> None:
+    """Raise ``ValueError`` unless the test can take these records and statistics."""
+    for name, records in (("records", candidates), ("null", null)):
+        shape = tuple(records.inputs.shape)
+        if len(shape) != 4 or shape[1:] != tuple(problem.spec.shape):
+            raise ValueError(
+                f"{name} must be inputs (N, C, H, W) with (C, H, W) = {problem.spec.shape}, got "
+                f"{shape}."
+            )
+        if not bool(torch.isfinite(records.inputs).all()):
+            raise ValueError(f"{name} hold NaN or infinite entries.")
+    if len(null) < 20:
+        raise ValueError(
+            f"null must hold at least 20 records that cannot be members, got {len(null)}: a "
+            f"p-value cannot be less than 1 / (1 + their number)."
+        )
+    unknown = sorted(set(statistics) - set(STATISTICS))
+    if unknown or not statistics:
+        raise ValueError(f"statistics must be some of {STATISTICS}, got {tuple(statistics)}.")
+
+
+def refuse_embeddings(model: nn.Module) -> None:
+    """Raise ``ValueError`` for a model that takes token ids."""
+    if any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules()):
+        raise ValueError(
+            "the model has an embedding: its inputs are token ids, and records of images (C, H, W) "
+            "are tested only. The rows of the table that changed name the tokens of the update."
+        )
+
+
+def examine(
+    problem: Problem,
+    candidates: Batch,
+    null: Batch,
+    *,
+    labelled: bool = True,
+    null_origin: str = "given",
+    statistics: Sequence[Statistic] = STATISTICS,
+    correction: Correction = "holm",
+    noise_std: float | None = None,
+    seed: int = 0,
+) -> Membership:
+    """Test each record for membership in one update.
+
+    The row space answers alone where one step's inputs fit into a layer's (``exact``). Elsewhere
+    the statistics asked for are weighted by a rehearsal on part of the null records
+    (``statistical``); the ranks are among the others, so that the choice does not spoil them.
+
+    Args:
+        problem: the update, with BatchNorm as the client trained.
+        candidates: records, normalised as the model takes them, with labels.
+        null: records that cannot be members, from the distribution of the candidates.
+        labelled: whether all labels are known. Without them the row space is the only statistic,
+            and a rehearsal takes the null's as they are.
+        null_origin: where the null comes from, in words.
+        statistics: which may be used.
+        correction: for the number of candidates.
+        noise_std: σ of a defense's noise on the entries of the pseudo-gradient; ``None`` lets the
+            spectrum tell, where one step's samples are fewer than units.
+        seed: of the rehearsal's draws.
+
+    Raises:
+        ValueError: see :func:`check_records`.
+    """
+    began = time.process_time()
+    check_records(problem, candidates, null, statistics)
+    used = [name for name in statistics if labelled or name not in FALLBACKS]
+    flat = replace(problem, gradient_map=problem.gradient_map.with_batch_norm("running"))
+    spans, left_out = find_spans(flat, noise_std) if "row_space" in used else ([], [])
+    train_mode = problem.gradient_map.uses_batch_statistics
+    complete = [
+        span
+        for span in spans
+        if span.is_complete
+        and problem.schedule.num_steps == 1
+        and not (train_mode and span.behind_batch_norm)
+    ]
+    level = torch.zeros(1).double()
+    is_exact = torch.zeros(len(candidates), dtype=torch.bool)
+    rehearsal: Rehearsal | None = None
+    layers = complete or spans
+    residuals = leftovers(flat, layers, candidates.inputs, level)[0].squeeze(2)
+    evidence: Evidence
+    if complete:
+        of_null = leftovers(flat, complete, null.inputs, level)[0].squeeze(2)
+        values, null_values = residuals.mean(1), of_null.mean(1)
+        margins = residuals.exp() / of_null.exp().amin(0)
+        is_exact = (margins < 1).all(1) & (margins < EXACT_MARGIN).any(1)
+        names = ", ".join(str(span) for span in complete)
+        evidence, statistic = "exact", f"row_space ({names})"
+        reason = (
+            "the inputs of all samples of one step lie in the update's row space, and there are "
+            "fewer of them than the layer holds apart; a record whose gradient vanishes leaves no "
+            "trace, and a copy that is the same to the layer up to a factor is taken for it"
+        )
+    else:
+        values, null_values, rehearsal, evidence, statistic, reason = _weigh(
+            problem, flat, spans, candidates, null, used, noise_std, seed
+        )
+        if train_mode:
+            reason += (
+                "; the client normalised by its batch (BatchNorm in train mode), so that inputs "
+                "behind such a layer are not the same alone"
+            )
+    if evidence == "none":
+        ranks = tails = torch.ones(len(candidates), dtype=torch.float64)
+    else:
+        ranks, tails = rank_p_values(values, null_values), tail_p_values(values, null_values)
+    correct = holm if correction == "holm" else benjamini_hochberg
+    return Membership(
+        evidence,
+        reason,
+        statistic,
+        tails,
+        ranks,
+        correct(tails),
+        correction,
+        is_exact,
+        len(null_values),
+        null_origin,
+        residuals.exp(),
+        tuple(layers),
+        tuple(left_out),
+        rehearsal,
+        time.process_time() - began,
+    )
+
+
+_Weighed = tuple[Tensor, Tensor, Rehearsal | None, Evidence, str, str]
+
+
+def _weigh(
+    problem: Problem,
+    flat: Problem,
+    spans: Sequence[LayerSpan],
+    candidates: Batch,
+    null: Batch,
+    statistics: Sequence[str],
+    noise_std: float | None,
+    seed: int,
+) -> _Weighed:
+    """Return a statistic of candidates and null, the rehearsal, the evidence, its name and reason.
+
+    The statistic is ``Σ_f w_f x_f / σ_f`` with the rehearsal's weights w_f, see
+    :func:`~flwr_leakage.members.rehearsal.discriminant`, and the spread σ_f on the observed update.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    size = min(len(null) // 2, max(POOL, 3 * problem.num_samples))
+    usual = compute_features(flat, spans, candidates, statistics)
+    if not usual.names:
+        why = "no layer tells, and the labels that other statistics take are not known"
+        empty = torch.zeros(0).double()
+        return torch.zeros(len(candidates)).double(), empty, None, "none", "no statistic", why
+    if size < problem.num_samples + STRANGERS:
+        why = (
+            f"{problem.num_samples} samples are more than {len(null)} null records can rehearse, "
+            f"so that nobody knows how well the test finds members here"
+        )
+        column, name = _first_choice(usual.names, spans)
+        others = compute_features(flat, spans, null, statistics).values[:, column]
+        return usual.values[:, column], others, None, "statistical", name, why
+    std = noise_std if noise_std is not None else _told_noise(spans)
+    rehearsal = rehearse(problem, flat, null[:size], statistics, generator, std)
+    others = compute_features(flat, spans, null, statistics).values
+    spread = others[:size].std(0).clamp_min(1e-12)
+    weights = rehearsal.weights / spread
+    values, null_values = usual.values @ weights, others[size:] @ weights
+    why = (
+        f"in a rehearsal on null records, {rehearsal.found} of {rehearsal.members} members lay "
+        f"below 99 % of the others (AUC {rehearsal.auc:.2f})"
+    )
+    if not rehearsal.is_clear:
+        why += ", which is no better than chance"
+        return values, null_values, rehearsal, "none", "no statistic", why
+    best = rehearsal.weights.abs().argsort(descending=True)[:3].tolist()
+    names = ", ".join(usual.names[index] for index in best)
+    name = f"{len(usual.names)} statistics, most by {names}"
+    return values, null_values, rehearsal, "statistical", name, why
+
+
+def _first_choice(names: Sequence[str], spans: Sequence[LayerSpan]) -> tuple[int, str]:
+    """The statistic to use where none can be rehearsed: the layer that its samples fill least."""
+    if not spans:
+        return 0, names[0]
+    shares = [span.rows / max(span.capacity, 1) for span in spans]
+    layer = spans[shares.index(min(shares))].name.removesuffix(".weight")
+    name = f"{layer} at 1e-06"
+    return names.index(name), name
+
+
+def _told_noise(spans: Sequence[LayerSpan]) -> float:
+    """The noise that the layers' spectra tell of, 0 where they tell of none."""
+    told = sorted(span.noise_std for span in spans if span.noise_std is not None)
+    return told[len(told) // 2] if told else 0.0

@@ -1,0 +1,199 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+from torch.nn import functional as F
+
+from flwr_leakage import Batch, InputSpec, LocalSchedule, ParameterChange, membership
+
+SPEC = InputSpec((1, 6, 6), 5)
+
+
+def network(seed=0, *first):
+    torch.manual_seed(seed)
+    return nn.Sequential(*first, nn.Flatten(), nn.Linear(36, 24), nn.ReLU(), nn.Linear(24, 5))
+
+
+def data(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.rand(count, 1, 6, 6, generator=generator)
+    return Batch(inputs, torch.randint(5, (count,), generator=generator))
+
+
+def trained(model, batch, rate=0.1, steps=1, noise=0.0, **settings):
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    learned = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(learned, rate, **settings)
+    for part in (batch[i::steps] for i in range(steps)):
+        optimizer.zero_grad()
+        F.cross_entropy(model(part.inputs), part.targets).backward()
+        optimizer.step()
+    after = {k: v.clone() for k, v in model.state_dict().items()}
+    after |= {k: v.detach() + noise * torch.randn_like(v) for k, v in model.named_parameters()}
+    model.load_state_dict(before)
+    return ParameterChange(before, after)
+
+
+def joined(*batches):
+    return Batch(torch.cat([b.inputs for b in batches]), torch.cat([b.targets for b in batches]))
+
+
+def one_step(batch, **settings):
+    return {"num_examples": len(batch), "schedule": LocalSchedule(0.1, 1, len(batch), **settings)}
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 12))
+def test_members_are_found_where_samples_are_fewer_than_units(seed, count):
+    model, members = network(seed), data(seed, count)
+    others, null = data(20_000, 50), data(20_001, 300)
+    change = trained(model, members)
+    found = membership(
+        model, change, joined(members, others), spec=SPEC, null=null, **one_step(members)
+    )
+    assert found.evidence == "exact"
+    assert found.is_exact[:count].all() and not found.is_exact[count:].any()
+    assert float(found.corrected[:count].max()) < 0.01
+
+
+def test_residuals_are_those_of_a_projection():
+    model = network().double()
+    members, null = data(0, 4), data(1, 40)
+    change = trained(model, Batch(members.inputs.double(), members.targets))
+    found = membership(
+        model, change, null.inputs[:3].double(), spec=SPEC, null=null.inputs.double(),
+        **one_step(members),
+    )  # fmt: skip
+    basis = torch.linalg.qr(members.inputs.double().flatten(1).T).Q
+    rows = null.inputs[:3].double().flatten(1)
+    expected = (rows - rows @ basis @ basis.T).norm(dim=1) / rows.norm(dim=1)
+    assert found.layers[0].name == "1.weight"
+    torch.testing.assert_close(found.residuals[:, 0], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_weight_decay_of_one_step_is_taken_off():
+    model, members, null = network(), data(0, 4), data(1, 100)
+    change = trained(model, members, weight_decay=0.1)
+    found = membership(
+        model, change, members, spec=SPEC, null=null, **one_step(members, weight_decay=0.1)
+    )
+    assert found.evidence == "exact" and found.is_exact.all()
+
+
+def test_convolutions_are_read_by_their_patches():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 12, 3, stride=3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 5))
+    spec = InputSpec((1, 6, 6), 5)
+    members, null = data(0, 2), data(1, 200)
+    found = membership(
+        model, trained(model, members), members, spec=spec, null=null, **one_step(members)
+    )
+    # Two samples of four patches each span 8 of the 9 entries of a patch.
+    names = [span.name for span in found.layers]
+    assert names == ["0.weight", "3.weight"] and found.layers[0].rows == 8
+    assert found.is_exact.all()
+
+
+def test_p_values_are_uniform_where_a_rehearsal_chose_the_statistic():
+    model, members, others, null = network(), data(0, 60), data(1, 2000), data(2, 900)
+    change = trained(model, members, steps=2)
+    found = membership(
+        model, change, others, spec=SPEC, null=null, num_examples=60,
+        schedule=LocalSchedule(0.1, 2, 30),
+    )  # fmt: skip
+    assert found.evidence == "statistical" and found.rehearsal is not None
+    # All p-values share one null sample, whose own error a two-sample test counts.
+    uniform = torch.arange(1, found.null_size + 2) / (found.null_size + 1)
+    assert stats.ks_2samp(found.rank_p_values.numpy(), uniform.numpy()).pvalue > 0.01
+
+
+def test_noise_of_a_defense_ends_the_exactness_and_not_the_test():
+    model, members, null = network(), data(0, 4), data(1, 600)
+    change = trained(model, members, noise=1e-3)
+    found = membership(model, change, members, spec=SPEC, null=null, **one_step(members))
+    assert found.evidence == "statistical" and not found.is_exact.any()
+    assert found.rank_p_values.max() < 0.05
+
+
+def test_an_update_of_noise_alone_gives_no_evidence():
+    model, members, null = network(), data(0, 4), data(1, 600)
+    change = trained(model, members, noise=10.0)
+    found = membership(model, change, members, spec=SPEC, null=null, **one_step(members))
+    assert found.evidence == "none" and found.p_values.tolist() == [1.0] * 4
+    assert "no better than chance" in str(found) and "nothing can be said" in str(found)
+
+
+def test_frozen_layers_are_named_and_without_labels_nothing_else_answers():
+    model, members, null = network(), data(0, 4), data(1, 100)
+    for layer in (model[1], model[3]):
+        layer.weight.requires_grad_(False)
+    change = trained(model, members)
+    found = membership(
+        model, change, members.inputs, spec=SPEC, null=null.inputs, **one_step(members)
+    )
+    assert found.evidence == "none"
+    assert found.left_out[0] == "1 did not change: it is frozen, or no derivative reached it"
+
+
+def test_train_mode_batch_norm_leaves_what_lies_before_it():
+    torch.manual_seed(0)
+    members, null = data(0, 6), data(1, 400)
+    behind = network(0, nn.BatchNorm2d(1)).train()
+    before = nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 5)
+    ).train()
+    change = trained(before, members)
+    found = membership(before, change, members, spec=SPEC, null=null, **one_step(members))
+    assert found.evidence == "exact" and [s.name for s in found.layers] == ["1.weight"]
+    change = trained(behind, members)
+    found = membership(behind, change, members, spec=SPEC, null=null, **one_step(members))
+    assert found.evidence != "exact" and "BatchNorm in train mode" in found.reason
+
+
+def test_too_few_null_records_for_a_rehearsal_are_told():
+    model, members, null = network(), data(0, 60), data(1, 100)
+    found = membership(
+        model, trained(model, members), members, spec=SPEC, null=null, **one_step(members)
+    )
+    assert "more than 100 null records can rehearse" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"null": None}, "null must hold records that cannot be members"),
+        ({"null": data(1, 19)}, "at least 20 records"),
+        ({"null": Batch(torch.rand(30, 1, 5, 5), torch.zeros(30).long())}, r"\(1, 6, 6\), got"),
+        ({"statistics": ("fisher",)}, "statistics must be some of"),
+    ],
+)
+def test_refusals(change, message):
+    model, members = network(), data(0, 2)
+    arguments = {"spec": SPEC, "null": data(1, 30), **one_step(members), **change}
+    with pytest.raises(ValueError, match=message):
+        membership(model, trained(model, members), members, **arguments)
+
+
+def test_models_of_token_ids_are_refused():
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(4, 5))
+    gradients = tuple(torch.ones_like(p) for p in model.parameters())
+    with pytest.raises(ValueError, match="its inputs are token ids"):
+        membership(model, gradients, data(0, 2), spec=SPEC, null=data(1, 30), num_examples=2)
+
+
+def test_the_text_names_verdict_null_and_reason():
+    model, members, null = network(), data(0, 2), data(1, 300)
+    records = joined(members, data(2, 30))
+    found = membership(
+        model, trained(model, members), records, spec=SPEC, null=null,
+        null_origin="the server's test data", **one_step(members),
+    )  # fmt: skip
+    text = str(found)
+    assert "record 0 was in the update, by algebra (p = " in text
+    assert "null: 300 records (the server's test data); corrected by holm for 32 records" in text
+    assert "and 12 others with larger p-values" in text
+    assert "no proof of absence" in replace(found, evidence="statistical").says(31)

@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from flwr_leakage.members.row_space import RowSpace, noise_of_spectrum
+
+
+def test_residual_equals_a_least_squares_fit():
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(7, 20, generator=generator, dtype=torch.float64)
+    rows = torch.randn(5, 20, generator=generator, dtype=torch.float64)
+    coefficients = torch.linalg.lstsq(matrix.T, rows.T).solution
+    expected = (rows.T - matrix.T @ coefficients).square().sum(0)
+    found = RowSpace.of(matrix).leftover(rows, torch.zeros(1))[:, 0]
+    torch.testing.assert_close(found, expected)
+
+
+def test_damped_leftover_equals_ridge_regression():
+    generator = torch.Generator().manual_seed(1)
+    matrix = torch.randn(6, 9, generator=generator, dtype=torch.float64)
+    row = torch.randn(9, generator=generator, dtype=torch.float64)
+    level = 0.03
+    damping = level * torch.linalg.matrix_norm(matrix, 2) ** 2
+    # min_c ‖h − Gᵀc‖² + λ‖c‖² = λ hᵀ(GᵀG + λI)⁻¹h
+    inverse = torch.linalg.inv(matrix.T @ matrix + damping * torch.eye(9))
+    expected = damping * row @ inverse @ row
+    found = RowSpace.of(matrix).leftover(row[None], torch.tensor([level]))
+    torch.testing.assert_close(found[0, 0], expected)
+
+
+def test_noise_is_read_from_the_spectrum():
+    generator = torch.Generator().manual_seed(2)
+    signal = torch.randn(60, 5, generator=generator) @ torch.randn(5, 200, generator=generator)
+    noisy = signal + 0.03 * torch.randn(60, 200, generator=generator)
+    assert noise_of_spectrum(RowSpace.of(noisy), 5) == pytest.approx(0.03, rel=0.05)
+    assert RowSpace.of(noisy, 0.03).rank == 5
+    with pytest.raises(ValueError, match="rows must be below 60"):
+        noise_of_spectrum(RowSpace.of(noisy), 60)
