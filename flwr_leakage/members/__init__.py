@@ -16,7 +16,14 @@ from flwr_leakage.members.participation import (
 )
 from flwr_leakage.members.rehearsal import Rehearsal, rehearse
 from flwr_leakage.members.row_space import RowSpace
-from flwr_leakage.members.statistics import against_others, gradient_statistics, losses
+from flwr_leakage.members.statistics import (
+    against_others,
+    gradient_cosine,
+    gradient_difference,
+    gradient_norms,
+    gradient_products,
+    losses,
+)
 from flwr_leakage.members.verdict import STATISTICS, Evidence, Membership, examine
 
 __all__ = [
@@ -35,7 +42,10 @@ __all__ = [
     "examine_observation",
     "find_spans",
     "fisher",
-    "gradient_statistics",
+    "gradient_cosine",
+    "gradient_difference",
+    "gradient_norms",
+    "gradient_products",
     "holm",
     "leftovers",
     "losses",

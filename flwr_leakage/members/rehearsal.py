@@ -15,8 +15,14 @@ from torch import Tensor
 
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.members.layers import LayerSpan, find_spans, leftovers
-from flwr_leakage.members.statistics import gradient_statistics, losses
-from flwr_leakage.params import Params
+from flwr_leakage.members.statistics import (
+    gradient_cosine,
+    gradient_difference,
+    gradient_norms,
+    gradient_products,
+    losses,
+)
+from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch
 
 LEVELS = (0.0, 1e-8, 1e-6, 1e-4, 1e-2)
@@ -103,6 +109,7 @@ def compute_features(
     spans: Sequence[LayerSpan],
     records: Batch,
     statistics: Sequence[str],
+    norms: Float[Tensor, " N"] | None = None,
 ) -> Features:
     """The statistics asked for, of each record.
 
@@ -111,6 +118,7 @@ def compute_features(
         spans: of the problem's layers.
         records: the labels count for statistics other than ``row_space`` only.
         statistics: ``row_space`` and the names of ``members.statistics``.
+        norms: of the records' own gradients, where they are known already.
     """
     names: list[str] = []
     columns: list[Tensor] = []
@@ -123,14 +131,16 @@ def compute_features(
             names.append(f"size of {layer}'s input")
             columns.append(sizes[:, index])
     if {"gradient_cosine", "gradient_difference"} & set(statistics):
-        found = gradient_statistics(problem, records)
-        cosine, difference, size = found
+        norms = gradient_norms(problem, records) if norms is None else norms
+        products = gradient_products(problem, records)
         if "gradient_cosine" in statistics:
             names.append("gradient_cosine")
-            columns.append(cosine)
+            norm = float(ravel(problem.gradient).double().norm())
+            columns.append(gradient_cosine(products, norms, norm))
         if "gradient_difference" in statistics:
             names += ["gradient_difference", "size of the gradient"]
-            columns += [difference, size.clamp_min(1e-30).log()]
+            columns.append(gradient_difference(products, norms, problem.num_samples))
+            columns.append(norms.clamp_min(1e-30).log())
     if "loss" in statistics:
         names += ["loss", "loss before"]
         columns += [losses(problem, records, after=True), losses(problem, records, after=False)]
@@ -167,7 +177,8 @@ def rehearse(
         raise ValueError(
             f"a rehearsal takes {count} members and {STRANGERS} other null records, got {len(pool)}"
         )
-    used = client.members or (count,)
+    takes_gradients = {"gradient_cosine", "gradient_difference"} & set(statistics)
+    norms = gradient_norms(flat, pool) if takes_gradients else None
     inside: list[Tensor] = []
     outside: list[Tensor] = []
     for _ in range(math.ceil(MEMBERS / count)):
@@ -176,13 +187,13 @@ def rehearse(
         with torch.no_grad():
             gradient = simulate_gradient(
                 client.gradient_map, client.params, client.buffers, client.schedule, batch,
-                used if client.members else (),
+                client.members,
             )  # fmt: skip
         gradient = {name: gradient[name].detach() for name in client.gradient}
         gradient = _as_released(gradient, client.gradient, noise_std, generator)
         shown = replace(flat, gradient=gradient)
         spans, _ = find_spans(shown, noise_std or None)
-        found = compute_features(shown, spans, pool, statistics)
+        found = compute_features(shown, spans, pool, statistics, norms)
         inside.append(found.values[order[:count]])
         outside.append(found.values[order[count:]])
     members, strangers = torch.cat(inside), torch.cat(outside)

@@ -3,6 +3,7 @@
 Each gives one number a record, and a small number speaks for membership.
 """
 
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -20,33 +21,80 @@ Fallback = Literal["gradient_cosine", "gradient_difference", "loss"]
 FALLBACKS: tuple[Fallback, ...] = get_args(Fallback)
 
 
-def gradient_statistics(
-    problem: Problem, records: Batch, chunk: int = 16
-) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """The gradient cosine, the gradient difference and ‖g‖ of each record.
-
-    With g the record's own gradient at the parameters that were sent, ḡ the pseudo-gradient and n
-    the number of samples behind it, the cosine is ``−⟨g, ḡ⟩ / (‖g‖ ‖ḡ‖)`` and the difference
-    ``‖n ḡ − g‖² − ‖n ḡ‖² = ‖g‖² − 2n⟨g, ḡ⟩`` (Li, Li and Ribeiro, ICLR 2023), which is
-    negative where taking the record's gradient out of the sum leaves less of it.
+def gradient_norms(problem: Problem, records: Batch, chunk: int = 32) -> Float[Tensor, " N"]:
+    """‖g‖ of each record's own gradient g at the parameters that were sent.
 
     Args:
         problem: with BatchNorm by running statistics.
         records: inputs and labels.
         chunk: records whose gradients are held at a time.
     """
-    observed = ravel(problem.gradient)
-    norm = observed.norm()
-    cosines, differences, norms = [], [], []
+    found = []
     for start in range(0, len(records), chunk):
         part = records[start : start + chunk]
         with torch.no_grad():
             own = sample_gradients(problem.gradient_map, problem.params, part, problem.buffers)
-        products, sizes = (own @ observed).double(), own.norm(dim=1).double()
-        cosines.append(-products / (sizes * norm).clamp_min(1e-30))
-        differences.append(sizes.square() - 2 * problem.num_samples * products)
-        norms.append(sizes)
-    return torch.cat(cosines).cpu(), torch.cat(differences).cpu(), torch.cat(norms).cpu()
+        found.append(own.norm(dim=1).double())
+    return torch.cat(found).cpu()
+
+
+def gradient_products(problem: Problem, records: Batch, chunk: int = 64) -> Float[Tensor, " N"]:
+    """⟨g, ḡ⟩ of each record's own gradient g with the pseudo-gradient ḡ.
+
+    By forward mode: with dz the derivative of the logits z along ḡ, it is ⟨∂L/∂z, dz⟩.
+
+    Args:
+        problem: with BatchNorm by running statistics.
+        records: inputs and labels.
+        chunk: records that pass through the network at a time.
+    """
+    gradient_map, trained = problem.gradient_map, problem.gradient_map.trained
+    direction = {k: v if k in trained else torch.zeros_like(v) for k, v in problem.gradient.items()}
+    found = []
+    for start in range(0, len(records), chunk):
+        part = records[start : start + chunk]
+        if gradient_map.one_by_one:
+            own = sample_gradients(gradient_map, problem.params, part, problem.buffers)
+            found.append((own @ ravel(direction)).double())
+            continue
+        run = partial(gradient_map.logits, inputs=part.inputs, buffers=problem.buffers)
+        logits, change = torch.func.jvp(run, (problem.params,), (direction,))[:2]
+
+        def loss(row: Tensor, target: Tensor) -> Tensor:
+            value: Tensor = gradient_map.loss(row[None], target[None])
+            return value
+
+        slopes = torch.func.vmap(torch.func.grad(loss))(logits, part.targets)
+        found.append((slopes * change).double().sum(1))
+    return torch.cat(found).detach().cpu()
+
+
+def gradient_cosine(
+    products: Float[Tensor, " N"], norms: Float[Tensor, " N"], norm: float
+) -> Float[Tensor, " N"]:
+    """``−⟨g, ḡ⟩ / (‖g‖ ‖ḡ‖)``, the gradient cosine (Li, Li and Ribeiro, ICLR 2023).
+
+    Example:
+        >>> one = torch.ones(1)
+        >>> float(gradient_cosine(3 * one, 2 * one, 1.5))
+        -1.0
+    """
+    return -products / (norms * norm).clamp_min(1e-30)
+
+
+def gradient_difference(
+    products: Float[Tensor, " N"], norms: Float[Tensor, " N"], num_samples: int
+) -> Float[Tensor, " N"]:
+    """``‖n ḡ − g‖² − ‖n ḡ‖² = ‖g‖² − 2n⟨g, ḡ⟩``, the gradient difference (likewise).
+
+    It is negative where taking the record's gradient out of the sum n ḡ leaves less of it.
+
+    Example:
+        >>> one = torch.ones(1)
+        >>> float(gradient_difference(3 * one, 2 * one, 2))
+        -8.0
+    """
+    return norms.square() - 2 * num_samples * products
 
 
 def losses(

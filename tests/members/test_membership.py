@@ -171,7 +171,7 @@ def test_too_few_null_records_for_a_rehearsal_are_told():
         ({"statistics": ("fisher",)}, "statistics must be some of"),
     ],
 )
-def test_refusals(change, message):
+def test_refusals(change, message, unchecked):
     model, members = network(), data(0, 2)
     arguments = {"spec": SPEC, "null": data(1, 30), **one_step(members), **change}
     with pytest.raises(ValueError, match=message):

@@ -49,7 +49,7 @@ def test_the_client_is_named_from_simulated_sums():
     assert 0.4 < float(nobody.p_values.mean()) < 0.6
 
 
-def test_a_client_that_is_always_there_is_refused():
+def test_a_client_that_is_always_there_is_refused(unchecked):
     with pytest.raises(ValueError, match="client 0 must be in some rounds and missing from others"):
         participation_contrasts(torch.zeros(2, 1), torch.tensor([[True], [True]]))
     with pytest.raises(ValueError, match="of the same rounds, got 2 and 1"):
