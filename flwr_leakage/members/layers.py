@@ -54,7 +54,12 @@ class LayerSpan:
 
         There are no more of them than it holds apart, and no noise or further step adds directions.
         """
-        return self.rows <= self.capacity and self.space.rank <= self.rows and not self.noise_std
+        return self.rows <= self.capacity and not self.is_too_full
+
+    @property
+    def is_too_full(self) -> bool:
+        """Whether it has more directions than the samples of one plain step can give it."""
+        return self.rows <= self.capacity and (self.space.rank > self.rows or bool(self.noise_std))
 
     def __str__(self) -> str:
         """The layer in a few words.

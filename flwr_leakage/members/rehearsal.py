@@ -159,7 +159,8 @@ def rehearse(
     """Repeat the round on null records, and measure how far each statistic tells them apart.
 
     A released update that has more zeros than the repeated one is taken for a pruned one, and the
-    repeated one is pruned to as many entries.
+    repeated one is pruned to as many entries. One whose entries are mostly of one size is taken for
+    a step of Adam, or for signs, and the repeated one is turned into signs.
 
     Args:
         client: the problem with BatchNorm as the client trained.
@@ -224,6 +225,10 @@ def _as_released(
         sizes = torch.cat([value.abs().flatten() for value in gradient.values()])
         limit = sizes.kthvalue(len(sizes) - kept).values
         gradient = {k: torch.where(v.abs() > limit, v, 0.0) for k, v in gradient.items()}
+    sizes = torch.cat([value.abs().flatten() for value in observed.values()])
+    size = sizes[sizes > 0].median()
+    if float(((sizes / size - 1).abs() < 0.01).double().mean()) > 0.5 * kept / entries:
+        gradient = {k: size * v.sign() for k, v in gradient.items()}
     if noise_std:
         gradient = {
             k: v + noise_std * torch.randn(v.shape, generator=generator, dtype=v.dtype).to(v.device)

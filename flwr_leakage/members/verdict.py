@@ -189,11 +189,14 @@ def examine(
     flat = replace(problem, gradient_map=problem.gradient_map.with_batch_norm("running"))
     spans, left_out = find_spans(flat, noise_std) if "row_space" in used else ([], [])
     train_mode = problem.gradient_map.uses_batch_statistics
+    one_step = problem.schedule.num_steps == 1
+    fuller = next((span for span in spans if one_step and span.is_too_full), None)
     complete = [
         span
         for span in spans
-        if span.is_complete
-        and problem.schedule.num_steps == 1
+        if one_step
+        and fuller is None
+        and span.is_complete
         and not (train_mode and span.behind_batch_norm)
     ]
     level = torch.zeros(1).double()
@@ -218,6 +221,11 @@ def examine(
         values, null_values, rehearsal, evidence, statistic, reason = _weigh(
             problem, flat, spans, candidates, null, used, noise_std, seed
         )
+        if fuller is not None:
+            reason += (
+                f"; {fuller} spans more than one plain step on the update's samples can: there is "
+                f"noise or pruning, or more steps, another optimizer or more samples than assumed"
+            )
         if train_mode:
             reason += (
                 "; the client normalised by its batch (BatchNorm in train mode), so that inputs "
@@ -274,8 +282,9 @@ def _weigh(
         return torch.zeros(len(candidates)).double(), empty, None, "none", "no statistic", why
     if size < problem.num_samples + STRANGERS:
         why = (
-            f"{problem.num_samples} samples are more than {len(null)} null records can rehearse, "
-            f"so that nobody knows how well the test finds members here"
+            f"{problem.num_samples} samples take {2 * (problem.num_samples + STRANGERS)} null "
+            f"records to rehearse, got {len(null)}, so that nobody knows how well the test finds "
+            f"members here"
         )
         column, name = _first_choice(usual.names, spans)
         others = compute_features(flat, spans, null, statistics).values[:, column]

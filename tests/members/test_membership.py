@@ -159,7 +159,7 @@ def test_too_few_null_records_for_a_rehearsal_are_told():
     found = membership(
         model, trained(model, members), members, spec=SPEC, null=null, **one_step(members)
     )
-    assert "more than 100 null records can rehearse" in found.reason
+    assert "60 samples take 220 null records to rehearse, got 100" in found.reason
 
 
 @pytest.mark.parametrize(
