@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from flwr_leakage._lazy import lazy
 
 if TYPE_CHECKING:
+    from flwr_leakage.audit.candidates import Candidates
     from flwr_leakage.audit.note import ClientNote, ReplayResult
     from flwr_leakage.audit.progress import ConsoleProgress, Progress, SilentProgress
     from flwr_leakage.audit.selection import Selection
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from flwr_leakage.audit.what_if import WhatIf, WhatIfSource, relative_change
 
 __all__ = [
+    "Candidates",
     "ClientNote",
     "ConsoleProgress",
     "Directions",
@@ -35,6 +37,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "flwr_leakage.audit.candidates": ("Candidates",),
         "flwr_leakage.audit.note": ("ClientNote", "ReplayResult"),
         "flwr_leakage.audit.progress": ("ConsoleProgress", "Progress", "SilentProgress"),
         "flwr_leakage.audit.selection": ("Selection",),

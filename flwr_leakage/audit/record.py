@@ -26,8 +26,9 @@ from flwr_leakage.tracking import Tracker
 if TYPE_CHECKING:
     from flwr_leakage.audit.attack import Attempt
     from flwr_leakage.audit.evaluate import Outcome
+    from flwr_leakage.members import Membership
 else:  # a client that records its scores needs no attack installed
-    Attempt = Outcome = Any
+    Attempt = Outcome = Membership = Any
 
 SERVER = -1
 """The client id of what concerns the server, or a whole round."""
@@ -152,6 +153,38 @@ class Recorder:
                 self.tracker.image(
                     server_round, client_id, picture.sample, f"what_if_{name}", picture.pixels
                 )
+
+    def membership(
+        self,
+        server_round: int,
+        client_id: int,
+        made: Membership,
+        is_member: Sequence[bool] | None,
+    ) -> None:
+        """What the test of each candidate said of one update, and in a simulation the truth.
+
+        Evidence is 2 where algebra decides, 1 where members lie lower on average, 0 where the test
+        says nothing; its note holds the reason and where the null comes from.
+        """
+        strength = float({"none": 0, "statistical": 1, "exact": 2}[made.evidence])
+        null = f"{made.null_size} null records ({made.null_origin})"
+        note = f"{made.evidence}, by {made.statistic}: {made.reason}; {null}"
+        where = (server_round, client_id)
+        self._number(*where, -1, "membership", "membership_evidence", strength, note=note)
+        says_nothing = made.evidence == "none"
+        for sample in range(len(made.p_values)):
+            p, corrected = float(made.p_values[sample]), float(made.corrected[sample])
+            told = made.says(sample)
+            for name, value in (("p_value", p), ("corrected", corrected)):
+                self._number(
+                    *where, sample, "membership", f"membership_{name}",
+                    None if says_nothing else value, "1", "larger is safer", told,
+                )  # fmt: skip
+            if bool(made.is_exact[sample]):
+                self._number(*where, sample, "membership", "membership_exact", 1.0, note=told)
+            if is_member is not None:
+                held = float(is_member[sample])
+                self._number(*where, sample, "membership", "membership_truth", held)
 
     def attempt(self, server_round: int, attempt: Attempt, name: str = "attack") -> None:
         """What the attack on a round took."""

@@ -10,6 +10,7 @@ from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.audit.attack import attempt, describe_parts
+from flwr_leakage.audit.candidates import Candidates
 from flwr_leakage.audit.decoding import Decoder
 from flwr_leakage.audit.evaluate import evaluate
 from flwr_leakage.audit.grant import Case, check_grantable, disclose, grant
@@ -69,6 +70,8 @@ class ServerAudit:
             limit; a target beyond it is recorded as not attacked.
         keep: where observations are kept to be attacked later, see ``attack_kept``; ``None``
             attacks within the round.
+        candidates: records that each update is tested for, also updates that are too large to be
+            attacked; the tests of a round may take ``max_round_seconds`` beside the attacks.
         own_config_clients: those that said they run by a config of their own, so far.
         images: the numbers of the images so far; set it to go on with those of an earlier audit.
     """
@@ -92,6 +95,7 @@ class ServerAudit:
     max_round_seconds: float | None = None
     max_bytes: int | None = None
     keep: KeptObservations | None = None
+    candidates: Candidates | None = None
 
     def __post_init__(self) -> None:
         check_grantable(self.threat, self.truth)
@@ -109,6 +113,7 @@ class ServerAudit:
         self.own_config_clients: set[int] = set()
         self._once = Once()
         self._round_start = time.monotonic()
+        self._tests = Budget.of(self.max_round_seconds)
         self._shown = 0  # the round of which the blind guess was recorded last
 
     @property
@@ -119,11 +124,13 @@ class ServerAudit:
         """
         parts = (self.tracker, self.progress, self.selection)
         own = tuple(map(type, parts)) == (JsonlTracker, SilentProgress, Selection)
-        return self.attack is not None or self.keep is not None or not own
+        works = self.attack is not None or self.keep is not None or self.candidates is not None
+        return works or not own
 
     def begin_round(self, server_round: int) -> None:
         """Note when a round starts."""
         self._round_start = time.monotonic()
+        self._tests = Budget.of(self.max_round_seconds)
         self.progress.status(f"{self._round_name(server_round)} · clients train")
 
     def warn(self, server_round: int, client_id: int, message: str) -> None:
@@ -142,7 +149,7 @@ class ServerAudit:
 
     def wants(self, server_round: int, client_id: int) -> bool:
         """Whether a client's update may be attacked in a round, so that it has to be kept."""
-        attacks = self.attack is not None or self.keep is not None
+        attacks = self.attack is not None or self.keep is not None or self.candidates is not None
         return attacks and self.selection.includes(server_round, client_id)
 
     def warn_once(self, server_round: int, client_id: int, message: str) -> None:
@@ -191,6 +198,7 @@ class ServerAudit:
                 server_round, seen.client_id, update.schedule, update.num_examples, reason
             )
         unknown = unknown | self.own_config_clients  # also of those whose note is missing now
+        self.test_members(server_round, observations, unknown, inputs)
         if self.keep is not None:
             self._keep(self.keep, server_round, observations, unknown, inputs)
         else:
@@ -237,6 +245,62 @@ class ServerAudit:
                 self._recorder.not_attacked(case.observation, spent)
             said = f"{len(left)} of {count(len(cases), 'target')} were not attacked: {spent}"
             self.warn(server_round, -1, f"{said} (max_round_seconds).")
+
+    def test_members(
+        self,
+        server_round: int,
+        observations: list[Observation],
+        unknown: Set[int],
+        inputs: Mapping[int, Inputs],
+    ) -> None:
+        """Test the candidates for membership in each update, or in their mean; record p-values.
+
+        Args:
+            server_round: counted from 1.
+            observations: those that are tested, whatever attack is made on them.
+            unknown: clients whose samples nobody can know.
+            inputs: by client, what is assumed where it is not ``spec`` and the model's mode.
+        """
+        chosen = [o for o in observations if self.selection.includes(o.server_round, o.client_id)]
+        if self.candidates is None or not chosen:
+            return
+        usual = self.spec, self.gradient_map.batch_norm
+        parts = [[seen] for seen in chosen]
+        if self.threat.view == "aggregate":
+            parts = [chosen]
+        for part in parts:
+            client = part[0].client_id if len(parts) > 1 or len(part) == 1 else -1
+            if self._tests.is_spent:
+                spent = f"the round's {self.max_round_seconds:g} CPU seconds of tests were spent"
+                self.warn_once(server_round, client, f"candidates were not tested: {spent}.")
+                return
+            assumed = inputs.get(part[0].client_id, usual)
+            self._of_client(server_round, client, self._test, part, assumed, unknown)
+
+    def _test(self, part: list[Observation], assumed: Inputs, unknown: Set[int]) -> None:
+        """Test the candidates for membership in one client's update, or in the mean of several."""
+        assert self.candidates is not None
+        spec, mode = assumed
+        gradient_map = self.gradient_map.with_batch_norm(mode)
+        threat = ThreatModel(view=self.threat.view)
+        began = time.process_time()
+        try:
+            (target,) = find_targets(part, threat, gradient_map, History())
+            seen = target.observation
+            made = self.candidates.examine(gradient_map, spec, seen, self.seed)
+        except ValueError as error:
+            first = part[0]
+            message = f"candidates were not tested for client {first.client_id}: {error}"
+            self.warn_once(first.server_round, first.client_id, message)
+            return
+        truths = [self._truth(each, unknown) for each in part]
+        held: list[bool] | None = None
+        if all(truth is not None for truth in truths):
+            rows = [self.candidates.are_among(truth.private) for truth in truths if truth]
+            held = [any(column) for column in zip(*rows, strict=True)]
+        self._recorder.membership(seen.server_round, seen.client_id, made, held)
+        seconds = time.process_time() - began
+        self._recorder.cost(seen.server_round, "membership_cpu_seconds", seconds, seen.client_id)
 
     def _prepare(self, target: Target, assumed: Inputs, unknown: Set[int]) -> Case | None:
         """Grant a target, unless an attack on it would take too much."""

@@ -9,6 +9,7 @@ from torch import nn
 from flwr_leakage._conf import DEFAULT_ATTACK
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.presets import load_preset
+from flwr_leakage.audit.candidates import Candidates
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.strategy import BadReplies, HonestButCurious
 from flwr_leakage.flower.told import UNTOLD_SCHEDULE, UNTOLD_SPEC, Given, ToldAudit
@@ -44,6 +45,7 @@ def observe(
     max_round_seconds: float | None = MAX_ROUND_SECONDS,
     max_bytes: int | None = MAX_BYTES,
     truth: str | Path | None = None,
+    candidates: Candidates | None = None,
     weighted_by_key: str | None = None,
     bad_replies: BadReplies = "pass",
     reproducible: bool = False,
@@ -70,6 +72,8 @@ def observe(
             is allocated; a client beyond it is recorded with the reason. ``None`` sets no limit;
             so it does for the two above.
         truth: in a simulation, the folder that the clients' ``audit`` was given.
+        candidates: records that every update is tested for: was this record in it? With the truth
+            of a simulation the report tells whether the test was right.
         weighted_by_key: see :class:`HonestButCurious`; so are the next two.
         bad_replies: ``pass`` or ``drop``.
         reproducible: for simulations.
@@ -91,6 +95,7 @@ def observe(
         max_seconds=max_seconds,
         max_round_seconds=max_round_seconds,
         max_bytes=max_bytes,
+        candidates=candidates,
         **settings,
     )  # fmt: skip
     observed = Observed(

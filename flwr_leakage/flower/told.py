@@ -97,6 +97,7 @@ class ToldAudit(ServerAudit):
                 )
                 told = self._schedule_of(facts.get(client_id))
                 self._recorder.client(server_round, client_id, told, update.num_examples, reason)
+                self._test_only(seen, facts.get(client_id), unknown)
                 continue
             update = replace(update, schedule=assumed[client_id].schedule)
             attacked.append(replace(seen, update=update))
@@ -104,6 +105,18 @@ class ToldAudit(ServerAudit):
         super().inspect(
             server_round, attacked, notes, unknown, num_updates, {**told_inputs, **(inputs or {})}
         )
+
+    def _test_only(self, seen: Observation, told: TrainingFacts | None, unknown: Set[int]) -> None:
+        """Test the candidates for an update that is not attacked, where its training is known."""
+        if self.candidates is None or self.threat.view == "aggregate":
+            return
+        try:
+            one = self._assume(told)
+        except ValueError:  # recorded as the reason that it is not attacked
+            return
+        complete = replace(seen, update=replace(seen.update, schedule=one.schedule))
+        inputs = {seen.client_id: (one.spec, one.batch_norm)}
+        self.test_members(seen.server_round, [complete], unknown | self.own_config_clients, inputs)
 
     def _assume_all(
         self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]

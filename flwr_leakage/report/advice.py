@@ -345,8 +345,8 @@ def _not_tested(fate: Fates, found: Sequence[Attempt]) -> str:
     missed += [several(resting, "round")] if resting else []
     text = f"{' and '.join(missed)}; " if missed else ""
     text += (
-        "longer time limits and stronger attacks; a server that breaks the protocol; membership "
-        "and other properties of the data"
+        "longer time limits and stronger attacks; a server that breaks the protocol; "
+        "properties of the data"
     )
     if fate.unanswered:
         failed = {client for _, client in fate.unanswered}

@@ -30,6 +30,7 @@ from flwr_leakage.report.figures import (
 from flwr_leakage.report.gallery import Gallery, make_gallery
 from flwr_leakage.report.grades import SURENESS, grades_table, measures_table
 from flwr_leakage.report.index import RANKED, Index, Table, count, is_constant, median, values
+from flwr_leakage.report.membership import UNTESTED, membership_section
 from flwr_leakage.report.remedies import remedies, remedies_table
 from flwr_leakage.report.story import (
     blind_guess,
@@ -118,6 +119,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     blind = median(values(index.series("metric", "blind_psnr")))
     agreed = [a for a in agreements(index) if not is_constant(index.series("score", a.score))]
     names = [run.metadata.get("run"), *(record.run for record in run.records[:1])]
+    members = membership_section(index)
     named = [name for name in names if isinstance(name, str) and name]
     return environment.get_template("report.html").render(
         name=[*named, plain_text(run.folder.name)][0],
@@ -137,7 +139,12 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         psnr_told=psnr_told(index),
         ranked=RANKED,
         blind_guess=blind_guess(index),
-        not_covered=(*NOT_COVERED, *_absent(index, [*clients.rows, *others.rows], costs, gallery)),
+        members=members,
+        not_covered=(
+            *NOT_COVERED,
+            *([] if members else [UNTESTED]),
+            *_absent(index, [*clients.rows, *others.rows], costs, gallery),
+        ),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         rounds_done=done,

@@ -111,7 +111,7 @@ NOT_COVERED = (
     "Of labels: only whether the attack on an image had its label right is told. How many a guess "
     "gets right, a search for labels alone, and the labels of clients that were not attacked are "
     "not measured.",
-    "Leakage other than images and labels: membership, properties of the data set.",
+    "Leakage other than images, labels and membership: properties of the data set.",
     "Stronger or longer attacks, other prior knowledge, and the clients that were not attacked.",
 )
 """What no run of this kind says, for the reader."""

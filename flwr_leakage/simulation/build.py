@@ -9,6 +9,7 @@ import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.audit import Selection
+from flwr_leakage.audit.candidates import DrawnCandidates
 from flwr_leakage.audit.gate import Gate
 from flwr_leakage.audit.self_attack import SelfAttack
 from flwr_leakage.data import FederatedDataset
@@ -83,6 +84,9 @@ def _build(text: str, remark: str | None) -> Experiment:
         if config["self_attack"]
         else None,
         gate=instantiate(config, "gate", Gate) if config["gate"] else None,
+        membership=instantiate(config, "membership", DrawnCandidates)
+        if config["membership"]
+        else None,
     )
     check_experiment(experiment)
     return experiment

@@ -20,6 +20,7 @@ from flwr_leakage.audit import (
     WhatIf,
     relative_change,
 )
+from flwr_leakage.audit.candidates import Candidates, DrawnCandidates
 from flwr_leakage.audit.gate import Gate
 from flwr_leakage.audit.kept import KeptObservations
 from flwr_leakage.audit.later import KEPT
@@ -52,6 +53,7 @@ class Experiment:
         what_ifs: by name, defenses that updates are attacked under besides.
         self_attack: of each client on its own update, or ``None``.
         gate: of each client, or ``None``.
+        membership: which records the server tests for membership, or ``None``.
         remark: ``None`` in a simulation, whose every draw comes from the seed. On a real node,
             what the client tells the server of its own config: its draws then come from the
             operating system's entropy.
@@ -74,6 +76,7 @@ class Experiment:
     remark: str | None = None
     self_attack: SelfAttack | None = None
     gate: Gate | None = None
+    membership: DrawnCandidates | None = None
 
     @property
     def spec(self) -> InputSpec:
@@ -163,7 +166,22 @@ class Experiment:
             num_rounds=self.settings.num_rounds,
             max_seconds=self.settings.server.attack_max_seconds,
             keep=self._keep(),
+            candidates=self.candidates(),
         )
+
+    def candidates(self) -> Candidates | None:
+        """The first private samples of each client's first round, strangers and a null.
+
+        The last two are different images of the server's test set, which no client has.
+        """
+        if self.membership is None:
+            return None
+        count = self.membership.per_client
+        held = [self.client_batch(client, 1)[:count] for client in range(self.data.num_clients)]
+        wanted = self.membership.strangers + self.membership.null_size
+        generator = make_generator(self.settings.seed, purpose="membership")
+        order = torch.randperm(len(self.data.test), generator=generator)[:wanted]
+        return self.membership.among(held, self.data.test.batch(order))
 
     def _keep(self) -> KeptObservations | None:
         server = self.settings.server

@@ -163,6 +163,7 @@ class Sections:
     defense: Mapping[str, Any]
     self_attack: Mapping[str, Any]
     gate: Mapping[str, Any]
+    membership: Mapping[str, Any]
     score: Mapping[str, Any]
     scoring: Mapping[str, Any]
     what_if: Mapping[str, Any] | None

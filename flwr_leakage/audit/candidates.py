@@ -1,0 +1,115 @@
+"""Records that a server tests for membership in each update, and what the test is told by."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.members import Membership, Records, examine_observation
+from flwr_leakage.records import Batch, InputSpec, Observation
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Whose membership is tested, beside records that cannot be members.
+
+    Neither is written anywhere: a run keeps the candidates' numbers alone.
+
+    Attributes:
+        records: the records in question, as the model takes them: a batch with labels, or inputs
+            (N, C, H, W) where the labels are not known.
+        null: records that no client has, drawn like the records in question, such as the server's
+            own test data. p-values are calibrated as far as that holds. At least 20; some hundreds
+            let the test reach small p-values, and choose its statistic where algebra is not enough.
+        null_origin: where the null comes from, in words, for the report.
+    """
+
+    records: Records
+    null: Records
+    null_origin: str = "records of the server's own"
+
+    def __post_init__(self) -> None:
+        for name in ("records", "null"):
+            value = getattr(self, name)
+            if not isinstance(value, Tensor | Batch) or inputs_of(value).ndim != 4:
+                raise ValueError(
+                    f"{name} must be a Batch or inputs (N, C, H, W), got {type(value).__name__}."
+                )
+        if not len(inputs_of(self.records)):
+            raise ValueError("records must hold at least one record, got none.")
+
+    def examine(
+        self, gradient_map: GradientMap, spec: InputSpec, seen: Observation, seed: int
+    ) -> Membership:
+        """Test the records for membership in what was observed.
+
+        Raises:
+            ValueError: the records do not fit the model, or the update tells nothing.
+        """
+        shape = tuple(inputs_of(self.records).shape[1:])
+        if shape != tuple(spec.shape):  # before anything of a shape that a client told is allocated
+            raise ValueError(f"the candidates have shape {shape}, and its inputs {spec.shape}.")
+        return examine_observation(
+            gradient_map,
+            spec,
+            seen,
+            self.records,
+            self.null,
+            null_origin=self.null_origin,
+            seed=seed,
+        )
+
+    def are_among(self, private: Batch) -> list[bool]:
+        """Whether each record is one of the private samples, pixel by pixel; for simulations."""
+        own = private.inputs.flatten(1)
+        rows = inputs_of(self.records).flatten(1).to(own)
+        return [bool(torch.isclose(own, row, atol=1e-6).all(1).any()) for row in rows]
+
+
+def inputs_of(records: Records) -> Tensor:
+    """The inputs (N, C, H, W) of records with or without labels."""
+    return records.inputs if isinstance(records, Batch) else records
+
+
+@dataclass(frozen=True)
+class DrawnCandidates:
+    """Which records the server of a simulation tests, as it knows everybody's.
+
+    Attributes:
+        per_client: private samples of each client that are tested in every update, ≥ 1.
+        strangers: images of the server's test set that are tested beside them, ≥ 0.
+        null_size: other images of it, which the ranks are among, ≥ 20; fewer where there are none.
+    """
+
+    per_client: int = 2
+    strangers: int = 20
+    null_size: int = 400
+
+    def __post_init__(self) -> None:
+        for name, least in (("per_client", 1), ("strangers", 0), ("null_size", 20)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+
+    def among(self, held: Sequence[Batch], tests: Batch) -> Candidates:
+        """The candidates from clients' samples and from test images that no client has.
+
+        Args:
+            held: samples of each client.
+            tests: first the strangers, then the null; as many as there are.
+
+        Raises:
+            ValueError: there are fewer test images than the strangers and 20 of the null.
+        """
+        if len(tests) < self.strangers + 20:
+            raise ValueError(
+                f"strangers={self.strangers} and a null of at least 20 take as many test images, "
+                f"got {len(tests)}."
+            )
+        batches = [*held, tests[: self.strangers]]
+        records = Batch(
+            torch.cat([batch.inputs for batch in batches]),
+            torch.cat([batch.targets for batch in batches]),
+        )
+        return Candidates(records, tests[self.strangers :], "the server's own test images")

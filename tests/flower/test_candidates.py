@@ -1,0 +1,36 @@
+"""Candidates given to ``observe``, around an app that knows nothing of it."""
+
+import pytest
+import torch
+from one_line import audited, client_app, run
+
+from flwr_leakage.audit import Candidates
+from flwr_leakage.records import Batch
+
+
+def records(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 1, 6, 6, generator=generator)
+    return Batch(inputs, torch.arange(count) % 3)
+
+
+@pytest.mark.parametrize("most", [64, 1])
+def test_candidates_are_tested_whether_or_not_a_client_is_attacked(tmp_path, most):
+    candidates = Candidates(records(0, 4), records(1, 300), "draws of a test")
+    _, data, _ = run(
+        tmp_path / "run", audited(client_app()), candidates=candidates, max_samples=most
+    )
+    rows = {(r.client_id, r.sample) for r in data.records if r.name == "membership_p_value"}
+    assert rows == {(client, sample) for client in (0, 1) for sample in range(4)}
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Was this record used?" in page and "The server tested 4 records in 2 updates" in page
+    assert "no candidates were given" not in page
+
+
+def test_candidates_of_another_shape_are_told_and_nothing_ends(tmp_path):
+    wrong = torch.zeros(30, 1, 5, 5)
+    candidates = Candidates(wrong[:2], wrong)
+    _, data, _ = run(tmp_path / "run", audited(client_app()), candidates=candidates)
+    said = [event.message for event in data.events]
+    assert any("the candidates have shape (1, 5, 5), and its inputs (1, 6, 6)" in m for m in said)
+    assert "no candidates were given" in (tmp_path / "run" / "report.html").read_text()
