@@ -18,6 +18,11 @@ LARGEST = 1024
 """Outputs or inputs of a layer, whichever are fewer, beyond which no singular values are computed:
 their cost grows with the square, to seconds at 1024 × 4608."""
 
+SPARE = 8
+"""Directions that must lie outside of a row space for algebra to decide. The chance that another
+record's residual is a tenth of the null's smallest is about 0.1 to this power, if its input is
+spread over all of them."""
+
 CHUNK = 64
 """Records that pass through the network at a time."""
 
@@ -34,8 +39,8 @@ class LayerSpan:
         name: of the weight.
         space: the row space of its pseudo-gradient.
         rows: inputs that went into the update: samples, times the positions of a convolution.
-        capacity: how many of them the row space holds apart: fewer than the outputs that got a
-            derivative, and fewer than the inputs.
+        capacity: how many of them the row space holds apart: at most as many as outputs got a
+            derivative, and as inputs less ``SPARE``.
         behind_batch_norm: whether a BatchNorm layer comes before it.
         noise_std: σ on the entries of the pseudo-gradient that its own singular values tell of;
             ``None`` where they tell nothing, or were not asked.
@@ -129,7 +134,7 @@ def find_spans(
         heard = int(matrix.any(1).sum())  # units that are dead get no derivative
         if step is affine[-1][0] and len(matrix) == problem.spec.num_classes:
             heard = min(heard, problem.spec.num_classes - 1)  # softmax errors sum to zero
-        capacity = min(heard, matrix.shape[1] - 1)
+        capacity = min(heard, matrix.shape[1] - SPARE)
         if step.op.is_convolution and rows > capacity:
             left_out.append(f"{layer} has {rows:,} patches for a row space of at most {capacity}")
             continue

@@ -30,7 +30,10 @@ LEVELS = (0.0, 1e-8, 1e-6, 1e-4, 1e-2)
 rehearsal chooses: local steps and noise blur the small ones first."""
 
 MEMBERS = 64
-"""Fewest members of a rehearsal, all of its draws together."""
+"""Members of a rehearsal, all of its draws together, unless those would be more than ``DRAWS``."""
+
+DRAWS = 16
+"""Most draws, each of which repeats the client's round."""
 
 STRANGERS = 50
 """Fewest records that a rehearsal needs beside the members of a draw."""
@@ -182,7 +185,7 @@ def rehearse(
     norms = gradient_norms(flat, pool) if takes_gradients else None
     inside: list[Tensor] = []
     outside: list[Tensor] = []
-    for _ in range(math.ceil(MEMBERS / count)):
+    for _ in range(min(DRAWS, math.ceil(MEMBERS / count))):
         order = torch.randperm(len(pool), generator=generator)
         batch = pool[order[:count]]
         with torch.no_grad():

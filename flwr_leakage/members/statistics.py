@@ -21,14 +21,19 @@ Fallback = Literal["gradient_cosine", "gradient_difference", "loss"]
 FALLBACKS: tuple[Fallback, ...] = get_args(Fallback)
 
 
-def gradient_norms(problem: Problem, records: Batch, chunk: int = 32) -> Float[Tensor, " N"]:
+GRADIENTS = 2**24
+"""Numbers of single records' gradients that are held at a time, 64 MiB in single precision."""
+
+
+def gradient_norms(problem: Problem, records: Batch) -> Float[Tensor, " N"]:
     """‖g‖ of each record's own gradient g at the parameters that were sent.
 
     Args:
         problem: with BatchNorm by running statistics.
         records: inputs and labels.
-        chunk: records whose gradients are held at a time.
     """
+    size = sum(value.numel() for value in problem.params.values())
+    chunk = max(1, min(32, GRADIENTS // size))
     found = []
     for start in range(0, len(records), chunk):
         part = records[start : start + chunk]

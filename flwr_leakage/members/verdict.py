@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.members.layers import LayerSpan, find_spans, leftovers
 from flwr_leakage.members.p_values import (
+    SMALLEST_TAIL,
+    TAIL_SHARE,
     benjamini_hochberg,
     holm,
     rank_p_values,
@@ -39,6 +41,10 @@ EXACT_MARGIN = 0.1
 """How far below the null's smallest residual, as a factor, a record of ``exact`` evidence lies in
 one layer at least; in the others it lies below it. On Flower's quickstart network members of one
 step had at most 1.7e-3, others at least 0.11 (simulations/benchmarks/results/membership.md)."""
+
+
+EXACT_P_VALUE = 1e-4
+"""Beyond the null's tail a record of ``exact`` evidence is less likely than this to be another."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +216,10 @@ def examine(
         values, null_values = residuals.mean(1), of_null.mean(1)
         margins = residuals.exp() / of_null.exp().amin(0)
         is_exact = (margins < 1).all(1) & (margins < EXACT_MARGIN).any(1)
+        if (
+            len(null) >= SMALLEST_TAIL / TAIL_SHARE
+        ):  # inputs may fill fewer directions than there are
+            is_exact &= tail_p_values(values, null_values) < EXACT_P_VALUE
         names = ", ".join(str(span) for span in complete)
         evidence, statistic = "exact", f"row_space ({names})"
         reason = (

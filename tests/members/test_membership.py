@@ -86,13 +86,12 @@ def test_weight_decay_of_one_step_is_taken_off():
 
 def test_convolutions_are_read_by_their_patches():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 12, 3, stride=3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 5))
-    spec = InputSpec((1, 6, 6), 5)
+    model = nn.Sequential(nn.Conv2d(1, 12, 5), nn.Tanh(), nn.Flatten(), nn.Linear(48, 5))
     members, null = data(0, 2), data(1, 200)
     found = membership(
-        model, trained(model, members), members, spec=spec, null=null, **one_step(members)
+        model, trained(model, members), members, spec=SPEC, null=null, **one_step(members)
     )
-    # Two samples of four patches each span 8 of the 9 entries of a patch.
+    # Two samples of four patches each span 8 of the 25 entries of a patch.
     names = [span.name for span in found.layers]
     assert names == ["0.weight", "3.weight"] and found.layers[0].rows == 8
     assert found.is_exact.all()

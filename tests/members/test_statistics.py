@@ -43,7 +43,7 @@ def test_statistics_equal_those_of_plain_autograd():
     seen = Observation(1, 0, gradient_map.params, {}, update)
     problem = pose(gradient_map, SPEC, seen, ThreatModel())
     products = gradient_products(problem, batch, chunk=2)
-    norms = gradient_norms(problem, batch, chunk=2)
+    norms = gradient_norms(problem, batch)
     cosine = gradient_cosine(products, norms, float(mean.norm()))
     difference = gradient_difference(products, norms, 3)
     after = losses(problem, batch, after=True)
