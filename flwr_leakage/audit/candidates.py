@@ -10,6 +10,10 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.members import Membership, Records, examine_observation
 from flwr_leakage.records import Batch, InputSpec, Observation
 
+MAX_SAMPLES = 10_000
+"""Most samples behind an update that is tested. Their number is a client's own word, and checks of
+the loss allocate logits of as many."""
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -51,6 +55,10 @@ class Candidates:
         shape = tuple(inputs_of(self.records).shape[1:])
         if shape != tuple(spec.shape):  # before anything of a shape that a client told is allocated
             raise ValueError(f"the candidates have shape {shape}, and its inputs {spec.shape}.")
+        schedule, told = seen.update.schedule, seen.members or (seen.update.num_examples,)
+        used = sum(schedule.num_samples_used(count) for count in told)
+        if used > MAX_SAMPLES:
+            raise ValueError(f"its steps use {used:,} samples, more than {MAX_SAMPLES:,}.")
         return examine_observation(
             gradient_map,
             spec,

@@ -42,6 +42,10 @@ RIDGE = 0.02
 """Added to the correlations of the statistics before they are inverted. Of 0.005 to 0.5 on Flower's
 quickstart network, seeds 0 and 1, 0.02 was best or near it for noise, pruning and 320 samples."""
 
+STEPS = 1000
+"""Most local steps that a rehearsal repeats, all draws together, as their number is a client's own
+word. An update of more is not rehearsed."""
+
 POOL = 300
 """Null records that a rehearsal takes; more only for larger updates."""
 
@@ -174,9 +178,14 @@ def rehearse(
         noise_std: σ of a defense's noise on the pseudo-gradient, which is added likewise.
 
     Raises:
-        ValueError: the pool is smaller than the update's samples and ``STRANGERS`` together.
+        ValueError: the pool is smaller than the update's samples and ``STRANGERS`` together, or the
+            round has more than ``STEPS`` steps.
     """
     count = client.num_samples
+    if client.schedule.num_steps > STEPS:
+        raise ValueError(
+            f"at most {STEPS} local steps are repeated, got {client.schedule.num_steps}"
+        )
     if len(pool) < count + STRANGERS:
         raise ValueError(
             f"a rehearsal takes {count} members and {STRANGERS} other null records, got {len(pool)}"
@@ -185,7 +194,8 @@ def rehearse(
     norms = gradient_norms(flat, pool) if takes_gradients else None
     inside: list[Tensor] = []
     outside: list[Tensor] = []
-    for _ in range(min(DRAWS, math.ceil(MEMBERS / count))):
+    draws = min(DRAWS, math.ceil(MEMBERS / count), STEPS // client.schedule.num_steps)
+    for _ in range(draws):
         order = torch.randperm(len(pool), generator=generator)
         batch = pool[order[:count]]
         with torch.no_grad():

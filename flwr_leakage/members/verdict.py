@@ -21,6 +21,7 @@ from flwr_leakage.members.p_values import (
 )
 from flwr_leakage.members.rehearsal import (
     POOL,
+    STEPS,
     STRANGERS,
     Rehearsal,
     compute_features,
@@ -290,12 +291,16 @@ def _weigh(
         why = "no layer tells, and the labels that other statistics take are not known"
         empty = torch.zeros(0).double()
         return torch.zeros(len(candidates)).double(), empty, None, "none", "no statistic", why
+    why = ""
     if size < problem.num_samples + STRANGERS:
         why = (
             f"{problem.num_samples} samples take {2 * (problem.num_samples + STRANGERS)} null "
-            f"records to rehearse, got {len(null)}, so that nobody knows how well the test finds "
-            f"members here"
+            f"records to rehearse, got {len(null)}"
         )
+    elif problem.schedule.num_steps > STEPS:
+        why = f"{problem.schedule.num_steps} local steps are more than the {STEPS} of a rehearsal"
+    if why:
+        why += ", so that nobody knows how well the test finds members here"
         column, name = _first_choice(usual.names, spans)
         others = compute_features(flat, spans, null, statistics).values[:, column]
         return usual.values[:, column], others, None, "statistical", name, why

@@ -1,5 +1,7 @@
 """Candidates of a server's audit: what is recorded of them, and what the report tells."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -100,6 +102,17 @@ def test_an_update_that_tells_nothing_is_a_warning(tmp_path, gradient_map):
     (event,) = run.events
     assert event.message.startswith("candidates were not tested for client 0: the update is zero")
     assert membership_section(Index(run.records)) is None
+
+
+def test_a_client_cannot_make_the_server_work_by_its_word(tmp_path, gradient_map):
+    seen = observed(gradient_map, 0)
+    many = replace(seen.update, num_examples=10**12, schedule=LocalSchedule(0.1, 10**6, 10**6))
+    long = replace(seen.update, schedule=LocalSchedule(0.1, 10**9, 3))
+    run = audited(tmp_path / "run", gradient_map, [replace(seen, update=many)], truth=None)
+    assert "its steps use 1,000,000,000,000 samples, more than 10,000" in run.events[0].message
+    run = audited(tmp_path / "long", gradient_map, [replace(seen, update=long)], truth=None)
+    (told,) = [r.note for r in run.records if r.name == "membership_evidence"]
+    assert "1000000000 local steps are more than the 1000 of a rehearsal" in told
 
 
 def test_tests_of_a_round_end_with_its_seconds(tmp_path, gradient_map):
