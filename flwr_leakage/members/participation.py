@@ -17,11 +17,14 @@ class Attribution:
         clients: (R,) the index of the client, for each record.
         contrasts: (R, K) the contrast of every client; the smallest is the client's.
         p_values: (R,) that the best of K clients has so small a contrast, for a record of nobody.
+        margins: (R,) by how many standard deviations of a null record's contrasts the client's is
+            below the next one's. 0 where two clients were in the same rounds, which nothing parts.
     """
 
     clients: Int[Tensor, " R"]
     contrasts: Float[Tensor, "R K"]
     p_values: Float[Tensor, " R"]
+    margins: Float[Tensor, " R"]
 
 
 def participation_contrasts(
@@ -88,4 +91,8 @@ def attribute(
     count = log_residuals.shape[1]
     smallest = contrasts.min(1)
     p_values = rank_p_values(smallest.values[:count], smallest.values[count:])
-    return Attribution(smallest.indices[:count], contrasts[:count], p_values)
+    ordered = contrasts[:count].sort(1).values
+    spread = contrasts[count:].std()
+    nothing = torch.zeros(count, dtype=ordered.dtype)
+    margins = (ordered[:, 1] - ordered[:, 0]) / spread if ordered.shape[1] > 1 else nothing
+    return Attribution(smallest.indices[:count], contrasts[:count], p_values, margins)

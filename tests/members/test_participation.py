@@ -45,6 +45,10 @@ def test_the_client_is_named_from_simulated_sums():
     found = attribute(logs[:, :30], logs[:, 30:], took_part)
     assert found.clients.tolist() == owner.tolist()
     assert float(found.p_values.max()) < 0.01
+    assert float(found.margins.min()) > 1
+    twins = torch.cat([took_part, took_part[:, :1]], 1)  # another client of the same rounds
+    alike = attribute(logs[:, :30], logs[:, 30:], twins)
+    assert float(alike.margins[:3].max()) < 1e-9 and float(alike.margins[3:].min()) > 1
     nobody = attribute(logs[:, 30:130], logs[:, 130:], took_part)
     assert 0.4 < float(nobody.p_values.mean()) < 0.6
 
