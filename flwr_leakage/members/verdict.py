@@ -209,24 +209,17 @@ def examine(
         and span.is_complete
         and not (train_mode and span.behind_batch_norm)
     ]
-    level = torch.zeros(1).double()
+    layers = complete or spans
+    logs = _log_residuals(flat, layers, candidates)
     is_exact = torch.zeros(len(candidates), dtype=torch.bool)
     rehearsal: Rehearsal | None = None
-    layers = complete or spans
-    residuals = leftovers(flat, layers, candidates.inputs, level)[0].squeeze(2)
     evidence: Evidence
     if complete:
-        of_null = leftovers(flat, complete, null.inputs, level)[0].squeeze(2)
-        values, null_values = residuals.mean(1), of_null.mean(1)
-        margins = residuals.exp() / of_null.exp().amin(0)
-        is_rounding = (margins < EXACT_MARGIN) & (residuals.exp() < EXACT_RESIDUAL)
-        is_exact = (margins < 1).all(1) & is_rounding.any(1)
-        if (
-            len(null) >= SMALLEST_TAIL / TAIL_SHARE
-        ):  # inputs may fill fewer directions than there are
-            is_exact &= tail_p_values(values, null_values) < EXACT_P_VALUE
-        names = ", ".join(str(span) for span in complete)
-        evidence, statistic = "exact", f"row_space ({names})"
+        of_null = _log_residuals(flat, complete, null)
+        values, null_values = logs.mean(1), of_null.mean(1)
+        is_exact = _are_members(logs, of_null)
+        evidence = "exact"
+        statistic = f"row_space ({', '.join(str(span) for span in complete)})"
         reason = (
             "the inputs of all samples of one step lie in the update's row space, and there are "
             "fewer of them than the layer holds apart; a record whose gradient vanishes leaves no "
@@ -262,12 +255,33 @@ def examine(
         is_exact,
         len(null_values),
         null_origin,
-        residuals.exp(),
+        logs.exp(),
         tuple(layers),
         tuple(left_out),
         rehearsal,
         time.process_time() - began,
     )
+
+
+def _log_residuals(
+    flat: Problem, spans: Sequence[LayerSpan], records: Batch
+) -> Float[Tensor, "N S"]:
+    """Return log r of each record in each layer, without damping beyond the noise."""
+    return leftovers(flat, spans, records.inputs, torch.zeros(1).double())[0].squeeze(2)
+
+
+def _are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, " C"]:
+    """Whether records lie in the row spaces of all layers, up to rounding, and no null record does.
+
+    Inputs may fill fewer directions than a layer has. The null's tail tells, where it is large
+    enough, so that a record must be beyond it as well.
+    """
+    margins = (logs - of_null.amin(0)).exp()
+    is_rounding = (margins < EXACT_MARGIN) & (logs.exp() < EXACT_RESIDUAL)
+    found = (margins < 1).all(1) & is_rounding.any(1)
+    if len(of_null) >= SMALLEST_TAIL / TAIL_SHARE:
+        found &= tail_p_values(logs.mean(1), of_null.mean(1)) < EXACT_P_VALUE
+    return found
 
 
 _Weighed = tuple[Tensor, Tensor, Rehearsal | None, Evidence, str, str]
