@@ -24,23 +24,14 @@ from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.nearest import NearestGradient
 from flwr_leakage.attacks.network.linear import LinearUse, told_of_computed_weights
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.records import Batch, InputSpec, Reconstruction
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 POSTERIOR = "posterior_deviation"
-"""Among the stats of an answer that is the posterior's mean: the error of unseen pixels that it
-expects, root mean square, at most, of values in [0, 1]."""
-
-ROUNDING = 1e-5
-"""Relative distance of the gradient from an outer product up to which it is rounding."""
-
-BEYOND = 1e-3
-"""The largest distance, as a share of the pixels' range, of pixels that are zero in a proven image
-from those that may stand there."""
-
-FILLED, MAX_ITERATIONS = 1e-6, 1000
-"""Relative tolerance and most iterations of what fills in pixels."""
+"""The key in the stats of an answer that is the mean of a posterior: the root-mean-square error
+that it expects of the unseen pixels at most, for pixel values in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +41,18 @@ class Analytic(ExactAttack):
     δ is the error of the layer's outputs. Where ∂L/∂W and δ are exact, so is the least-squares
     solution ``x = (∂L/∂W)ᵀ δ / ‖δ‖²``.
 
-    Of a pruned update the kept entries are exact. A pixel of which none was kept is known up to
-    ``|x_j| ≤ τ / max_i |δ_i|``, with τ the smallest magnitude kept. What else the linear layers
-    behind and the prior of images say of it is in :mod:`~flwr_leakage.attacks.exact.unseen_pixels`.
-    ``stats["posterior_deviation"]`` is the error that is expected of these pixels.
+    The entries that pruning keeps are exact. If it keeps none of a pixel's entries, the pixel is
+    only known up to ``|x_j| ≤ τ / max_i |δ_i|``, with τ the smallest magnitude kept.
+    :mod:`~flwr_leakage.attacks.exact.unseen_pixels` estimates such pixels from the linear layers
+    behind and the prior of images. ``stats["posterior_deviation"]`` is their expected error.
 
-    Where ``∂L/∂W`` and δ xᵀ differ by rounding alone, in the rows of several units, and x lies in
-    the box of valid pixels, x is proven: no other sample has this gradient, whatever follows the
-    layer, as masks of dropout that nobody else knows. See
+    x is proven if ``∂L/∂W`` and δ xᵀ differ only by rounding, in the rows of several units, and x
+    lies in the box of valid pixels. Then no other sample has this gradient, whatever follows the
+    layer, even dropout with masks that only the client knows. See
     :func:`flwr_leakage.attacks.exact.pixel_box.in_box`.
 
-    Takes an update of one sample in one plain step, and a model whose first layer is linear and
-    has a bias, both of them trained.
+    The attack takes an update of one sample in one plain step. The model's first layer must be
+    linear with a bias, and its weight and bias must be trained.
     """
 
     purpose: ClassVar[str] = "analytic"
@@ -74,10 +65,11 @@ class Analytic(ExactAttack):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Attack one problem.
+        """Return the sample that explains the update of one problem.
 
         Raises:
-            ValueError: several samples or steps; no first linear layer with bias on the input.
+            ValueError: the update has several samples or steps, or no linear layer with a bias
+                takes the network's input.
         """
         watch = Stopwatch()
         use, order = _first_layer(problem)
@@ -90,8 +82,8 @@ class Analytic(ExactAttack):
         kept = (weight != 0).to(weight)
         seen = kept.T @ errors.square() > 0
         taken, stage = mean_feature(weight, errors), "all pixels"
-        bound = 0.0  # of a pixel that is not seen
-        # Else zeros are what the sample has.
+        bound = 0.0  # largest magnitude of a pixel that is not seen
+        # Without pruning, a zero entry means that its pixel or its unit's error is zero.
         is_pruned = not bool(kept[errors != 0][:, seen].all()) or bool(weight[errors == 0].any())
         found: PrunedPass | None = None
         more: dict[str, Any] = {}
@@ -111,11 +103,12 @@ class Analytic(ExactAttack):
         labels = AutomaticLabels(otherwise=NearestGradient(problem.spec.clamp(images)))
         targets = assume_targets(problem, labels, generator).values
         stats: dict[str, Any] = {"stage": stage, **more}
-        # Zeros that the sample has, or that pruning made of little.
+        # A zero column is a pixel of the sample that is zero, or one so small that its entries
+        # were pruned. A proof allows the latter an error of 1e-3 of the pixels' range.
         off = 0.0 if bool(seen.all()) else bound * max(problem.spec.std)
-        is_told = not is_pruned and int((errors != 0).sum()) > 1
-        if is_told and float(misfit) <= ROUNDING**2 and off <= BEYOND:
-            # The least squares over several units make less of the gradient's relative noise.
+        is_proof = not is_pruned and int((errors != 0).sum()) > 1 and off <= 1e-3
+        if is_proof and float(misfit) <= FLOAT32_RELATIVE_ERROR**2:
+            # Least squares over several units average the gradient's relative noise.
             stats |= {"verdicts": ("proven",), "relative_errors": [float(misfit) ** 0.5]}
         stats["cpu_seconds"] = watch.seconds
         boxed = in_box(problem.spec, Reconstruction(Batch(images, targets), float(misfit), stats))
@@ -126,7 +119,7 @@ class Analytic(ExactAttack):
 def _filled(
     spec: InputSpec, order: InputOrder, found: PrunedPass, budget: Budget
 ) -> tuple[Tensor, str, dict[str, Any]]:
-    """The image with the pixels that nothing was kept of, how, and what else there is to note."""
+    """Return the image with its unseen pixels filled in, a text on the method, and more stats."""
     first = found.layers[0]
     is_bounded = math.isfinite(first.bound)
     within = f"the others, {f'within {first.bound:.1g} of zero, ' if is_bounded else ''}"
@@ -158,25 +151,25 @@ def fill_in(
     centres: Float[Tensor, " n"],
     bounds: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    """The most likely image of which some pixels are known and the others lie near some values.
+    """Return the most likely image with some known pixels and the others near given values.
 
     With Q the inverse covariance of the prior, u the unseen and s the seen pixels, it solves
     ``(Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s) + 3/c² m_u``, where c²/3 is the variance of
     a uniform law on [m − c, m + c].
 
     Args:
-        spec: of the image.
-        inputs: normalised, in double precision; entries not seen are ignored.
-        seen: which are known.
-        centres: m, of the normalised values not seen.
-        bounds: c, > 0, of the same.
+        spec: the specification of the image.
+        inputs: (n,) normalised values in double precision; unseen entries are ignored.
+        seen: (n,) whether a value is known.
+        centres: (n,) m, the values that unseen entries lie near.
+        bounds: (n,) c > 0, the largest distances of unseen entries from ``centres``.
     """
     prior = ImagePrior.of(spec)
     inverse = replace(prior, deviations=1 / prior.deviations, scale=1 / prior.scale)
     weights = (3 / bounds.square())[~seen]
 
     def precision(offset: Tensor) -> Tensor:
-        """Q times an offset from grey, at the unseen pixels."""
+        """Return Q times an offset from grey, at the unseen pixels."""
         image = prior.grey + offset.reshape(1, *spec.shape)
         return inverse.push(prior.coordinates(image)).flatten()[~seen]
 
@@ -188,22 +181,22 @@ def fill_in(
     grey = prior.grey.flatten()
     known = torch.where(seen, inputs - grey, 0.0)
     right = -precision(known) + weights * (centres - grey)[~seen]
-    found, _ = conjugate_gradients(product, right, FILLED, MAX_ITERATIONS)
+    found, _ = conjugate_gradients(product, right, 1e-6, 1000)
     filled = inputs.clone()
     filled[~seen] = grey[~seen] + found
     return filled
 
 
 def _least(weight: Tensor) -> float:
-    """The smallest magnitude that is not zero."""
+    """Return the smallest magnitude that is not zero."""
     return float(weight[weight != 0].abs().min())
 
 
 def _first_layer(problem: Problem) -> tuple[LinearUse, InputOrder]:
-    """The layer that takes the input, and in which order.
+    """Return the linear layer that takes the network's input, and its order of the pixels.
 
     Raises:
-        ValueError: it, or the update, does not allow the attack.
+        ValueError: the layer or the update does not allow the attack.
     """
     require_single_gradient(problem, "the analytic attack")
     trained = problem.gradient_map.trained

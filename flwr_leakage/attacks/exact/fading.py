@@ -9,7 +9,7 @@ where r are the residuals of the equations, and s is standard normal under the p
 regularised Gauss–Newton, Bakushinskii 1992). In r every ReLU is averaged over Gaussian noise, the
 *blur*. The weight α falls from step to step, and the width of the noise falls with it.
 
-While α is large, the images stay smooth, and only what most of the equations agree on is fitted.
+While α is large, the images stay smooth, and the fit follows only the majority of the equations.
 The noise gives a slope to units that are nearly active.
 """
 
@@ -36,15 +36,15 @@ class Fading:
 
     Attributes:
         first: α of the first step, > last.
-        last: the fading ends once α is no longer above this, > 0.
-        factor: α is multiplied by this after each step, in (0, 1).
-        blur: standard deviation of the noise at α = ``widest_at``, ≥ 0. The noise is in the inputs
-            of the layers with ReLUs, and is proportional to the fourth root of α.
-        iterations: most iterations of conjugate gradients in a step, ≥ 1.
-        sharpens: whether the last steps go without a blur.
-        enough: the fading also ends once ‖r‖² is at most this, ≥ 0.
+        last: value of α that ends the fading once α is at most this, > 0.
+        factor: factor of α from each step to the next, in (0, 1).
+        blur: standard deviation of the noise at α = ``widest_at``, ≥ 0. The noise is added to the
+            inputs of the ReLUs' layers, and is proportional to the fourth root of α.
+        iterations: largest number of iterations of conjugate gradients in a step, ≥ 1.
+        sharpens: whether the last steps have no blur.
+        enough: value of ‖r‖² at which the fading also ends, ≥ 0.
         widest_at: the α at which the noise has the standard deviation ``blur``, > 0.
-        sharp: if ``sharpens``, the blur is zero once α is at most this multiple of ``last``, ≥ 0.
+        sharp: multiple of ``last``, ≥ 0. If ``sharpens``, the blur is zero once α is at most this.
     """
 
     first: float
@@ -69,7 +69,7 @@ class Fading:
         require(self, "be positive", "widest_at")
 
     def blur_at(self, weight: float) -> float:
-        """Standard deviation of the noise at a weight α of the prior."""
+        """Return the standard deviation of the noise at a weight α of the prior."""
         if self.sharpens and weight <= self.sharp * self.last:
             return 0.0
         return self.blur * (weight / self.widest_at) ** 0.25
@@ -84,12 +84,12 @@ class StepSettings:
 
     Attributes:
         tolerance: relative residual at which conjugate gradients stop, in (0, 1).
-        rank: columns in a preconditioner, ≥ 1.
-        block: columns that are computed at once, ≥ 1.
-        many_iterations: a step of more iterations than this is slow, and a preconditioner is made
-            for the next one, ≥ 1.
-        patience: a preconditioner is kept for this many iterations per column at least, ≥ 0,
-            before a slow step may lead to another.
+        rank: number of columns of a preconditioner, ≥ 1.
+        block: number of columns that are computed at once, ≥ 1.
+        many_iterations: number of iterations above which a step counts as slow, ≥ 1. The step
+            after a slow one gets a preconditioner.
+        patience: number of iterations per column for which a preconditioner is kept at least, ≥ 0.
+            A slow step before that does not replace it.
     """
 
     tolerance: float = 3e-2
@@ -109,14 +109,14 @@ class FadingSolver:
     """Solves the linear systems of successive steps by conjugate gradients, in single precision.
 
     Conjugate gradients fit the strong directions first, and those that the prior prefers. So
-    ending them early regularises. Once a step takes long, the largest eigenvalues of the next
-    step's matrix are approximated. A preconditioner takes them out of that step's system and of
-    the following ones', whose matrices differ little.
+    ending them early regularises. After a slow step, the solver approximates the largest
+    eigenvalues of the next step's matrix. A preconditioner takes them out of that step's system
+    and of the following ones, whose matrices differ little.
 
     Attributes:
         prior: the prior of the inputs, x = μ + L s.
-        settings: how one system is solved.
-        kept: the largest eigenvalues of an earlier step's matrix; none before the first long step.
+        settings: the settings of the solution of one system.
+        kept: the largest eigenvalues of an earlier step's matrix; none before the first slow step.
     """
 
     prior: ImagePrior
@@ -132,13 +132,13 @@ class FadingSolver:
     def step(
         self, system: LinearisedMasks, slope: Tensor, weight: float, iterations: int
     ) -> tuple[Tensor, int]:
-        """Return the step −(LᵀJᵀJL + αI)⁻¹ slope, and how many iterations it took.
+        """Return the step −(LᵀJᵀJL + αI)⁻¹ slope, and the number of its iterations.
 
         Args:
             system: J, the derivative of the residuals by x, in single precision.
-            slope: half the objective's derivative by the coordinates s, (C, H, W).
-            weight: α of the prior.
-            iterations: most iterations of conjugate gradients.
+            slope: (C, H, W) half the objective's derivative by the coordinates s.
+            weight: the weight α of the prior.
+            iterations: largest number of iterations of conjugate gradients.
         """
         settings, kept = self.settings, self.kept
         found = kept.get(lambda: approximate(system, self.prior, settings.rank, settings.block))
@@ -158,14 +158,14 @@ def fade(
     solver: FadingSolver,
     budget: Budget = UNLIMITED,
 ) -> tuple[Tensor, float]:
-    """Take one step at every weight of a fading.
+    """Return the inputs after one step at every weight of a fading, and their ‖r‖².
 
     Args:
         equations: the equations with the residuals r.
-        inputs: where to start, (1, C, H, W).
+        inputs: (1, C, H, W) inputs of the start.
         fading: the weights and the settings of the steps.
-        solver: solves the linear systems of the steps, and holds the prior.
-        budget: there is no further step once it is spent.
+        solver: the solver of the steps' linear systems, which holds the prior.
+        budget: the fading ends with the step in which this is spent.
 
     Returns:
         The inputs x (1, C, H, W) at the end, and ‖r‖² there, with the blur of the last step.
@@ -200,13 +200,15 @@ def fade(
 
 
 def approximate(system: LinearisedMasks, prior: ImagePrior, rank: int, block: int) -> LowRank:
-    """The largest eigenvalues of LᵀJᵀJL, from its columns for which the prior varies most.
+    """Return the largest eigenvalues of LᵀJᵀJL, approximated from some of its columns.
+
+    These are the columns of the coordinates with the largest deviations under the prior.
 
     Args:
-        system: J, in single precision.
-        prior: the prior with L.
-        rank: the number of columns, or all of them where the matrix has fewer.
-        block: columns that are computed at once.
+        system: J, the derivative of the residuals by x, in single precision.
+        prior: the prior x = μ + L s.
+        rank: the number of columns; all are taken if the matrix has fewer.
+        block: number of columns that are computed at once.
     """
     smoothest = prior.deviations.flatten().argsort(descending=True)[:rank]
     units = torch.zeros(len(smoothest), math.prod(system.shape))
@@ -222,6 +224,6 @@ def approximate(system: LinearisedMasks, prior: ImagePrior, rank: int, block: in
 def _normal_product(
     system: LinearisedMasks, prior: ImagePrior, batch: int
 ) -> Callable[[Tensor], Tensor]:
-    """The product with LᵀJᵀJL, for batches of vectors (batch, C, H, W)."""
+    """Return the product with LᵀJᵀJL, for batches of vectors (batch, C, H, W)."""
     pull = system.pull_back(batch)
     return lambda steps: prior.pull(pull(system.push(prior.push(steps))))

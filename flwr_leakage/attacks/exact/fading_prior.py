@@ -12,30 +12,31 @@ class FadingPrior:
     """The settings of a fit through ReLUs with a prior of images that fades.
 
     The stages are those of :class:`flwr_leakage.attacks.exact.fading_stages.Stage`. Three fadings
-    are *deep*, that is, they lead to hardly any prior: the one from the best candidate, the one
-    from grey, and the last one, whose prior is fitted to the best candidate. They share
-    ``last_weight``, ``factor`` and ``iterations``, and their last steps go without a blur.
+    are *deep*: they end at a negligible weight of the prior. One starts from the best candidate,
+    one from grey, and the last one has a prior that is fitted to the best candidate. They share
+    ``last_weight``, ``factor`` and ``iterations``, and their last steps have no blur.
 
     Attributes:
-        rounds: most fadings, each of which yields a candidate, ≥ 1.
+        rounds: largest number of fadings, each of which yields a candidate, ≥ 1.
         last_weight: last weight of the prior in deep fadings, in (0, fitted_first).
-        factor: from one weight to the next in deep fadings, in (0, 1).
-        iterations: most iterations of conjugate gradients in a step of deep fadings, ≥ 1.
-        near: a candidate meets the equations if ‖r‖² is at most this, ≥ 0, with each set of
-            equations in units of its right-hand side. The first two deep fadings end there.
-        enough: the deep fading with the fitted prior ends once ‖r‖² is at most this, ≥ 0.
+        factor: factor from one weight to the next in deep fadings, in (0, 1).
+        iterations: largest number of iterations of conjugate gradients in a step of deep fadings,
+            ≥ 1.
+        near: value of ‖r‖² up to which a candidate meets the equations, ≥ 0. Each set of equations
+            is in units of its right-hand side. The first two deep fadings end there.
+        enough: value of ‖r‖² at which the deep fading with the fitted prior ends, ≥ 0.
         rough: the first fading, with the masks that are proven without a candidate.
         middle: the fadings that follow, with masks that candidates helped to prove.
-        longer: after a candidate that proved no mask, the last weight of ``middle`` is multiplied
-            by this, in (0, 1].
+        longer: factor of the last weight of ``middle`` after a candidate that proved no mask, in
+            (0, 1].
         deep_first: first weight of the deep fading from the best candidate, > last_weight.
-        deep_blur: blur of that one, and of the one with the fitted prior, ≥ 0.
+        deep_blur: blur of that fading and of the one with the fitted prior, ≥ 0.
         grey_first: first weight of the deep fading from grey, > last_weight.
-        grey_blur: blur of that one, ≥ 0. It is wider, so that the fading ends elsewhere than the
-            one before.
-        fitted_first: first weight of the deep fading with the fitted prior. It starts from the
-            best candidate, so that there is less to fade.
-        solver: how the linear systems of the steps are solved.
+        grey_blur: blur of that fading, ≥ 0. It is wider, so that the fading ends elsewhere than
+            the one before.
+        fitted_first: first weight of the deep fading with the fitted prior. It is small, as this
+            fading starts from the best candidate.
+        solver: the settings of the solution of the steps' linear systems.
     """
 
     rounds: int = 12
@@ -62,12 +63,12 @@ class FadingPrior:
             )
         require(self, "lie in (0, 1]", "longer")
         require(self, "be at least 0", "near")
-        # Each Fading checks its own values when it is made: here, not in the middle of an attack.
+        # Each Fading checks its values. Making them here finds errors before an attack begins.
         self.fitted()
         self.of(Stage.ROUGH)
 
     def of(self, stage: Stage) -> Fading:
-        """The fading of a stage.
+        """Return the fading of a stage.
 
         Raises:
             ValueError: nothing fades in that stage.
@@ -84,10 +85,10 @@ class FadingPrior:
         return fadings[stage]
 
     def fitted(self) -> Fading:
-        """The fading that follows with a prior fitted to the best candidate."""
+        """Return the deep fading whose prior is fitted to the best candidate."""
         return self._deep(self.fitted_first, self.deep_blur, self.enough)
 
     def _deep(self, first: float, blur: float, enough: float) -> Fading:
-        """A deep fading, which ends at ``last_weight`` or once ‖r‖² is at most ``enough``."""
+        """Return a deep fading, which ends at ``last_weight`` or once ‖r‖² ≤ ``enough``."""
         first_to_last = first, self.last_weight, self.factor
         return Fading(*first_to_last, blur, self.iterations, sharpens=True, enough=enough)

@@ -1,59 +1,61 @@
-"""The stages of a fit through ReLUs: which fading comes next, and when the fit is over."""
+"""The stages of a fit through ReLUs, which decide the next fading and the end of the fit."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Stage(Enum):
-    """What a fit does next. The values name the stages in an attack's ``stats``.
+    """The next action of a fit. The values name the stages in an attack's ``stats``.
 
     Every fading starts from an input and ends at a *candidate*, which may help to prove masks.
     """
 
     ROUGH = "rough fading"
-    """The first fading: from grey, with the masks that were proven without a candidate."""
+    """The first fading, from grey, with the masks that were proven without a candidate."""
 
     MIDDLE = "fading"
     """A fading from the best candidate, after a candidate that helped to prove masks."""
 
     LONGER = "longer fading"
-    """The same to a lower weight of the prior, after a candidate that proved no mask."""
+    """A fading from the best candidate to a lower weight of the prior, after a candidate that
+    proved no mask."""
 
     DEEP = "deep fading"
-    """A fading from the best candidate to hardly any prior: no more masks can be proven."""
+    """A fading from the best candidate to a negligible weight of the prior, once no more masks can
+    be proven."""
 
     DEEP_FROM_GREY = "deep fading from grey"
     """A deep fading from grey with wider noise, after one that did not meet the equations."""
 
     MET = "equations met"
-    """The end: the candidate of a deep fading meets the equations, and only has to be refined."""
+    """The end: the candidate of a deep fading meets the equations and only needs refinement."""
 
     EXHAUSTED = "exhausted"
     """The end: no fading met the equations."""
 
     DOUBTFUL = "doubtful"
-    """The end: not one mask could be proven, which says that the gradient is not exact."""
+    """The end: no mask could be proven, which shows that the gradient is not exact."""
 
     @property
     def is_deep(self) -> bool:
-        """Whether the equations are to be met to the last digit."""
+        """Whether the fading must meet the equations to the last digit."""
         return self in (Stage.DEEP, Stage.DEEP_FROM_GREY)
 
     @property
     def is_end(self) -> bool:
-        """Whether nothing is left to be faded."""
+        """Whether no fading follows."""
         return self in (Stage.MET, Stage.EXHAUSTED, Stage.DOUBTFUL)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the fading of a stage.
+    """The result of the fading of a stage.
 
     Attributes:
         met: whether its candidate meets the equations.
         has_proven: whether its candidate helped to prove a mask.
-        is_settled: whether no more masks can be proven, as all are or nothing tells about them.
-        is_doubtful: whether there are gradients that could prove masks, but none is proven.
+        is_settled: whether no more masks can be proven: all are, or no gradient depends on them.
+        is_doubtful: whether some gradients could prove masks, but no mask is proven.
     """
 
     met: bool
@@ -63,7 +65,7 @@ class Outcome:
 
 
 def first_stage(is_settled: bool) -> Stage:
-    """Where a fit begins; see :class:`Outcome` for ``is_settled``.
+    """Return the first stage of a fit; see :class:`Outcome` for ``is_settled``.
 
     Example:
         >>> first_stage(is_settled=False)
@@ -73,12 +75,12 @@ def first_stage(is_settled: bool) -> Stage:
 
 
 def next_stage(stage: Stage, outcome: Outcome) -> Stage:
-    """The stage that follows another, given what came of that one.
+    """Return the stage that follows another with a given outcome.
 
     - A candidate that proved masks has changed the equations, so that the next fading starts from
-      it. That one is deep if no more masks can be proven.
-    - Two candidates in a row that proved none also lead to a deep fading. But if not one mask is
-      proven, the gradient is inexact, and its equations must not be met to the last digit: the fit
+      it. That fading is deep if no more masks can be proven.
+    - Two candidates in a row that proved none also lead to a deep fading. But if no mask is proven
+      at all, the gradient is inexact. Its equations must not be met to the last digit, and the fit
       ends.
 
     Raises:

@@ -1,13 +1,13 @@
 """Feature matching: recover a network's features layer by layer, then the input that has them.
 
-For one sample, a network that is a chain of convolutions or linear layers gives its features away
-layer by layer, from the last one on (:mod:`flwr_leakage.attacks.exact.walk_back`).
+If a network is a chain of convolutions or linear layers, the gradient of one sample reveals its
+features layer by layer, from the last one on (:mod:`flwr_leakage.attacks.exact.walk_back`).
 
 - Through invertible activations the weight gradients are solved for the features, as long as there
   is one solution. The input is then fitted to the deepest features found.
-- Of features that come from ReLUs it is enough to know where they are zero, the mask.
+- Through ReLUs it is enough to know the mask, that is, where the features are zero.
   :mod:`flwr_leakage.attacks.exact.masks` finds the masks and proves most of them, and
-  :mod:`flwr_leakage.attacks.exact.relu_fit` seeks the input that meets what they tell.
+  :mod:`flwr_leakage.attacks.exact.relu_fit` seeks the input that meets the masks' equations.
 """
 
 import math
@@ -31,7 +31,7 @@ from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.hidden import OwnEquations
 from flwr_leakage.attacks.exact.layer_equations import Knowledge
 from flwr_leakage.attacks.exact.masks import MaskSearch
-from flwr_leakage.attacks.exact.relu_fit import Candidate, fit_through_relus
+from flwr_leakage.attacks.exact.relu_fit import FittedInput, fit_through_relus
 from flwr_leakage.attacks.exact.walk_back import require_last_bias, walk_back
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.idlg import idlg_label
@@ -47,11 +47,11 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 @dataclass(frozen=True)
 class Judged:
-    """A candidate as the attacker sees it.
+    """An input found, with the attacker's own measure of its error.
 
     Attributes:
         stage: the stage of the attack that found it.
-        inputs: (1, *shape), clamped to valid pixels.
+        inputs: (1, *shape) input, clamped to valid pixels.
         distance: relative squared distance of its gradient from the observed one.
     """
 
@@ -64,25 +64,25 @@ class Judged:
 class FeatureMatching(ExactAttack):
     """Solve one sample layer by layer, from the last layer on, then fit the input.
 
-    Takes an update of one sample in one plain step. Among the candidates that the successive fits
-    yield, the attacker's own objective chooses: the relative squared distance of the gradients.
+    The attack takes an update of one sample in one plain step. It answers the fitted input with
+    the least relative squared distance of the gradients.
 
     Attributes:
-        rank_tolerance: singular values of a gradient's equations below this fraction of the
-            largest are left out, in [0, 1). Of the masked layer's own equations, which are noisy,
-            they are not left out but given less and less weight.
-        rank_fraction: the walk ends at a layer whose gradient determines less than this share of
-            its input. Solving it would cost much, and it would rarely have one solution.
-        negligible: of the masked layer's own equations, singular values below this share of the
-            largest are left out, in [0, 1).
-        layer_iterations: most iterations for the convex problem of a layer behind an invertible
-            activation, ≥ 1.
-        solved: such a layer counts as found if its relative mean squared residual is at most this.
-        masks: how masks of ReLUs are sought and proven.
-        fit_iterations: most iterations of the fit of the input where no ReLU is in the way, ≥ 1.
-        fading: how the prior and the blur fade in the fit through ReLUs.
-        newton: the damped Gauss–Newton without a prior that follows that fit.
-        initialisation: where the fit starts if no ReLU is in the way.
+        rank_tolerance: fraction of the largest singular value of a gradient's equations, in
+            [0, 1). Equations with smaller singular values are left out. The masked layer's own
+            equations, which are noisy, get a falling weight instead.
+        rank_fraction: share of a layer's input. The walk ends at a layer whose gradient determines
+            less of it: solving it would cost much and rarely have one solution.
+        negligible: fraction of the largest singular value of the masked layer's own equations, in
+            [0, 1). Equations with smaller singular values are left out.
+        layer_iterations: largest number of iterations for the convex problem of a layer behind an
+            invertible activation, ≥ 1.
+        solved: relative mean squared residual up to which such a layer counts as found.
+        masks: the settings of the search for masks of ReLUs and of their proof.
+        fit_iterations: largest number of iterations of a fit of the input without ReLUs, ≥ 1.
+        fading: the settings of the fading of prior and blur in a fit through ReLUs.
+        newton: the damped Gauss–Newton without a prior that follows such a fit.
+        initialisation: the start of a fit without ReLUs.
     """
 
     purpose: ClassVar[str] = "feature matching"
@@ -119,7 +119,7 @@ class FeatureMatching(ExactAttack):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Attack one problem in float64.
+        """Return the input that explains the update of one problem in float64.
 
         Raises:
             ValueError: the update stems from several samples or steps, or the model is no chain.
@@ -167,10 +167,8 @@ class FeatureMatching(ExactAttack):
 
     def _fit_levels(
         self, chain: Sequence[Link], levels: Sequence[Knowledge], start: Tensor, budget: Budget
-    ) -> tuple[list[Candidate], bool]:
-        """Inputs that explain the deepest level of the walk, and then the level before it.
-
-        And whether the budget ended a fit.
+    ) -> tuple[list[FittedInput], bool]:
+        """Return the inputs fitted to the walk's last two levels, and whether the budget ended it.
 
         A walk may go one layer too far. The features found there are roughly right, but the errors
         are not. The fit to them is then a good start for a fit to the level before.
@@ -178,19 +176,19 @@ class FeatureMatching(ExactAttack):
         position = len(chain) - 1 - len(levels)
         before, iterations = chain[:position], self.fit_iterations
         inputs, stopped = fit_level(before, levels[-1], start, iterations, budget)
-        found = [Candidate("deepest", inputs)]
+        found = [FittedInput("deepest", inputs)]
         if len(levels) > 1:
             before = chain[: position + 1]
             inputs, stopped = fit_level(before, levels[-2], inputs, iterations, budget)
-            found.append(Candidate("sure", inputs))
+            found.append(FittedInput("sure", inputs))
         return found, stopped
 
 
 def _chain(problem: Problem) -> list[Link]:
-    """The layers of the model.
+    """Return the layers of the model.
 
     Raises:
-        ValueError: it, or the update, does not allow the attack.
+        ValueError: the model or the update does not allow the attack.
     """
     require_single_gradient(problem, "feature matching")
     chain = trace_chain(problem)
@@ -199,7 +197,7 @@ def _chain(problem: Problem) -> list[Link]:
 
 
 def _counts(link: Link) -> tuple[int, int]:
-    """Equations of a layer's weight gradient for each channel of its input, and its positions."""
+    """Return a weight gradient's equations per input channel, and the positions of a channel."""
     if link.geometry is None:
         return link.num_channels, 1
     return link.weight[:, 0].numel(), torch.Size(link.input_shape[1:]).numel()
@@ -208,17 +206,17 @@ def _counts(link: Link) -> tuple[int, int]:
 def fit_level(
     before: Sequence[Link], level: Knowledge, start: Tensor, iterations: int, budget: Budget
 ) -> tuple[Tensor, bool]:
-    """Fit the input to one layer's outputs and to its weight's gradient, by L-BFGS.
+    """Return the input that L-BFGS fits to a layer's outputs and to its weight's gradient.
 
     Args:
         before: the layers before that layer.
-        level: what is known of the layer.
-        start: the input to start from, (1, *shape).
-        iterations: most iterations of L-BFGS.
-        budget: ends them earlier once it is spent.
+        level: the equations of the layer.
+        start: (1, *shape) input of the start.
+        iterations: largest number of iterations of L-BFGS.
+        budget: the fit ends once this is spent.
 
     Returns:
-        The input, and whether the budget ended the fit.
+        The input (1, *shape), and whether the budget ended the fit.
     """
     size = level.equations.values.square().sum().clamp_min(1e-30)
 
@@ -236,6 +234,6 @@ def fit_level(
     return found.points.reshape(start.shape), found.stopped
 
 
-def _judge(problem: Problem, targets: Tensor, candidate: Candidate) -> Judged:
-    inputs = problem.spec.clamp(candidate.inputs)
-    return Judged(candidate.stage, inputs, gradient_distance(problem, Batch(inputs, targets)))
+def _judge(problem: Problem, targets: Tensor, found: FittedInput) -> Judged:
+    inputs = problem.spec.clamp(found.inputs)
+    return Judged(found.stage, inputs, gradient_distance(problem, Batch(inputs, targets)))

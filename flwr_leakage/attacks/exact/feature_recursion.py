@@ -1,25 +1,26 @@
 """Feature recursion: read a ReLU network's features from its gradients, then fit the input.
 
 Networks whose channels grow as their maps shrink have far more equations than unknowns in all but
-the first layers. So :func:`recover_features` gets far, through BatchNorm with given statistics and
-skip connections. The end of the network may pool, where the features do not tell the last mask:
+the first layers. So :func:`recover_features` reaches shallow layers, also through BatchNorm with
+given statistics and skip connections. Pooling at the end of the network hides the last mask from
+the features, but leaves positions with the same error:
 
 - behind global average pooling, all positions share one error;
 - behind max pooling over windows that do not overlap, flattened into the last layer, all positions
-  of a window do.
+  of a window share one.
 
-Either is enough to find the mask (:mod:`flwr_leakage.attacks.exact.last_mask`). Max pooling further
-in front ends the recursion: the pooled features are still determined, but not where in its window
-each maximum was.
+Either is enough to find the mask (:mod:`flwr_leakage.attacks.exact.last_mask`). Max pooling in
+earlier layers ends the recursion: the pooled features are still determined, but not the position
+of each maximum in its window.
 
 Finally the input is fitted to the shallowest features found, by a residual that is continuous in x.
-The fit starts from grey, and goes in stages. First it is one to the shallowest known layer alone:
-few convolutions lie between, so that it rarely gets stuck on its way. That layer's equations often
-leave some directions of its features open, or almost, and then serve as they are. Next all layers
-count, each by its noise: the deeper ones are known a hundred times better. Should these be met from
-no such start, grey is the start of the other choices of layers too. Where features are pooled, the
-fit starts from what a regression on synthetic images reads from them, and prefers smooth images at
-first.
+The fit starts from grey and has two stages. The first fits the shallowest known layer alone. Few
+convolutions lie before it, so that the fit rarely gets stuck. If that layer's equations leave some
+directions of its features open, or almost, the equations themselves are fitted. The second fits all
+layers, each weighted by its noise: the deeper ones are known a hundred times better. If no such
+start meets them, fits of other choices of layers start from grey too. For pooled features, the fit
+starts from the input that a regression on synthetic images reads from them, and first prefers
+smooth images.
 """
 
 from collections.abc import Sequence
@@ -49,34 +50,34 @@ from flwr_leakage.records import Batch, Reconstruction
 class FeatureRecursion(ExactAttack):
     """Read features from the last ReLU on as far as they are determined, and fit the input to them.
 
-    Takes one sample and one plain gradient of a ReLU network. Its last layer must be linear with a
-    bias, and take in features that were averaged over few positions, or pooled to maxima and
-    flattened. BatchNorm must use given statistics.
+    The attack takes one sample and one plain gradient of a ReLU network. Its last layer must be
+    linear with a bias. The inputs of that layer must be features that were averaged over few
+    positions, or pooled to maxima and flattened. BatchNorm must use given statistics.
 
     Attributes:
-        rank_tolerance: equations do not determine features if their least singular value is below
-            this fraction of the largest.
-        trims: how often the equations of one layer are solved, ≥ 1. After each solution, channels
-            that contradict it are left out. As often, the masks that they contradict are repaired.
-        contradiction: a channel contradicts a solution if its residual is above this multiple of
-            the median residual, ≥ 1.
-        margin: features count as zero below this multiple of what noise is seen to reach, ≥ 1.
-        solved: relative squared distance at which features count as met, if it is above what
-            their noise explains.
-        fitted: how many known layers the input is fitted to besides the shallowest, ≥ 1.
-        iterations: most iterations of the last fit, ≥ 1.
-        initialisation: where the fit starts if the shallowest features are not pooled.
-        synthetic: images of noise from which a start is learned if they are pooled, ≥ 1.
+        rank_tolerance: fraction of the largest singular value of a layer's equations. They do not
+            determine features if their least singular value is below it.
+        trims: number of solutions of one layer's equations, ≥ 1. After each solution, channels
+            that contradict it are left out. The masks that they contradict are repaired as often.
+        contradiction: multiple of the median residual, ≥ 1. A channel with a larger residual
+            contradicts a solution.
+        margin: multiple of the observed noise of features, ≥ 1. Features below it count as zero.
+        solved: relative squared distance up to which features count as met; their noise may
+            explain a larger one.
+        fitted: number of known layers besides the shallowest that the input is fitted to, ≥ 1.
+        iterations: largest number of iterations of the last fit, ≥ 1.
+        initialisation: the start of the fit if the shallowest features are not pooled.
+        synthetic: number of noise images from which a start is learned if they are pooled, ≥ 1.
         smoothing: weights of the total variation in successive fits to pooled features. One more
             fit follows without it.
-        smoothed_iterations: most iterations of each of these fits, ≥ 1.
-        rounds: most rounds of these fits, ≥ 1. A round starts where the last one ended. They end
-            once the features' relative squared distance is within ``solved``.
+        smoothed_iterations: largest number of iterations of each of these fits, ≥ 1.
+        rounds: largest number of rounds of these fits, ≥ 1. A round starts from the end of the
+            last one. They end once the features' relative squared distance is at most ``solved``.
         shaking: standard deviation of the noise added to the start of each further round, in units
             of the model's input.
-        met: relative squared distance at which a gradient counts as met.
-        draws: most inputs tried in place of one that meets the features and not the gradient; see
-            :func:`flwr_leakage.attacks.exact.doubtful_signs.settle_signs`.
+        met: relative squared distance up to which a gradient counts as met.
+        draws: largest number of inputs tried if an input meets the features but not the gradient;
+            see :func:`flwr_leakage.attacks.exact.doubtful_signs.settle_signs`.
     """
 
     purpose: ClassVar[str] = "feature recursion"
@@ -112,7 +113,7 @@ class FeatureRecursion(ExactAttack):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """See ``ExactAttack``; it reads the features, which takes a part of the attack's time."""
+        """See ``ExactAttack``. It reads the features, which takes part of the attack's time."""
         known = self._read(problem)
         shape = tuple(known.outputs[known.shallowest].shape[1:])
         pooled = ", pooled" if known.is_pooled else ""
@@ -127,7 +128,7 @@ class FeatureRecursion(ExactAttack):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Attack one problem.
+        """Return the input that explains the update of one problem.
 
         Raises:
             ValueError: no features could be read.
@@ -138,13 +139,13 @@ class FeatureRecursion(ExactAttack):
         targets = assume_targets(problem, SignOfGradient(), generator).values
         if known.is_pooled:
             chosen = known.first(1)
-            # Far from a solution rounding does no harm, and single precision is twice as fast.
+            # Far from a solution, rounding does no harm, and single precision is twice as fast.
             fit = self._search(problem.to(torch.float32), chosen.single(), generator, budget)
             fit = self._finish(problem, chosen, fit, budget)
         else:
             fit = self._fit(problem, known, Fit(start, float("inf")), budget)
         is_met = self._is_met(fit, known)
-        # Features of the input amplify their own error by 20 to 30 on the way back to it.
+        # The way back from features to the input amplifies their error by 20 to 30.
         errors = [10 * known.least_noise, 100 * known.least_noise]
         draws = self.draws if is_met and known.least_noise > 0 else 0
         batch, distance = settle_signs(
@@ -164,7 +165,7 @@ class FeatureRecursion(ExactAttack):
         return Reconstruction(found, distance, stats)
 
     def _fit(self, problem: Problem, known: Features, start: Fit, budget: Budget) -> Fit:
-        """The input behind features that are not pooled, from the first start that leads there."""
+        """Return the fit to features that are not pooled, from the first start that meets them."""
         chosen = known.first(self.fitted + 1)
         single = problem.to(torch.float32)
         optimizer = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-12)
@@ -180,10 +181,10 @@ class FeatureRecursion(ExactAttack):
         return best
 
     def _is_met(self, fit: Fit, known: Features) -> bool:
-        """Whether noise explains how far an input's features are from the known ones.
+        """Return whether noise explains the distance of an input's features from the known ones.
 
         With the weights of :meth:`Features.weight`, each of n outputs adds the square of the least
-        noise, so that n of these are expected at the truth.
+        noise, so that n of these squares are expected at the truth.
         """
         chosen = known.first(self.fitted + 1)
         explained = len(chosen.outputs) * (self.margin * chosen.least_noise) ** 2
@@ -197,7 +198,7 @@ class FeatureRecursion(ExactAttack):
     def _search(
         self, problem: Problem, known: Features, generator: torch.Generator, budget: Budget
     ) -> Fit:
-        """The input behind pooled features: read from them by regression, then fitted in rounds."""
+        """Return the fit to pooled features, which starts from a regression and runs in rounds."""
         number = known.shallowest
 
         def features(inputs: Tensor) -> Tensor:

@@ -1,14 +1,13 @@
 """The fit of an input through ReLUs: successive candidates, each of which may prove masks.
 
-The walk through the layers ends where the weight gradients have too few equations left, or where a
-mask is not proven. From there on the input is sought that meets the equations found so far
-(:mod:`flwr_leakage.attacks.exact.mask_equations`). These are continuous in x, where the gradient
+The walk through the layers ends at a weight gradient with too few equations, or at a mask that is
+not proven. From there on the fit seeks an input that meets the equations found so far
+(:mod:`flwr_leakage.attacks.exact.mask_equations`). These are continuous in x, while the gradient
 itself jumps at every flip of a ReLU.
 
 Gauss–Newton would get stuck in the nearest local minimum. So it starts with a prior of images and
-with blurred ReLUs, which fade together (:mod:`flwr_leakage.attacks.exact.fading`). Where this ends
-is a candidate. A candidate helps to prove further masks, and their equations bring the next
-candidate nearer.
+with blurred ReLUs, which fade together (:mod:`flwr_leakage.attacks.exact.fading`). Each fading ends
+at a candidate, which helps to prove further masks. Their equations bring the next candidate nearer.
 """
 
 from collections.abc import Sequence
@@ -28,12 +27,12 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """An input that may be the one sought.
+class FittedInput:
+    """An input at which a fit ended.
 
     Attributes:
         stage: the stage of the attack that found it.
-        inputs: (1, *shape).
+        inputs: (1, *shape) input.
     """
 
     stage: str
@@ -42,17 +41,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ReluFit:
-    """What a fit found.
+    """The result of a fit.
 
     Attributes:
-        candidates: the one that meets the last equations best. If not one mask is proven, these
-            equations do not hold exactly, and all candidates are returned for the gradient to
-            choose from.
+        candidates: the candidate that meets the last equations best. If no mask is proven, these
+            equations do not hold exactly. Then all candidates are returned, and the caller chooses
+            by the gradient.
         hidden: the ReLUs, with all masks that were proven.
-        stopped: whether the budget ended it.
+        stopped: whether the budget ended the fit.
     """
 
-    candidates: list[Candidate]
+    candidates: list[FittedInput]
     hidden: Hidden
     stopped: bool = False
 
@@ -64,11 +63,11 @@ def fit_through_relus(
     newton: DampedGaussNewton,
     budget: Budget = UNLIMITED,
 ) -> ReluFit:
-    """Fit the input to what is known of ReLUs and of the layer behind them.
+    """Return the fit of the input to the equations of ReLUs and of the layer behind them.
 
     Fadings follow one another until a candidate meets the equations. It is then refined, first
-    with a prior fitted to it, then by Gauss–Newton without a prior. The best candidate is the one
-    with the least ‖r‖² in the last equations, which are continuous where the gradient is not.
+    with a prior fitted to it, then by Gauss–Newton without a prior. The best candidate has the
+    least ‖r‖² in the last equations, which are continuous where the gradient is not.
 
     Args:
         hidden: the ReLUs with the masks that are proven so far.
@@ -76,17 +75,17 @@ def fit_through_relus(
         fading: the settings of the fadings.
         newton: the settings of Gauss–Newton, which is left out for inputs of more than
             ``newton.most_unknowns`` entries.
-        budget: there is no further step once it is spent.
+        budget: the fit ends with the step in which this is spent.
     """
     solver = FadingSolver.of(prior, fading.solver)
     stage, met = first_stage(hidden.is_settled), False
-    candidates: list[Candidate] = []
+    candidates: list[FittedInput] = []
     for _ in range(fading.rounds):
         start = prior.grey
         if candidates and stage is not Stage.DEEP_FROM_GREY:
             start = best_of(candidates, hidden.equations).inputs
         inputs, value = fade(hidden.equations, start, fading.of(stage), solver, budget)
-        candidates.append(Candidate(stage.value, inputs))
+        candidates.append(FittedInput(stage.value, inputs))
         met = value <= fading.near
         if stage.is_deep and met:
             stage = Stage.MET
@@ -113,8 +112,8 @@ def fit_through_relus(
     return ReluFit([best_of(candidates, hidden.equations)], hidden, stopped)
 
 
-def best_of(candidates: Sequence[Candidate], equations: MaskEquations) -> Candidate:
-    """The candidate that meets equations best."""
+def best_of(candidates: Sequence[FittedInput], equations: MaskEquations) -> FittedInput:
+    """Return the candidate that meets equations best."""
     return min(candidates, key=lambda each: equations.sum_of_squares(each.inputs))
 
 
@@ -124,17 +123,20 @@ def _refit(
     fading: FadingPrior,
     prior: ImagePrior,
     budget: Budget,
-) -> Candidate:
-    """A fading from a candidate, with a prior that has the spectrum of this candidate."""
+) -> FittedInput:
+    """Return the end of a fading from a candidate, with a prior of the candidate's spectrum."""
     solver = FadingSolver.of(prior.fitted(inputs), fading.solver)
     inputs, _ = fade(equations, inputs, fading.fitted(), solver, budget)
-    return Candidate("fitted prior", inputs)
+    return FittedInput("fitted prior", inputs)
 
 
 def _solve_exactly(
     hidden: Hidden, start: Tensor, newton: DampedGaussNewton, budget: Budget
-) -> tuple[list[Candidate], Hidden]:
-    """Gauss–Newton without a prior; every step tries to prove more masks first."""
+) -> tuple[list[FittedInput], Hidden]:
+    """Return the iterates of Gauss–Newton without a prior, and the ReLUs.
+
+    Every step first tries to prove more masks.
+    """
 
     def problem_at(inputs: Tensor) -> LeastSquares | None:
         nonlocal hidden
@@ -144,7 +146,7 @@ def _solve_exactly(
         return least_squares(hidden.equations, inputs)
 
     found = newton.iterates(problem_at, start)
-    return [Candidate("exact equations", inputs) for inputs in found], hidden
+    return [FittedInput("exact equations", inputs) for inputs in found], hidden
 
 
 def least_squares(equations: MaskEquations, inputs: Tensor) -> LeastSquares:
