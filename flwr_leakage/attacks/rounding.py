@@ -11,6 +11,10 @@ FLOAT32_DEVIATION = 1e-6
 """Least standard deviation of a value that was read from a float32 gradient, as a share of the
 largest value of its layer."""
 
+FLOAT32_NOISE = 1e-6
+"""Least standard deviation of an entry of a float32 gradient, in units of the root mean square of
+its tensor."""
+
 FLOAT32_RELATIVE_ERROR = 1e-5
 """Relative error that a float32 forward and backward pass may have against float64."""
 

@@ -1,6 +1,6 @@
-"""One run of Gauss–Newton from grey, through a blur and a prior that fade.
+"""One run of Gauss–Newton from grey, with a blur and a prior that fade.
 
-See :mod:`flwr_leakage.attacks.inversion.gauss_newton` for what it minimises.
+See :mod:`flwr_leakage.attacks.inversion.gauss_newton` for the objective.
 """
 
 import math
@@ -20,26 +20,18 @@ from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 POWER_ITERATIONS = 6
-"""Products that estimate the largest eigenvalue; a tenth of it is needed to no better than 20 %."""
-
-PRECISE = 1e-3
-"""Relative residual below which gradients are evaluated in double precision."""
-
-FEWEST = 5
-"""Iterations of a step at least, however little time there is: fewer lead nowhere."""
-
-SHARP = 3e-3
-"""Blur below which there is none."""
+"""Number of products that estimate the largest eigenvalue. The first weight is a tenth of it, and
+an error of 20 % does no harm."""
 
 
 @dataclass(frozen=True)
 class Annealing:
-    """How blur and prior fade in one run from grey.
+    """The settings by which blur and prior fade in one run from grey.
 
     Attributes:
         blur: β at the start, in units of each layer's spread under the prior, ≥ 0.
-        exponent: β goes with this power of ρ, > 0.
-        factor: ρ of a step over that of the step before, in (0, 1).
+        exponent: the power of ρ that β is proportional to, > 0.
+        factor: ratio of ρ between a step and the step before, in (0, 1).
         model_error: κ in [0, 1], the share of the residual that counts as the model's own error.
     """
 
@@ -57,10 +49,10 @@ class Annealing:
 
 @dataclass(frozen=True)
 class Effort:
-    """What a run may take; see :class:`~flwr_leakage.attacks.GaussNewton`.
+    """The limits of a run; see :class:`~flwr_leakage.attacks.GaussNewton` for each.
 
-    Where a budget does not allow for all products, steps take fewer iterations each, so that a run
-    comes to its end.
+    If a budget does not allow all products, each step takes fewer iterations, so that the run
+    reaches its end.
     """
 
     steps: int
@@ -71,53 +63,53 @@ class Effort:
 
 @runtime_checkable
 class Equations(Protocol):
-    """What a run fits: numbers that are observed, as a function of the images and the blur."""
+    """The equations that a run fits: observed numbers, as a function of the images and the blur."""
 
     @property
     def prior(self) -> ImagePrior:
-        """Of each image, in single precision."""
+        """The prior of each image, in single precision."""
 
     @property
     def passes(self) -> int:
-        """Gradients in one evaluation."""
+        """Number of gradients in one evaluation."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the coordinates, (B, C, H, W)."""
+        """Shape (B, C, H, W) of the coordinates."""
 
     @property
     def groups(self) -> Tensor:
-        """The number of the group of each equation (P,) that errors of masks move alike."""
+        """(P,) group number of each equation; a wrong mask moves the equations of a group alike."""
 
     def inputs(self, coordinates: Tensor) -> Tensor:
-        """Images of coordinates of the prior."""
+        """Return the images of coordinates of the prior."""
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """The numbers (P,), differentiable twice; in double precision if precise."""
+        """Return the numbers (P,), differentiable twice; in double precision if precise."""
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """The numbers in single precision, and products with their Jacobian."""
+        """Return the numbers in single precision, with products with their Jacobian."""
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
-        """Inputs of every ReLU and pooling for images (B, C, H, W), in single precision."""
+        """Return the inputs of every ReLU and pooling for images (B, C, H, W), in float32."""
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "Equations":
-        """The same equations, whose blur of 1 is a width of each of these inputs."""
+        """Return these equations with a blur of the given width for each of these inputs."""
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """Where one run ended.
+class RunEnd:
+    """The images at which one run ended, with measures of their fit.
 
     Attributes:
-        inputs: (B, C, H, W), in double precision, not clamped.
-        energy: −2 log posterior up to a constant: of the likelihood, plus ``‖s‖²``.
+        inputs: (B, C, H, W) images in double precision, not clamped.
+        energy: −2 log posterior up to a constant: the likelihood's energy plus ``‖s‖²``.
         distance: relative squared distance of the gradients.
         misfit: mean squared residual in units of noise.
-        prior_mean_square: of the coordinates s; 1 for a draw of the prior.
-        steps: taken.
-        products: with the Jacobian or its transpose.
-        stage: how it ended, in words.
+        prior_mean_square: mean square of the coordinates s; 1 for a draw of the prior.
+        steps: number of steps taken.
+        products: number of products with the Jacobian or its transpose.
+        stage: the way in which the run ended, in words.
         stopped: whether the budget ended it.
     """
 
@@ -141,15 +133,15 @@ class Candidate:
         products: int,
         stage: str,
         stopped: bool,
-    ) -> "Candidate":
-        """Judge coordinates (B, C, H, W) by the equations."""
+    ) -> "RunEnd":
+        """Return the end of a run at coordinates (B, C, H, W), judged by the equations."""
         inputs, size = model.inputs(point).double(), float(point.double().square().mean())
         unknown = (math.nan,) * 3
         found = cls(inputs, *unknown, size, steps, products, stage, stopped)
         return found.judged(model, likelihood)
 
-    def judged(self, model: Equations, likelihood: Likelihood) -> "Candidate":
-        """The same images, judged by these equations."""
+    def judged(self, model: Equations, likelihood: Likelihood) -> "RunEnd":
+        """Return the same images, judged by these equations."""
         residual = likelihood.residual(model.gradient(self.inputs, 0.0, precise=True))
         return replace(
             self,
@@ -159,7 +151,7 @@ class Candidate:
         )
 
     def grouped_energy(self, model: Equations, likelihood: Likelihood) -> float:
-        """The energy where each group of equations has its own error, which ranks ends of runs.
+        """Return the energy with an own error for each group of equations, which ranks runs.
 
         Wrong masks and maxima spoil few groups; see :meth:`.Likelihood.energy`.
         """
@@ -176,41 +168,39 @@ def anneal(
     effort: Effort,
     budget: Budget = UNLIMITED,
     start: Tensor | None = None,
-) -> Candidate:
-    """Run from grey, or from nearby, to the end of one annealing.
+) -> RunEnd:
+    """Return the end of one annealing, which runs from grey or from a given start.
 
     Args:
-        model: what is computed of a candidate.
-        likelihood: what was observed of it.
-        annealing: how blur and prior fade.
-        effort: what the run may take.
+        model: the equations of a candidate.
+        likelihood: the observed values of the equations.
+        annealing: the settings by which blur and prior fade.
+        effort: the limits of the run.
         budget: the run ends once it is spent.
-        start: coordinates (B, C, H, W) of the first candidate; ``None`` for grey. Equations that do
-            not tell samples of one label apart leave those alike that start alike.
+        start: (B, C, H, W) coordinates of the first candidate; ``None`` for grey. Equations that
+            are symmetric in samples of one label keep equal those that start equal.
 
     Raises:
         ValueError: the model is not finite at the start.
     """
     run = _Run(model, likelihood, annealing, effort, budget, iterations=effort.iterations)
     end = descend(run.pose, torch.zeros(model.shape) if start is None else start, Shortening())
-    return Candidate.at(
-        end.point, model, likelihood, end.steps, run.products, run.stage, run.stopped
-    )
+    return RunEnd.at(end.point, model, likelihood, end.steps, run.products, run.stage, run.stopped)
 
 
 @dataclass
 class _Run:
-    """What one annealing knows between its steps.
+    """The state of one annealing between its steps.
 
     Attributes:
-        weight: ρ of the step, and ``first`` that of the first step, over ``unit``.
-        unit: the update's own weighted size, in whose units weights are kept, so that float32 does
-            not overflow.
-        iterations: the most iterations that a step's linear system may take.
-        products: the products with the Jacobian so far, and ``passes`` the gradients that they
-            count for.
+        weight: ρ of the step over ``unit``; ``first`` is that of the first step.
+        unit: the update's own weighted size. Weights are in its units, so that float32 does not
+            overflow.
+        iterations: largest number of iterations of a step's linear system.
+        products: number of products with the Jacobian so far; ``passes`` is the number of
+            gradients that they count for.
         precise: whether gradients are evaluated in double precision.
-        here: the equations at the last step, and ``distance`` how far they were from being met.
+        here: the equations at the last step; ``distance`` is their relative squared distance.
     """
 
     model: Equations
@@ -232,13 +222,13 @@ class _Run:
     here: Linearized | None = None
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Pose the next step, unless the run is over."""
+        """Return the next step's system, or None if the run is over."""
         if self._is_over(at):
             return None
         model, annealing = self.model, self.annealing
         share = (self.weight / self.first) ** annealing.exponent if at.steps else 1.0
         blur = annealing.blur * share
-        self.blur = blur = blur if blur > SHARP else 0.0
+        self.blur = blur = blur if blur > 3e-3 else 0.0  # smaller blurs are left out
         inputs = model.inputs(at.point)
         self.here = here = model.linearize(inputs, blur)
         value = model.gradient(inputs, blur, precise=True) if self.precise else here.value
@@ -260,24 +250,26 @@ class _Run:
         return posterior.posed(Solver(self.iterations, self.effort.tolerance))
 
     def _begin(self, posterior: Posterior) -> None:
-        """Choose the first ρ, and how many iterations of each step the budget allows."""
+        """Choose the first ρ, and the number of iterations of each step that the budget allows."""
         watch, effort = Stopwatch(), self.effort
         self.first = self.weight = max(0.1 * largest_eigenvalue(posterior), 1 / self.unit)
-        # An iteration is a product with J and one with its transpose.
+        # An iteration takes one product with J and one with its transpose.
         each = watch.seconds / POWER_ITERATIONS
         planned = max(1, effort.products // (2 * self.model.passes))
         allowed = self.budget.affordable(planned, each)
         self.stopped = allowed < planned
         if self.stopped:
-            self.iterations = max(FEWEST, self.iterations * allowed // planned)
+            # With fewer than five iterations, steps make no progress.
+            self.iterations = max(5, self.iterations * allowed // planned)
 
     def _is_over(self, at: Iterate) -> bool:
-        """Count the last step, fade the prior, and say whether no further step follows."""
+        """Count the last step, fade the prior, and return whether the run ends here."""
         if self.here is None:
             return False
         self.products += self.here.products
         self.passes += self.here.products * self.model.passes
-        self.precise = self.distance < PRECISE**2
+        # Gradients are evaluated in double precision once their relative residual is below 1e-3.
+        self.precise = self.distance < 1e-3**2
         if self.weight * self.unit <= 1 and self.blur == 0 and not at.has_moved:
             self.stage = "converged"
         elif self.passes >= self.effort.products:
@@ -300,11 +292,11 @@ def residuals(
     """Return the map from coordinates (B, C, H, W) to residuals (P,).
 
     Args:
-        model: what is computed of a candidate.
-        likelihood: what was observed of it.
-        blur: of the equations.
-        precise: whether they are evaluated in double precision.
-        prior: the prior of these coordinates; that of the model where it is ``None``.
+        model: the equations of a candidate.
+        likelihood: the observed values of the equations.
+        blur: the blur of the equations.
+        precise: whether the equations are evaluated in double precision.
+        prior: the prior of these coordinates; ``None`` for the prior of the model.
     """
     prior = prior or model.prior
     return lambda point: likelihood.residual(
@@ -313,7 +305,10 @@ def residuals(
 
 
 def largest_eigenvalue(posterior: Posterior) -> float:
-    """Estimate that of LᵀJᵀWJL by the power method; the start is fixed, as any would do."""
+    """Return an estimate of the largest eigenvalue of LᵀJᵀWJL, by the power method.
+
+    The start is drawn with a fixed seed, as almost any start would do.
+    """
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(posterior.point.shape, generator=generator)
     for _ in range(POWER_ITERATIONS):

@@ -1,21 +1,19 @@
 """Products with the Jacobian of a plain chain's gradients, as products of matrices.
 
 A network is a chain up to some point if its images pass convolutions, linear layers, activations
-and pooling one after another. Let its outputs c be worth a functional F, whose slope δ is known.
-The gradients of F by the chain's parameters are what a client sends. Derivatives of these by the
-images are convolutions again, for a few images of few channels. Autograd spends most of their time
-on arranging patches, and on starting operations. Here patches are gathered by an index, and shared
-by all that reads them.
+and pooling one after another. Let F be a functional of its outputs c, with a known slope δ. A
+client sends the gradients of F by the chain's parameters. Their derivatives by the images are
+again convolutions. For a few images of few channels, autograd spends most of the time on arranging
+patches and on starting operations. Here patches are gathered by an index and used several times.
 
-With columns a of patches of a layer's inputs, outputs ``z = W a + b`` and errors ``δ = ∂F/∂z`` the
-gradient is ``∂F/∂W = δ aᵀ``. Images that move by dx move it by ``dδ aᵀ + δ daᵀ``. The changes dz
-pass the chain upward, the changes of errors downward,
+With columns a of patches of a layer's inputs, outputs ``z = W a + b`` and errors ``δ = ∂F/∂z``, the
+gradient is ``∂F/∂W = δ aᵀ``. If images change by dx, it changes by ``dδ aᵀ + δ daᵀ``. The changes
+dz pass the chain upward and the changes of errors downward. Through an activation these are
 
-    dδ_in = φ'(z) ∘ dδ_out + φ''(z) ∘ dz ∘ δ_out
+    dδ_in = φ'(z) ∘ dδ_out + φ''(z) ∘ dz ∘ δ_out,
 
-through an activation (pooling likewise, :mod:`~flwr_leakage.attacks.inversion.chain_stages`), and
-Wᵀ dδ through a layer, where overlapping patches are summed. The transpose runs the same way: up,
-then down.
+and similarly through pooling (:mod:`~flwr_leakage.attacks.inversion.chain_stages`). Through a layer
+they are Wᵀ dδ, summed over overlapping patches. The transpose also passes up, then down.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,22 +36,23 @@ from flwr_leakage.attacks.network.geometry import Geometry
 from flwr_leakage.attacks.network.trace import Step, Trace
 from flwr_leakage.params import Params
 
-MOST_ENTRIES = 1_000_000
-"""Of the patches that one sample has in a layer: 36,864 in 3×3 of 16 channels at 16×16 places."""
+MOST_PATCH_ENTRIES = 1_000_000
+"""Largest number of entries of one sample's patches in a layer of a chain. Patches of 3×3 pixels of
+16 channels at 16×16 positions have 36,864. The value was chosen on development draws; no table."""
 
 
 @dataclass(frozen=True)
-class Layer:
+class MatrixLayer:
     """A convolution, or a linear layer, as a product of matrices.
 
-    Values of a layer are of shape (n, B), those of a sample below one another.
+    The values of a layer have the shape (n, B), with one sample in each column.
 
     Attributes:
         weight: the name of W.
         bias: the name of b; empty for none.
-        rows: K, entries of a patch.
-        places: of each entry of its columns in a sample's inputs (K · P); ``None`` where the inputs
-            are the columns.
+        rows: number K of entries of a patch.
+        places: (K · P) the place of each entry of the columns in a sample's inputs; ``None`` if
+            the inputs are the columns.
     """
 
     weight: str
@@ -64,8 +63,8 @@ class Layer:
     @classmethod
     def convolution(
         cls, weight: str, bias: str, shape: Sequence[int], geometry: Geometry
-    ) -> "Layer":
-        """Of inputs of a shape (C, H, W)."""
+    ) -> "MatrixLayer":
+        """Return the layer of a convolution of inputs of a shape (C, H, W)."""
         count = torch.Size(shape).numel()
         numbers = torch.arange(1.0, count + 1, dtype=torch.float64).reshape(1, *shape)
         found = geometry.patches(numbers)[0].long()
@@ -73,13 +72,13 @@ class Layer:
         return cls(weight, bias, len(found), Places.of(gathered, count))
 
     def columns(self, values: Tensor) -> Tensor:
-        """Patches (K, P · B) of inputs (n, B)."""
+        """Return the patches (K, P · B) of inputs (n, B)."""
         if self.places is not None:
             values = self.places.taken(values)
         return values.reshape(self.rows, -1)
 
     def summed(self, columns: Tensor, samples: int) -> Tensor:
-        """Σ over the places of each input (n, B): the transpose of :meth:`columns`."""
+        """Return the sum over the places of each input (n, B), the transpose of :meth:`columns`."""
         values = columns.reshape(-1, samples)
         return values if self.places is None else self.places.summed(values)
 
@@ -89,17 +88,17 @@ class Chain:
     """Layers, activations and pooling, one after another.
 
     Attributes:
-        steps: the first is a layer, which takes the images.
-        names: of the parameters whose gradients are wanted, in their order.
+        steps: the layers and stages. The first is a layer, which takes the images.
+        names: the names of the parameters whose gradients are wanted, in their order.
     """
 
-    steps: Sequence[Layer | Stage]
+    steps: Sequence[MatrixLayer | Stage]
     names: Sequence[str]
 
     @property
-    def layers(self) -> list[Layer]:
-        """In their order."""
-        return [step for step in self.steps if isinstance(step, Layer)]
+    def layers(self) -> list[MatrixLayer]:
+        """The layers in their order."""
+        return [step for step in self.steps if isinstance(step, MatrixLayer)]
 
     @classmethod
     def of(
@@ -109,30 +108,29 @@ class Chain:
         names: Sequence[str],
         images: Tensor,
     ) -> "Chain | None":
-        """The chain that a pass of images (B, C, H, W) is, or ``None`` if it is more than that.
+        """Return the chain that a pass of images (B, C, H, W) forms, or None if it forms none.
 
-        Layers of large maps are none, either: there autograd's convolutions are as fast, and their
-        patches would take much memory.
-
-        A pass is a chain if each of its layers, activations and poolings takes what the one before
-        gave, number by number, the first is a layer of the images, and the outputs are the last
-        one's. So reshaping and dropout in eval mode make no difference, and a normalisation or a
-        branch is noticed, whatever it is called. Windows of pooling lie within their inputs.
+        A pass is a chain if the inputs of each layer, activation and pooling equal the outputs of
+        the one before, the first is a layer of the images, and the last one gives the outputs. So
+        reshaping and dropout in eval mode make no difference, and a normalisation or a branch is
+        noticed under any name. Windows of pooling must lie within their inputs. Layers of large
+        maps are refused, too: there autograd's convolutions are as fast, and the patches would take
+        much memory.
 
         Args:
             forward: the pass, which takes its parameters from ``params``.
-            params: by name.
-            names: of those whose gradients are wanted.
-            images: what it may take, as far from images as candidates get.
+            params: the parameters by name.
+            names: the names of the parameters whose gradients are wanted.
+            images: possible inputs, as far from natural images as candidates get.
         """
         outputs: list[Tensor] = []
         with torch.no_grad():
             trace = Trace.of(lambda: outputs.append(forward(images)), params)
-        steps: list[Layer | Stage] = []
+        steps: list[MatrixLayer | Stage] = []
         before, found = images, list[str]()
         for step in trace.steps:
             if _same(outputs[0], before):
-                break  # what it computes besides
+                break  # the pass has computed its outputs
             if not _same(step.inputs, before):
                 return None
             posed = _posed(step)
@@ -140,9 +138,9 @@ class Chain:
                 return None
             steps.append(posed)
             before = step.outputs
-            if isinstance(posed, Layer):
+            if isinstance(posed, MatrixLayer):
                 found += [posed.weight, posed.bias]
-        if not _same(outputs[0], before) or not (steps and isinstance(steps[0], Layer)):
+        if not _same(outputs[0], before) or not (steps and isinstance(steps[0], MatrixLayer)):
             return None
         if sorted(name for name in found if name in set(names)) != sorted(names):
             return None
@@ -153,8 +151,8 @@ def _same(some: Tensor, others: Tensor) -> bool:
     return some.numel() == others.numel() and torch.equal(some.flatten(1), others.flatten(1))
 
 
-def _posed(step: Step) -> Layer | Stage | None:
-    """The step of a chain that a call is, or ``None``."""
+def _posed(step: Step) -> MatrixLayer | Stage | None:
+    """Return the step of a chain for a call, or None if a chain has no such step."""
     op, shape = step.op, step.inputs.shape[1:]
     if isinstance(op, Elementwise):
         return Elements(shape, op.activation)
@@ -170,21 +168,21 @@ def _posed(step: Step) -> Layer | Stage | None:
         return None
     names = op.name, op.bias_name or ""
     if geometry is None:
-        return Layer(*names, op.weight.shape[1]) if op.inputs.ndim == 2 else None
-    if op.weight[0].numel() * step.outputs[0, 0].numel() > MOST_ENTRIES:
+        return MatrixLayer(*names, op.weight.shape[1]) if op.inputs.ndim == 2 else None
+    if op.weight[0].numel() * step.outputs[0, 0].numel() > MOST_PATCH_ENTRIES:
         return None
-    return Layer.convolution(*names, shape, geometry)
+    return MatrixLayer.convolution(*names, shape, geometry)
 
 
 @dataclass(frozen=True)
 class Top:
-    """What outputs c are worth, each of shape (n, B).
+    """The functional F of the outputs c, and observed functions of c, all of shape (n, B).
 
     Attributes:
-        told: numbers that are told of c besides the gradients, of each output one.
-        slope: of these, by c.
+        told: the value of an observed function of each output, besides the gradients.
+        slope: the derivative of ``told`` by c.
         errors: ∂F/∂c.
-        curvature: ∂²F/∂c², of each output by itself.
+        curvature: the second derivative of F by each output.
     """
 
     told: Tensor
@@ -194,14 +192,14 @@ class Top:
 
 
 class ChainLinearization:
-    """F's gradients and what is told of the outputs, at a point, and products with their Jacobian.
+    """F's gradients and ``Top.told`` at a point, with products with their Jacobian.
 
-    It stands for a :class:`~flwr_leakage.attacks.solve.linearization.Linearization` of a flat
-    function: the gradients of the chain's names, then what is told (B, n).
+    It has the interface of :class:`~flwr_leakage.attacks.solve.linearization.Linearization` for a
+    flat function: the gradients of the chain's names, then ``Top.told`` (B, n).
 
     Attributes:
-        value: at the point (P,).
-        products: with J or its transpose, so far.
+        value: (P,) value at the point.
+        products: number of products with J or its transpose so far.
     """
 
     def __init__(
@@ -216,10 +214,10 @@ class ChainLinearization:
 
         Args:
             chain: the layers.
-            params: by name, in the point's precision.
-            widths: σ of the blur of each ReLU and max pooling, broadcast to its inputs (B, …); none
-                for no blur.
-            top: what outputs (n, B) are worth.
+            params: the parameters by name, in the point's precision.
+            widths: σ of the blur of each ReLU and max pooling, broadcast to its inputs (B, …);
+                empty for no blur.
+            top: map from outputs (n, B) to the functional's values and derivatives.
             point: images (B, C, H, W).
         """
         self.products = 0
@@ -228,7 +226,7 @@ class ChainLinearization:
         self._at: list[_Reached | Bend] = []
         values, blurs = below(point), iter(widths)
         for step in chain.steps:
-            if isinstance(step, Layer):
+            if isinstance(step, MatrixLayer):
                 weight = params[step.weight].detach().flatten(1)
                 columns = step.columns(values)
                 values = weight @ columns
@@ -258,7 +256,7 @@ class ChainLinearization:
         self.value = self._joined(gradients[::-1], biases[::-1], found.told)
 
     def push(self, direction: Tensor) -> Tensor:
-        """J v (P,), for v of the point's shape."""
+        """Return J v (P,), for v of the point's shape."""
         self.products += 1
         moved: list[Tensor] = []  # columns of a layer, inputs of a bend
         values = below(direction)
@@ -284,7 +282,7 @@ class ChainLinearization:
         return self._joined(gradients[::-1], changes[::-1], told)
 
     def pull(self, dual: Tensor) -> Tensor:
-        """Jᵀ u, of the point's shape, for u (P,)."""
+        """Return Jᵀ u, of the point's shape, for u (P,)."""
         self.products += 1
         duals, told = self._parted(dual)
         inner: list[Tensor] = []  # inputs of a bend
@@ -313,7 +311,7 @@ class ChainLinearization:
         return values.T.reshape(self._shape)
 
     def _joined(self, weights: Sequence[Tensor], errors: Sequence[Tensor], told: Tensor) -> Tensor:
-        """Gradients of the wanted names in their order, then what is told, flat."""
+        """Return the gradients of the wanted names in their order, then ``told``, flat."""
         found: dict[str, Tensor] = {}
         for layer, weight, error in zip(self._chain.layers, weights, errors, strict=True):
             found[layer.weight] = weight.reshape(-1)
@@ -322,9 +320,9 @@ class ChainLinearization:
         return torch.cat([*(found[name] for name in self._chain.names), told.T.reshape(-1)])
 
     def _parted(self, dual: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """The parts of u of each layer's weight (m, K) and bias (m,), and those of the outputs.
+        """Return the parts of u of each layer's weight (m, K) and bias (m,), and of the outputs.
 
-        Those of parameters whose gradients are not wanted are zero.
+        The parts of parameters whose gradients are not wanted are zero.
         """
         *pieces, told = dual.split([*self._sizes, len(dual) - sum(self._sizes)])
         found = dict(zip(self._chain.names, pieces, strict=True))
@@ -342,16 +340,16 @@ class ChainLinearization:
 class _Reached:
     """A layer at a point: W (m, K), columns of its inputs (K, P · B), errors of its outputs."""
 
-    layer: Layer
+    layer: MatrixLayer
     weight: Tensor
     columns: Tensor
     errors: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def by(self, errors: Tensor) -> "_Reached":
-        """The same with errors (n, B)."""
+        """Return the same with errors (n, B)."""
         return replace(self, errors=errors.reshape(len(self.weight), -1))
 
     def down(self, errors: Tensor) -> Tensor:
-        """Wᵀ δ of errors (n, B), summed where patches overlap."""
+        """Return Wᵀ δ of errors (n, B), summed over overlapping patches."""
         columns = self.weight.T @ errors.reshape(len(self.weight), -1)
         return self.layer.summed(columns, errors.shape[1])

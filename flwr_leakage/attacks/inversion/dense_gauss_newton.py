@@ -31,80 +31,54 @@ from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram
 from flwr_leakage.spectral.image_prior import ImagePrior
 
-ROUNDING = 10.0
-"""Noise that equations have at least, in units of float32's rounding: below it, that of the matrix
-of a step would outweigh the prior."""
-
-OUTSIDE = 1e-4
-"""Deviation of pixels from their range, in pixel values, once the gradient is met as well; before,
-it is the relative distance of gradients."""
-
-NEAR = 1e-4
-"""Relative squared distance of gradients near a solution; on batches of eight of LeNet first-order
-attacks end there at best."""
-
-REMAINING = 1.0
-"""What must be left of a budget after the first step, in units of what that took: with less of it
-steps lead nowhere, and others have use of the time."""
-
-REUSED = 1 / 16
-"""Iterations of conjugate gradients, for each unknown, that a step may take with the matrix of an
-earlier one as their preconditioner. A step that takes as many is taken as it is, and the next one
-has a matrix of its own, which costs as much as 700 iterations or more."""
-
-TOLERANCE = 1e-4
-"""… and the residual that they leave, in the norm of the preconditioner. With more of it the
-directions that the gradient hardly tells fill with errors, though the gradient is met."""
-
-SETTLED = 1e-3
-"""Fall of the objective, for each unknown, below which nothing is left to gain."""
-
-STALLED, LATELY = 0.8, 3
-"""Steps end if so much of the misfit is left of what it was so many steps before."""
-
-FITTED = 1.5
-"""A start led nowhere if its steps end at a larger misfit: about 1 is noise, or rounding."""
+FITTED_MISFIT = 1.5
+"""Misfit up to which a start counts as successful; about 1 is noise or rounding. The value was
+chosen on development draws; no table."""
 
 STALL = "led nowhere"
-"""How a run ends that a new start may better."""
+"""The end of a run that a new start may improve on."""
 
 
 @dataclass(frozen=True)
 class DenseGaussNewton(OneByOne):
     """Maximise the posterior of images behind a smooth network's update.
 
-    With residuals e(x) = g(x) − g* (of entries that may have been pruned, by how far they exceed
-    what pruning allows), and x = μ + L s of the prior of images, each step minimises to first order
+    With residuals e(x) = g(x) − g* and the prior x = μ + L s of images, each step minimises to
+    first order
 
         Σ_i e_i² / v_i + ‖s‖²,    v_i = max(σ_t², κ m_t)
 
-    for the entries i of each tensor t. m_t is the mean of e² over the entries that were kept, and σ
-    the noise, or float32's rounding. While the gradient is far from met, variances are large, so
-    that the prior holds what the linearisation does not tell. They fall with the residual, and at
-    the end what the update leaves open is the prior's alone (Bakushinskii 1992 for the fading
-    weight; σ and m as in :class:`flwr_leakage.attacks.inversion.likelihood.Likelihood`). How far
-    pixels are outside of their range counts likewise. A step that does not lower its objective is
-    halved.
+    for the entries i of each tensor t. The residual of an entry that may have been pruned is its
+    distance from the values that pruning allows. m_t is the mean of e² over the entries that were
+    kept, and σ is the noise, or float32's rounding. While the gradient is far from met, variances
+    are large, so that the prior determines the directions that the linearisation leaves open. They
+    fall with the residual, until the prior only decides what the update leaves open (Bakushinskii
+    1992 for the fading weight; σ and m as in
+    :class:`flwr_leakage.attacks.inversion.likelihood.Likelihood`). The distances of pixels from
+    their range are residuals as well. A step that does not lower its objective is halved.
 
     J is dense and in float64: N forward derivatives of the gradient, for N pixels of all samples,
     8 N P' bytes for P' entries that are not within their bounds, and N² P'/2 + N³/6 multiplications
-    for the factor of a step's matrix. That factor is the preconditioner of the steps that follow,
-    by conjugate gradients with two products with J each, until these take long.
+    for the factor of a step's matrix. That factor preconditions the conjugate gradients of the next
+    steps, with two products with J for each iteration, until these take long.
 
-    From some starts the steps end where the gradient is far from met; the next start is tried then,
-    and the likeliest candidate is kept. A batch may begin where another attack ended.
+    From some starts the steps end far from the gradient. Then the next start is tried, and the
+    likeliest candidate is kept. A batch may begin at the end of another attack.
 
     Attributes:
-        steps: at most from a start, ≥ 1.
-        starts: at most, ≥ 1; one that is not random is taken once.
-        share: of its budget, what it takes unless it is near a solution by then, in (0, 1].
+        steps: largest number of steps from a start, ≥ 1.
+        starts: largest number of starts, ≥ 1. A start that is not random is taken once.
+        share: share of the budget that the attack takes unless it is then near a solution, in
+            (0, 1].
         model_error: κ in (0, 1].
-        tolerance: stop once the relative squared distance of gradients is at most this, ≥ 0.
-        labels: how labels are inferred where the threat model does not grant them.
+        tolerance: relative squared distance of gradients at which the attack stops, ≥ 0.
+        labels: the inference of labels that the threat model does not grant.
         initialisation: the first candidate.
-        ahead: whose answer, labels too, is the first candidate of a batch; ``None`` for a start.
-        max_entries: a Jacobian with more entries is refused, those within their bounds left out.
-        chunk_size: columns of J computed together.
+        ahead: the attack whose answer, with its labels, is the first candidate of a batch;
+            ``None`` for a start.
+        max_entries: largest number of entries of the Jacobian without the rows of entries within
+            their bounds; a larger one is refused.
+        chunk_size: number of columns of J that are computed together.
     """
 
     purpose: ClassVar[str] = "dense gauss newton"
@@ -125,17 +99,17 @@ class DenseGaussNewton(OneByOne):
         require(self, "lie in (0, 1]", "model_error", "share")
 
     def with_share(self, share: float) -> "DenseGaussNewton":
-        """Take this share of a budget, and more of it near a solution."""
+        """Return the attack that takes this share of a budget, and more of it near a solution."""
         return replace(self, share=share)
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Attack one problem in float64.
+        """Return the samples that explain the update of one problem in float64.
 
         Raises:
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network has ReLUs
-                or other kinks: J does not see where its gradient jumps.
+                or other kinks, at which its gradient jumps without a trace in J.
         """
         watch = Stopwatch()
         if calls_kinks(problem):
@@ -185,7 +159,7 @@ class DenseGaussNewton(OneByOne):
     def _look_ahead(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> tuple[Batch | None, str]:
-        """Where another attack on a batch ended, or ``None``, and where the first start is."""
+        """Return the answer of the attack ahead, or None, and the place of the first start."""
         if self.ahead is None or problem.num_samples == 1:
             return None, "its own start"
         try:
@@ -199,7 +173,7 @@ class DenseGaussNewton(OneByOne):
     def _begin(
         self, problem: Problem, generator: torch.Generator, restart: int, before: Batch | None
     ) -> Iterator[Tensor]:
-        """The starts (B, C, H, W), the end of an attack before first; each is another one."""
+        """Yield different starts (B, C, H, W), first the end of an earlier attack if there is one."""
         last = None
         for number in range(restart * self.starts, (restart + 1) * self.starts):
             if last is None and before is not None:
@@ -214,14 +188,14 @@ class DenseGaussNewton(OneByOne):
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of images.
+    """The gradient, the likelihood and the prior of the images.
 
     Attributes:
         model: the gradient as a function of the images.
-        likelihood: what is known of every entry of the update.
+        likelihood: the value, noise and bound of every entry of the update.
         prior: the prior of each image.
-        noise: σ of each tensor (T,).
-        kept: the share of each tensor's entries that was not pruned (T,).
+        noise: (T,) σ of each tensor.
+        kept: (T,) share of each tensor's entries that was not pruned.
         model_error: κ.
     """
 
@@ -236,7 +210,9 @@ class _Known:
     def of(cls, problem: Problem, model: Jacobian, model_error: float) -> "_Known":
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
-        noise = likelihood.noise.maximum(ROUNDING * Likelihood.of(gradients, None).noise)
+        # With less noise than ten times float32's, the rounding of a step's matrix would outweigh
+        # the prior.
+        noise = likelihood.noise.maximum(10.0 * Likelihood.of(gradients, None).noise)
         kept = torch.zeros_like(likelihood.counts).index_add_(
             0, likelihood.tensors, (likelihood.observed != 0).double()
         )
@@ -244,17 +220,19 @@ class _Known:
         return cls(model, likelihood, ImagePrior.of(problem.spec), noise, kept, model_error)
 
     def wrong(self, inputs: Tensor, gradient: Tensor) -> Tensor:
-        """Return what images get wrong (P + N,): entries of the update, then pixels' excess."""
+        """Return the residuals (P + N,): of the update, then distances of pixels from their range."""
         residual = self.likelihood.residual(gradient)
         excess = residual.sign() * self.likelihood.excess(residual)
         spec = self.model.problem.spec
         return torch.cat([excess, ((inputs - spec.clamp(inputs)) / self.prior.scale).flatten()])
 
     def weights(self, residual: Tensor) -> Tensor:
-        """Return 1 / v of all that images may get wrong (P + N,)."""
+        """Return 1 / v of all residuals (P + N,)."""
         means = self.likelihood.mean_squares(residual) / self.kept
         variances = (self.model_error * means).maximum(self.noise.square())
-        outside = max(self.likelihood.distance(residual), OUTSIDE**2)
+        # The deviation of pixels from their range is the relative distance of the gradients, and
+        # 1e-4 of the range of pixel values once these are met.
+        outside = max(self.likelihood.distance(residual), 1e-4**2)
         entries = (1 / variances)[self.likelihood.tensors]
         return torch.cat([entries, entries.new_full((self.model.size,), 1 / outside)])
 
@@ -267,14 +245,14 @@ class _Known:
 
 @dataclass
 class _Run:
-    """The steps from one start, until nothing is left to gain, or it leads nowhere.
+    """The steps from one start, until it converges or stalls.
 
     Attributes:
-        known: what is known of the images.
+        known: the gradient, the likelihood and the prior of the images.
         attack: the settings.
-        budget: what near a solution may be spent, and ``own`` elsewhere.
-        point: the coordinates where the run stands, and ``residual`` the update's there.
-        end: what is said of the end; empty where it converged or its steps were taken.
+        budget: the limit near a solution; ``own`` is the limit elsewhere.
+        point: the coordinates of the run; ``residual`` is the update's residual there.
+        end: a description of the end; empty if the run converged or took all its steps.
     """
 
     known: _Known
@@ -290,11 +268,14 @@ class _Run:
 
     def __post_init__(self) -> None:
         self._watch, self._misfits = Stopwatch(), list[float]()
-        self._limit = max(1, int(REUSED * self.known.model.size))
+        # A step may take one iteration for 16 unknowns with an earlier step's matrix as the
+        # preconditioner. After a step that takes as many, the next one has a matrix of its own,
+        # which costs as much as 700 iterations or more.
+        self._limit = max(1, int(self.known.model.size / 16))
         self._factor: Kept[Tensor] = Kept(self._limit - 1)
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Pose the next step, unless the run is over."""
+        """Return the next step's system, or None if the run is over."""
         known, prior, model = self.known, self.known.prior, self.known.model
         inputs = prior.grey + prior.push(at.point)
         linear = Linearization(model.gradient, inputs)
@@ -321,38 +302,44 @@ class _Run:
             pulled = linear.pull((rows * dual)[: -model.size])
             return pulled + (rows * dual)[-model.size :].reshape(inputs.shape) / prior.scale
 
-        # The derivative of what images get wrong, where neither bounds nor the pixels' range hold.
+        # The derivative of the residuals that are not within bounds or the pixels' range.
         here = Products(wrong, push, pull)
         posterior = Posterior(here, prior, weights, wrong, at.point, wrong_at)
-        return posterior.posed(Solver(self._limit, TOLERANCE, partial(cholesky_solve, factor)))
+        # A larger residual than 1e-4, in the norm of the preconditioner, would fill the directions
+        # that the gradient hardly determines with errors.
+        return posterior.posed(Solver(self._limit, 1e-4, partial(cholesky_solve, factor)))
 
     def _is_over(self, at: Iterate) -> bool:
-        """Count the last step, and see whether another one is worth its time."""
+        """Count the last step, and return whether the run ends here."""
         attack, likelihood = self.attack, self.known.likelihood
         misfit, distance = likelihood.misfit(self.residual), likelihood.distance(self.residual)
         self._misfits.append(misfit)
         if at.steps:
             self._factor.note(at.iterations)
             self.taken += at.has_moved
-            is_settled = at.fall < SETTLED * self.known.model.size and at.length in (0, 1)
+            # A fall of the objective by less than 1e-3 for each unknown leaves nothing to gain.
+            is_settled = at.fall < 1e-3 * self.known.model.size and at.length in (0, 1)
             if is_settled or self.taken == attack.steps:
-                is_done = self.taken == attack.steps or misfit <= FITTED
+                is_done = self.taken == attack.steps or misfit <= FITTED_MISFIT
                 self.end = "" if is_done else STALL
                 return True
         if not distance > attack.tolerance:
             return True
-        allowed = self.budget if distance <= NEAR else self.own
+        # Near a solution the relative squared distance is at most 1e-4. On batches of eight of
+        # LeNet, first-order attacks reach that at best.
+        allowed = self.budget if distance <= 1e-4 else self.own
         if allowed.is_spent:
             self.is_stopped = True
         elif _is_stalled(self._misfits):
-            self.end = "" if misfit <= FITTED else STALL
+            self.end = "" if misfit <= FITTED_MISFIT else STALL
             return True
-        elif self.taken == 1 and allowed.left < REMAINING * self._watch.seconds:
+        elif self.taken == 1 and allowed.left < self._watch.seconds:
+            # No second step fits into the budget, and other attacks can use the time.
             self.end, self.is_stopped = "a few steps do not fit into the budget", True
         return self.is_stopped
 
     def _matrix(self, inputs: Tensor, weights: Tensor, rows: Tensor) -> Tensor | None:
-        """The factor of the posterior's dense precision (N, N); ``None`` once time is spent."""
+        """Return the factor of the posterior's dense precision (N, N); None if time is spent."""
         known, model, size = self.known, self.known.model, self.known.model.size
         told, outside = rows[:-size], rows[-size:]
         model.require(int(told.sum()))
@@ -370,7 +357,7 @@ class _Run:
         return cholesky(matrix, 0.0)[0]
 
 
-def _is_stalled(misfits: list[float]) -> bool:
-    """Whether the steps lately did not lower the misfit by much, and it is no noise."""
-    lately = misfits[-1 - LATELY :]
-    return len(lately) > LATELY and lately[-1] > max(FITTED, STALLED * lately[0])
+def _is_stalled(misfits: list[float], steps: int = 3) -> bool:
+    """Return whether the misfit is no noise, and 0.8 of it or more remained over the last steps."""
+    lately = misfits[-1 - steps :]
+    return len(lately) > steps and lately[-1] > max(FITTED_MISFIT, 0.8 * lately[0])

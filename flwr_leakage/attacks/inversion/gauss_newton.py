@@ -1,15 +1,15 @@
 """Iteratively regularised Gauss–Newton on the gradient itself, through blurred networks.
 
-The update tells g* = g(x) + noise, with g the replay of local training. With a Gaussian prior of
+The update is g* = g(x) + noise, with g the replay of local training. With a Gaussian prior of
 images, x = μ + L s and s ~ N(0, I), each step minimises to first order
 
     Σ_i (g_i(x; β) − g*_i)² / v_i + ρ ‖s‖²
 
-(Bakushinskii 1992), where ReLUs and max pooling are averaged over noise of size β
-(:mod:`flwr_leakage.attacks.network.blur`) and v_i is the variance of an entry
+(Bakushinskii 1992). ReLUs and max pooling are averaged over noise of size β
+(:mod:`flwr_leakage.attacks.network.blur`), and v_i is the variance of an entry
 (:mod:`flwr_leakage.attacks.inversion.likelihood`). ρ falls from a tenth of the largest eigenvalue
-of LᵀJᵀWJL to 1, Bayes' weight, and β with a power of it: what most equations agree on is fitted
-first, in images that are smooth, and units that are off have a slope while it counts.
+of LᵀJᵀWJL to 1, Bayes' weight, and β falls with a power of ρ. So early steps follow the majority of
+the equations, in smooth images, and units that are off have a slope in these steps.
 """
 
 import math
@@ -25,9 +25,9 @@ from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.annealing import (
     Annealing,
-    Candidate,
     Effort,
     Equations,
+    RunEnd,
     anneal,
 )
 from flwr_leakage.attacks.inversion.label_moves import label_moves
@@ -50,58 +50,43 @@ from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 DRAWS = 16
-"""Images of the prior that tell how far the inputs of ReLUs and pooling spread."""
-
-FAILED = 0.1
-"""Relative squared distance of several steps from which on other equations led nowhere: the
-gradient is fitted, too. Of 48 development draws those that they led anywhere had 0.04 at most, the
-other four 0.5 and more."""
-
-EXPLAINED = 1.1
-"""Misfit up to which noise explains what is left, so that no further run is made."""
-
-CONTENT = 0.03
-"""Labels are left as they are once the last bias's residual is below this share of a sample."""
-
-MARGIN = 0.01
-"""By so much an entry must other labels lower the energy of a short run to be taken."""
-
-AT_ONCE = 3
-"""Changes of labels that are compared before the best is taken: classes may be nearly tied."""
+"""Number of images of the prior that measure the spread of the inputs of ReLUs and pooling. The
+value was chosen on development draws; no table."""
 
 
 @dataclass(frozen=True)
 class GaussNewton(OneByOne):
     """Find the samples of an update by Gauss–Newton with a prior and a blur that fade.
 
-    It takes any network, any batch whose labels are known or inferred, several local steps, sums
-    of clients and several rounds, noise, and pruning. All samples are solved jointly. Among the
-    runs the attacker's own evidence decides: misfit in units of noise plus prior.
+    The attack takes any network, any batch whose labels are known or inferred, several local
+    steps, sums of clients and several rounds, noise, and pruning. It solves all samples jointly.
+    It answers the run with the least energy: the misfit in units of noise plus the prior.
 
     Attributes:
-        annealings: one run from grey each, ≥ 1 of them.
-        spread: of a batch's samples around grey, where runs start, in units of the prior's, ≥ 0.
-            From grey itself those of one label would move alike.
+        annealings: settings of the runs from grey, at least one.
+        spread: standard deviation of a batch's starts around grey, in units of the prior's, ≥ 0.
+            From grey itself, samples of one label would move alike.
         noise_std: σ of independent noise on every entry of the pseudo-gradient, if the attacker
             knows it; ``None`` estimates it from the last layer's gradient (see
             :func:`flwr_leakage.attacks.inversion.likelihood.estimate_noise`).
-        steps: of a run, at most, ≥ 1.
-        products: with the Jacobian of one gradient, or its transpose, in a run, at most, about,
-            ≥ 1; one with that of n local steps counts n times. They take most of the time.
-        iterations: of conjugate gradients in a step, at most, ≥ 1.
-        tolerance: relative, of a step's linear system, in (0, 1).
-        label_trials: short runs under corrected labels (see
-            :func:`flwr_leakage.attacks.inversion.label_moves.label_moves`), at most, ≥ 0, where
-            labels of a batch in one plain step are inferred.
-        trial_steps: of a short run, ≥ 1.
-        solved_distance: no further run once the relative squared distance is at most this.
-        labels: how labels are inferred.
-        settling: the end of the best runs of one image, kept where it lowers the energy.
-        rewriting: other equations that the update tells of the same images, to be fitted in the
-            place of its own where they apply, with annealings, products and an end of their own.
-        both: whether the gradient itself is always fitted, too, not only where other equations of
-            several steps led nowhere, and the likelier end answered. Where there are no other
-            equations, the update is refused.
+        steps: largest number of steps of a run, ≥ 1.
+        products: approximate largest number of products with the Jacobian of one gradient or its
+            transpose in a run, ≥ 1. A product with the Jacobian of n local steps counts n times.
+            Products take most of the time.
+        iterations: largest number of iterations of conjugate gradients in a step, ≥ 1.
+        tolerance: relative residual of a step's linear system, in (0, 1).
+        label_trials: largest number of short runs under corrected labels (see
+            :func:`flwr_leakage.attacks.inversion.label_moves.label_moves`), ≥ 0, if labels of a
+            batch in one plain step are inferred.
+        trial_steps: largest number of steps of a short run, ≥ 1.
+        solved_distance: relative squared distance up to which no further run follows.
+        labels: the inference of labels that the threat model does not grant.
+        settling: the end of the best runs of one image, kept if it lowers the energy.
+        rewriting: other equations of the same images, which are fitted in place of the gradient if
+            the update provides them, with annealings, products and an end of their own.
+        both: whether the gradient is always fitted as well, and the likelier end answered. Then an
+            update without other equations is refused. If False, the gradient is also fitted only
+            if the other equations of several steps failed.
     """
 
     purpose: ClassVar[str] = "gauss newton"
@@ -139,11 +124,11 @@ class GaussNewton(OneByOne):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Attack one problem.
+        """Return the samples that explain the update of one problem.
 
         Raises:
-            ValueError: labels can not be inferred for this model or update, or both fits are
-                asked for and the update tells no other equations.
+            ValueError: labels cannot be inferred for this model or update, or both fits are
+                asked for and the update provides no other equations.
         """
         watch = Stopwatch()
         assumed = assume_targets(problem, self.labels, generator)
@@ -158,15 +143,18 @@ class GaussNewton(OneByOne):
         share = 1.0 if not self.both else 0.7
         found = solver._fit(equations, known, model, likelihood, budget.part(share), start)
         best, products, steps = found[0], products + found[1], steps + found[2]
-        # Of one step, the distance holds the noise, too.
-        failed = solver is not self and model.passes > 1 and not best.distance <= FAILED
+        # The other equations failed if the relative squared distance of several steps is above 0.1.
+        # On 48 development draws it was at most 0.04 after success, and at least 0.5 in the other
+        # four. For one step, the distance would also contain the noise.
+        failed = solver is not self and model.passes > 1 and not best.distance <= 0.1
         if failed:
             fitted = f"{fitted}, which led nowhere"
         if (self.both or failed) and not (self._explains(best) or budget.is_spent):
             found = self._fit(model, likelihood, model, likelihood, budget, start)
             products, steps = products + found[1], steps + found[2]
             energies = (each.grouped_energy(model, likelihood) for each in (found[0], best))
-            is_nearer = self.both or found[0].distance < best.distance  # it may be cut short
+            # The budget may have ended the fit of the gradient too early.
+            is_nearer = self.both or found[0].distance < best.distance
             if next(energies) < next(energies) and is_nearer:
                 best, fitted = found[0], "the gradient, which is the likelier fit"
         if not math.isfinite(best.distance):
@@ -197,23 +185,23 @@ class GaussNewton(OneByOne):
         likelihood: Likelihood,
         budget: Budget,
         start: Tensor | None,
-    ) -> tuple[Candidate, int, int]:
-        """The likeliest end of all annealings, judged by the gradient; products; steps.
+    ) -> tuple[RunEnd, int, int]:
+        """Return the likeliest end of all annealings, judged by the gradient; products; steps.
 
         Args:
-            equations: what is fitted.
-            known: what was observed of it.
+            equations: the equations to be fitted.
+            known: the observed values of ``equations``.
             model: the gradient.
-            likelihood: what was observed of that.
-            budget: of all runs and their ends.
-            start: of all runs.
+            likelihood: the observed values of the gradient.
+            budget: the limit of all runs and their ends.
+            start: (B, C, H, W) coordinates at which all runs start; ``None`` for grey.
         """
         settling, products, steps = self.settling, 0, 0
         is_single = model.shape[0] == 1 and settling.steps > 0
         ends = min(settling.candidates, len(self.annealings)) if is_single else 0
         each = max(1, int(settling.before * self.products)) if ends else self.products
         left = len(self.annealings) * each + ends * settling.products
-        runs: list[Candidate] = []
+        runs: list[RunEnd] = []
         for number, annealing in enumerate(self.annealings):
             part = budget.part(each / left)
             run = replace(self, products=each).run(equations, known, annealing, part, start)
@@ -222,7 +210,7 @@ class GaussNewton(OneByOne):
             runs.append(replace(run, stage=stage))
             if self._explains(run.judged(model, likelihood)) or budget.is_spent:
                 break
-        rank = partial(Candidate.grouped_energy, model=equations, likelihood=known)
+        rank = partial(RunEnd.grouped_energy, model=equations, likelihood=known)
         runs.sort(key=rank)
         best = runs[0]
         for run in runs[:ends]:
@@ -235,9 +223,9 @@ class GaussNewton(OneByOne):
             best = min(best, end, key=rank)
         return best.judged(model, likelihood), products, steps
 
-    def _explains(self, candidate: Candidate) -> bool:
-        """Whether nothing but noise is left."""
-        return candidate.distance <= self.solved_distance or candidate.misfit <= EXPLAINED
+    def _explains(self, end: RunEnd) -> bool:
+        """Return whether noise explains the residual, so that no further run is needed."""
+        return end.distance <= self.solved_distance or end.misfit <= 1.1
 
     def _choose(
         self,
@@ -246,7 +234,7 @@ class GaussNewton(OneByOne):
         likelihood: Likelihood,
         generator: torch.Generator,
     ) -> "tuple[GaussNewton, Equations, Likelihood, str]":
-        """By which settings which equations are fitted, and why, in words."""
+        """Return the settings, the equations to be fitted, their values, and the choice in words."""
         if self.rewriting is None:
             return self, model, likelihood, "the gradient"
         try:
@@ -266,9 +254,23 @@ class GaussNewton(OneByOne):
         return solver, equations, known, self.rewriting.purpose
 
     def _correct_labels(
-        self, model: "_Model", likelihood: Likelihood, budget: Budget, start: Tensor | None
+        self,
+        model: "_Model",
+        likelihood: Likelihood,
+        budget: Budget,
+        start: Tensor | None,
+        at_once: int = 3,
     ) -> "tuple[_Model, int, int, int]":
-        """The model under better labels, how many changed, and products and steps spent on it."""
+        """Return the model under better labels, and the numbers of changes, products and steps.
+
+        Args:
+            model: the gradient under the labels inferred.
+            likelihood: the observed values of the gradient.
+            budget: a limit that is checked between rounds of trials.
+            start: (B, C, H, W) coordinates at which the runs start; ``None`` for grey.
+            at_once: number of changes that are compared before the best is taken. Several are
+                compared because classes may be nearly tied.
+        """
         problem = model.problem
         if problem.num_samples == 1 or not problem.is_single_gradient:
             return model, 0, 0, 0
@@ -285,19 +287,21 @@ class GaussNewton(OneByOne):
             batch = Batch(best.inputs, model.targets)
             gradient = problem.gradient_map(problem.params, batch, problem.buffers)
             residual = (gradient[bias] - problem.gradient[bias]).flatten()
-            if float(residual.abs().max()) * problem.num_samples < CONTENT:
+            # A residual below 0.03 of a sample's share asks for no change.
+            if float(residual.abs().max()) * problem.num_samples < 0.03:
                 break
-            moves = label_moves(model.targets, residual, AT_ONCE + len(tried))
+            moves = label_moves(model.targets, residual, at_once + len(tried))
             moves = [targets for targets in moves if tuple(targets.tolist()) not in tried]
             rivals = []
-            for targets in moves[: min(AT_ONCE, self.label_trials - trials)]:
+            for targets in moves[: min(at_once, self.label_trials - trials)]:
                 tried.add(tuple(targets.tolist()))
                 trials += 1
                 other = replace(model, targets=targets)
                 found = short.run(other, likelihood, annealing, budget, start)
                 products, steps = products + found.products, steps + found.steps
                 rivals.append((found.energy, other, found))
-            least = best.energy - MARGIN * len(likelihood.observed)
+            # A change must lower the energy of a short run by 0.01 for each entry of the update.
+            least = best.energy - 0.01 * len(likelihood.observed)
             rivals = [rival for rival in rivals if rival[0] < least]
             if not rivals:
                 break
@@ -312,26 +316,26 @@ class GaussNewton(OneByOne):
         annealing: Annealing,
         budget: Budget = UNLIMITED,
         start: Tensor | None = None,
-    ) -> Candidate:
-        """From its start to the end of one annealing; see :func:`anneal`."""
+    ) -> RunEnd:
+        """Return the end of one annealing; see :func:`anneal`."""
         effort = Effort(self.steps, self.products, self.iterations, self.tolerance)
         return anneal(model, likelihood, annealing, effort, budget, start)
 
     def _start(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor | None:
-        """Coordinates (B, C, H, W) around grey; ``None`` for one sample, which starts from it."""
+        """Return coordinates (B, C, H, W) around grey; ``None`` for one sample, to start at grey."""
         if shape[0] == 1 or not self.spread:
             return None
         return self.spread * torch.randn(shape, generator=generator)
 
 
 class Rewriting(Protocol):
-    """Other equations that an update tells of its images.
+    """Derives other equations of the images from an update.
 
     Attributes:
-        purpose: what they are, in words.
-        annealings: one run from grey each.
-        products: as of :class:`GaussNewton`.
-        settling: likewise.
+        purpose: the name of the equations, in words.
+        annealings: settings of the runs from grey.
+        products: approximate largest number of products; see :class:`GaussNewton`.
+        settling: the end of the best runs; see :class:`GaussNewton`.
     """
 
     purpose: ClassVar[str]
@@ -342,15 +346,15 @@ class Rewriting(Protocol):
     def __call__(
         self, problem: Problem, likelihood: Likelihood, generator: torch.Generator
     ) -> tuple[Equations, Likelihood]:
-        """The equations, and what was observed of them.
+        """Return the equations and their observed values.
 
         Args:
-            problem: in double precision.
-            likelihood: what is known of every entry of the update.
-            generator: of probes.
+            problem: the problem in double precision.
+            likelihood: the value, noise and bound of every entry of the update.
+            generator: draws the probes.
 
         Raises:
-            ValueError: why the update does not tell them, to follow "as".
+            ValueError: the update does not determine them. The message follows the word "as".
         """
 
 
@@ -376,7 +380,7 @@ class _Model:
 
     @property
     def passes(self) -> int:
-        """Gradients in one replay."""
+        """Number of gradients in one replay."""
         return sum(posed.schedule.num_steps for posed in self.problem.rounds)
 
     @property
@@ -388,28 +392,28 @@ class _Model:
 
     @property
     def groups(self) -> Tensor:
-        """Of each entry (P,)."""
+        """(P,) group number of each entry."""
         return kernel_groups(
             [value.shape for posed in self.problem.rounds for value in posed.gradient.values()]
         )
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """In single precision."""
+        """Return the gradient in single precision, with products with its Jacobian."""
         return Linearization(partial(self.gradient, blur=blur), inputs)
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
-        """Inputs of every ReLU and pooling, in the first gradient of a replay."""
+        """Return the inputs of every ReLU and pooling in the first gradient of a replay."""
         posed = self.single
         return kink_inputs(
             lambda: posed.gradient_map.logits(posed.params, inputs.float(), posed.buffers)
         )
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "_Model":
-        """The same replay, whose blur of 1 is a width of each of these inputs."""
+        """Return the same replay with a blur of the given width for each of these inputs."""
         return replace(self, deviations=widths)
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """g(x; β) (P,), of all rounds one after another."""
+        """Return g(x; β) (P,), all rounds one after another."""
         dtype = torch.float64 if precise else torch.float32
         targets = self.targets.to(dtype) if self.targets.is_floating_point() else self.targets
         batch = Batch(inputs.to(dtype), targets)

@@ -11,23 +11,20 @@ from flwr_leakage.attacks.problem import Problem, simulate_rounds
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 
-ALIKE = 1e-10
-"""Relative distance of a batch's gradient from the mean of its samples' that is rounding."""
-
 
 @dataclass(frozen=True)
 class Jacobian:
     """The gradients of all rounds as one function of the inputs, and its derivative.
 
-    Where a batch's gradient is the mean of its samples' own, as in one plain step without batch
-    statistics, a column is the derivative of one sample's gradient. That is cheaper by the number
-    of samples. Whether it is so is tried at the point itself.
+    If a batch's gradient is the mean of its samples' gradients, as in one plain step without batch
+    statistics, a column is the derivative of one sample's gradient. It then costs less by a factor
+    of the number of samples. The gradients at the point itself decide whether this holds.
 
     Attributes:
-        problem: in double precision.
-        targets: of the samples.
-        chunk_size: columns computed together.
-        max_entries: a Jacobian with more entries is refused.
+        problem: the problem in double precision.
+        targets: the labels of the samples.
+        chunk_size: number of columns that are computed together.
+        max_entries: largest number of entries of a Jacobian; a larger one is refused.
     """
 
     problem: Problem
@@ -36,10 +33,10 @@ class Jacobian:
     max_entries: int = 200_000_000
 
     def require(self, entries: int) -> None:
-        """Refuse a Jacobian of too many entries of the update.
+        """Raise if the Jacobian of so many entries of the update would be too large.
 
         Raises:
-            ValueError: it has more than ``max_entries``.
+            ValueError: it has more than ``max_entries`` entries.
         """
         if self.size * entries > self.max_entries:
             raise ValueError(
@@ -48,7 +45,7 @@ class Jacobian:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the inputs."""
+        """Shape (B, C, H, W) of the inputs."""
         return (self.problem.num_samples, *self.problem.spec.shape)
 
     @property
@@ -57,18 +54,18 @@ class Jacobian:
         return torch.Size(self.shape).numel()
 
     def gradient(self, inputs: Tensor) -> Tensor:
-        """g(x) (P,), of all rounds one after another."""
+        """Return g(x) (P,), all rounds one after another."""
         return simulate_rounds(self.problem, Batch(inputs, self.targets))
 
     def transposed(
         self, inputs: Tensor, budget: Budget = UNLIMITED, rows: Tensor | None = None
     ) -> Tensor | None:
-        """``(∂g/∂x)ᵀ`` (N, P) at inputs; ``None`` once the budget is spent.
+        """Return ``(∂g/∂x)ᵀ`` (N, P) at inputs; ``None`` if the budget is spent.
 
         Args:
-            inputs: x.
-            budget: looked at between columns.
-            rows: which entries of the update (P,) are wanted; ``None`` for all.
+            inputs: (B, C, H, W) x.
+            budget: a limit that is checked between blocks of columns.
+            rows: (P,) whether an entry of the update is wanted; ``None`` for all.
         """
         if not self._is_mean(inputs):
             return self._columns(self.gradient, inputs, budget, rows)
@@ -96,7 +93,8 @@ class Jacobian:
         with torch.no_grad():
             whole = self.gradient(inputs)
             each = [self._of_sample(x[None], index) for index, x in enumerate(inputs)]
-        return bool((torch.stack(each).mean(0) - whole).norm() <= ALIKE * whole.norm())
+        # A relative distance of up to 1e-10 is float64's rounding.
+        return bool((torch.stack(each).mean(0) - whole).norm() <= 1e-10 * whole.norm())
 
     def _columns(
         self,

@@ -1,8 +1,8 @@
-"""Corrections of inferred labels, from what a fit under them leaves of the last bias's gradient.
+"""Corrections of inferred labels, from the residual of the last bias's gradient after a fit.
 
 The mean cross-entropy's gradient by the last bias is ``p̄ − counts / B``. Under wrong counts a fit
-has to bend p̄; where the prior and the other gradients resist, ``B (g_b(x̂) − g_b*)`` stays positive
-at classes that the labels have too few of, and negative at those that they have too many of.
+has to distort p̄. The prior and the other gradients resist. So ``B (g_b(x̂) − g_b*)`` stays positive
+for classes with too few labels, and negative for classes with too many.
 """
 
 import torch
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def label_moves(targets: Tensor, bias_residual: Tensor, most: int) -> list[Tensor]:
-    """Labels with one of them changed, the change that the residual asks for most first.
+    """Return labels with one of them changed, in falling order of the residual that supports it.
 
     Args:
-        targets: (B,), class indices.
-        bias_residual: ``g_b(x̂) − g_b*`` (K,) of the fit under these labels.
-        most: how many to return at most.
+        targets: (B,) class indices.
+        bias_residual: (K,) ``g_b(x̂) − g_b*`` of the fit under these labels.
+        most: largest number of changes to return.
 
     Example:
         >>> label_moves(torch.tensor([0, 2]), torch.tensor([-0.2, 0.3, 0.0]), 1)

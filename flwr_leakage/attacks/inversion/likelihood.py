@@ -1,9 +1,9 @@
-"""How well a candidate's gradient explains an update that was noised, pruned, or neither.
+"""The likelihood of an update that was noised, pruned, or neither, given a candidate's gradient.
 
-The attacker's residual is ``r = g(x) − g*``, entry by entry. An entry that came through has the
-noise's variance σ². An entry that is zero may have been pruned: it tells that ``|g| ≤ τ``, with τ
-the smallest magnitude that its tensor kept. Without pruning τ is next to zero, and so nothing
-changes.
+The attacker's residual is ``r = g(x) − g*``, entry by entry. An entry that is not zero has the
+noise's variance σ². An entry that is zero may have been pruned. It only states that ``|g| ≤ τ``,
+with τ the smallest magnitude that its tensor kept. Without pruning τ is almost zero, so that this
+bound changes nothing.
 """
 
 import math
@@ -15,32 +15,25 @@ from torch import Tensor
 
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch
 
-FLOOR = 1e-6
-"""Noise of an entry at least, in units of its tensor's root mean square: float32's rounding."""
-
-TINIEST = 1e-8
-"""… and in units of the largest root mean square of all tensors."""
-
 BORROWED = 3.0
-"""Entries' worth of its tensor's mean square in that of a group: a few entries tell it badly."""
-
-VANISHES = 1e-3
-"""The classes' sum of gradients counts as zero below this share of their magnitude."""
+"""Weight of a tensor's mean square in that of each of its groups, in entries. A few entries alone
+would estimate it badly. The value was chosen on development draws; no table."""
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """What is known of every entry of an update.
+    """The value, noise and bound of every entry of an update.
 
     Attributes:
-        observed: g* (P,), all rounds and tensors one after another.
-        tensors: index of each entry's tensor (P,).
-        counts: entries of each tensor (T,).
-        noise: σ of each tensor's entries (T,), > 0.
-        bounds: τ of the entries that are zero, 0 of the others (P,).
+        observed: (P,) entries g*, all rounds and tensors one after another.
+        tensors: (P,) index of each entry's tensor.
+        counts: (T,) number of entries of each tensor.
+        noise: (T,) σ of each tensor's entries, > 0.
+        bounds: (P,) τ of the entries that are zero, and 0 of the others.
     """
 
     observed: Tensor
@@ -51,7 +44,7 @@ class Likelihood:
 
     @classmethod
     def of(cls, gradients: "list[Params]", noise_std: float | None) -> "Likelihood":
-        """Read the bounds from the updates of all rounds.
+        """Return the likelihood of the updates of all rounds, with the bounds read from them.
 
         Args:
             gradients: pseudo-gradients in double precision.
@@ -62,12 +55,12 @@ class Likelihood:
         counts = torch.tensor([len(piece) for piece in pieces])
         tensors = torch.arange(len(pieces)).repeat_interleave(counts)
         sizes = torch.stack([piece.square().mean().sqrt() for piece in pieces])
-        noise = torch.maximum(FLOOR * sizes, TINIEST * sizes.max())
+        noise = torch.maximum(FLOAT32_NOISE * sizes, 1e-8 * sizes.max())
         if noise_std is not None:
             noise = noise.clamp_min(noise_std)
         kept = [piece[piece != 0].abs() for piece in pieces]
-        # A tensor of which nothing is left was cut by a threshold of the whole update, which is
-        # not above what any other tensor kept.
+        # A tensor without nonzero entries was pruned by a threshold of the whole update, which is
+        # at most the smallest magnitude that any other tensor kept.
         smallest = min(float(piece.min()) for piece in kept if len(piece))
         taus = torch.tensor([float(piece.min()) if len(piece) else smallest for piece in kept]).to(
             observed
@@ -76,34 +69,37 @@ class Likelihood:
         return cls(observed, tensors, counts.to(observed), noise, bounds)
 
     def residual(self, gradient: Tensor) -> Tensor:
-        """``g − g*`` (P,)."""
+        """Return ``g − g*`` (P,)."""
         return gradient.double() - self.observed
 
     def excess(self, residual: Tensor) -> Tensor:
-        """How far entries are from what is possible: r, and ``max(0, |r| − τ)`` of the zeros."""
+        """Return each entry's distance from its possible values (P,).
+
+        It is ``|r|``, or ``max(0, |r| − τ)`` for entries that are zero.
+        """
         return torch.where(
             self.bounds > 0, (residual.abs() - self.bounds).clamp_min(0), residual.abs()
         )
 
     def mean_squares(self, residual: Tensor) -> Tensor:
-        """Mean square of each tensor's excess (T,)."""
+        """Return the mean square of each tensor's excess (T,)."""
         return self._means(self.excess(residual).square())
 
     def variances(
         self, residual: Tensor, model_error: float, groups: Tensor | None = None
     ) -> Tensor:
-        """Variance v of each entry (P,), by which its squared residual is divided.
+        """Return the variance v of each entry (P,), which divides its squared residual.
 
-        ``σ² + κ max(0, mean r² − σ²)``: what the model itself gets wrong (its blur, its
-        linearisation) is read from the residual, tensor by tensor. That of an entry that may
-        have been pruned is at least τ²/3, the variance of a uniform law on [−τ, τ].
+        It is ``σ² + κ max(0, mean r² − σ²)``: the error of the model itself, from its blur and its
+        linearisation, is read from the residual, tensor by tensor. An entry that may have been
+        pruned has at least τ²/3, the variance of a uniform law on [−τ, τ].
 
         Args:
-            residual: r (P,).
+            residual: (P,) r.
             model_error: κ in [0, 1].
-            groups: of entries whose errors are alike (P,), each within one tensor; a group's mean
-                square is then read from its own entries and from three of its tensor. ``None``
-                takes each tensor as one.
+            groups: (P,) group numbers of entries with similar errors, each group within one
+                tensor. A group's mean square is then averaged with that of its tensor, which
+                counts as three entries. ``None`` takes each tensor as one group.
         """
         noise = self.noise.square()[self.tensors]
         means = self.mean_squares(residual)[self.tensors]
@@ -115,35 +111,35 @@ class Likelihood:
         return torch.maximum(each, self.bounds.square() / 3)
 
     def misfit(self, residual: Tensor) -> float:
-        """Mean of ``(excess / σ)²`` over entries: about 1 at the truth, if σ is the noise's."""
+        """Return the mean of ``(excess / σ)²`` over entries, about 1 at the truth if σ is right."""
         mean = self.mean_squares(residual) / self.noise.square()
         return float((mean * self.counts).sum() / self.counts.sum())
 
     def energy(
         self, residual: Tensor, unknowns: float = math.inf, groups: Tensor | None = None
     ) -> float:
-        """−2 log likelihood up to a constant, at each tensor's most likely error of the candidate.
+        """Return −2 log likelihood up to a constant, at each tensor's most likely model error.
 
-        A residual is noise in all P_t entries of a tensor, and besides what the candidate gets
-        wrong, in D_t directions: as many as it has entries, or as there are unknowns. With m_t the
-        mean square of the excess,
+        A residual has noise in all P_t entries of a tensor, and the candidate's own error in D_t
+        directions, with D_t the smaller of P_t and the number of unknowns. With m_t the mean square
+        of the excess, the energy is
 
             Σ_t P_t log σ_t² + P_t min(1, q_t) + D_t log(1 + P_t / D_t max(0, q_t − 1))
 
         for ``q_t = m_t / σ_t²``. With D_t = P_t, that is ``P_t (log v_t + m_t / v_t)`` with v_t the
-        larger of m_t and σ_t². It ranks candidates whose misfit is far above the noise, too. A
-        large tensor that tells the same thing many times, as the outer product of a linear layer,
-        counts by what it tells.
+        larger of m_t and σ_t². It also ranks candidates with misfits far above the noise. A large
+        tensor with few independent equations, such as the outer product of a linear layer, counts
+        by their number.
 
-        What a candidate gets wrong, as a mask of one channel, may move some groups of a tensor's
-        entries by much, others by little. With groups, the last sum is over them, each with its own
-        P_g and q_g, and D_g = D_t P_g / P_t.
+        An error of a candidate, such as a wrong mask of one channel, may move some groups of a
+        tensor's entries by much and others by little. With groups, the last sum runs over them,
+        each with its own P_g and q_g, and D_g = D_t P_g / P_t.
 
         Args:
-            residual: r (P,).
-            unknowns: of the candidate.
-            groups: of entries whose errors are alike (P,), each within one tensor; ``None`` takes
-                each tensor as one.
+            residual: (P,) r.
+            unknowns: number of unknowns of the candidate.
+            groups: (P,) group numbers of entries with similar errors, each group within one
+                tensor; ``None`` takes each tensor as one group.
         """
         squares = self.excess(residual).square() / self.noise.square()[self.tensors]
         means = self._means(squares)
@@ -159,11 +155,11 @@ class Likelihood:
         return float(common.sum() + (shares * counts * wrong.log1p()).sum())
 
     def independent(self, unknowns: float) -> Tensor:
-        """D_t, the equations of each tensor (T,) that can be independent."""
+        """Return D_t (T,), the largest number of independent equations of each tensor."""
         return self.counts.clamp_max(unknowns)
 
     def distance(self, residual: Tensor) -> float:
-        """``‖excess‖² / ‖g*‖²``."""
+        """Return ``‖excess‖² / ‖g*‖²``."""
         squares = self.excess(residual).square().sum() / self.observed.square().sum()
         return float(squares)
 
@@ -173,14 +169,14 @@ class Likelihood:
 
 
 def kernel_groups(shapes: Sequence[torch.Size]) -> Tensor:
-    """The number of the group of each entry of some tensors (P,), one tensor after another.
+    """Return the group number of each entry of some tensors (P,), one tensor after another.
 
-    What a wrong mask of one channel moves is small in all kernels that it has no part in. Groups
-    are the kernels of convolutions, one for each pair of channels, the columns of matrices, one
-    for each of their inputs, and single entries of all else.
+    A wrong mask of one channel moves the kernels of other channels only a little. A group is a
+    kernel of a convolution (one for each pair of channels), a column of a matrix (one for each of
+    its inputs), or a single entry of any other tensor.
 
     Args:
-        shapes: of the tensors.
+        shapes: the shapes of the tensors.
 
     Example:
         >>> kernel_groups([torch.Size((2, 1, 1, 2)), torch.Size((2, 2)), torch.Size((2,))])
@@ -203,15 +199,15 @@ def kernel_groups(shapes: Sequence[torch.Size]) -> Tensor:
 
 
 def estimate_noise(problem: Problem) -> float | None:
-    """σ of independent noise of one size on all entries, from an equation that every batch obeys.
+    """Return σ of equal, independent noise on all entries, from an equation of every batch.
 
     Softmax cross-entropy depends on differences of logits only, so the gradients of the last
     layer's weight and bias sum to zero over classes, for any batch and any number of steps
     without weight decay. With noise, ``Σ_k g_kf`` has the variance K σ² in each column f.
 
     Returns:
-        σ̂, or ``None`` where the equation does not hold for this model and loss (tried on a grey
-        image), entries of the layer were pruned, or it is frozen.
+        σ̂, or ``None`` if a grey image shows that the equation does not hold for this model and
+        loss, if entries of the layer were pruned, or if the layer is frozen.
     """
     try:
         layer = find_last_layer(problem)
@@ -225,7 +221,7 @@ def estimate_noise(problem: Problem) -> float | None:
         return torch.cat([gradient[name].reshape(len(gradient[name]), -1) for name in names], 1)
 
     observed = columns(problem.gradient)
-    # Units that no sample activates leave whole columns of zeros; pruning leaves parts of them.
+    # A unit that no sample activates has a whole column of zeros; pruning makes parts of it zero.
     zeros = (observed == 0).sum(0)
     if bool(((zeros > 0) & (zeros < len(observed))).any()) or bool((zeros > 0).all()):
         return None
@@ -243,7 +239,7 @@ def estimate_noise(problem: Problem) -> float | None:
             problem.members,
         )
     )
-    if float(own.sum(0).norm()) > VANISHES * float(own.norm()):
+    if float(own.sum(0).norm()) > 1e-3 * float(own.norm()):  # the equation does not hold
         return None
     sums = observed[:, zeros < len(observed)].sum(0)
     return float((sums.square().mean() / len(observed)).sqrt())

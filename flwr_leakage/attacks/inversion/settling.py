@@ -1,13 +1,14 @@
 """The end of a run: each unit is blurred by its own posterior deviation, weights follow residuals.
 
-Where a run ends, masks of units near zero are mere guesses, and a wrong one moves the gradient as
-much as a right one. The equations, solved to first order, leave a normal posterior of the images.
-Draws of it tell how far each unit may still move. Units whose sign is settled keep their kink,
-doubtful ones are averages over both masks. What masks get wrong is no noise, so variances are read
-from the residual, kernel by kernel and feature by feature: a wrong mask spoils those equations that
-its unit has a part in, and others stay as sure as they were. Both fade by themselves, as equations
-are met. What they leave open is the prior's: at first the run's own, then, as there is an image to
-tell kinds of patches by, :class:`flwr_leakage.spectral.patch_prior.PatchPrior`.
+At the end of a run, the masks of units near zero are guesses, and a wrong mask moves the gradient
+as much as a right one. The equations, solved to first order, leave a normal posterior of the
+images. Its draws show how far each unit may still move. A unit whose sign is settled keeps its
+kink, and a doubtful unit is averaged over both masks. Errors of masks are not noise, so variances
+are read from the residual, kernel by kernel and feature by feature: a wrong mask spoils the
+equations of its own unit, and the others keep their weight. Blur and variances fade by themselves
+as the residual falls. The prior decides what the equations leave open. It is first the run's own.
+Once an image shows its kinds of patches, it is
+:class:`flwr_leakage.spectral.patch_prior.PatchPrior`.
 """
 
 import math
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, Stopwatch
-from flwr_leakage.attacks.inversion.annealing import Candidate, Equations, residuals
+from flwr_leakage.attacks.inversion.annealing import Equations, RunEnd, residuals
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
@@ -26,39 +27,27 @@ from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.spectral.patch_prior import PatchPrior
 
-WIDENING = 40.0
-"""First blur over the relative distance of the equations, between its limits."""
-
-TIGHT = 1e-3
-"""Tolerance of a draw's linear system: its right side is mostly what the equations tell, and the
-draw what they do not."""
-
-POOLED = 2.0
-"""Draws' worth of a channel's mean square in that of each unit: a few draws tell it badly."""
-
-TINIEST = 1e-9
-"""Least width of a blur: one of zero has none to divide by."""
-
 
 @dataclass(frozen=True)
 class Settling:
-    """How long the end of one image is worked at.
+    """The settings of the end of a run of one image.
+
+    If a budget does not allow all products, each step takes fewer.
 
     Attributes:
-        steps: ≥ 0; at 0 there is no such end.
-        products: with the Jacobian of one gradient, or its transpose, at most, about, ≥ 1; one
-            with that of n local steps counts n times. A quarter is for one draw of the posterior
-            in each step. What that leaves unsolved counts as unknown.
+        steps: number of steps, ≥ 0; with 0 a run has no such end.
+        products: approximate largest number of products with the Jacobian of one gradient or its
+            transpose, ≥ 1. A product with the Jacobian of n local steps counts n times. A quarter
+            is for one draw of the posterior in each step. Directions that the draw's system leaves
+            unsolved count as unknown.
         before: share in (0, 1] of a run's own products that the run before this end takes.
-        least: blur of the first draw at least, in posterior deviations, > 0. It is the wider, the
-            worse equations are met.
-        most: … at most.
-        last: … of the last draw, > 0.
-        patches_from: share of the steps, ≥ 0, after which the prior is of patches; above 1 it
+        least: least blur after the first draw, in posterior deviations, > 0. The blur grows with
+            the relative distance of the equations.
+        most: largest blur after the first draw, in posterior deviations.
+        last: blur after the last draw, in posterior deviations, > 0.
+        patches_from: share of the steps, ≥ 0, after which the prior is one of patches; above 1 it
             never is.
-        candidates: of several runs, so many are gone on from, the most likely ones, ≥ 1.
-
-    Where a budget does not allow for all products, each step takes fewer.
+        candidates: number of runs, the most likely ones, that get such an end, ≥ 1.
     """
 
     steps: int = 12
@@ -81,21 +70,22 @@ class Settling:
             )
 
     def __call__(
-        self, model: Equations, likelihood: Likelihood, start: Candidate, budget: Budget
-    ) -> Candidate:
-        """Go on from a run's candidate to the end.
+        self, model: Equations, likelihood: Likelihood, start: RunEnd, budget: Budget
+    ) -> RunEnd:
+        """Return the settled end of a run.
 
         Args:
-            model: what is computed of a candidate, of one image.
-            likelihood: what was observed of it.
-            start: where a run ended.
-            budget: looked at between steps.
+            model: the equations of one image.
+            likelihood: the observed values of the equations.
+            start: the images at which a run ended.
+            budget: a limit that is checked between steps.
         """
         if not self.steps:
             return start
         prior = model.prior
         point = torch.stack([prior.coordinates(image[None]) for image in start.inputs.float()])
-        first = min(max(WIDENING * math.sqrt(start.distance), self.least), self.most)
+        # The factor 40 was chosen on development draws; no table.
+        first = min(max(40.0 * math.sqrt(start.distance), self.least), self.most)
         pace = _Pace(self, model.passes, budget)
         run = Doubts(
             model,
@@ -109,7 +99,7 @@ class Settling:
             patches_from=self.patches_from * self.steps,
         )
         end = descend(run.pose, point, Shortening())
-        return Candidate.at(
+        return RunEnd.at(
             *(end.point, model, likelihood, end.steps + 1, pace.products),
             f"{start.stage}, settled in {end.steps + 1} steps",
             pace.is_short or budget.is_spent,
@@ -117,7 +107,7 @@ class Settling:
 
 
 class _Pace:
-    """Shares products, and CPU seconds, out among the steps that are left."""
+    """Divides products and CPU seconds among the steps that are left."""
 
     def __init__(self, settling: Settling, passes: int, budget: Budget) -> None:
         self.steps, self.budget, self.products, self.is_short = settling.steps, budget, 0, False
@@ -125,12 +115,16 @@ class _Pace:
         self._watch = Stopwatch()
 
     def solvers(self) -> tuple[Solver, Solver]:
-        """Return those of a step and of a draw, which has a quarter of the iterations."""
+        """Return the solvers of a step and of a draw, which has a quarter of the iterations.
+
+        A draw is solved to a tight tolerance. Its right side is mostly what the equations
+        determine, and the draw is what they leave open.
+        """
         quarter = self.each // 4
-        return Solver(self.each - quarter), Solver(quarter, TIGHT)
+        return Solver(self.each - quarter), Solver(quarter, 1e-3)
 
     def is_over(self, at: Iterate, last: Posterior | None) -> bool:
-        """Count the products of a step and of its draw; shorten the next ones if time is short."""
+        """Return whether the run ends here; shorten the next steps if time is short."""
         assert last is not None
         self.products += last.linear.products
         left = self.steps - at.steps
@@ -146,22 +140,22 @@ class _Pace:
 class Doubts:
     """Poses equations whose units are blurred by their own posterior deviations.
 
-    Before each step the posterior that the last equations leave is drawn from. The spread of every
-    unit over the draws is its blur.
+    Before each step, images are drawn from the posterior of the last equations. The spread of
+    every unit over the draws is its blur.
 
     Attributes:
         model: the equations.
         prior: the prior of the point, in the point's precision.
-        likelihood: what was observed of the equations.
+        likelihood: the observed values of the equations.
         widths: the blur after each drawing, in posterior deviations.
-        variances: maps residuals (P,) to the variance of each.
-        solvers: maps equations, their blur, images and weights to how the linear systems of a step
-            and of a draw are solved, or to ``None``, which ends the descent.
-        is_over: tells whether the descent ends at an iterate, given the last posterior.
+        variances: map from residuals (P,) to the variance of each.
+        solvers: map from equations, their blur, images and weights to the solvers of a step and of
+            a draw, or to ``None``, which ends the descent.
+        is_over: map from an iterate and the last posterior to whether the descent ends there.
         patches: a prior of patches, or ``None``.
-        patches_from: the number of the posterior from which on that prior is used.
-        draws: how many draws tell the deviations, ≥ 1.
-        is_sharp: whether the first step is taken without a blur, before anything is drawn.
+        patches_from: number of the first posterior that uses the prior of patches.
+        draws: number of draws that estimate the deviations, ≥ 1.
+        is_sharp: whether the first step has no blur and no drawing before it.
     """
 
     model: Equations
@@ -182,7 +176,7 @@ class Doubts:
         self._blurred, self._blur, self._count = self.model, 0.0, 0
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Draw from what the last equations leave open, and pose the next step."""
+        """Return the next step's system, blurred by draws of the last posterior, or None."""
         if self._last is None and not self.is_sharp:
             self._last = self._linearise(at)
         if self._last is not None and (width := next(self._widths, None)) is not None:
@@ -190,7 +184,7 @@ class Doubts:
             draws = [posterior.draw(tight, self._generator) for _ in range(self.draws)]
             images = [self._inputs(at.point + draw) for draw in (0 * at.point, *draws)]
             found = spreads(self.model, images[0], images[1:])
-            widths = [(width * unit).clamp_min(TINIEST) for unit in found]
+            widths = [(width * unit).clamp_min(1e-9) for unit in found]  # blurs divide by them
             self._blurred, self._blur = self.model.blurred_by(widths), 1.0
         if self.is_over(at, self._last[0] if self._last else None):
             return None
@@ -201,7 +195,7 @@ class Doubts:
         return self.prior.grey + self.prior.push(point)
 
     def _linearise(self, at: Iterate) -> tuple[Posterior, Solver, Solver] | None:
-        """The posterior of the blurred equations at an iterate, and how its systems are solved."""
+        """Return the posterior of the blurred equations at an iterate, and its two solvers."""
         model, blur, inputs = self._blurred, self._blur, self._inputs(at.point)
         residual_at = residuals(model, self.likelihood, blur, prior=self.prior)
         residual = residual_at(at.point)
@@ -209,8 +203,8 @@ class Doubts:
         solvers = self.solvers(model, blur, inputs, weights)
         if solvers is None:
             return None
-        told = self.patches is not None and self._count >= self.patches_from
-        kinds = self.patches.at(inputs) if self.patches is not None and told else None
+        is_used = self.patches is not None and self._count >= self.patches_from
+        kinds = self.patches.at(inputs) if self.patches is not None and is_used else None
         here = model.linearize(inputs.to(model.prior.grey), blur)
         posterior = Posterior(
             *(here, model.prior, weights, residual, at.point, residual_at), patches=kinds
@@ -219,13 +213,17 @@ class Doubts:
         return posterior, *solvers
 
 
-def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[Tensor]:
-    """Posterior deviations of the inputs of every ReLU and pooling, each of its own shape.
+def spreads(
+    model: Equations, centre: Tensor, draws: Sequence[Tensor], pooled: float = 2.0
+) -> list[Tensor]:
+    """Return the posterior deviations of the inputs of every ReLU and pooling, each in its shape.
 
     Args:
-        model: whose units they are.
-        centre: images.
+        model: the equations that have these units.
+        centre: images (B, C, H, W).
         draws: the same images, drawn from the posterior.
+        pooled: weight of the channel's mean square in that of each unit, in draws. A few draws
+            alone would estimate it badly. The default was chosen on development draws; no table.
     """
     middle = model.kinks(centre)
     sums = [torch.zeros_like(each) for each in middle]
@@ -236,6 +234,6 @@ def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[T
     for total in sums:
         axes = [axis for axis in range(total.ndim) if axis > 1]
         shared = total.mean(axes, keepdim=True) / len(draws)
-        squares = (total + POOLED * shared) / (len(draws) + POOLED)
+        squares = (total + pooled * shared) / (len(draws) + pooled)
         found.append(squares.sqrt())
     return found

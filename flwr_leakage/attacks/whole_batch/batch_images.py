@@ -12,7 +12,7 @@ from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.batch_linear import choose_layer, recover_batch
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs
 from flwr_leakage.attacks.exact.batch_search import SearchSettings
-from flwr_leakage.attacks.inversion.annealing import Candidate
+from flwr_leakage.attacks.inversion.annealing import RunEnd
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.likelihood import estimate_noise
 from flwr_leakage.attacks.labels.assumed import answer
@@ -76,7 +76,7 @@ class BatchImages(OneByOne):
         if not enough:
             share = int(self.edges.before * solver.products)
             solver = replace(solver, products=max(1, share))
-        best: Candidate | None = None
+        best: RunEnd | None = None
         products = steps = chosen = sharp = drawn = 0
         for number, annealing in enumerate(solver.annealings):
             candidate = solver.run(model, likelihood, annealing, budget)

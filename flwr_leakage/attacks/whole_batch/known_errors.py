@@ -21,7 +21,7 @@ from torch import Tensor
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs
 from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
-from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, kernel_groups
+from flwr_leakage.attacks.inversion.likelihood import Likelihood, kernel_groups
 from flwr_leakage.attacks.network.blur import (
     Blurred,
     blurred_relu,
@@ -31,7 +31,7 @@ from flwr_leakage.attacks.network.blur import (
 )
 from flwr_leakage.attacks.network.linear import logits_behind
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.rounding import NOISE_DEVIATIONS
+from flwr_leakage.attacks.rounding import FLOAT32_NOISE, NOISE_DEVIATIONS
 from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
 from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
 from flwr_leakage.params import Params
@@ -98,7 +98,7 @@ class KnownErrors:
                 1, keepdim=True
             )
             known, errors = (torch.where(known > zero, each, 0.0) for each in (known, errors))
-        floor = FLOOR * known.square().mean().sqrt()
+        floor = FLOAT32_NOISE * known.square().mean().sqrt()
         nothing = torch.zeros_like(known)
         return cls(problem, passed, known, errors, floor, nothing, nothing > 0)
 

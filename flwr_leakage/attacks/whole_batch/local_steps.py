@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flwr_leakage.attacks.inversion.chain import ChainLinearization, Top
-from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
+from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.labels.last_layer import LastLayer
 from flwr_leakage.attacks.network.blur import Blurred
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.step_errors import StepErrors, separate_steps
@@ -190,7 +191,9 @@ def local_steps(
         moved = moved - schedule.learning_rate * error[:, None] * features
     known = torch.where(on[0], steps.features[0], 0.0)
     nothing = torch.zeros_like(known)[None]
-    noise_std = steps.deviations[0][on[0]].median().clamp_min(FLOOR * known.square().mean().sqrt())
+    noise_std = (
+        steps.deviations[0][on[0]].median().clamp_min(FLOAT32_NOISE * known.square().mean().sqrt())
+    )
     model = LocalSteps(
         problem=problem,
         passed=passed,

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.inversion.annealing import Annealing
-from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood
+from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.last_layer import LastLayer, find_last_layer
 from flwr_leakage.attacks.network.linear import find_linear_layers
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.local_steps import local_steps
@@ -140,7 +141,7 @@ def _behind(
     known = torch.where(on | (doubtful & (below == 0)), features, 0.0)
     errors = torch.where(on | doubtful, error @ problem.params[layer.weight], 0.0)
     below = torch.where(doubtful, below, 0.0)
-    noise_std = deviations[on].median().clamp_min(FLOOR * known.square().mean().sqrt())
+    noise_std = deviations[on].median().clamp_min(FLOAT32_NOISE * known.square().mean().sqrt())
     model = KnownErrors(
         problem, passed, known[None], errors[None], noise_std, below[None], doubtful[None]
     )

@@ -21,7 +21,7 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.inversion.annealing import Equations
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
-from flwr_leakage.attacks.inversion.settling import TINIEST, Doubts
+from flwr_leakage.attacks.inversion.settling import Doubts
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Shortening, descend
 from flwr_leakage.attacks.solve.linearization import Linearization
@@ -182,7 +182,7 @@ def variances(likelihood: Likelihood, residual: Tensor, groups: Tensor) -> Tenso
     """
     tensors, observed = likelihood.tensors, likelihood.observed
     sizes = torch.zeros_like(likelihood.counts).index_add_(0, tensors, observed.square())
-    sizes = (sizes / likelihood.counts).clamp_min(TINIEST**2 * observed.square().mean())
+    sizes = (sizes / likelihood.counts).clamp_min(1e-9**2 * observed.square().mean())
     relative = likelihood.mean_squares(residual) / sizes
     floor = relative[likelihood.counts >= 0.1 * likelihood.counts.sum()].min()
     counts = groups.bincount().to(residual)

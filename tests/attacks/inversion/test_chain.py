@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Layer, Top
+from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, MatrixLayer, Top
 from flwr_leakage.attacks.network.blur import Blurred
 from flwr_leakage.attacks.solve.linearization import Linearization
 
@@ -90,7 +90,7 @@ def test_values_and_products_are_those_of_autograd(model, names, batch, blur):
     if names and model is not plain:
         names = ["second.weight", "first.bias"]
     chain, params, forward, images = seen(model, names, batch)
-    kinks = [step for step in chain.steps if not isinstance(step, Layer) and step.has_kinks]
+    kinks = [step for step in chain.steps if not isinstance(step, MatrixLayer) and step.has_kinks]
     widths = [torch.rand(batch, *step.shape) + 0.1 for step in kinks]
     if widths[0].ndim == 4:
         widths[0] = widths[0].mean((0, 2, 3), keepdim=True)  # one for each channel
@@ -140,7 +140,7 @@ def test_what_is_more_than_a_chain_is_none(model):
 def test_layers_of_large_maps_are_left_to_autograd(monkeypatch):
     assert seen(plain)[0] is not None
     entries = 2 * 9 * 4 * 3  # of the first layer, the second one has 3 · 6 · 16
-    monkeypatch.setattr("flwr_leakage.attacks.inversion.chain.MOST_ENTRIES", entries)
+    monkeypatch.setattr("flwr_leakage.attacks.inversion.chain.MOST_PATCH_ENTRIES", entries)
     assert seen(plain)[0] is None
 
 

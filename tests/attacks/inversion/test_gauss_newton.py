@@ -6,12 +6,13 @@ import torch
 from attacked import observe, tiny_network
 from torch import nn
 
-from flwr_leakage.attacks.inversion.annealing import Annealing, Candidate
+from flwr_leakage.attacks.inversion.annealing import Annealing, RunEnd
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.label_moves import label_moves
-from flwr_leakage.attacks.inversion.likelihood import FLOOR, Likelihood, estimate_noise
+from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose, simulate_gradient
+from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.whole_batch.one_sample import OneSample
 from flwr_leakage.defenses.pruning import GradientPruning
@@ -228,7 +229,7 @@ def test_likelihood_of_noise_and_of_entries_that_may_be_pruned():
     assert error[0] == pytest.approx(0.04 / 3, rel=1e-5)
     # Without noise rounding is left.
     quiet = Likelihood.of([gradient], None)
-    assert float(quiet.noise[0]) == pytest.approx(FLOOR * math.sqrt(10 / 3), rel=1e-6)
+    assert float(quiet.noise[0]) == pytest.approx(FLOAT32_NOISE * math.sqrt(10 / 3), rel=1e-6)
     assert likelihood.energy(0 * residual) < likelihood.energy(residual)
 
 
@@ -322,7 +323,7 @@ def test_of_both_fits_the_likelier_is_answered(features, gradient, both, steps, 
 
 def test_a_fit_of_the_gradient_that_was_cut_short_replaces_no_nearer_one(monkeypatch):
     fit_nearly(monkeypatch, 0.5, 0.4)
-    monkeypatch.setattr(Candidate, "grouped_energy", lambda self, *args: self.inputs.norm())
+    monkeypatch.setattr(RunEnd, "grouped_energy", lambda self, *args: self.inputs.norm())
     result = solve(GaussNewton(rewriting=OneSample()), *seen_in_steps(2))
     torch.testing.assert_close(result.batch.inputs, SPEC.clamp(0.5 * smooth_image()))
 
@@ -332,7 +333,7 @@ def fit_nearly(monkeypatch, features, gradient):
 
     def fitted(self, equations, known, model, likelihood, budget, start):
         inputs = (gradient if equations is model else features) * smooth_image().double()
-        found = Candidate(inputs, math.nan, math.nan, math.nan, 0.0, 1, 1, "")
+        found = RunEnd(inputs, math.nan, math.nan, math.nan, 0.0, 1, 1, "")
         return found.judged(model, likelihood), 1, 1
 
     monkeypatch.setattr(GaussNewton, "_fit", fitted)
