@@ -173,7 +173,7 @@ class DenseGaussNewton(OneByOne):
     def _begin(
         self, problem: Problem, generator: torch.Generator, restart: int, before: Batch | None
     ) -> Iterator[Tensor]:
-        """Yield different starts (B, C, H, W), first the end of an earlier attack if there is one."""
+        """Yield different starts (B, C, H, W), first the end of an earlier attack if given."""
         last = None
         for number in range(restart * self.starts, (restart + 1) * self.starts):
             if last is None and before is not None:
@@ -220,7 +220,7 @@ class _Known:
         return cls(model, likelihood, ImagePrior.of(problem.spec), noise, kept, model_error)
 
     def wrong(self, inputs: Tensor, gradient: Tensor) -> Tensor:
-        """Return the residuals (P + N,): of the update, then distances of pixels from their range."""
+        """Return the residuals (P + N,) of the update, then pixels' distances from their range."""
         residual = self.likelihood.residual(gradient)
         excess = residual.sign() * self.likelihood.excess(residual)
         spec = self.model.problem.spec

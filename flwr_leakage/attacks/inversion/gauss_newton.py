@@ -234,7 +234,7 @@ class GaussNewton(OneByOne):
         likelihood: Likelihood,
         generator: torch.Generator,
     ) -> "tuple[GaussNewton, Equations, Likelihood, str]":
-        """Return the settings, the equations to be fitted, their values, and the choice in words."""
+        """Return the settings, the equations to be fitted, their values, and the choice as text."""
         if self.rewriting is None:
             return self, model, likelihood, "the gradient"
         try:
@@ -322,7 +322,7 @@ class GaussNewton(OneByOne):
         return anneal(model, likelihood, annealing, effort, budget, start)
 
     def _start(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor | None:
-        """Return coordinates (B, C, H, W) around grey; ``None`` for one sample, to start at grey."""
+        """Return coordinates (B, C, H, W) around grey, or None to start one sample at grey."""
         if shape[0] == 1 or not self.spread:
             return None
         return self.spread * torch.randn(shape, generator=generator)

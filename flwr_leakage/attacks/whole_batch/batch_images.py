@@ -23,32 +23,33 @@ from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.attacks.whole_batch.sharp import Sharpening
 from flwr_leakage.records import Batch, Reconstruction
 
-UNCERTAIN = 1e-2
-"""Relative error of features, as a standard deviation, up to which they count as known."""
+LARGEST_FEATURE_ERROR = 1e-2
+"""Largest standard deviation of known features' errors, relative to the features. The value was
+chosen on development draws; no table."""
 
 
 @dataclass(frozen=True)
 class BatchImages(OneByOne):
     """Solve for all images of a batch, once the features of every sample are known.
 
-    A linear layer behind convolutions gives each sample's features and label
-    (:class:`flwr_leakage.attacks.exact.batch_linear.ExactBatch`). Their errors then follow, and
+    The gradient of a linear layer behind convolutions determines each sample's features and label
+    (:class:`flwr_leakage.attacks.exact.batch_linear.ExactBatch`), and these its error. With them,
     the gradients before the layer become equations that are linear in the images for given masks
-    and maxima; see :class:`KnownErrors`. They are solved by Gauss–Newton with a prior and a blur
-    that fade, as the gradient itself is by :class:`GaussNewton`. The candidate whose equations are
-    met best is kept. Where equations are more than a small batch's pixels, its masks are then
-    corrected until the equations hold (:class:`Sharpening`). Where they leave images open, an end
-    follows under a prior that lets edges be sharp (:class:`Edges`).
+    and maxima; see :class:`KnownErrors`. As :class:`GaussNewton` does with the gradient itself,
+    Gauss–Newton solves them with a prior and a blur that fade. The likeliest candidate is kept. If
+    a small batch has more equations than pixels, its masks are then corrected until the equations
+    hold (:class:`Sharpening`). If the equations leave images open, an end follows with a prior that
+    allows sharp edges (:class:`Edges`).
 
-    It takes one plain step of one client. Networks that pool lose what no equation tells: their
-    images stay approximate.
+    The attack takes one plain step of one client. Pooling removes details from all equations, so
+    that images behind pooling stay approximate.
 
     Attributes:
-        search: how long features are searched for.
-        solver: its annealings, noise, steps, products, iterations and tolerance are used; labels
-            are those of the features.
-        sharpening: the end without blur.
-        edges: the end where equations are too few.
+        search: the limits of the search for features.
+        solver: the settings of Gauss–Newton, of which annealings, noise, steps, products,
+            iterations and tolerance are used; labels are those of the features.
+        sharpening: the settings of the end for many equations.
+        edges: the settings of the end for too few equations.
     """
 
     purpose: ClassVar[str] = "batch images"
@@ -61,15 +62,15 @@ class BatchImages(OneByOne):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Attack one problem.
+        """Return the images that explain the update of one problem.
 
         Raises:
-            ValueError: no linear layer behind convolutions gives the features of all samples.
+            ValueError: no linear layer behind convolutions determines the features of all samples.
         """
         watch = Stopwatch()
         model, found = self.equations(problem, generator, budget)
         problem = problem.divided(found.scale / problem.scale)
-        told = watch.seconds
+        feature_seconds = watch.seconds
         noise = self.solver.noise_std
         likelihood = model.likelihood(estimate_noise(problem) if noise is None else noise)
         solver, enough = self.solver, self.edges.obstacle(model)
@@ -113,7 +114,7 @@ class BatchImages(OneByOne):
             "layer": found.layer,
             **({"scale": found.scale} if found.scale != 1 else {}),
             "features_proven": found.proven,
-            "features_seconds": told,
+            "features_seconds": feature_seconds,
             "equations": equations,
             "iterations": steps,
             "products": products,
@@ -128,15 +129,15 @@ class BatchImages(OneByOne):
     def equations(
         self, problem: Problem, generator: torch.Generator, budget: Budget = UNLIMITED
     ) -> tuple[KnownErrors, BatchInputs]:
-        """What the images must fulfil, and the features of all samples, in the same order.
+        """Return the equations of the images, and the features of all samples, in the same order.
 
         Args:
-            problem: in double precision.
-            generator: of starts and probes.
-            budget: the search for features ends once it is spent.
+            problem: the problem in double precision.
+            generator: draws starts and probes.
+            budget: the search for features ends once this is spent.
 
         Raises:
-            ValueError: no linear layer behind convolutions gives the features of all samples.
+            ValueError: no linear layer behind convolutions determines the features of all samples.
         """
         if not problem.is_single_gradient:
             raise ValueError("images behind features are solved for from one plain step.")
@@ -151,10 +152,10 @@ class BatchImages(OneByOne):
                 f"at {found.layer}; the images need those of all."
             )
         error = float(found.relative_errors.max())
-        if not error <= UNCERTAIN:
+        if not error <= LARGEST_FEATURE_ERROR:
             raise ValueError(
                 f"noise leaves an error of {error:.1e} in the features at {found.layer}; their "
-                f"equations need {UNCERTAIN:g} or less."
+                f"equations need {LARGEST_FEATURE_ERROR:g} or less."
             )
         problem = problem.divided(found.scale / problem.scale)
         return KnownErrors.of(problem, layer.weight, found, generator), found

@@ -1,14 +1,15 @@
-"""The end of a batch's solution where the equations leave images open: edges may be sharp.
+"""The end of a batch's solution if the equations leave images open, with a prior of sharp edges.
 
-The prior of a run, ``‖s‖²`` with x = μ + L s, costs differences of neighbours by their square. With
-y the coefficients' field of each colour, of variance A at the lowest frequency, it is
+The prior of a run, ``‖s‖²`` with x = μ + L s, penalises differences of neighbours by their square.
+With y the field of a colour, of variance A at the lowest frequency, it is
 
     Σ (y² + (H/π)² |∇y|²) / A,
 
 up to the prior's highest frequencies. Natural images have few large differences and many small
-ones: ``|∇y|^p`` with p < 1 instead of the square lets the few be. As in reweighted least squares,
-each step takes squares whose weights, ``(g + ε²)^(p/2 − 1)`` with g = (H/π)² |∇y|² / A of all
-colours, are those of the images it begins with (Levin et al. 2007).
+ones. So this prior takes ``|∇y|^p`` with p < 1 in place of the square, which penalises the few
+less. As in reweighted least squares, each step minimises squares with the weights
+``(g + ε²)^(p/2 − 1)`` of the images it begins with, where g = (H/π)² |∇y|² / A of all colours
+(Levin et al. 2007).
 """
 
 import math
@@ -27,27 +28,22 @@ from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.spectral.image_prior import ImagePrior
 
-ENOUGH = 1.25
-"""Equations per unknown that leave a prior little to say: at 1.4 it lost, at 1.0 it won."""
-
-FLAT = 0.05
-"""ε: differences below it, in deviations of the prior, cost their square."""
-
 
 @dataclass(frozen=True)
 class Edges:
-    """How long the end with edges is worked at, and how the prior costs them.
+    """The settings of the end with edges, and of its prior.
 
-    It is kept where it lowers its own energy: of the equations at the last blur, with the prior of
-    edges. Without blur the equations may well be met worse, as wrong masks fit them, too.
+    The end is kept if it lowers its own energy: of the equations at the last blur, with the prior
+    of edges. The equations without blur may be met less well than before, as wrong masks can also
+    meet them.
 
     Attributes:
-        steps: ≥ 0; at 0 there is no such end.
-        iterations: of conjugate gradients in a step, at most, ≥ 1.
-        power: p in (0, 2] of the differences; 2 is the prior of the run.
-        weight: of the prior, > 0; 1 is what the residual's own size asks for.
+        steps: number of steps, ≥ 0; with 0 there is no such end.
+        iterations: largest number of iterations of conjugate gradients in a step, ≥ 1.
+        power: the power p of the differences, in (0, 2]; 2 is the prior of the run.
+        weight: weight of the prior, > 0; 1 follows from the residual's own size.
         first: blur of the first step, > 0.
-        last: … of the last, > 0.
+        last: blur of the last step, > 0.
         before: share in (0, 1] of a run's own products that the run before this end takes.
     """
 
@@ -71,24 +67,27 @@ class Edges:
             )
 
     def obstacle(self, model: KnownErrors) -> str:
-        """Why there is no such end; empty where the equations leave images open."""
+        """Return the reason for no such end; empty if the equations leave images open."""
         if not self.steps:
             return "no step was asked for"
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
-        if equations > ENOUGH * unknowns:
+        # On development draws (no table) this end lost at 1.4 equations per unknown and won at 1.0.
+        if equations > 1.25 * unknowns:
             return f"{equations} equations leave {unknowns} unknowns little room"
         return ""
 
     def __call__(
         self, model: KnownErrors, likelihood: Likelihood, inputs: Tensor, budget: Budget
     ) -> tuple[Tensor, int]:
-        """Images (B, C, H, W) in double precision, and the steps that led to them, 0 if none did.
+        """Return images (B, C, H, W) in double precision, and the number of steps to them.
+
+        If the steps do not lower the energy, these are ``inputs`` and 0.
 
         Args:
             model: the equations.
-            likelihood: what was observed.
-            inputs: where to begin.
-            budget: looked at between steps.
+            likelihood: the observed values of the equations.
+            inputs: (B, C, H, W) images of the start.
+            budget: a limit that is checked between steps.
         """
         prior = model.prior
         start = torch.stack([prior.coordinates(image[None]) for image in inputs.float()])
@@ -114,25 +113,25 @@ class Edges:
         return (model.inputs(point).double(), taken) if after < before else (inputs, 0)
 
     def energy(self, model: KnownErrors, likelihood: Likelihood, point: Tensor) -> float:
-        """−2 log posterior of coordinates (B, C, H, W) at the last blur, up to a constant."""
+        """Return −2 log posterior (plus a constant) of coordinates (B, C, H, W) at the last blur."""
         misfit = likelihood.energy(residuals(model, likelihood, self.last)(point))
         return misfit + self.weight * float(edge_energy(model.prior, point, self.power))
 
 
 def edge_energy(prior: ImagePrior, point: Tensor, power: float) -> Tensor:
-    """``Σ y² / A + C (2/p) Σ (g + ε²)^(p/2)`` of coordinates (B, C, H, W)."""
+    """Return ``Σ y² / A + C (2/p) Σ (g + ε²)^(p/2)`` of coordinates (B, C, H, W)."""
     field = _field(prior, point)
     edges = _steepness(field).double() ** (power / 2)
     return field.double().square().sum() + point.shape[1] * 2 / power * edges.sum()
 
 
 def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tensor], Tensor]:
-    """The map s ↦ Q s of squares ``sᵀ Q s`` that have the slope of the edge energy at a point.
+    """Return the map s ↦ Q s such that ``sᵀ Q s`` has the slope of the edge energy at a point.
 
     Args:
-        prior: of each image, in single precision.
-        point: coordinates (B, C, H, W), of which the weights are read.
-        power: p; at 2 all weights are 1.
+        prior: the prior of each image, in single precision.
+        point: (B, C, H, W) coordinates that the weights are computed from.
+        power: the power p; with 2 all weights are 1.
     """
     weights = _steepness(_field(prior, point)) ** (power / 2 - 1)
 
@@ -140,7 +139,7 @@ def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tens
         field = _field(prior, coordinates)
         height, width = field.shape[-2:]
         down, right = (weights * slope for slope in _slopes(field))
-        # The last row and column of slopes are zero: what rolls around is nothing.
+        # The last row and column of slopes are zero, so that the values that roll around are zero.
         field = field + height / math.pi * (down.roll(1, -2) - down)
         field = field + width / math.pi * (right.roll(1, -1) - right)
         return _shares(prior) * (prior.rows @ field @ prior.columns.T)
@@ -149,24 +148,30 @@ def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tens
 
 
 def _shares(prior: ImagePrior) -> Tensor:
-    """Deviations over those of the lowest frequency, √A."""
+    """Return the prior's deviations, relative to that of the lowest frequency, √A."""
     return prior.deviations / prior.deviations[:, :1, :1]
 
 
 def _field(prior: ImagePrior, coordinates: Tensor) -> Tensor:
-    """``y / √A`` of each colour, (B, C, H, W)."""
+    """Return ``y / √A`` of each colour, (B, C, H, W)."""
     return prior.rows.T @ (_shares(prior) * coordinates) @ prior.columns
 
 
 def _slopes(field: Tensor) -> tuple[Tensor, Tensor]:
-    """H/π and W/π times the differences downward and to the right, zero at the end."""
+    """Return H/π and W/π times the differences downward and to the right, zero at the border."""
     height, width = field.shape[-2:]
     below = torch.cat([field[..., 1:, :], field[..., -1:, :]], -2)
     beside = torch.cat([field[..., 1:], field[..., -1:]], -1)
     return height / math.pi * (below - field), width / math.pi * (beside - field)
 
 
-def _steepness(field: Tensor) -> Tensor:
-    """G + ε² of each place, the mean over colours (B, 1, H, W)."""
+def _steepness(field: Tensor, flat: float = 0.05) -> Tensor:
+    """Return ``g + ε²`` at each position, with g the mean over colours (B, 1, H, W).
+
+    Args:
+        field: (B, C, H, W) the field y / √A.
+        flat: ε in deviations of the prior. Smaller differences cost about their square. The
+            default was chosen on development draws; no table.
+    """
     down, right = _slopes(field)
-    return (down.square() + right.square()).mean(1, keepdim=True) + FLAT**2
+    return (down.square() + right.square()).mean(1, keepdim=True) + flat**2

@@ -1,9 +1,9 @@
-"""The features that a linear layer of a network takes, without the ReLU before them if it can go.
+"""The features that a linear layer of a network takes, if possible without the ReLU before them.
 
-Features ``h = max(0, c(x))`` whose ReLU is the last of the pass tell more than their values: where
-they are zero the ReLU is off, whatever a candidate's own c(x) is. So c, the pass without that ReLU,
-is what a candidate is fitted by. Max pooling and flattening between the ReLU and the layer change
-nothing, as the maximum of ReLUs is the ReLU of the maximum. Averages do: then the ReLU stays.
+Features ``h = max(0, c(x))`` behind the last ReLU of a pass also show its mask: where they are zero
+the ReLU is off, whatever a candidate's own c(x) is. So candidates are fitted by c, the pass without
+that ReLU. Max pooling and flattening between the ReLU and the layer change nothing, as the maximum
+of ReLUs is the ReLU of the maximum. Averages do, so that the ReLU stays.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,12 @@ from flwr_leakage.attacks.network.activations import Elementwise
 from flwr_leakage.attacks.network.calls import Affine, Op
 from flwr_leakage.attacks.network.trace import Reader, Run
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.params import Params
-
-SAME = 1e-5
-"""Relative difference up to which two passes in single precision are the same."""
 
 
 class _ReachedError(Exception):
-    """A pass has come to its layer."""
+    """A pass has reached its layer."""
 
     def __init__(self, features: Tensor) -> None:
         super().__init__()
@@ -30,15 +28,15 @@ class _ReachedError(Exception):
 
 
 class _Until(Reader):
-    """End a pass at one linear layer, and leave one ReLU out.
+    """Ends a pass at one linear layer, and leaves one ReLU out.
 
     Args:
-        names: of parameters, by identity.
-        weight: of the layer at which the pass ends.
-        left_out: number of the ReLU that does nothing, −1 for none.
+        names: the names of parameters, by identity.
+        weight: the name of the weight of the layer at which the pass ends.
+        left_out: number of the ReLU that is left out, −1 for none.
 
     Attributes:
-        relus: calls of ReLUs so far.
+        relus: number of calls of ReLUs so far.
     """
 
     def __init__(self, names: Mapping[int, str], weight: str, left_out: int) -> None:
@@ -48,7 +46,7 @@ class _Until(Reader):
         self.relus = 0
 
     def on_op(self, op: Op, run: Run) -> Tensor:
-        """Leave the ReLU out, and stop at the layer."""
+        """Return a call's outputs; leave the ReLU out, and stop at the layer."""
         if isinstance(op, Affine) and op.name == self.weight and not op.is_convolution:
             raise _ReachedError(op.inputs)
         if isinstance(op, Elementwise) and op.activation.is_relu:
@@ -60,12 +58,12 @@ class _Until(Reader):
 
 @dataclass(frozen=True)
 class FeaturePass:
-    """c(x) of one network.
+    """The features c(x) of one network.
 
     Attributes:
-        problem: the network.
+        problem: the problem with the network.
         weight: the name of the layer's weight.
-        left_out: number of the ReLU that is left out, −1 where none can be.
+        left_out: number of the ReLU that is left out, −1 if none can be.
     """
 
     problem: Problem
@@ -74,20 +72,21 @@ class FeaturePass:
 
     @classmethod
     def of(cls, problem: Problem, weight: str, probes: Tensor) -> "FeaturePass":
-        """Find out whether the last ReLU can be left out, by a few inputs (N, C, H, W)."""
+        """Return the pass, without the last ReLU if a few inputs (N, C, H, W) show it can go."""
         whole = cls(problem, weight, -1)
         features, relus = whole.run(problem.params, probes)
         bare = cls(problem, weight, relus - 1)
         outputs, _ = bare.run(problem.params, probes)
         error = float((outputs.clamp_min(0) - features).abs().max())
-        return bare if relus and error <= SAME * float(features.abs().max()) else whole
+        largest = float(features.abs().max())
+        return bare if relus and error <= FLOAT32_RELATIVE_ERROR * largest else whole
 
     def __call__(self, params: Params, inputs: Tensor) -> Tensor:
-        """c(x) (B, n), by autograd from inputs and parameters."""
+        """Return c(x) (B, n), differentiable in inputs and parameters."""
         return self.run(params, inputs)[0]
 
     def run(self, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
-        """c(x), and how many ReLUs the pass met."""
+        """Return c(x) (B, n), and the number of ReLUs in the pass."""
         walk = _Until(
             {id(value): name for name, value in params.items()}, self.weight, self.left_out
         )

@@ -1,14 +1,14 @@
 """The equations of a batch's images, once every sample's features and error are known.
 
-A linear layer's gradient gave the features h_i of each sample, and the network behind them their
-errors ``δ_i = ∂L/∂h_i``. What is left of the update are the gradients of the parameters before the
-layer. With the errors known they are those of a fixed functional,
+A linear layer's gradient determines the features h_i of each sample, and the network behind them
+determines their errors ``δ_i = ∂L/∂h_i``. The rest of the update are the gradients of the
+parameters before the layer. With the errors known, these are gradients of a fixed functional,
 
     ∂L/∂θ = ∂/∂θ Σ_i ⟨δ_i ∘ 1[h_i > 0], c(x_i; θ)⟩,
 
-with c the features before their ReLU, and the features are equations of each sample alone:
+with c the features before their ReLU. The features give equations of each sample alone:
 ``c(x_i) = h_i`` where h_i > 0, and ``max(0, c(x_i)) = 0`` elsewhere. For given masks and maxima all
-of them are linear in the images, one convolution at a time.
+of these equations are linear in the images, one convolution at a time.
 """
 
 from collections.abc import Sequence
@@ -31,21 +31,15 @@ from flwr_leakage.attacks.network.blur import (
 )
 from flwr_leakage.attacks.network.linear import logits_behind
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.rounding import FLOAT32_NOISE, NOISE_DEVIATIONS
+from flwr_leakage.attacks.rounding import (
+    FLOAT32_NOISE,
+    FLOAT32_RELATIVE_ERROR,
+    NOISE_DEVIATIONS,
+)
 from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
-from flwr_leakage.attacks.whole_batch.features import SAME, FeaturePass
+from flwr_leakage.attacks.whole_batch.features import FeaturePass
 from flwr_leakage.params import Params
 from flwr_leakage.spectral.image_prior import ImagePrior
-
-ZERO = 1e-7
-"""Of a sample's largest feature: less is zero but for rounding. One unit that is on, and taken for
-off, moves the gradients before it as much as any other."""
-
-BEYOND = 3.0
-"""Deviations of the prior, in units of a draw's, at which a pass is tried to be a chain."""
-
-DECIDED = 0.3
-"""Blur up to which a candidate's own units are nearer to the truth than to take them for off."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +47,15 @@ class KnownErrors:
     """Gradients before a linear layer, and its features, as functions of the images and the blur.
 
     Attributes:
-        problem: in double precision.
+        problem: the problem in double precision.
         passed: the pass to the layer.
-        known: h (B, n).
-        errors: δ (B, n), zero where the ReLU is off.
-        noise_std: of every known feature, > 0.
-        bounds: what features that were not seen are at most (B, n), 0 for those that were.
-        doubtful: whether it is not known if a unit is on (B, n). Where a ReLU was left out, it is
-            as the candidate has it, but off while the blur is wide if noise alone hides it.
-        opened: whether it is as the candidate has it at any blur.
+        known: (B, n) features h.
+        errors: (B, n) errors δ, zero where the ReLU is off.
+        noise_std: standard deviation of every known feature, > 0.
+        bounds: (B, n) upper bounds of features that pruning hides, 0 for the others.
+        doubtful: (B, n) whether it is unknown if a unit is on. Such a unit follows the candidate
+            if a ReLU was left out, but if only noise hides it, it is off while the blur is wide.
+        opened: whether doubtful units follow the candidate at any blur.
     """
 
     problem: Problem
@@ -77,26 +71,27 @@ class KnownErrors:
     def of(
         cls, problem: Problem, weight: str, found: BatchInputs, generator: torch.Generator
     ) -> "KnownErrors":
-        """Pose the equations.
+        """Return the equations of a layer's inputs.
 
         Args:
-            problem: in double precision.
+            problem: the problem in double precision.
             weight: the name of the layer's weight.
-            found: its inputs and its outputs' errors for all samples.
-            generator: of the images by which the network is probed.
+            found: the layer's inputs and its outputs' errors for all samples.
+            generator: draws the images that probe the network.
 
         Raises:
-            ValueError: logits depend on the images otherwise than through the layer, or no
-                parameter stands before it alone.
+            ValueError: the logits also depend on the images around the layer, or no parameter is
+                used before the layer only.
         """
         passed = Passed.of(problem, weight, generator)
         errors = found.errors @ problem.params[weight]
         known = found.inputs
         if passed.narrow.left_out >= 0:
             spread = found.relative_errors[:, None] * known.norm(dim=1, keepdim=True)
-            zero = NOISE_DEVIATIONS * spread / known.shape[1] ** 0.5 + ZERO * known.amax(
-                1, keepdim=True
-            )
+            # A feature below 1e-7 of its sample's largest is zero but for rounding. The limit is
+            # narrow, as an active unit that is taken as off distorts the gradients before it.
+            zero = NOISE_DEVIATIONS * spread / known.shape[1] ** 0.5
+            zero = zero + 1e-7 * known.amax(1, keepdim=True)
             known, errors = (torch.where(known > zero, each, 0.0) for each in (known, errors))
         floor = FLOAT32_NOISE * known.square().mean().sqrt()
         nothing = torch.zeros_like(known)
@@ -104,46 +99,46 @@ class KnownErrors:
 
     @property
     def features(self) -> FeaturePass:
-        """Of the network in double precision."""
+        """The pass to the layer in double precision."""
         return replace(self.passed.narrow, problem=self.problem)
 
     @property
     def prior(self) -> ImagePrior:
-        """Of each image, in single precision."""
+        """The prior of each image, in single precision."""
         return self.passed.prior
 
     @property
     def passes(self) -> int:
-        """Gradients in one evaluation."""
+        """Number of gradients in one evaluation."""
         return 1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the coordinates."""
+        """Shape (B, C, H, W) of the coordinates."""
         return (len(self.known), *self.problem.spec.shape)
 
     @property
     def num_equations(self) -> int:
-        """Entries of the gradients, and features that are not zero."""
+        """Number of entries of the gradients, plus that of features that are not zero."""
         gradients = sum(self.problem.params[name].numel() for name in self.passed.names)
         return gradients + int((self.known != 0).sum())
 
     @property
     def groups(self) -> Tensor:
-        """Of each equation (P,); every feature is one of its own."""
+        """(P,) group number of each equation; every feature is a group of its own."""
         gradients = kernel_groups([self.problem.params[name].shape for name in self.passed.names])
         features = torch.arange(self.known.numel()) + gradients[-1] + 1
         return torch.cat([gradients, features])
 
     def inputs(self, coordinates: Tensor) -> Tensor:
-        """Images of coordinates of the prior."""
+        """Return the images of coordinates of the prior."""
         return self.prior.grey + self.prior.push(coordinates)
 
     def likelihood(self, noise_std: float | None) -> Likelihood:
-        """What is known of every equation.
+        """Return the observed value, noise and bound of every equation.
 
         Args:
-            noise_std: of the gradient's entries, or ``None`` for rounding alone.
+            noise_std: σ of the gradient's entries, or ``None`` for rounding alone.
         """
         observed = {name: self.problem.gradient[name] for name in self.passed.names}
         gradients = Likelihood.of([observed], noise_std)
@@ -159,19 +154,19 @@ class KnownErrors:
         )
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
-        """Inputs of every ReLU and pooling before the layer; the last are the layer's outputs."""
+        """Return the inputs of every ReLU and pooling before the layer, then the features c."""
         run = self.passed.narrow
         outputs: list[Tensor] = []
         inner = kink_inputs(lambda: outputs.append(run(run.problem.params, inputs.float())))
         return [*inner, *outputs]
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "KnownErrors":
-        """The same equations, whose blur of 1 is a width of each of these inputs."""
+        """Return these equations with a blur of the given width for each of these inputs."""
         passed = replace(self.passed, deviations=widths[:-1], spread=widths[-1])
         return replace(self, passed=passed, opened=True)
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """The equations at images (B, C, H, W), and products with their Jacobian."""
+        """Return the equations at images (B, C, H, W), with products with their Jacobian."""
         chain = self.passed.chain
         if chain is None:
             return Linearization(partial(self.gradient, blur=blur), inputs)
@@ -180,7 +175,7 @@ class KnownErrors:
         return ChainLinearization(chain, params, widths, partial(self._top, blur=blur), inputs)
 
     def _top(self, outputs: Tensor, blur: float) -> Top:
-        """What outputs (n, B) are worth: see :meth:`gradient`."""
+        """Return the functional of outputs (n, B); see :meth:`gradient`."""
         errors = self.errors.T.to(outputs)
         one, zero = torch.ones_like(outputs), torch.zeros_like(outputs)
         if self.passed.narrow.left_out < 0:
@@ -195,12 +190,16 @@ class KnownErrors:
         return Top(told, slopes, errors * live, errors * bent)
 
     def _sides(self, blur: float) -> tuple[Tensor, Tensor]:
-        """Whether a unit is on for sure, and whether it is as the candidate has it (B, n)."""
-        open_ = self.doubtful & ((self.bounds > 0) | (blur <= DECIDED or self.opened))
+        """Return whether each unit is certainly on, and whether it follows the candidate (B, n).
+
+        Units that only noise hides follow the candidate once the blur is at most 0.3. At wider
+        blurs, taking them as off is nearer to the truth.
+        """
+        open_ = self.doubtful & ((self.bounds > 0) | (blur <= 0.3 or self.opened))
         return (self.known > 0) & ~self.doubtful, open_
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """Gradients of all names, then features (P,), of blurred ReLUs and pooling."""
+        """Return the gradients of all names, then features (P,), with blurred ReLUs and pooling."""
         run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32
         with torch.enable_grad():
@@ -224,26 +223,26 @@ class KnownErrors:
         return value if follows else value.detach()
 
     def _relu(self, outputs: Tensor, blur: float) -> Tensor:
-        """The ReLU that was left out, blurred."""
+        """Return the outputs of the ReLU that was left out, blurred."""
         width = self._width(blur, outputs)
         return outputs.clamp_min(0) if width is None else blurred_relu(outputs, width)
 
     def _width(self, blur: float, outputs: Tensor) -> Tensor | None:
-        """σ of the blur of the ReLU that was left out (B, n), ``None`` for no blur."""
+        """Return σ of the blur of the ReLU that was left out (B, n), ``None`` for no blur."""
         return (blur * self.passed.spread).to(outputs).expand_as(outputs) if blur else None
 
 
 @dataclass(frozen=True)
 class Passed:
-    """The pass to a layer's inputs, tried on draws of the prior.
+    """The pass to a layer's inputs, measured on draws of the prior.
 
     Attributes:
-        narrow: of the network in single precision.
-        names: of the parameters before the layer.
-        prior: of images, in single precision.
-        deviations: of the inputs of ReLUs and pooling before the layer.
-        spread: of the layer's inputs, without the ReLU that is left out.
-        chain: that the pass is, or ``None`` if it is more than layers and ReLUs in a row.
+        narrow: the pass in single precision.
+        names: the names of the parameters before the layer.
+        prior: the prior of each image, in single precision.
+        deviations: standard deviations of the inputs of ReLUs and pooling before the layer.
+        spread: standard deviation of the layer's inputs, without the ReLU that is left out.
+        chain: the pass as a chain of matrices, or ``None`` if it is no such chain.
     """
 
     narrow: FeaturePass
@@ -261,17 +260,17 @@ class Passed:
         generator: torch.Generator,
         prior: ImagePrior | None = None,
     ) -> "Passed":
-        """Try the pass.
+        """Return the pass to a layer, measured on draws of the prior.
 
         Args:
-            problem: in double precision.
+            problem: the problem in double precision.
             weight: the name of the layer's weight.
-            generator: of the images by which the network is probed.
-            prior: of each image; ``None`` for :meth:`ImagePrior.of`.
+            generator: draws the images that probe the network.
+            prior: the prior of each image; ``None`` for :meth:`ImagePrior.of`.
 
         Raises:
-            ValueError: logits depend on the images otherwise than through the layer, or no
-                parameter stands before it alone.
+            ValueError: the logits also depend on the images around the layer, or no parameter is
+                used before the layer only.
         """
         single = problem.to(torch.float32)
         prior = (prior or ImagePrior.of(problem.spec)).single()
@@ -281,14 +280,15 @@ class Passed:
         names = _names_before(narrow, images)
         deviations = measure(lambda: narrow(single.params, images))
         spread = narrow(single.params, images).detach().std()
-        # Not clamped: a model that clamps its inputs is no chain for candidates beyond.
-        far = prior.grey + BEYOND * prior.push(draws)
+        # Three times the deviations of a draw, not clamped: a model that clamps its inputs is no
+        # chain for candidates beyond the range of pixels.
+        far = prior.grey + 3.0 * prior.push(draws)
         chain = Chain.of(partial(narrow, single.params), single.params, names, far)
         return cls(narrow, names, prior, deviations, spread, chain)
 
 
 def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:
-    """Trained parameters that the logits depend on through the layer's inputs alone."""
+    """Return the trained parameters that affect the logits only through the layer's inputs."""
     problem = run.problem
     trained = [name for name in problem.gradient if name in problem.gradient_map.trained]
     leaves = {name: problem.params[name].detach().requires_grad_() for name in trained}
@@ -299,7 +299,8 @@ def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:
         logits = logits_behind(replace(problem, params=given), run.weight, outputs, images)
     before, behind = _influences(features, leaves), _influences(logits, leaves)
     others = logits_behind(problem, run.weight, outputs)
-    if float((others - logits.detach()).abs().max()) > SAME * float(others.abs().max()):
+    difference = float((others - logits.detach()).abs().max())
+    if difference > FLOAT32_RELATIVE_ERROR * float(others.abs().max()):
         raise ValueError(f"logits depend on the images otherwise than through {run.weight}.")
     names = tuple(name for name in trained if name in before and name not in behind)
     if not names:
@@ -308,7 +309,7 @@ def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:
 
 
 def _influences(values: Tensor, leaves: Params) -> set[str]:
-    """Names of the parameters that values depend on."""
+    """Return the names of the parameters that values depend on."""
     if not values.requires_grad:
         return set()
     slopes = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)

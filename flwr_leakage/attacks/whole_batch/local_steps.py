@@ -1,15 +1,15 @@
-"""The equations of one image in several local steps, each step's features and error known.
+"""The equations of one image in several local steps, once each step's features and error are known.
 
-Of a client that takes T plain steps on one sample, the last layer tells what every step had there
-(:mod:`~flwr_leakage.attacks.whole_batch.step_errors`). With the errors δ_t = W_tᵀ e_t given, the
-update of the parameters before the layer is
+If a client takes T plain steps on one sample, the last layer's update determines the features and
+the error of every step (:mod:`~flwr_leakage.attacks.whole_batch.step_errors`). With the errors
+δ_t = W_tᵀ e_t given, the update of the parameters before the layer is
 
     −Δθ / η = Σ_t ∂/∂θ ⟨δ_t ∘ 1[h_t > 0], c(x; θ_t)⟩,    θ_{t+1} = θ_t − η ∂/∂θ ⟨…⟩,
 
-without a softmax. The parameters θ_t are those that the candidate leads to, and constants of a step
-of Gauss–Newton (deferred correction). So are the later terms where features stay near the first
-step's: a product costs one pass in place of T. Where a step moved them far, its term has a slope,
-too. The truth solves the equations all the same.
+without a softmax. The parameters θ_t are those of training on the candidate. A step of Gauss–Newton
+takes them as constants (deferred correction). It also takes a later term as a constant if the
+features of its step stay near the first step's, so that a product costs one pass in place of T. If
+a step moved the features far, its term has a slope, too. The truth solves the equations either way.
 """
 
 from collections.abc import Sequence
@@ -25,22 +25,12 @@ from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.labels.last_layer import LastLayer
 from flwr_leakage.attacks.network.blur import Blurred
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.rounding import FLOAT32_NOISE
+from flwr_leakage.attacks.rounding import FLOAT32_NOISE, NOISE_DEVIATIONS
 from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.step_errors import StepErrors, separate_steps
 from flwr_leakage.params import Params
 from flwr_leakage.spectral.image_prior import ImagePrior
-
-CERTAIN = 10.0
-"""A feature is on from so many deviations: errors of a mixture are alike in all of them."""
-
-
-FAR = 0.5
-"""A step's term has a slope if features moved so far from the first step's, relative to these."""
-
-SMALL = 0.1
-"""… and if its error is not below this share of the first step's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +38,9 @@ class LocalSteps(KnownErrors):
     """Gradients of all steps before a linear layer, and the first step's features.
 
     Attributes:
-        later: δ of the steps after the first that have any error (T − 1, B, n), zero where the ReLU
-            is off.
-        sloped: whether the term of each of these has a slope (T − 1,).
+        later: (T − 1, B, n) δ of the steps after the first that have any error, zero where the
+            ReLU is off.
+        sloped: (T − 1,) whether the term of each of these steps has a slope.
     """
 
     later: Tensor
@@ -58,13 +48,13 @@ class LocalSteps(KnownErrors):
 
     @property
     def passes(self) -> int:
-        """Gradients in one product."""
+        """Number of gradients in one product."""
         return 1 + sum(self.sloped)
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """Gradients of all names, summed over steps, then features (P,).
+        """Return the gradients of all names, summed over steps, then features (P,).
 
-        Its slope is that of the first step's, and of those that have one.
+        Its derivative is that of the first step's term and of the later terms with a slope.
         """
         total = last = first = super().gradient(inputs, blur, precise)
         run = self.features if precise else self.passed.narrow
@@ -83,7 +73,7 @@ class LocalSteps(KnownErrors):
         return total
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """The equations, and products with their slopes."""
+        """Return the equations, with products with their Jacobian."""
         chain = self.passed.chain
         if chain is None:
             return super().linearize(inputs, blur)
@@ -100,7 +90,7 @@ class LocalSteps(KnownErrors):
         return _Sum(parts, total)
 
     def _moved(self, params: Params, gradients: Tensor) -> Params:
-        """The parameters a step later, for gradients of the names and what is told (P,)."""
+        """Return the parameters a step later, for gradients of the names, then features (P,)."""
         rate, moved, start = self.problem.schedule.learning_rate, dict(params), 0
         for name in self.passed.names:
             value = params[name].detach()
@@ -111,26 +101,26 @@ class LocalSteps(KnownErrors):
 
 
 def _untold(errors: Tensor, outputs: Tensor) -> Top:
-    """What outputs (n, B) are worth at a step of which no features are told."""
+    """Return the functional of outputs (n, B) at a step whose features are not observed."""
     nothing = torch.zeros_like(outputs)
     return Top(nothing, nothing, errors.to(outputs), nothing)
 
 
 @dataclass
 class _Sum:
-    """A sum of linearised functions, of which some are constant."""
+    """The sum of a constant and of linearised functions."""
 
     parts: Sequence[Linearized]
     value: Tensor
     products: int = 0
 
     def push(self, direction: Tensor) -> Tensor:
-        """J v (P,), for v of the point's shape."""
+        """Return J v (P,), for v of the point's shape."""
         self.products += 1
         return torch.stack([part.push(direction) for part in self.parts]).sum(0)
 
     def pull(self, dual: Tensor) -> Tensor:
-        """Jᵀ u, of the point's shape, for u (P,)."""
+        """Return Jᵀ u, of the point's shape, for u (P,)."""
         self.products += 1
         return torch.stack([part.pull(dual) for part in self.parts]).sum(0)
 
@@ -138,18 +128,18 @@ class _Sum:
 def local_steps(
     problem: Problem, likelihood: Likelihood, layer: LastLayer, generator: torch.Generator
 ) -> tuple[LocalSteps, Likelihood]:
-    """The equations, and what was observed of them.
+    """Return the equations and their observed values.
 
     Args:
-        problem: of one sample, in double precision.
-        likelihood: what is known of every entry of the update.
-        layer: with a bias, not frozen.
-        generator: of probes.
+        problem: the problem of one sample, in double precision.
+        likelihood: the value, noise and bound of every entry of the update.
+        layer: the last layer, with a bias, not frozen.
+        generator: draws the probes.
 
     Raises:
-        ValueError: the steps are not plain, or follow their batch's statistics, entries of the
-            last layer were pruned, its update is not that of steps on one sample, its features are
-            not those of a ReLU, or no equation stands before it.
+        ValueError: the steps are not plain, or use their batch's statistics, entries of the last
+            layer were pruned, its update is not that of steps on one sample, its features are not
+            those of a ReLU, or no parameter stands before it.
     """
     schedule, weight = problem.schedule, layer.weight
     assert layer.bias is not None
@@ -163,11 +153,11 @@ def local_steps(
     if not problem.gradient[weight].any():
         raise ValueError("the last layer's weight did not move.")
     noise, bound = _last_layer(problem, likelihood, weight)
-    if bound > CERTAIN * noise:
+    if bound > NOISE_DEVIATIONS * noise:
         raise ValueError("entries of the last layer were pruned, which hides its local steps.")
     targets = problem.known_targets
     if targets is None:
-        # Only the label's error is negative, in every step.
+        # In every step, only the label's error is negative.
         targets = slope.argmin()[None]
     if not targets.is_floating_point():
         targets = F.one_hot(targets, len(slope))
@@ -183,7 +173,8 @@ def local_steps(
     passed = Passed.of(problem, weight, generator, ImagePrior.natural(problem.spec))
     if passed.narrow.left_out < 0:
         raise ValueError("the last layer's features are no ReLU's outputs or their maxima.")
-    limits = CERTAIN * steps.deviations
+    # A wide limit is needed, as an error of the mixture affects all features alike.
+    limits = NOISE_DEVIATIONS * steps.deviations
     on = steps.features > limits
     moved, errors = problem.params[weight], []
     for error, features, live in zip(steps.errors, steps.features, on, strict=True):
@@ -209,15 +200,19 @@ def local_steps(
 
 
 def _sloped(steps: StepErrors) -> list[bool]:
-    """Which later steps' terms need a slope."""
+    """Return whether the term of each later step needs a slope.
+
+    It does if its features are more than 0.5 from the first step's, relative to these, and its
+    error is at least 0.1 of the first step's. Both were chosen on development draws; no table.
+    """
     first, *features = steps.features
     away = [float((each - first).norm() / first.norm()) for each in features]
     sizes = steps.errors.norm(dim=1) / steps.errors[0].norm()
-    return [far > FAR and size >= SMALL for far, size in zip(away, sizes[1:].tolist(), strict=True)]
+    return [far > 0.5 and size >= 0.1 for far, size in zip(away, sizes[1:].tolist(), strict=True)]
 
 
 def _last_layer(problem: Problem, likelihood: Likelihood, weight: str) -> tuple[float, float]:
-    """σ of the weight's entries, and what a zero among its other classes' is at most."""
+    """Return σ of the weight's entries, and the largest bound of a zero in its nonzero columns."""
     place = list(problem.gradient).index(weight)
     observed = problem.gradient[weight]
     bounds = likelihood.bounds[likelihood.tensors == place].reshape(observed.shape)

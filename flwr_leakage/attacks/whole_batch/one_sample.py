@@ -1,12 +1,11 @@
-"""The equations of one image whose features and error a linear layer's gradient tells.
+"""The equations of one image whose features and error follow from a linear layer's gradient.
 
 A linear layer's gradient of one sample is the outer product ``e [h, 1]ᵀ`` of its error and its
-features, each entry with noise, or known to lie below a threshold of pruning. Fitted to it, e and h
-tell which units of the ReLU before it are on before any image is searched. With them given, the
-rest of the update is :class:`KnownErrors`, which has fewer ReLUs to go through: of several linear
-layers in a row, that nearest to the images leaves none between them to be searched. Several local
-steps are told apart first, by the last layer
-(:mod:`~flwr_leakage.attacks.whole_batch.local_steps`).
+features, each entry with noise, or known to lie below a threshold of pruning. The fit of e and h
+shows which units of the ReLU before the layer are on, before any search for an image. Given these,
+the rest of the update is :class:`KnownErrors`, with fewer ReLUs. Of several linear layers in a row,
+the one nearest to the images leaves no ReLU between them to the search. Several local steps are
+separated first, by the last layer (:mod:`~flwr_leakage.attacks.whole_batch.local_steps`).
 """
 
 import math
@@ -29,28 +28,24 @@ from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.local_steps import local_steps
 from flwr_leakage.spectral.image_prior import ImagePrior
 
-SURE = 4.0
-"""A feature is on from so many of its standard deviations."""
-
-TURNS = 50
-"""In which e is fitted for given h, and h for given e."""
-
-FITS = 1e-3
-"""Relative residual of the outer product that is rounding of the client's, and no other model."""
+SIGNIFICANT_DEVIATIONS = 4.0
+"""A feature is on above this many of its standard deviations, and a residual shows another model
+above this many. The value was chosen on development draws; no table."""
 
 
 @dataclass(frozen=True)
 class OneSample:
-    """Take features and error of a single sample from a linear layer, and fit what is left.
+    """Read features and error of a single sample from a linear layer, and fit the rest.
 
-    It takes plain steps of one client on one sample, through a network with a linear layer that has
-    a bias, which tells the scale, and takes a ReLU's outputs, or their maxima. Layers are tried in
-    the order of a pass.
+    It takes plain steps of one client on one sample. The network must have a linear layer with a
+    bias, which gives the scale, and with a ReLU's outputs, or their maxima, as inputs. Layers are
+    tried in the order of a pass.
 
     Attributes:
-        annealings: one run from grey each, ≥ 1 of them.
-        products: of a run, as of :class:`~flwr_leakage.attacks.GaussNewton`.
-        settling: likewise.
+        annealings: settings of the runs from grey, at least one.
+        products: approximate largest number of products of a run; see
+            :class:`~flwr_leakage.attacks.GaussNewton`.
+        settling: the end of the best runs; see :class:`~flwr_leakage.attacks.GaussNewton`.
     """
 
     purpose: ClassVar[str] = "features and error of the one sample"
@@ -67,14 +62,14 @@ class OneSample:
     def __call__(
         self, problem: Problem, likelihood: Likelihood, generator: torch.Generator
     ) -> tuple[KnownErrors, Likelihood]:
-        """The equations, and what was observed of them.
+        """Return the equations and their observed values.
 
         Raises:
-            ValueError: the update is of several samples or rounds, the last layer has no bias or
-                is frozen, its gradient is no outer product, its features are not those of a ReLU
-                or none is on, no equation stands before it, or local steps can not be told apart
-                (see :func:`~.local_steps.local_steps`); and no layer before it can be taken in its
-                place.
+            ValueError: no layer before the last one can be used, and the update is of several
+                samples or rounds, the last layer has no bias or is frozen, its gradient is no outer
+                product, its features are not those of a ReLU or none is on, no parameter stands
+                before it, or local steps cannot be separated (see
+                :func:`~.local_steps.local_steps`).
         """
         if problem.num_samples != 1 or problem.earlier:
             raise ValueError("the update is not of one sample in one round.")
@@ -84,7 +79,7 @@ class OneSample:
                 try:
                     return _behind(problem, likelihood, layer, generator)
                 except ValueError:
-                    continue  # a layer further behind may tell its features
+                    continue  # the features of a later layer may be found
         if last.bias is None or not {last.weight, last.bias} <= problem.gradient.keys():
             raise ValueError("the last layer has no bias or is frozen.")
         if not problem.is_single_gradient:
@@ -93,7 +88,7 @@ class OneSample:
 
 
 def _layers_before(problem: Problem, last: LastLayer) -> list[LastLayer]:
-    """Linear layers before the last that are trained and have a bias, in the order of a pass."""
+    """Return the trained linear layers with a bias before the last, in the order of a pass."""
     dummy = next(iter(problem.params.values())).new_zeros(1, *problem.spec.shape)
     with torch.no_grad():
         uses = find_linear_layers(problem, dummy)
@@ -110,7 +105,7 @@ def _layers_before(problem: Problem, last: LastLayer) -> list[LastLayer]:
 def _behind(
     problem: Problem, likelihood: Likelihood, layer: LastLayer, generator: torch.Generator
 ) -> tuple[KnownErrors, Likelihood]:
-    """The equations of one layer's features and error, and what was observed of them.
+    """Return the equations from one layer's features and error, and their observed values.
 
     Raises:
         ValueError: its gradient is no outer product, or its features are not those of a ReLU.
@@ -120,22 +115,23 @@ def _behind(
     error, features, deviations = outer_product(seen, 1 / variances)
     with_one = torch.cat([features, features.new_ones(1)])
     left = ((seen - error[:, None] * with_one).abs() - bounds).clamp_min(0)
-    expected = max(FITS * float(seen.norm()), SURE * float(variances[bounds == 0].sum().sqrt()))
-    if not float(left.norm()) <= expected:
+    noise = float(variances[bounds == 0].sum().sqrt())
+    # A relative residual of up to 1e-3 may be rounding on the client's side.
+    if not float(left.norm()) <= max(1e-3 * float(seen.norm()), SIGNIFICANT_DEVIATIONS * noise):
         raise ValueError(f"the gradient of {layer.weight} is not that of one sample.")
     passed = Passed.of(problem, layer.weight, generator, ImagePrior.natural(problem.spec))
     if passed.narrow.left_out < 0:
         raise ValueError(f"the features at {layer.weight} are no ReLU's outputs or their maxima.")
-    # The row of the largest error says most of a column of which nothing was kept.
+    # If pruning kept nothing of a column, the row of the largest error bounds its feature best.
     largest = int(error.abs().argmax())
     below = torch.where(
         (bounds[:, :-1] > 0).all(0), bounds[largest, :-1] / error[largest].abs(), 0.0
     )
-    limits = torch.where(below > 0, below, SURE * deviations)
+    limits = torch.where(below > 0, below, SIGNIFICANT_DEVIATIONS * deviations)
     on = features > limits
     if not bool(on.any()):
         raise ValueError(f"no feature at {layer.weight} stands out.")
-    # About as many units that are on lie below the limit as up to twice it.
+    # About as many active units lie below the limit as between one and two times the limit.
     near = bool((on & (features < 2 * limits.max())).any())
     doubtful = ~on if near else torch.zeros_like(on)
     known = torch.where(on | (doubtful & (below == 0)), features, 0.0)
@@ -148,18 +144,21 @@ def _behind(
     return model, model.likelihood(float(likelihood.noise.min()))
 
 
-def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Fit ``e [h, 1]ᵀ`` to a matrix, by alternating weighted least squares.
+def outer_product(
+    observed: Tensor, weights: Tensor, rounds: int = 50
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the fit of ``e [h, 1]ᵀ`` to a matrix, by alternating weighted least squares.
 
     Args:
-        observed: (K, n + 1).
-        weights: of every entry's square, > 0, of the same shape.
+        observed: (K, n + 1) the matrix.
+        weights: (K, n + 1) weight of every entry's square, > 0.
+        rounds: number of fits of h for given e, and of e for given h.
 
     Returns:
         e (K,), h (n,) and the standard deviation of each h_f for the given e (n,).
 
     Raises:
-        ValueError: nothing is left of the last column, or a column has no weight.
+        ValueError: the last column is zero, or a column has no weight.
 
     Example:
         >>> observed = torch.tensor([[2.0, -1.0], [-4.0, 2.0]])
@@ -167,7 +166,7 @@ def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Te
         (tensor([-1.,  2.]), tensor([-2.]))
     """
     error = observed[:, -1]
-    for _ in range(TURNS):
+    for _ in range(rounds):
         scales = (weights * error[:, None].square()).sum(0)
         row = (weights * observed * error[:, None]).sum(0) / scales
         if not (math.isfinite(float(row.sum())) and float(row[-1]) > 0):
@@ -181,7 +180,7 @@ def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Te
 def _layer_gradient(
     problem: Problem, likelihood: Likelihood, weight: str, bias: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The layer's gradient [∂L/∂W, ∂L/∂b], variances and thresholds of its entries."""
+    """Return the layer's gradient [∂L/∂W, ∂L/∂b], and the variances and bounds of its entries."""
     sizes = [value.numel() for value in problem.gradient.values()]
     places = dict(zip(problem.gradient, range(len(sizes)), strict=True))
     variances = likelihood.variances(torch.zeros_like(likelihood.observed), 0.0)

@@ -1,15 +1,15 @@
-"""The end of a batch's solution where the equations determine the images.
+"""The end of a batch's solution if the equations determine the images.
 
-Masks of units near zero are unknown to a candidate, and a wrong one moves the gradient as much as
-a right one. So each unit is blurred by its own posterior standard deviation: units whose sign the
-equations have settled keep their kink, doubtful ones are averages over both masks. Each step
-solves the equations to first order for the whole batch, draws from the posterior that they leave,
-and takes the spread of every unit over the draws as its next blur: as equations are met, it fades
-by itself.
+A candidate does not determine the masks of units near zero, and a wrong mask moves the gradient as
+much as a right one. So each unit is blurred by its own posterior standard deviation. A unit whose
+sign the equations have settled keeps its kink, and a doubtful unit is averaged over both masks.
+Each step solves the equations to first order for the whole batch, and draws images from their
+posterior. The spread of every unit over the draws is its next blur, which fades by itself as the
+residual falls.
 
-The linear systems are solved by conjugate gradients. Their preconditioner is the system
-itself, dense, in single precision. Weights follow the residual of each tensor: what masks
-get wrong is no noise.
+The linear systems are solved by conjugate gradients. Their preconditioner is the system itself,
+dense, in single precision. Weights follow the residual of each group of equations, as errors of
+masks are not noise.
 """
 
 from dataclasses import dataclass, replace
@@ -30,40 +30,19 @@ from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram
 from flwr_leakage.spectral.image_prior import ImagePrior
 
-BLOCK = 32
-"""Columns of J that are computed at once."""
-
-RIDGE = 2e-7
-"""Of the preconditioner, in units of its largest entry: single precision sees no less."""
-
-TOLERANCE = 1e-2
-"""Relative, of a step's linear system."""
-
-TIGHT = 1e-5
-"""… of a draw's: its right side is mostly what the equations tell, the draw what they do not."""
-
-MET = 1e-13
-"""Relative squared distance of the equations at which nothing is left but rounding."""
-
-CALM = 0.4
-"""Blur of the second step in posterior deviations: images are smoother than the prior."""
-
-FADING = 0.85
-"""Blur of a step in these units over that of the step before: it must end, doubts or not."""
-
 
 @dataclass(frozen=True)
 class Sharpening:
-    """How long the end is worked at.
+    """The limits of the end.
 
     Attributes:
-        unknowns: of a batch at most, ≥ 0: time grows with their third power. At 0 there is no
-            such end.
-        max_bytes: of the Jacobian in single precision, twice: memory grows with the unknowns times
-            the gradient's entries.
-        steps: at most, ≥ 1.
-        iterations: of conjugate gradients in a step, at most, ≥ 1.
-        draws: of the posterior in a step, ≥ 1.
+        unknowns: largest number of unknowns of a batch, ≥ 0. Time grows with its third power. With
+            0 there is no such end.
+        max_bytes: largest memory of two Jacobians in single precision, in bytes. It grows with the
+            number of unknowns times that of the gradient's entries.
+        steps: largest number of steps, ≥ 1.
+        iterations: largest number of iterations of conjugate gradients in a step, ≥ 1.
+        draws: number of draws of the posterior in a step, ≥ 1.
     """
 
     unknowns: int = 2000
@@ -77,10 +56,10 @@ class Sharpening:
         require(self, "be at least 1", "steps", "iterations", "draws")
 
     def obstacle(self, model: KnownErrors) -> str:
-        """Why a batch is too large, or has too few equations; empty where neither is so.
+        """Return why a batch is too large or has too few equations; empty if it is neither.
 
-        Many of them depend on each other, where pooling narrows what they tell: twice as many as
-        unknowns are asked for.
+        Behind pooling many equations depend on each other. So there must be twice as many as
+        unknowns.
         """
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
         if unknowns > self.unknowns:
@@ -94,13 +73,13 @@ class Sharpening:
     def __call__(
         self, model: KnownErrors, likelihood: Likelihood, inputs: Tensor, budget: Budget
     ) -> tuple[Tensor, int]:
-        """Better images (B, C, H, W) in double precision, and the steps taken.
+        """Return better images (B, C, H, W) in double precision, and the number of steps.
 
         Args:
             model: the equations.
-            likelihood: what was observed.
-            inputs: where to begin.
-            budget: looked at between steps, and between columns of the Jacobian.
+            likelihood: the observed values of the equations.
+            inputs: (B, C, H, W) images of the start.
+            budget: a limit that is checked between steps, and between blocks of the Jacobian.
         """
         prior = ImagePrior.of(model.problem.spec)
         groups = channels(model, likelihood)
@@ -112,7 +91,8 @@ class Sharpening:
             met = likelihood.distance(likelihood.residual(model.gradient(here, 0.0, True)))
             if met < least:
                 best, least = here, met
-            return least <= MET or at.steps == self.steps or budget.is_spent
+            # At a relative squared distance of 1e-13 only rounding is left.
+            return least <= 1e-13 or at.steps == self.steps or budget.is_spent
 
         def solvers(
             blurred: Equations, blur: float, inputs: Tensor, weights: Tensor
@@ -122,15 +102,20 @@ class Sharpening:
             if matrix is None:
                 return None
             matrix.diagonal().add_(1)
-            factor, _ = cholesky(matrix, RIDGE * float(matrix.diagonal().max()))
-            step = Solver(self.iterations, TOLERANCE, partial(cholesky_solve, factor))
-            return step, replace(step, tolerance=TIGHT)
+            # Single precision resolves nothing below 2e-7 of the largest entry.
+            factor, _ = cholesky(matrix, 2e-7 * float(matrix.diagonal().max()))
+            step = Solver(self.iterations, 1e-2, partial(cholesky_solve, factor))
+            # A draw needs a tight tolerance. Its right side is mostly what the equations determine,
+            # and the draw is what they leave open.
+            return step, replace(step, tolerance=1e-5)
 
         run = Doubts(
             model,
             prior,
             likelihood,
-            widths=[CALM * FADING**step for step in range(self.steps - 1)],
+            # Images are smoother than the prior, so that the first blur, in posterior deviations,
+            # is below 1. It falls with each step, so that it ends even if doubts remain.
+            widths=[0.4 * 0.85**step for step in range(self.steps - 1)],
             variances=lambda residual: variances(likelihood, residual, groups),
             solvers=solvers,
             is_over=is_over,
@@ -143,7 +128,7 @@ class Sharpening:
 
 
 def _alone(model: KnownErrors, index: int) -> KnownErrors:
-    """The equations of one sample."""
+    """Return the equations of one sample."""
     count, here = len(model.known), [index]
     *widths, spread = (
         each[here] if each.ndim and len(each) == count else each
@@ -154,10 +139,10 @@ def _alone(model: KnownErrors, index: int) -> KnownErrors:
 
 
 def channels(model: KnownErrors, likelihood: Likelihood) -> Tensor:
-    """The number of the group of each equation (P,).
+    """Return the group number of each equation (P,).
 
-    A weight's entries are grouped by the channel that they lead to; a bias is a group, and so are
-    the features of all samples. A wrong mask moves the gradients of its own channel.
+    A weight's entries are grouped by their output channel. A bias is one group, and the features of
+    all samples are one. A wrong mask moves the gradients of its own channel.
     """
     found, first = [], 0
     for name in model.passed.names:
@@ -170,15 +155,16 @@ def channels(model: KnownErrors, likelihood: Likelihood) -> Tensor:
 
 
 def variances(likelihood: Likelihood, residual: Tensor, groups: Tensor) -> Tensor:
-    """… of each entry (P,), by the residual of its group, none much surer than the others.
+    """Return the variance of each equation (P,), from the residual of its group, with a floor.
 
-    A small group can be met by itself. Its weight would grow until nothing else counts: so none
-    has less than the least relative residual of the tensors with a tenth of all entries.
+    A small group can be met alone. Without a floor its weight would then grow until no other
+    equation counts. The floor is the least relative residual among the tensors with at least a
+    tenth of all entries.
 
     Args:
-        likelihood: what was observed.
-        residual: of all equations (P,).
-        groups: see :func:`channels`.
+        likelihood: the observed values of the equations.
+        residual: (P,) residuals of all equations.
+        groups: (P,) group numbers; see :func:`channels`.
     """
     tensors, observed = likelihood.tensors, likelihood.observed
     sizes = torch.zeros_like(likelihood.counts).index_add_(0, tensors, observed.square())
@@ -194,10 +180,10 @@ def variances(likelihood: Likelihood, residual: Tensor, groups: Tensor) -> Tenso
 def _normal_matrix(
     model: KnownErrors, blur: float, inputs: Tensor, weights: Tensor, budget: Budget
 ) -> Tensor | None:
-    """LᵀJᵀWJL in single precision; ``None`` where the budget ends before.
+    """Return LᵀJᵀWJL in single precision; ``None`` if the budget ends before.
 
-    The gradients are sums over samples, and features are of one sample each: so J is built sample
-    by sample.
+    The gradients are sums over samples, and each feature belongs to one sample. So J is built
+    sample by sample.
     """
     prior, (count, *shape) = model.prior, inputs.shape
     size, features = inputs[0].numel(), model.known.shape[1]
@@ -209,7 +195,7 @@ def _normal_matrix(
         alone = _alone(model, index)
         here = Linearization(partial(alone.gradient, blur=blur), inputs[[index]].float())
         rows = torch.empty(size, shared + features)
-        for part in torch.arange(size).split(BLOCK):
+        for part in torch.arange(size).split(32):
             if budget.is_spent:
                 return None
             units = torch.zeros(len(part), size)
