@@ -18,16 +18,16 @@ class Adam:
     """Adam (Kingma and Ba 2015) with optional signed gradients (Geiping et al. 2020).
 
     Attributes:
-        iterations: steps, ≥ 1.
-        learning_rate: in units of the normalised input, > 0.
-        sign: ``none``, ``hard`` (only the gradient's sign is used) or ``soft`` (its tanh, in
-            units of the row's mean absolute gradient).
-        decay: ``none``, ``step`` (a tenth after 3/8, 5/8 and 7/8 of all steps) or ``cosine``
-            (to zero).
+        iterations: number of steps, ≥ 1.
+        learning_rate: learning rate in units of the normalised input, > 0.
+        sign: use of the gradient: ``none`` (as it is), ``hard`` (its sign only) or ``soft`` (its
+            tanh, in units of the row's mean absolute gradient).
+        decay: decay of the learning rate: ``none``, ``step`` (a tenth after 3/8, 5/8 and 7/8 of
+            all steps) or ``cosine`` (to zero).
         beta1: decay of the first moment.
         beta2: decay of the second moment.
-        eps: added to the root of the second moment.
-        tolerance: a row is finished once its objective is at most this.
+        eps: number that is added to the root of the second moment.
+        tolerance: objective at which a row is finished.
     """
 
     iterations: int = 1000
@@ -50,7 +50,7 @@ class Adam:
             raise ValueError(f"decay must be 'none', 'step' or 'cosine', got {self.decay!r}.")
 
     def rate(self, step: int) -> float:
-        """The learning rate at step 0, 1, …"""
+        """Return the learning rate at a step, counted from 0."""
         fraction = step / self.iterations
         if self.decay == "step":
             return self.learning_rate * 0.1 ** sum(fraction >= k / 8 for k in (3, 5, 7))
@@ -66,7 +66,7 @@ class Adam:
         report: Report | None = None,
         budget: Budget = UNLIMITED,
     ) -> Minimum:
-        """Minimise R objectives from ``start`` (R, D); the best iterate of every row is kept."""
+        """Return the best iterate of each of R objectives from ``start`` (R, D)."""
         stopped = False
         num_rows = start.shape[0]
         rows = torch.arange(num_rows, device=start.device)

@@ -1,4 +1,4 @@
-"""What an optimizer of many rows is given, and what it returns."""
+"""The interface of optimizers of many rows."""
 
 import math
 from collections.abc import Callable
@@ -22,10 +22,10 @@ class Minimum:
     """The best points found for R rows.
 
     Attributes:
-        points: (R, D).
-        values: (R,); infinite where no finite value was met.
-        iterations: (R,) steps taken.
-        evaluations: (R,) gradients computed.
+        points: (R, D) points.
+        values: (R,) objectives; infinite for a row without a finite value.
+        iterations: (R,) number of steps taken.
+        evaluations: (R,) number of gradients computed.
         stopped: whether the budget was spent before all rows were finished.
     """
 
@@ -41,12 +41,12 @@ class Optimizer(Protocol):
     """Minimises R independent objectives of D variables each, together.
 
     Every row has its own step size and line search, so that the result equals that of
-    minimising row by row. Rows that are finished are not evaluated any more.
+    minimising row by row. Finished rows are not evaluated any more.
     """
 
     @property
     def iterations(self) -> int:
-        """The most steps that a row may take."""
+        """Largest number of steps of a row."""
         ...
 
     def __call__(
@@ -57,25 +57,25 @@ class Optimizer(Protocol):
         report: Report | None = None,
         budget: Budget = UNLIMITED,
     ) -> Minimum:
-        """Minimise from ``start`` (R, D); ``project`` maps points onto the feasible set.
+        """Return the best points from ``start`` (R, D); ``project`` maps to the feasible set.
 
-        Once the budget is spent, it ends with the best points that it has.
+        Once the budget is spent, the optimizer ends with its best points so far.
         """
         ...
 
 
 class FirstValues:
-    """An objective that remembers each row's value at the first point where it was asked for.
+    """An objective that records each row's first value.
 
-    An optimizer asks at its start first, so that this is where the objective begins: a paper's
-    loss drop is the first value less the best one.
+    Optimizers first evaluate their start, so that this is the objective there. The loss drop of
+    papers is the first value minus the best one.
 
     Args:
-        evaluate: what is asked.
-        count: R, the rows.
+        evaluate: the objective.
+        count: number R of rows.
 
     Attributes:
-        values: one a row; NaN until it is asked.
+        values: the first value of each row; NaN before its first evaluation.
     """
 
     def __init__(self, evaluate: Evaluate, count: int) -> None:
@@ -83,7 +83,7 @@ class FirstValues:
         self.values = [math.nan] * count
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``Evaluate``."""
+        """Return values and gradients; see ``Evaluate``."""
         found, gradients = self._evaluate(points, rows)
         if any(math.isnan(value) for value in self.values):
             for row, value in zip(rows.tolist(), found.tolist(), strict=True):

@@ -15,17 +15,16 @@ from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Report
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """x ← x − rate · ∇f(x): the plain SGD of papers that study how an attack converges.
+    """Minimise by x ← x − rate · ∇f(x), the plain SGD of papers on the convergence of attacks.
 
-    Of an objective of curvature λ it diverges along every direction in which rate · λ > 2, so
-    that one rate does not suit all targets. The best iterate of every row is kept; a row whose
-    objective is no longer finite ends.
+    It diverges along every direction of curvature λ with rate · λ > 2, so that no rate suits all
+    targets. A row ends once its objective is no longer finite.
 
     Attributes:
-        iterations: steps, ≥ 1.
-        learning_rate: of the objective's gradient in units of the normalised input, > 0.
-        keep: ``best`` returns the iterate of least objective, ``last`` the one it ends with.
-        tolerance: a row is finished once its objective is at most this.
+        iterations: number of steps, ≥ 1.
+        learning_rate: factor of the objective's gradient in units of the normalised input, > 0.
+        keep: ``best`` returns the iterate with the least objective, ``last`` the last one.
+        tolerance: objective at which a row is finished.
     """
 
     iterations: int = 1000
@@ -49,7 +48,7 @@ class GradientDescent:
         report: Report | None = None,
         budget: Budget = UNLIMITED,
     ) -> Minimum:
-        """Minimise R objectives from ``start`` (R, D); see ``attacks/optimizers/base.py``."""
+        """Return the minima of R objectives from ``start`` (R, D); see :class:`.Optimizer`."""
         num_rows = start.shape[0]
         rows = torch.arange(num_rows, device=start.device)
         points, kept = start.clone(), start.clone()

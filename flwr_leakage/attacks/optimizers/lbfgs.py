@@ -1,8 +1,8 @@
 """L-BFGS with a strong Wolfe line search, over many rows in lockstep.
 
-Each tick evaluates one trial point of every unfinished row; each row then takes its own
-decision: go on bracketing, zoom, or accept and turn to a new direction. So the rows share
-evaluations, and nothing else.
+Each iteration evaluates one trial point of every unfinished row. Each row then decides by itself
+to continue the bracketing, to zoom, or to accept the point and turn to a new direction. So the rows
+share evaluations, and nothing else.
 """
 
 import math
@@ -21,18 +21,18 @@ from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Report
 class LBFGS:
     """Limited-memory BFGS (Nocedal and Wright 2006, algorithms 7.5, 3.5 and 3.6).
 
-    The feasible set is respected by the result only: the best point is projected at the end.
+    Only the result lies in the feasible set: the best point is projected at the end.
 
     Attributes:
-        iterations: accepted steps, ≥ 1.
-        history: pairs (s, y) kept, ≥ 1.
-        tolerance: a row is finished once its objective is at most this.
-        gradient_tolerance: a row is finished once its gradient's largest entry is at most this.
-        relative_tolerance: a row is finished once 10 steps in a row lowered its objective by
-            less than this fraction each.
+        iterations: largest number of accepted steps, ≥ 1.
+        history: number of pairs (s, y) that are kept, ≥ 1.
+        tolerance: objective at which a row is finished.
+        gradient_tolerance: largest entry of the gradient at which a row is finished.
+        relative_tolerance: fraction of the objective. A row is finished once 10 steps in a row
+            lowered its objective by less than this each.
         armijo: c₁ of the sufficient decrease condition.
         curvature: c₂ of the strong curvature condition.
-        max_search: evaluations in one line search, ≥ 1.
+        max_search: largest number of evaluations in one line search, ≥ 1.
     """
 
     iterations: int = 1000
@@ -61,7 +61,7 @@ class LBFGS:
         report: Report | None = None,
         budget: Budget = UNLIMITED,
     ) -> Minimum:
-        """Minimise R objectives from ``start`` (R, D); see ``attacks/optimizers/base.py``."""
+        """Return the minima of R objectives from ``start`` (R, D); see :class:`.Optimizer`."""
         num_rows = start.shape[0]
         all_rows = torch.arange(num_rows, device=start.device)
         values, gradients = evaluate(start, all_rows)
@@ -99,7 +99,7 @@ class LBFGS:
         return (values <= self.tolerance) | flat
 
     def _advance(self, s: "_State", f: Tensor, g: Tensor) -> Tensor:
-        """Let every row decide what its trial point means for its line search.
+        """Update the line search of every row by its trial point.
 
         Args:
             s: the unfinished rows; changed in place.
@@ -107,7 +107,7 @@ class LBFGS:
             g: (A, D) gradients there.
 
         Returns:
-            (A,) which rows are finished.
+            (A,) whether a row is finished.
         """
         slope = (g * s.d).sum(dim=1)
         usable = torch.isfinite(f) & torch.isfinite(slope)
@@ -121,10 +121,10 @@ class LBFGS:
         wolfe = ~fails & (slope.abs() <= -self.curvature * s.slope)
         accept = wolfe.clone()
 
-        # Bracketing (algorithm 3.5): `low` is the previous trial.
+        # During bracketing (algorithm 3.5), `low` is the previous trial.
         bracketing = ~s.zooming & ~accept
         turned = bracketing & ~fails & (slope >= 0)
-        # Zooming (algorithm 3.6): a better trial becomes `low`, and `high` the other end.
+        # During zooming (algorithm 3.6), a better trial becomes `low`, and `high` is the other end.
         improves = s.zooming & ~fails & ~accept
         flips = improves & (slope * (s.high_t - s.low_t) >= 0)
         low_becomes_high = turned | flips
@@ -162,7 +162,7 @@ class LBFGS:
 
 @dataclass
 class _State:
-    """The state of the A rows that are not finished, of D variables and m pairs of history each."""
+    """The state of the A unfinished rows, with D variables and m pairs of history each."""
 
     rows: Tensor
     x: Tensor
@@ -183,8 +183,8 @@ class _State:
     high_t: Tensor
     high_f: Tensor
     high_slope: Tensor
-    pairs: Tensor  # valid pairs a row
-    next_pair: Tensor  # where the next pair is written
+    pairs: Tensor  # number of valid pairs of each row
+    next_pair: Tensor  # index at which the next pair is written
     s: Tensor  # (A, m, D)
     y: Tensor  # (A, m, D)
     sy: Tensor  # (A, m, m), ⟨s_i, y_j⟩
@@ -218,7 +218,7 @@ sy=x.new_zeros(len(rows), history, history),
         return _State(**{f.name: getattr(self, f.name)[keep] for f in fields(self)})
 
     def accepted_t(self, accept: Tensor) -> Tensor:
-        """The step that was just tried, for rows that accept it."""
+        """Return the step that was just tried, for rows that accept it."""
         return torch.where(accept, self.trial_t, self.t)
 
     def next_trial(
@@ -230,7 +230,7 @@ sy=x.new_zeros(len(rows), history, history),
         f: Tensor,
         slope: Tensor,
     ) -> None:
-        """Choose the next step of rows that go on searching; keeps the last in ``trial_t``."""
+        """Choose the next step of rows that continue the search; keep the last in ``trial_t``."""
         self.trial_t = self.t
         further = _cubic_minimum(previous_t, previous_f, previous_slope, self.t, f, slope)
         least = self.t + 0.1 * (self.t - previous_t)
@@ -258,7 +258,7 @@ sy=x.new_zeros(len(rows), history, history),
         """Take the accepted steps, and give those rows their next direction.
 
         Returns:
-            (A,) which rows are finished, as their objective hardly falls any more.
+            (A,) whether a row is finished, as its objective hardly falls any more.
         """
         index = moves.nonzero()[:, 0]
         finished = torch.zeros_like(moves)
@@ -294,7 +294,7 @@ sy=x.new_zeros(len(rows), history, history),
         """Forget the history of rows whose line search failed, and search along −g.
 
         Returns:
-            (A,) which rows are finished: those that failed along −g already.
+            (A,) whether a row is finished, as its search along −g has failed.
         """
         hopeless = failed & (self.pairs == 0)
         index = (failed & ~hopeless).nonzero()[:, 0]
@@ -322,11 +322,11 @@ sy=x.new_zeros(len(rows), history, history),
         self.low_g = torch.where(which[:, None], self.g, self.low_g)
 
     def direction(self, index: Tensor) -> Tensor:
-        """−H g for some rows, by the compact form (Byrd, Nocedal, Schnabel 1994, theorem 2.2).
+        """Return −H g for some rows, in compact form (Byrd, Nocedal, Schnabel 1994, theorem 2.2).
 
         With R the upper triangle of SᵀY in the order of time and D its diagonal,
         ``H g = γ g + S R⁻ᵀ((D + γ YᵀY) u − γ Yᵀg) − γ Y u``, ``u = R⁻¹ Sᵀg``. It takes a few
-        large products where the two-loop recursion takes four small ones a pair.
+        large products, while the two-loop recursion takes four small ones for each pair.
         """
         gradient, history = self.g[index], self.s.shape[1]
         if not int(self.pairs[index].max()):
@@ -360,7 +360,7 @@ sy=x.new_zeros(len(rows), history, history),
 def _cubic_minimum(
     t1: Tensor, f1: Tensor, d1: Tensor, t2: Tensor, f2: Tensor, d2: Tensor
 ) -> Tensor:
-    """Minimiser of the cubic through two points and slopes (Nocedal and Wright, eq. 3.59)."""
+    """Return the minimiser of the cubic by two points and slopes (Nocedal, Wright, eq. 3.59)."""
     a = d1 + d2 - 3 * (f1 - f2) / (t1 - t2)
     b = (t2 - t1).sign() * (a.square() - d1 * d2).sqrt()
     return t2 - (t2 - t1) * (d2 + b - a) / (d2 - d1 + 2 * b)

@@ -1,1 +1,1 @@
-"""One Gauss–Newton step and one loop, which all second-order attacks share."""
+"""The Gauss–Newton step and the loop that all second-order attacks share."""

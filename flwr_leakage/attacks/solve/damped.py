@@ -1,4 +1,4 @@
-"""Damped Gauss–Newton for least squares whose Jacobian is known by its products."""
+"""Damped Gauss–Newton for least squares with a Jacobian that is given by its products."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +18,10 @@ class LeastSquares:
     """A problem ``min ‖r(x)‖²`` at some inputs x (1, *shape).
 
     Attributes:
-        linear: r(x) (1, R), and products with its derivative J by x.
-        sum_of_squares: maps other inputs to ‖r‖² there.
-        normal_matrix: computes JᵀJ (D, D) for inputs of D entries, in the precision of its factor.
+        linear: r(x) (1, R), with products with its derivative J by x.
+        sum_of_squares: map from other inputs to ‖r‖² there.
+        normal_matrix: function that computes JᵀJ (D, D) for inputs of D entries, in the precision
+            of its factor.
     """
 
     linear: Linearized
@@ -34,23 +35,23 @@ class DampedGaussNewton:
 
     :class:`~flwr_leakage.attacks.solve.descent.Damping` chooses μ. Each system is solved by
     conjugate gradients. Their preconditioner is the Cholesky factor of an earlier step's matrix,
-    for as long as that is good enough.
+    until they take many iterations with it.
 
     Attributes:
-        steps: most steps, ≥ 0.
-        progress: the descent ends if two steps in a row do not lower the sum of squares to this
-            share, in (0, 1].
-        solved: it also ends once the sum of squares is at most this, ≥ 0.
-        rejections: how often a step is tried, with more and more damping, ≥ 1.
+        steps: largest number of steps, ≥ 0.
+        progress: share of the sum of squares, in (0, 1]. The descent ends if two steps in a row do
+            not lower the sum to this share.
+        solved: sum of squares at which the descent also ends, ≥ 0.
+        rejections: largest number of trials of a step, with growing damping, ≥ 1.
         tolerance: relative residual to which a step's linear system is solved, in (0, 1). A lower
-            one would be wasted, as the linear model of a step is less exact than that.
-        many_iterations: if conjugate gradients take more iterations in a system, the normal matrix
-            is computed anew for the next step, ≥ 1.
-        most_iterations: most iterations, ≥ 1. If they take this many, the matrix is computed anew
-            for the same step. It costs about as much as 60 iterations.
+            one would be wasted, as the linear model of a step has a larger error.
+        many_iterations: number of iterations of conjugate gradients in a system, ≥ 1. After more,
+            the normal matrix is computed anew for the next step.
+        most_iterations: largest number of iterations, ≥ 1. If conjugate gradients take this many,
+            the matrix is computed anew for the same step. It costs as much as about 60 iterations.
         least_shift: least shift of the preconditioner, as a share of d̄, > 0, so that the rounding
             of single precision does not make its matrix indefinite.
-        most_unknowns: most entries that inputs may have, as the normal matrix has their square.
+        most_unknowns: largest number of entries of the inputs, as the normal matrix has its square.
     """
 
     steps: int = 8
@@ -76,9 +77,9 @@ class DampedGaussNewton:
         """Return the inputs (1, *shape) after each step, each better than the one before.
 
         Args:
-            problem_at: maps inputs to the problem whose step is taken there, which may be another
-                one in each step; ``None`` ends the descent.
-            start: the first inputs.
+            problem_at: map from inputs to the problem of the step there, which may differ from
+                step to step; ``None`` ends the descent.
+            start: (1, *shape) the first inputs.
         """
         found: list[Tensor] = []
         kept: Kept[_Factored] = Kept(self.many_iterations)
@@ -110,7 +111,7 @@ class DampedGaussNewton:
     def _solve(
         self, problem: LeastSquares, slope: Tensor, damping: float, kept: Kept["_Factored"]
     ) -> tuple[Tensor, int]:
-        """Return the damped step for a slope Jᵀr, and the iterations that it took."""
+        """Return the damped step for a slope Jᵀr, and the number of its iterations."""
         least, used = max(damping, self.least_shift), kept.made
         if used is None or used.problem is not problem:
             used = kept.get(lambda: _Factored(problem))
@@ -137,7 +138,7 @@ class _Factored:
         self.mean = float(self.matrix.diagonal().mean())
 
     def fit(self, shift: float) -> None:
-        """Factor the matrix with another shift, if that is far from its own."""
+        """Factor the matrix with another shift if it differs from the present one by 30 times."""
         if not self.shift / 30 <= shift <= self.shift * 30:
             mean = max(self.mean, 1e-30)
             self.factor, jitter = cholesky(self.matrix.clone(), shift * mean)

@@ -1,9 +1,9 @@
 """One loop of Gauss–Newton steps, for every second-order attack.
 
-An attack *poses* each step: it says what the step minimises to first order, with a blur, a weight
-of the prior and weights of the equations that may be others than those of the step before, or that
-no further step follows. A *search* takes the step: as short as it must be (:class:`Shortening`), or
-with as much damping (:class:`Damping`).
+An attack *poses* each step: it gives the objective of the step to first order, or ends the descent.
+The blur, the weight of the prior and the weights of the equations may differ from step to step. A
+*search* takes the step, and shortens it (:class:`Shortening`) or damps it (:class:`Damping`) until
+it lowers the objective.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Posed:
-    """What one step minimises: ``Φ(s + Δ) ≈ Φ(s) + 2 ⟨g, Δ⟩ + ⟨Δ, A Δ⟩``.
+    """The objective of one step, ``Φ(s + Δ) ≈ Φ(s) + 2 ⟨g, Δ⟩ + ⟨Δ, A Δ⟩``.
 
     Attributes:
-        point: s, of any shape.
+        point: the point s, of any shape.
         value: Φ(s).
         slope: g, half of Φ's derivative at s, of the same shape.
-        solve: maps a damping μ ≥ 0 to the solution Δ of ``(A + μ D) Δ = −g``, of the same shape,
-            and to the iterations that it took. The diagonal D is the solver's choice.
-        cost: maps another point to Φ there.
+        solve: map from a damping μ ≥ 0 to the solution Δ of ``(A + μ D) Δ = −g``, of the same
+            shape, and the number of its iterations. The solver chooses the diagonal D.
+        cost: map from another point to Φ there.
     """
 
     point: Tensor
@@ -34,16 +34,16 @@ class Posed:
 
 @dataclass(frozen=True)
 class Iterate:
-    """Where a descent stands between two steps.
+    """The state of a descent between two steps.
 
     Attributes:
-        point: s.
-        steps: how many steps were tried so far.
-        value: Φ(s) as the last step knew it; infinite before the first one.
-        fall: by how much the last step lowered Φ, ≥ 0.
-        length: which part of the last step was taken; 0 where no part lowered Φ.
-        iterations: how many iterations the last linear system took.
-        damping: μ of the next step; ``None`` where no step was damped.
+        point: the point s.
+        steps: number of steps tried so far.
+        value: Φ(s) with the Φ of the last step; infinite before the first one.
+        fall: decrease of Φ in the last step, ≥ 0.
+        length: share of the last step that was taken; 0 if none lowered Φ.
+        iterations: number of iterations of the last linear system.
+        damping: μ of the next step; ``None`` if no step was damped.
     """
 
     point: Tensor
@@ -61,20 +61,20 @@ class Iterate:
 
 
 Pose = Callable[[Iterate], Posed | None]
-"""Poses the step that follows an iterate, or returns ``None`` to end the descent."""
+"""Map from an iterate to the next step, or to ``None``, which ends the descent."""
 
 Search = Callable[[Posed, Iterate], Iterate]
-"""Turns a posed step into the next iterate."""
+"""Map from a posed step to the next iterate."""
 
 
 @dataclass(frozen=True)
 class Shortening:
-    """Take a step as short as it must be to lower Φ; a step that never does is not taken.
+    """Shorten a step until it lowers Φ; a step that never does is not taken.
 
     Attributes:
-        trials: how many lengths are tried at most, ≥ 1.
-        factor: each length is this part of the one before, in (0, 1).
-        is_best: whether shorter lengths are tried for as long as each lowers Φ further.
+        trials: largest number of lengths that are tried, ≥ 1.
+        factor: ratio of each length to the one before, in (0, 1).
+        is_best: whether shorter lengths are tried as long as each lowers Φ further.
     """
 
     trials: int = 6
@@ -82,7 +82,7 @@ class Shortening:
     is_best: bool = False
 
     def __call__(self, posed: Posed, at: Iterate) -> Iterate:
-        """Return the first length that lowers Φ, or the best one."""
+        """Return the iterate at the first length that lowers Φ, or at the best length."""
         change, iterations = posed.solve(0.0)
         found, length = Iterate(posed.point, at.steps + 1, posed.value, iterations=iterations), 1.0
         for _ in range(self.trials):
@@ -99,17 +99,17 @@ class Shortening:
 
 @dataclass(frozen=True)
 class Damping:
-    """Solve the system with more and more damping μ (Levenberg 1944, Marquardt 1963).
+    """Solve the system with growing damping μ until Φ falls (Levenberg 1944, Marquardt 1963).
 
-    A step promises the fall ``p = −⟨g, Δ⟩``. After one that keeps three quarters of it μ falls
-    tenfold, after one that keeps a quarter to half. Otherwise μ grows, eightfold where Φ did not
-    fall, and the step is tried again unless Φ fell by a tenth.
+    A step predicts the decrease ``p = −⟨g, Δ⟩``. If Φ falls by at least 3 p / 4, μ is divided by
+    ten, and if by at least p / 4, it is halved. Otherwise μ grows, eightfold if Φ did not fall and
+    threefold if it did, and the step is tried again unless Φ fell by a tenth.
 
     Attributes:
         first: μ of the first step, > 0.
-        trials: how often a step is tried at most, ≥ 1.
-        factor: where it is given, any fall of Φ is enough, after which μ falls by this factor, > 1;
-            it grows by the same factor where Φ did not fall.
+        trials: largest number of trials of a step, ≥ 1.
+        factor: factor of μ, > 1, or ``None`` for the rule above. If it is given, any decrease of Φ
+            is enough and divides μ by the factor; otherwise μ grows by it.
     """
 
     first: float = 1e-3
@@ -117,7 +117,7 @@ class Damping:
     factor: float | None = None
 
     def __call__(self, posed: Posed, at: Iterate) -> Iterate:
-        """Return the first trial that keeps enough of its promise."""
+        """Return the iterate at the first trial that lowers Φ enough."""
         damping = self.first if at.damping is None else at.damping
         trial, found, iterations, value = posed.point, posed.value, 0, posed.value
         for _ in range(self.trials):
@@ -142,12 +142,12 @@ class Damping:
 
 
 def descend(pose: Pose, start: Tensor, search: Search) -> Iterate:
-    """Take steps from a start until no further one is posed.
+    """Return the iterate after steps from a start until no further one is posed.
 
     Args:
-        pose: what the next step minimises, or ``None`` at the end.
+        pose: map from an iterate to the next step, or to ``None`` at the end.
         start: the first point.
-        search: how a step is taken.
+        search: map from a posed step to the next iterate.
     """
     at = Iterate(start)
     while (posed := pose(at)) is not None:

@@ -1,4 +1,4 @@
-"""What is dear to compute serves several steps."""
+"""A preconditioner that is costly to compute and serves several steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +12,12 @@ class Kept(Generic[T]):
     """A preconditioner that serves several steps, until conjugate gradients take long with it.
 
     Attributes:
-        many: a step of more iterations than this asks for another preconditioner.
-        least: how many iterations a preconditioner serves at least before it is replaced.
-        is_due: whether the next step computes one; not before the first long step if it is False.
+        many: number of iterations of a step above which another preconditioner is needed.
+        least: number of iterations that a preconditioner serves at least.
+        is_due: whether the next step computes one. If False at first, none is computed before the
+            first long step.
         made: the preconditioner; ``None`` before the first one.
-        served: how many iterations were taken with it.
+        served: number of iterations taken with it.
     """
 
     many: int
@@ -32,7 +33,7 @@ class Kept(Generic[T]):
         return self.made
 
     def note(self, iterations: int) -> None:
-        """Count a step's iterations, and see whether another preconditioner is due."""
+        """Count a step's iterations, and decide whether another preconditioner is due."""
         self.served += iterations
         is_old = self.made is None or self.served > self.least
         self.is_due = is_old and iterations > self.many

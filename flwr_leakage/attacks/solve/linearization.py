@@ -1,4 +1,4 @@
-"""A function and its Jacobian at one point, by graphs that are kept for many products."""
+"""A function at one point, with graphs for many products with its Jacobian."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,26 +10,26 @@ from torch import Tensor
 
 @runtime_checkable
 class Linearized(Protocol):
-    """f(x) and products with J = ∂f/∂x (P, N) at one point x."""
+    """A function f(x) with products with J = ∂f/∂x (P, N) at one point x."""
 
     @property
     def value(self) -> Tensor:
-        """f(x), (P,)."""
+        """(P,) f(x)."""
 
     @property
     def products(self) -> int:
-        """How many products with J or its transpose were computed so far."""
+        """Number of products with J or its transpose so far."""
 
     def push(self, direction: Tensor) -> Tensor:
-        """J v (P,), for v of the point's shape."""
+        """Return J v (P,), for v of the point's shape."""
 
     def pull(self, dual: Tensor) -> Tensor:
-        """Jᵀ u, of the point's shape, for u (P,)."""
+        """Return Jᵀ u, of the point's shape, for u (P,)."""
 
 
 @dataclass
 class Products:
-    """A linear map that is told by its two products; see :class:`Linearized`."""
+    """A linear map that is given by its two products; see :class:`Linearized`."""
 
     value: Tensor
     push: Callable[[Tensor], Tensor]
@@ -38,14 +38,14 @@ class Products:
 
 
 class Linearization:
-    """f(x) and products with J = ∂f/∂x (P, N) at x.
+    """A function f(x) with products with J = ∂f/∂x (P, N) at x, by autograd.
 
     Both graphs are built once. ``Jᵀu`` is a backward pass of f. It is linear in u, so that ``Jv``
-    is a backward pass of ``u ↦ Jᵀu``, whatever u is.
+    is a backward pass of ``u ↦ Jᵀu`` at any u.
 
     Attributes:
-        value: f(x), (P,).
-        products: with J or its transpose, so far.
+        value: (P,) f(x).
+        products: number of products with J or its transpose so far.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], point: Tensor) -> None:
@@ -61,19 +61,19 @@ class Linearization:
         self.products = 0
 
     def push(self, direction: Tensor) -> Tensor:
-        """J v (P,), for v of the point's shape."""
+        """Return J v (P,), for v of the point's shape."""
         self.products += 1
         (image,) = torch.autograd.grad(self._pulled, self._dual, direction, retain_graph=True)
         return image
 
     def pull(self, dual: Tensor) -> Tensor:
-        """Jᵀ u, of the point's shape, for u (P,)."""
+        """Return Jᵀ u, of the point's shape, for u (P,)."""
         self.products += 1
         (image,) = torch.autograd.grad(self._output, self._point, dual, retain_graph=True)
         return image
 
     def columns(self, directions: Tensor) -> Tensor:
-        """J v (M, P) for M directions v (M, ...), computed at once."""
+        """Return J v (M, P) for M directions v (M, ...), computed at once."""
         self.products += len(directions)
         (images,) = torch.autograd.grad(
             self._pulled, self._dual, directions, retain_graph=True, is_grads_batched=True

@@ -1,4 +1,4 @@
-"""What a Gauss–Newton step with a prior of images minimises, and draws from what it leaves open."""
+"""The objective of a Gauss–Newton step with a prior of images, and draws of its posterior."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,11 +26,11 @@ class Solver:
     precondition: Callable[[Tensor], Tensor] = field(default=lambda vector: vector)
 
     def __call__(self, product: Callable[[Tensor], Tensor], right: Tensor) -> tuple[Tensor, int]:
-        """Solve ``A x = b`` for b of any shape; return x and the iterations taken.
+        """Return the solution x of ``A x = b`` for b of any shape, and the number of iterations.
 
         Args:
-            product: maps x to A x, both of the shape of b.
-            right: b.
+            product: map from x to A x, both of the shape of b.
+            right: the right-hand side b.
         """
         found, taken = conjugate_gradients(
             lambda flat: product(flat.reshape(right.shape)).flatten(),
@@ -50,14 +50,14 @@ class Posterior:
 
     Attributes:
         linear: products with J, the derivative of the residuals by x.
-        prior: μ and L, in the precision in which linear systems are solved.
-        weights: w (P,), in double precision.
-        residual: r (P,) at s, in double precision.
-        point: s (B, C, H, W).
-        residual_at: maps another s to the residuals there.
-        weight: ρ.
-        cost: maps s to Q s; the identity by default.
-        patches: what costs images in the place of ρ Q, or ``None``.
+        prior: the prior with μ and L, in the precision of the linear systems.
+        weights: (P,) w, in double precision.
+        residual: (P,) r at s, in double precision.
+        point: (B, C, H, W) s.
+        residual_at: map from another s to the residuals there.
+        weight: the weight ρ of the prior.
+        cost: map from s to Q s; the identity by default.
+        patches: a prior of patches in place of ρ Q, or ``None``.
     """
 
     linear: Linearized
@@ -79,7 +79,7 @@ class Posterior:
         return self.prior.pull(self.linear.pull(dual))
 
     def told(self, direction: Tensor) -> Tensor:
-        """Return LᵀJᵀWJL d, what the equations tell of a direction (B, C, H, W)."""
+        """Return LᵀJᵀWJL d, the equations' part of A d, for a direction (B, C, H, W)."""
         return self.pull_back(self._weights * self.linear.push(self.prior.push(direction)))
 
     def __call__(self, direction: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class Posterior:
         return misfit + weight * float((point.double() * cost(point)).sum())
 
     def posed(self, solver: Solver) -> Posed:
-        """Pose a step whose linear system is solved by conjugate gradients."""
+        """Return the step whose linear system is solved by conjugate gradients."""
         dual = (self.weights * self.residual).to(self.prior.grey)
         slope = self.pull_back(dual) + self.prior_slope(self.point.to(self.prior.grey))
 
@@ -118,9 +118,9 @@ class Posterior:
         return Posed(self.point, value, slope, solve, cost)
 
     def draw(self, solver: Solver, generator: torch.Generator) -> Tensor:
-        """Draw a deviation of s from the posterior by randomising, then optimising.
+        """Return a random deviation from s under the posterior, by perturbing, then optimising.
 
-        What the solver leaves unsolved stays a draw of the prior N(0, I).
+        Directions that the solver leaves unsolved keep a draw of the prior N(0, I).
         """
         like = self.prior.grey
         own = torch.randn(self.point.shape, generator=generator).to(like)

@@ -1,1 +1,1 @@
-"""Where a reconstruction starts."""
+"""The starts of reconstructions."""

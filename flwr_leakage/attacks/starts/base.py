@@ -1,4 +1,4 @@
-"""The call shape of every start."""
+"""The interface of every start."""
 
 from typing import Protocol, runtime_checkable
 
@@ -15,12 +15,12 @@ class Initialisation(Protocol):
     def __call__(
         self, spec: InputSpec, num_samples: int, restart: int, generator: torch.Generator
     ) -> Tensor:
-        """Inputs (B, C, H, W) in model space.
+        """Return inputs (B, C, H, W) in model space.
 
         Args:
             spec: shape (C, H, W) and normalisation of an input.
-            num_samples: B.
-            restart: 0, 1, … for successive starts of one target.
-            generator: of the random draws.
+            num_samples: number B of samples.
+            restart: number of the start of one target, counted from 0.
+            generator: draws the random numbers.
         """
         ...

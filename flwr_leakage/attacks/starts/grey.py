@@ -11,13 +11,13 @@ from flwr_leakage.records import InputSpec
 
 @dataclass(frozen=True)
 class Grey:
-    """Mid-grey pixels, with normal noise added where starts would be equal otherwise.
+    """Mid-grey pixels, with normal noise if starts would otherwise be equal.
 
     The first start of a single sample is plain grey. Samples of a batch, and further restarts of
-    a target, get noise: from one point they would move alike.
+    a target, get noise, as from the same point they would move alike.
 
     Attributes:
-        noise_std: of the noise in pixel units, ≥ 0.
+        noise_std: standard deviation of the noise in pixel units, ≥ 0.
     """
 
     noise_std: float = 0.1
@@ -25,7 +25,7 @@ class Grey:
     def __call__(
         self, spec: InputSpec, num_samples: int, restart: int, generator: torch.Generator
     ) -> Float[Tensor, "B C H W"]:
-        """Draw inputs (B, C, H, W) in model space."""
+        """Return inputs (B, C, H, W) in model space."""
         pixels = torch.full((num_samples, *spec.shape), 0.5)
         if restart > 0 or num_samples > 1:
             noise = torch.randn(pixels.shape, generator=generator)

@@ -14,7 +14,7 @@ class Normal:
     """Standard normal noise in model space, times ``std`` (DLG, Inverting Gradients).
 
     Attributes:
-        std: in units of the normalised input, ≥ 0; 0 starts at the data's mean.
+        std: standard deviation in units of the normalised input, ≥ 0; 0 is the data's mean.
     """
 
     std: float = 1.0
@@ -22,5 +22,5 @@ class Normal:
     def __call__(
         self, spec: InputSpec, num_samples: int, restart: int, generator: torch.Generator
     ) -> Float[Tensor, "B C H W"]:
-        """Draw inputs (B, C, H, W) in model space."""
+        """Return inputs (B, C, H, W) in model space."""
         return self.std * torch.randn(num_samples, *spec.shape, generator=generator)

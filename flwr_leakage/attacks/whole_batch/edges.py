@@ -113,7 +113,7 @@ class Edges:
         return (model.inputs(point).double(), taken) if after < before else (inputs, 0)
 
     def energy(self, model: KnownErrors, likelihood: Likelihood, point: Tensor) -> float:
-        """Return −2 log posterior (plus a constant) of coordinates (B, C, H, W) at the last blur."""
+        """Return −2 log posterior + constant of coordinates (B, C, H, W) at the last blur."""
         misfit = likelihood.energy(residuals(model, likelihood, self.last)(point))
         return misfit + self.weight * float(edge_energy(model.prior, point, self.power))
 

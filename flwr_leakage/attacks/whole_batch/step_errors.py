@@ -4,14 +4,14 @@ A linear last layer that takes T plain steps on one sample moves by the sum of T
 
     −ΔW / η = Σ_t e_t h_tᵀ,    −Δb / η = Σ_t e_t,    e_t = softmax(W_t h_t + b_t) − y,
 
-and W_t is known once e_s and h_s of the steps before are. Steps whose errors lie below the noise
-are not seen: where the sum's rank is less than T, so many steps are looked for first, as a step
-without error changes nothing, and none after it has any. A sum of outer products alone could be
-mixed by any invertible (T, T) matrix. That features behind a ReLU are not negative, mostly zero,
-and that each error is the softmax of its own features, leaves one mixture. It is looked for by
-Levenberg–Marquardt over the mixing of the sum's left singular vectors, with the features in each
-column by non-negative least squares (variable projection: Golub and Pereyra 1973). The noise falls
-from far above the true one: features of neighbouring steps are alike at first.
+and W_t follows from e_s and h_s of the steps before. Steps with errors below the noise do not show:
+a step without error changes nothing, and no step after it has an error. So if the sum's rank is
+less than T, the search first assumes that many steps. Any invertible (T, T) matrix could mix the
+outer products. Only one mixture remains, as features behind a ReLU are not negative and mostly
+zero, and each error is the softmax of its own features. Levenberg–Marquardt searches over the
+mixing of the sum's left singular vectors, with the features in each column from non-negative least
+squares (variable projection: Golub and Pereyra 1973). The assumed noise falls from far above the
+true one, so that features of neighbouring steps are similar at first.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,16 +25,16 @@ from torch import Tensor
 from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, descend
 
 COARSE = (1e4, 1e3, 1e2, 10.0, 1.0)
-"""Noise that is assumed, one after another, in units of the true one."""
+"""Assumed noise in successive stages, in units of the true one, in large steps."""
 
 FINE = (1e5, 3e4, 1e4, 3e3, 1e3, 3e2, 1e2, 30.0, 10.0, 3.0, 1.0)
-"""… in smaller steps."""
+"""Assumed noise in successive stages, in units of the true one, in small steps."""
 
 LATE = (30.0, 1.0)
-"""… from near the true one on."""
+"""Assumed noise in successive stages, in units of the true one, from near the true one on."""
 
 Start = Literal["even", "same features", "at once", "mean", "own units"]
-"""Of a search: see :func:`_begin`."""
+"""The start of a search; see :func:`_begin`."""
 
 TRIES: Sequence[tuple[Start, Sequence[float], float]] = (
     ("at once", LATE, 1.0),
@@ -45,44 +45,27 @@ TRIES: Sequence[tuple[Start, Sequence[float], float]] = (
     ("even", FINE, 1.0),
     ("own units", LATE, 10.0),
 )
-"""Start, stages, and by how much features may differ from step to step, in units of their size:
-minima differ, and the right one is known when it is met, as only it explains the sums. On 160
-updates of 2, 3 and 5 steps at rates of 0.01 to 0.2 errors are right to 1 % on all but 4."""
+"""Start, stages, and scale of the features' change from step to step, in units of their size, of
+successive searches. They end in different minima, and only the right one explains the sums. On 160
+updates of 2, 3 and 5 steps at rates of 0.01 to 0.2, errors are right to 1 % on all but 4."""
 
-STANDS_OUT = 1e3
-"""A feature's column is taken for an extreme one from so much above the noise."""
+SOFTMAX_DEVIATION = 10.0
+"""Standard deviation of errors from the softmax of their features, in units of the relative noise.
+The value was chosen on development draws; no table."""
 
-TURNS = 20
-"""Of a stage, at most."""
-
-TINIEST = 1e-9
-"""Damping of what moves nothing, over that of what moves most."""
-
-SOFTMAX = 10.0
-"""Errors' deviation from the softmax of their features, over the relative noise."""
-
-GAIN = 1e-3
-"""A stage ends once a turn lowers its cost by less than this share."""
-
-EXPLAINED = 4.0
-"""Mean squared residual, in units of noise, from which on no other start is tried."""
-
-FITS = 100.0
-"""… up to which the best of all starts is taken: the first step was right there, where others that
-had little error were mixed up."""
-
-MOST_NOISE = 3e-4
-"""Relative noise up to which the right mixture stands out."""
+SOLVED_MISFIT = 4.0
+"""Mean squared residual, in units of noise, up to which no further start is tried. The value was
+chosen on development draws; no table."""
 
 
 @dataclass(frozen=True)
 class StepErrors:
-    """What each step that is seen had at the last layer.
+    """The errors and features of each visible step at the last layer.
 
     Attributes:
-        errors: e_t (T, K), of the first T steps.
-        features: h_t (T, n), ≥ 0.
-        deviations: standard deviations of the features (T, n).
+        errors: (T, K) errors e_t of the first T steps.
+        features: (T, n) features h_t ≥ 0.
+        deviations: (T, n) standard deviations of the features.
         misfit: mean squared residual in units of noise.
     """
 
@@ -101,20 +84,20 @@ def separate_steps(
     steps: int,
     noise: float,
 ) -> StepErrors:
-    """Tell the steps apart.
+    """Return the errors and features of the steps behind an update of the last layer.
 
     Args:
-        observed: −[ΔW, Δb] / η (K, n + 1), in double precision.
-        weight: W_0 (K, n).
-        bias: b_0 (K,).
-        target: y (K,), probabilities.
+        observed: (K, n + 1) −[ΔW, Δb] / η, in double precision.
+        weight: (K, n) W_0.
+        bias: (K,) b_0.
+        target: (K,) probabilities y.
         learning_rate: η.
-        steps: T, ≥ 2.
+        steps: number T of steps, ≥ 2.
         noise: σ of every entry of the observation, > 0.
 
     Raises:
         ValueError: there are as many steps as classes or more, the weight did not move, the bias
-            does not tell the scale, noise hides the steps, or no mixture explains the sums.
+            does not give the scale, noise hides the steps, or no mixture explains the sums.
     """
     if not 2 <= steps < len(observed):
         raise ValueError(f"{steps} steps can not be told apart by {len(observed)} classes.")
@@ -128,15 +111,19 @@ def separate_steps(
         sums = _Sums.of(told[:, :-1], told[:, -1], count, noise)
         if not sums.reach > 0:
             raise ValueError("the last bias's update does not tell the scale of the features.")
-        if sums.share > MOST_NOISE:
+        # Up to a relative noise of 3e-4, the right mixture explains the sums far better than others
+        # (chosen on development draws; no table).
+        if sums.share > 3e-4:
             raise ValueError(f"noise of {sums.share:.0e} hides the local steps at the last layer.")
         layer = _Layer(weight[:, live], bias, target, learning_rate, count)
         found = _search(sums, layer)
         if found is not None and (best is None or found.misfit < best.misfit):
             best = found
-        if best is not None and best.misfit <= EXPLAINED:
+        if best is not None and best.misfit <= SOLVED_MISFIT:
             break
-    if best is None or not best.misfit <= FITS:
+    # Up to a misfit of 100, the first step was right on development draws (no table), and only
+    # steps with small errors were mixed up.
+    if best is None or not best.misfit <= 100.0:
         raise ValueError("the last layer's update is not that of local steps on one sample.")
     shape = len(best.features), len(live)
     features, deviations = (observed.new_zeros(shape) for _ in range(2))
@@ -148,16 +135,16 @@ def separate_steps(
 
 
 def _rank(observed: Tensor, noise: float) -> int:
-    """Singular values above the largest that noise is expected to have (Davidson, Szarek 2001)."""
+    """Return the number of singular values above noise's largest (Davidson, Szarek 2001)."""
     most = noise * (len(observed) ** 0.5 + observed.shape[1] ** 0.5)
     return int((torch.linalg.svdvals(observed) > most).sum())
 
 
 def _search(sums: "_Sums", layer: "_Layer") -> "_Mixture | None":
-    """The mixture that explains the sums best, of the starts up to one that explains them.
+    """Return the best mixture of the starts, up to the first that explains the sums.
 
-    Where none does, neighbouring steps of the best are exchanged: errors of two are nearly equal at
-    first, and a minimum with one in the other's place is another one.
+    If none does, the search goes on from the best with two neighbouring steps exchanged. Their
+    errors are nearly equal at first, so that the exchange leads to another minimum.
     """
     best: _Mixture | None = None
     for start, stages, reach in TRIES:
@@ -165,7 +152,7 @@ def _search(sums: "_Sums", layer: "_Layer") -> "_Mixture | None":
         found = _attempt(sums, layer, begin, stages, reach)
         if found is not None and (best is None or found.misfit < best.misfit):
             best = found
-        if best is not None and best.misfit <= EXPLAINED:
+        if best is not None and best.misfit <= SOLVED_MISFIT:
             return best
     if best is None:
         return None
@@ -188,7 +175,7 @@ def _attempt(
 ) -> "_Mixture | None":
     try:
         return _fit(replace(sums, reach=reach * sums.reach), layer, begin(), stages)
-    except torch.linalg.LinAlgError:  # features that nothing moves have no step
+    except torch.linalg.LinAlgError:  # the normal equations of a step are singular
         return None
 
 
@@ -197,13 +184,13 @@ class _Sums:
     """Both sums in the basis of their left singular vectors, r ≤ T of them.
 
     Attributes:
-        basis: (K, r).
-        weight: of −ΔW / η (r, n).
-        bias: of −Δb / η (r,).
-        common: the features if all steps had the same (n,).
+        basis: (K, r) left singular vectors.
+        weight: (r, n) coordinates of −ΔW / η.
+        bias: (r,) coordinates of −Δb / η.
+        common: (n,) the features if all steps had the same.
         noise: σ.
-        share: σ over the sums' root mean square.
-        reach: deviation of a feature from that of the step before.
+        share: σ relative to the sums' root mean square.
+        reach: standard deviation of a feature from that of the step before.
     """
 
     basis: Tensor
@@ -237,11 +224,11 @@ class _Layer:
     steps: int
 
     def errors(self, features: Tensor) -> Tensor:
-        """e_t of all steps (K, T), for features (T, n)."""
+        """Return e_t of all steps (K, T), for features (T, n)."""
         return self.along(features, features[None][:0])[0]
 
     def along(self, features: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """e_t of all steps (K, T), and their derivatives (D, K, T) along D directions (D, T, n).
+        """Return e_t of all steps (K, T), and their derivatives (D, K, T) along (D, T, n).
 
         ``z_t = W_0 h_t + b_0 − η Σ_{s<t} e_s (⟨h_s, h_t⟩ + 1)`` are the logits.
         """
@@ -264,11 +251,12 @@ class _Layer:
 
 
 def _begin(start: Start, sums: _Sums, layer: _Layer) -> Tensor:
-    """Errors (K, T) to begin with.
+    """Return errors (K, T) to begin with.
 
-    Each step has units of its own, or features are alike in all of them. Then errors are all their
-    mean, those of training on the same features, or the first of these and what is left of the sum,
-    in even parts or at once.
+    For "own units", each step has active units of its own. The other starts assume equal features
+    in all steps. Then errors are all their mean ("mean"), those of training on these features
+    ("same features"), or the first of these and the rest of the sum, in equal parts ("even") or all
+    in the second step ("at once").
     """
     if start == "own units":
         return _extreme(sums, layer)
@@ -291,10 +279,10 @@ class _Mixture:
     """One mixing at an assumed noise.
 
     Attributes:
-        mixing: A (r, T), with e_t = basis A.
-        features: H (T, n), the best non-negative ones for it.
-        inverse: of the normal equations of each column (n, T, T), zero for features that are off.
-        residual: of everything, in units of its deviation.
+        mixing: (r, T) the mixing A, with e_t = basis A.
+        features: (T, n) the non-negative features H that fit it best.
+        inverse: (n, T, T) inverse normal matrix of each column, zero for features that are off.
+        residual: all residuals, each in units of its standard deviation.
     """
 
     sums: _Sums
@@ -309,7 +297,7 @@ class _Mixture:
     def of(
         cls, sums: _Sums, layer: _Layer, mixing: Tensor, sigma: float, on: Tensor | None = None
     ) -> "_Mixture":
-        """At the features that are best for it, sought from those that are taken to be on."""
+        """Return a mixing with its best features; ``on`` is a guess of which are not zero."""
         steps = mixing.shape[1]
         change = _changes(steps, mixing) / sums.reach
         normal = mixing.T @ mixing / sigma**2 + change.T @ change
@@ -319,7 +307,7 @@ class _Mixture:
         parts = (
             (sums.weight - mixing @ features) / sigma,
             (sums.bias - mixing.sum(1)) / sigma,
-            (errors - layer.errors(features)) / (SOFTMAX * sums.share),
+            (errors - layer.errors(features)) / (SOFTMAX_DEVIATION * sums.share),
             change @ features,
         )
         residual = torch.cat([part.flatten() for part in parts])
@@ -332,21 +320,21 @@ class _Mixture:
 
     @property
     def misfit(self) -> float:
-        """Mean squared residuals of the sums, plus that of the errors."""
+        """Mean squared residual of the sum of weights, plus that of the errors."""
         entries = self.sums.weight.numel()
         start = entries + len(self.mixing)
         errors = self.residual[start : start + self.sums.basis.shape[0] * self.mixing.shape[1]]
         return float(self.residual[:entries].square().mean() + errors.square().mean())
 
     def slopes(self) -> Tensor:
-        """∂H/∂A (r, T, T, n), for the features that are on."""
+        """Return ∂H/∂A (r, T, T, n), for the features that are on."""
         rest = self.sums.weight - self.mixing @ self.features
         own = torch.einsum("nti,kn->kitn", self.inverse, rest)
         other = torch.einsum("nts,ks,in->kitn", self.inverse, self.mixing, self.features)
         return (own - other) / self.sigma**2
 
     def jacobian(self) -> Tensor:
-        """∂residual/∂A, a column for each entry of A."""
+        """Return ∂residual/∂A, with a column for each entry of A."""
         slopes, (rows, steps) = self.slopes(), self.mixing.shape
         eye, each = torch.eye(rows).to(slopes), torch.eye(steps).to(slopes)
         sums = torch.einsum("kq,in->kiqn", eye, self.features)
@@ -358,13 +346,16 @@ class _Mixture:
         parts = (
             -sums / self.sigma,
             -bias / self.sigma,
-            (own - moved) / (SOFTMAX * self.sums.share),
+            (own - moved) / (SOFTMAX_DEVIATION * self.sums.share),
             torch.einsum("st,kitn->kisn", change, slopes),
         )
         return torch.cat([part.flatten(2).flatten(0, 1) for part in parts], 1).T
 
     def deviations(self) -> Tensor:
-        """Of the features (T, n), as if all could be on: what noise leaves open, A included."""
+        """Return the standard deviations of the features (T, n) that noise causes.
+
+        They include the error of A, and take all features as free.
+        """
         jacobian = self.jacobian()
         normal = jacobian.T @ jacobian
         scale = normal.diagonal().sqrt()
@@ -377,8 +368,10 @@ class _Mixture:
         return ((own.diagonal()[:, None] + mixed) * max(1.0, self.misfit)).sqrt()
 
 
-def _fit(sums: _Sums, layer: _Layer, errors: Tensor, stages: Sequence[float]) -> _Mixture | None:
-    """Fit the mixing stage by stage by damped steps; return ``None`` where it is not finite."""
+def _fit(
+    sums: _Sums, layer: _Layer, errors: Tensor, stages: Sequence[float], most_steps: int = 20
+) -> _Mixture | None:
+    """Return the mixture after damped steps in every stage, or None if it is not finite."""
     mixing = sums.basis.T @ errors
     here: _Mixture | None = None
     for stage in stages:
@@ -388,7 +381,8 @@ def _fit(sums: _Sums, layer: _Layer, errors: Tensor, stages: Sequence[float]) ->
             nonlocal here, there
             if at.steps:
                 here = there if at.has_moved else here  # the last mixture that was tried
-                if at.steps == TURNS or at.fall < GAIN * (at.value + at.fall):
+                # A stage ends once a step lowers its cost by less than 1e-3 of it.
+                if at.steps == most_steps or at.fall < 1e-3 * (at.value + at.fall):
                     return None
             base = here
             assert base is not None
@@ -397,7 +391,8 @@ def _fit(sums: _Sums, layer: _Layer, errors: Tensor, stages: Sequence[float]) ->
             if not bool(torch.isfinite(normal).all()):
                 here = None
                 return None
-            scale = normal.diagonal() + TINIEST * normal.diagonal().max()
+            # Directions that change nothing are damped, too.
+            scale = normal.diagonal() + 1e-9 * normal.diagonal().max()
 
             def solve(damping: float) -> tuple[Tensor, int]:
                 step = torch.linalg.solve(normal + damping * scale.diag(), slope)
@@ -418,18 +413,19 @@ def _fit(sums: _Sums, layer: _Layer, errors: Tensor, stages: Sequence[float]) ->
 
 
 def _extreme(sums: _Sums, layer: _Layer) -> Tensor:
-    """Errors (K, T) of features that are on in one step each, in the order that fits them best.
+    """Return errors (K, T) from features that are on in one step each, in the best order.
 
-    A feature's column is ``Σ_t h_t e_t``, h_t ≥ 0. Divided by the label's entry, which is negative
-    in every error, columns are means of the steps' own, and extreme where one step alone is on.
-    They are taken by successive projections (Gillis and Vavasis 2014), their scales by the bias.
+    A feature's column is ``Σ_t h_t e_t`` with h_t ≥ 0. The label's entry is negative in every
+    error. Divided by it, a column is a mean of the steps' errors, and an extreme point if the
+    feature is on in one step only. Successive projections find the extreme points (Gillis and
+    Vavasis 2014), and the bias gives their scales. Columns below 1000 times the noise are left out.
     """
     if len(sums.weight) < layer.steps:
         raise torch.linalg.LinAlgError("there are fewer columns than steps.")
     label = -(layer.target @ sums.basis)
     sizes = label @ sums.weight
     points = sums.weight / sizes
-    points[:, sizes < STANDS_OUT * sums.noise] = 0.0
+    points[:, sizes < 1e3 * sums.noise] = 0.0
     left, chosen = points.clone(), []
     for _ in range(len(points)):
         chosen.append(int(left.square().sum(0).argmax()))
@@ -452,25 +448,25 @@ def _off(found: Tensor, wanted: Tensor) -> float:
 
 
 def _changes(steps: int, like: Tensor) -> Tensor:
-    """From features to their changes from step to step (T − 1, T)."""
+    """Return the matrix (T − 1, T) from features to their changes from step to step."""
     eye = torch.eye(steps).to(like)
     return eye[1:] - eye[:-1]
 
 
 def _non_negative(normal: Tensor, right: Tensor, on: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """``min_{H ≥ 0} ½ hᵀ N h − rᵀ h`` in every column, by active sets.
+    """Return the solution of ``min_{H ≥ 0} ½ hᵀ N h − rᵀ h`` in every column, by active sets.
 
     Args:
-        normal: N (T, T), of all columns.
-        right: r (T, n).
-        on: which are not zero, at a guess (T, n).
+        normal: (T, T) matrix N of all columns.
+        right: (T, n) right-hand sides r.
+        on: (T, n) a guess of which entries are not zero.
 
     Returns:
-        H (T, n), and N⁻¹ among each column's features that are on (n, T, T).
+        H (T, n), and N⁻¹ restricted to each column's features that are on (n, T, T).
     """
     if on is None:
         on = torch.linalg.solve(normal, right) > 0
-    for _ in range(TURNS):
+    for _ in range(20):
         live = on.T.to(right)
         both = live[:, :, None] * live[:, None, :]
         masked = normal * both + torch.diag_embed(1 - live) * normal.diagonal()
