@@ -1,4 +1,4 @@
-"""The one call shape of every attack."""
+"""The interface of every attack."""
 
 import math
 import time
@@ -15,15 +15,15 @@ from flwr_leakage.records import Reconstruction
 
 @dataclass(frozen=True)
 class AttackProgress:
-    """How far an attack has come.
+    """The progress of an attack.
 
     Attributes:
-        done: targets (observations) that are finished.
-        total: all targets of this call.
-        iteration: how many iterations the targets being solved now have taken.
-        iterations: the most iterations that they may take.
-        objective: the attacker's own best objective, averaged over those targets.
-        attack: the name of the one that works now, where several are tried; else empty.
+        done: number of targets (observations) that are finished.
+        total: number of all targets of this call.
+        iteration: number of iterations that the current targets have taken.
+        iterations: largest number of iterations that they may take.
+        objective: the attacker's own best objective, averaged over the current targets.
+        attack: the name of the attack at work if several are tried; else empty.
     """
 
     done: int
@@ -39,55 +39,54 @@ ProgressCallback = Callable[[AttackProgress], None]
 
 @runtime_checkable
 class Attack(Protocol):
-    """Reconstructs private batches from what a server observes."""
+    """Reconstructs private batches from the updates that a server observes."""
 
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Attack all observations of a job.
+        """Return the reconstructions behind all observations of a job.
 
         Args:
-            job: what the server knows; see :class:`flwr_leakage.attacks.job.AttackJob`.
-            progress: called from time to time.
+            job: the knowledge of the server; see :class:`flwr_leakage.attacks.job.AttackJob`.
+            progress: a callback that is called from time to time.
 
         Returns:
-            One reconstruction an observation, in the same order. An observation that cannot be
-            attacked yields one without a batch, with a NaN objective and the reason in
-            ``error``; the others go on. The result of an observation does not depend on the
-            others.
+            One reconstruction for each observation, in the same order. If an observation cannot be
+            attacked, its reconstruction has no batch, a NaN objective, and the reason in
+            ``error``. The result of an observation does not depend on the others.
         """
         ...
 
 
 @runtime_checkable
 class DeclaresShare(Protocol):
-    """An attack that shares its budget out itself, as it knows when it is near a solution."""
+    """An attack that limits itself to a share of its budget unless it is near a solution."""
 
     def with_share(self, share: float) -> Attack:
         """Return the attack that takes this share of its budget unless it needs more.
 
         Args:
-            share: in (0, 1].
+            share: the share, in (0, 1].
         """
         ...
 
 
 def failure(error: Exception | str) -> Reconstruction:
-    """The answer for a target that could not be attacked."""
+    """Return the answer for a target that could not be attacked."""
     text = str(error) or type(error).__name__
     return Reconstruction(batch=None, objective=float("nan"), error=text)
 
 
 @dataclass
 class Reporter:
-    """Passes an optimizer's progress on, at most a few times a second.
+    """Passes an optimizer's progress to a callback, at most a few times a second.
 
     Attributes:
-        progress: the callback, or ``None`` where nobody listens.
-        done: targets that are finished.
-        total: all targets of the call.
-        iterations: the most iterations that a target may take.
-        last: seconds of the monotonic clock when the callback was called last.
+        progress: the callback, or ``None`` for none.
+        done: number of targets that are finished.
+        total: number of all targets of the call.
+        iterations: largest number of iterations that a target may take.
+        last: time of the last call of the callback, in seconds of the monotonic clock.
     """
 
     progress: ProgressCallback | None
@@ -97,7 +96,7 @@ class Reporter:
     last: float = 0.0
 
     def __call__(self, iteration: int, finished: int, values: Tensor) -> None:
-        """Tell the progress if the last time is long enough ago."""
+        """Call the callback if the last call was at least 0.25 seconds ago."""
         now = time.monotonic()
         if self.progress is None or now - self.last < 0.25:
             return

@@ -1,4 +1,4 @@
-"""How long an attack may work: CPU seconds, not wall time, which a busy machine would stretch."""
+"""Limits of an attack in CPU seconds, as wall time would depend on the load of the machine."""
 
 import math
 import time
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 class Budget:
     """A moment of this process's CPU clock after which an attack ends with its best so far.
 
-    Attacks look at it between their steps, and end at the first look that finds it spent. So a
-    result does not depend on it as long as it is not spent, and a step may overrun it.
+    Attacks check it between their steps, and end at the first check that finds it spent. So a
+    result does not depend on it as long as it is not spent, and a step may exceed it.
 
     Attributes:
-        ends: the moment, of ``time.process_time()``; infinite for no limit.
+        ends: the moment in seconds of ``time.process_time()``; infinite for no limit.
 
     Example:
         >>> Budget().is_spent, Budget.of(0.0).is_spent
@@ -24,7 +24,7 @@ class Budget:
 
     @classmethod
     def of(cls, seconds: float | None) -> "Budget":
-        """From now on so many CPU seconds; ``None`` for no limit."""
+        """Return a budget of so many CPU seconds from now; ``None`` for no limit."""
         return cls() if seconds is None else cls(time.process_time() + seconds)
 
     @property
@@ -33,11 +33,11 @@ class Budget:
         return max(self.ends - time.process_time(), 0.0)
 
     def part(self, share: float) -> "Budget":
-        """From now on a share in (0, 1] of what is left."""
+        """Return a budget from now of a share in (0, 1] of the remaining seconds."""
         return Budget.of(share * self.left) if self.left < math.inf else self
 
     def affordable(self, count: int, seconds: float) -> int:
-        """How many of ``count`` pieces of work, each of so many seconds, fit into what is left."""
+        """Return how many of ``count`` tasks, each of so many seconds, fit into the budget."""
         return int(min(count, self.left / max(seconds, 1e-9)))
 
     @property
@@ -48,10 +48,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """Tell how many CPU seconds passed since it was made.
+    """Measures the CPU seconds since it was made.
 
     Attributes:
-        began: the moment when it was made, of ``time.process_time()``.
+        began: the moment of its making in seconds of ``time.process_time()``.
 
     Example:
         >>> 0 <= Stopwatch().seconds < 1
@@ -62,14 +62,14 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """CPU seconds since then."""
+        """CPU seconds since ``began``."""
         return time.process_time() - self.began
 
 
 UNLIMITED = Budget()
-"""No limit."""
+"""A budget without a limit."""
 
 
 def stop_mark(stopped: bool) -> dict[str, str]:
-    """The entry of a result's stats that says that its attack ended as its budget was spent."""
+    """Return the entry of a result's stats that says that its budget ended the attack."""
     return {"stopped": "budget"} if stopped else {}

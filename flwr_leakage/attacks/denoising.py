@@ -1,4 +1,4 @@
-"""The end under noise: what is most likely by the spectrum and the patches of the candidate."""
+"""The end under noise: the likeliest images by the candidate's own spectrum and patches."""
 
 from dataclasses import dataclass, replace
 
@@ -18,26 +18,27 @@ from flwr_leakage.spectral.patch_prior import PatchPrior
 
 @dataclass(frozen=True)
 class Denoising:
-    """Gauss–Newton from a candidate, with priors that the candidate itself tells.
+    """Gauss–Newton from a candidate, with priors that are estimated from the candidate itself.
 
     Each step minimises to first order
 
         Σ_j r_j² / v_j + sᵀ Q s
 
-    with v the variance of each entry, read from the residual where that is above the noise
+    with v the variance of each entry, read from the residual if that is above the noise
     (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.variances`), and s the coordinates
     of a normal law with each image's own spectrum, ring by ring
-    (:meth:`flwr_leakage.spectral.image_prior.ImagePrior.fitted`). It runs twice: Q is the identity,
-    so that the prior is this law, or the cost of patches of the kinds that the image's are
-    (:class:`flwr_leakage.spectral.patch_prior.PatchPrior`). Both are estimates by empirical Bayes,
-    made again for each step. The first takes the noise out of the frequencies and colours of which
-    the image has little, the second out of the places. Their errors differ: the mean of both
-    answers is mostly nearer to the image than either. A prior of all images leaves such noise.
+    (:meth:`flwr_leakage.spectral.image_prior.ImagePrior.fitted`). It runs twice. First Q is the
+    identity, so that the prior is this law. Then Q is the cost of the image's kinds of patches
+    (:class:`flwr_leakage.spectral.patch_prior.PatchPrior`). Both priors are estimates by empirical
+    Bayes, made anew for each step. The first removes noise from frequencies and colours with little
+    content, the second from places with little content. A prior of all images leaves such noise.
+    The errors of the two answers differ, so that their mean is mostly nearer to the image than
+    either.
 
     Attributes:
-        steps: at most, of each prior, ≥ 0; at 0 candidates stay as they are.
-        iterations: of conjugate gradients in a step, at most, ≥ 1.
-        tolerance: relative, of a step's linear system, in (0, 1).
+        steps: largest number of steps with each prior, ≥ 0; with 0 candidates stay as they are.
+        iterations: largest number of iterations of conjugate gradients in a step, ≥ 1.
+        tolerance: relative residual of a step's linear system, in (0, 1).
     """
 
     steps: int = 4
@@ -52,12 +53,12 @@ class Denoising:
     def __call__(
         self, evidence: Evidence, candidate: Batch, budget: Budget = UNLIMITED
     ) -> tuple[Batch, int]:
-        """Images of the candidate's labels, and the steps that led to them.
+        """Return images with the candidate's labels, and the number of steps to them.
 
         Args:
-            evidence: of the update.
-            candidate: where to begin.
-            budget: looked at between steps.
+            evidence: the evidence of the update.
+            candidate: the samples of the start.
+            budget: a limit that is checked between steps.
         """
         start = Batch(candidate.inputs.double(), candidate.targets)
         priors = (None, PatchPrior.of(evidence.prior))
@@ -74,13 +75,13 @@ class Denoising:
         patches: PatchPrior | None = None,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, int]:
-        """Images under one prior, and the steps that led to them.
+        """Return images under one prior, and the number of steps to them.
 
         Args:
-            evidence: of the update.
-            candidate: where to begin, in double precision.
-            patches: the prior, or ``None`` for that of the spectrum.
-            budget: looked at between steps.
+            evidence: the evidence of the update.
+            candidate: the samples of the start, in double precision.
+            patches: the prior of patches, or ``None`` for that of the spectrum.
+            budget: a limit that is checked between steps.
         """
         likelihood, images = evidence.likelihood, candidate.inputs
         prior, start = fitted(evidence.prior, images)
@@ -106,7 +107,7 @@ class Denoising:
                 with torch.no_grad():
                     return likelihood.residual(gradient(now.grey + now.push(trial)))
 
-            # All of this took about as long as one iteration does.
+            # The code above took about as long as one iteration.
             iterations = 1 + budget.affordable(self.iterations - 1, watch.seconds)
             return Posterior(
                 *(here, prior, weights, residual, point, residual_at), patches=kinds
@@ -117,7 +118,7 @@ class Denoising:
 
 
 def fitted(prior: ImagePrior, inputs: Tensor) -> tuple[ImagePrior, Tensor]:
-    """The prior with the spectrum of each image, and the images' coordinates (B, C, H, W)."""
+    """Return the prior with the spectrum of each image, and their coordinates (B, C, H, W)."""
     each = [prior.fitted(image[None]) for image in inputs]
     point = [own.coordinates(image[None]) for own, image in zip(each, inputs, strict=True)]
     deviations = torch.stack([own.deviations for own in each])

@@ -1,4 +1,4 @@
-"""What attacks judge their candidates by, whatever objective they minimised."""
+"""Distances of gradients, by which attacks judge candidates of any objective."""
 
 import torch
 from torch import Tensor
@@ -9,27 +9,27 @@ from flwr_leakage.records import Batch
 
 
 def squared_distance(candidate: Params, observed: Params) -> Tensor:
-    """``Σ_l ‖g_l − g*_l‖²`` over all entries l (Zhu, Liu, Han 2019, eq. 4)."""
+    """Return ``Σ_l ‖g_l − g*_l‖²`` over all entries l (Zhu, Liu, Han 2019, eq. 4)."""
     terms = [(candidate[k] - observed[k]).square().sum() for k in observed]
     return sum(terms[1:], start=terms[0])
 
 
 def relative_squared_distance(candidate: Params, observed: Params) -> Tensor:
-    """``‖g − g*‖² / ‖g*‖²``, a scalar."""
+    """Return ``‖g − g*‖² / ‖g*‖²``, a scalar."""
     return squared_distance(candidate, observed) / squared_norm(observed)
 
 
 def squared_norm(gradient: Params) -> Tensor:
-    """``‖g‖²`` over all entries, a scalar."""
+    """Return ``‖g‖²`` over all entries, a scalar."""
     terms = [value.square().sum() for value in gradient.values()]
     return sum(terms[1:], start=terms[0])
 
 
 def gradient_distance(problem: Problem, batch: Batch) -> float:
-    """``‖g − g*‖² / ‖g*‖²`` of a candidate, the mean over the problem's rounds.
+    """Return ``‖g − g*‖² / ‖g*‖²`` of a candidate, the mean over the problem's rounds.
 
     Args:
-        problem: what was observed.
+        problem: the problem with the observed gradients.
         batch: the candidate, in the problem's precision.
     """
     distances = []

@@ -1,4 +1,4 @@
-"""Go on from a candidate that another attack found."""
+"""Attacks that continue from a candidate of another attack."""
 
 from dataclasses import dataclass, replace
 
@@ -18,12 +18,13 @@ from flwr_leakage.records import Batch, InputSpec, Reconstruction
 class Finish:
     """An attack that starts from a candidate, with the candidate's labels.
 
-    Attacks that find the neighbourhood of the samples (from grey, with a prior) need not be those
-    that converge there: on smooth networks L-BFGS on the plain distance does, and second-order
-    steps where the Jacobian is small enough, with ReLUs the least absolute residual.
+    The attack that finds the neighbourhood of the samples (from grey, with a prior) need not be the
+    one that converges there. On smooth networks L-BFGS on the plain distance converges, and so do
+    second-order steps if the Jacobian is small enough. With ReLUs, the least absolute residual
+    converges.
 
     Attributes:
-        attack: how it goes on; its start and its labels are replaced by the candidate's.
+        attack: the attack that continues; the candidate replaces its start and its labels.
     """
 
     attack: GradientInversion | LeastAbsolute | DenseGaussNewton
@@ -31,7 +32,7 @@ class Finish:
     def __call__(
         self, job: AttackJob, candidate: Batch, progress: ProgressCallback | None = None
     ) -> Reconstruction:
-        """Attack the job's only observation from a candidate.
+        """Return the reconstruction of the job's only observation from a candidate.
 
         Raises:
             ValueError: the job has another number of observations.
@@ -49,9 +50,9 @@ class Finish:
 
 
 def in_granted_order(candidate: Batch, granted: Tensor | None) -> Batch:
-    """The candidate's samples in the order of the granted labels, where these are classes.
+    """Return the candidate's samples in the order of the granted labels, if these are classes.
 
-    Exact attacks sort their samples by label; the next attack pairs the granted labels with them.
+    Exact attacks sort their samples by label. The next attack pairs them with the granted labels.
     """
     classes = candidate.targets
     if granted is None or granted.shape != classes.shape:
@@ -68,7 +69,7 @@ def in_granted_order(candidate: Batch, granted: Tensor | None) -> Batch:
 
 @dataclass(frozen=True)
 class _Start:
-    """An initialisation: the candidate's inputs."""
+    """The initialisation by the candidate's inputs."""
 
     inputs: Tensor
 
@@ -80,7 +81,7 @@ class _Start:
 
 @dataclass(frozen=True)
 class _Labels:
-    """A label attack: the candidate's labels. Where labels are granted, it is not asked."""
+    """The label attack that answers the candidate's labels. It is not used if they are granted."""
 
     targets: Tensor
 

@@ -21,7 +21,7 @@ class OneByOne(ABC):
     by which the client scaled its update, as ``scale``, if that was told.
 
     Attributes:
-        purpose: names the random streams of its targets.
+        purpose: the name of the random streams of its targets.
     """
 
     purpose: ClassVar[str]
@@ -53,14 +53,14 @@ class OneByOne(ABC):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Attack one problem.
+        """Return the reconstruction of one problem.
 
         Args:
-            problem: in float64.
-            generator: of this target and restart.
-            restart: its number 0, 1, …; a start that is not random, such as grey, is taken by
-                the first only.
-            budget: an attack that iterates ends with its best once this is spent.
+            problem: the problem in float64.
+            generator: the random stream of this target and restart.
+            restart: number of the restart, from 0; only the first takes a start that is not random,
+                such as grey.
+            budget: an attack that iterates ends with its best result once this is spent.
 
         Raises:
             ValueError: the attack does not fit the problem.

@@ -40,10 +40,10 @@ class ParameterChange:
     """A model's state before and after local training.
 
     Attributes:
-        before: parameters, and buffers where there are any, as in a ``state_dict``.
-        after: likewise.
-        server_learning_rate: η_s where both are the server's, before and after an aggregation
-            ``θ ← θ + η_s · mean Δ``; 1 for a client's own.
+        before: parameters, and buffers if there are any, as in a ``state_dict``.
+        after: the same entries after training.
+        server_learning_rate: η_s if both states are the server's, before and after an aggregation
+            ``θ ← θ + η_s · mean Δ``; 1 for a client's own states.
     """
 
     before: Mapping[str, Tensor] = field(repr=False)
@@ -58,11 +58,12 @@ class ParameterChange:
 
 
 Gradients = Mapping[str, Tensor] | tuple[Tensor | None, ...]
-"""By parameter name, or a tuple in the order of ``model.parameters()``, of all or the trained."""
+"""Gradients by parameter name, or a tuple of them in the order of ``model.parameters()``, for all
+parameters or for the trained ones."""
 
 OneKind = TypeVar("OneKind", bound=Gradients | ParameterChange)
-"""Of the updates in a list: a ``list`` of one kind is no ``list`` of several to a type checker, and
-a ``Sequence`` would take a tuple, which is one update."""
+"""The kind of the updates in a list. Type checkers do not accept a ``list`` of one kind as a
+``list`` of several kinds, and a ``Sequence`` would accept a tuple, which is one update."""
 
 
 P = ParamSpec("P")
@@ -95,7 +96,7 @@ class _OneOrSeveral(Protocol[P]):
 
 
 def _one_or_several(call: Callable[Concatenate[nn.Module, Any, P], Any]) -> _OneOrSeveral[P]:
-    """Tell type checkers what ``call`` returns for which update; its settings are typed there."""
+    """Return ``call`` with a type that depends on the update; its settings keep their types."""
     return cast(_OneOrSeveral[P], call)
 
 
@@ -124,42 +125,42 @@ def attack(
 
     Args:
         model: the network; gradients belong to its present parameters. Parameters that require no
-            gradient are frozen. Dropout is left out, with a warning where a module or a function
+            gradient are frozen. Dropout is left out, with a warning if a module or a function
             applies it.
-        update: gradients, or parameters before and after; a list of them is attacked together.
-        spec: input shape, classes and normalisation.
+        update: gradients, or parameters before and after. A list of updates is attacked together.
+        spec: input shape, number of classes and normalisation.
         preset: the name of a preset in ``conf/attack``, or an attack.
-        num_examples: samples behind each update.
-        schedule: how each was trained; one step of all samples by default. For parameters before
-            and after it is needed, as the learning rate scales the change.
-        targets: the true labels where the attacker knows them, one tensor an update; inferred
-            from the update otherwise.
-        members: the number of examples of each client where each update is the mean of several
-            clients', weighted by these numbers; they sum to ``num_examples``.
-        same_samples: the updates stem from the same samples, the latest last: they are attacked
-            jointly, with one reconstruction.
-        loss: (logits, targets) ↦ scalar, of the client; class weights of a module may be in single
-            precision.
-        batch_norm: whether the client normalised with ``batch`` or ``running`` statistics; that of
-            the model's own mode by default: a model in train mode has ``batch``.
-        batch_norm_knowledge: what the attacker knows of those statistics in the first case;
-            ``exact`` ones can not be handed over here.
-        seed: of the attack's random draws, ≥ 0.
-        workers: processes that share the updates; see ``flwr_leakage.attacks.Parallel``.
-        folder: where finished updates are kept, so that an interrupted call can go on.
-        max_seconds: CPU seconds that the attack may take for each update; it then ends with the
-            best that it has, and says so by ``stats["stopped"]``.
-        progress: called from time to time.
+        num_examples: number of samples behind each update.
+        schedule: the local training of each update; one step of all samples by default. It is
+            required for parameters before and after, as the learning rate scales the change.
+        targets: the true labels if the attacker knows them, one tensor for each update; otherwise
+            they are inferred from the update.
+        members: the number of examples of each client if each update is the mean of several
+            clients' updates, weighted by these numbers. They sum to ``num_examples``.
+        same_samples: whether all updates stem from the same samples, the latest update last. They
+            are then attacked jointly, with one reconstruction.
+        loss: the client's loss, a map (logits, targets) ↦ scalar; class weights of a module may be
+            in single precision.
+        batch_norm: whether the client normalised with ``batch`` or ``running`` statistics. The
+            default follows the model's mode: ``batch`` in train mode.
+        batch_norm_knowledge: the attacker's knowledge of ``batch`` statistics; ``exact`` ones
+            cannot be passed here.
+        seed: seed of the attack's random draws, ≥ 0.
+        workers: number of processes that share the updates; see ``flwr_leakage.attacks.Parallel``.
+        folder: the folder for finished updates, from which an interrupted call can continue.
+        max_seconds: CPU seconds that the attack may take for each update. It then ends with its
+            best result, and sets ``stats["stopped"]``.
+        progress: a callback that is called from time to time.
 
     Returns:
         One reconstruction, or a list of them for a list of updates (with one entry for
         ``same_samples``).
 
     Raises:
-        ValueError: the preset is unknown; parameters before and after came without a schedule,
-            or with other names than the model's; a tuple of gradients has another length than
-            the parameters; an update is none of the above; an update's targets are not one for
-            each sample; the loss does not take logits and class ids in float64.
+        ValueError: the preset is unknown; parameters before and after come without a schedule, or
+            with other names than the model's; a tuple of gradients has another length than the
+            parameters; an update is none of the above; the number of an update's targets is not
+            that of its samples; the loss does not take logits and class ids in float64.
     """
     require_arguments(spec, num_examples)
     updates = update if isinstance(update, list) else [update]
@@ -212,10 +213,10 @@ def _describe(update: object) -> str:
 
 
 def _labels(targets: object) -> list[Tensor | None]:
-    """The targets of each update.
+    """Return the targets of each update.
 
     Raises:
-        ValueError: they are no tensors with one entry a sample.
+        ValueError: they are no tensors with one entry for each sample.
     """
     given: list[Any] = list(targets) if isinstance(targets, list | tuple) else [targets]
     for each in given:
@@ -288,7 +289,7 @@ def as_observation(
 
 
 def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
-    """Gradients of all parameters; those of frozen ones may be left out, or be ``None``."""
+    """Return the gradients of all parameters; those of frozen ones may be missing or ``None``."""
     params, trained = gradient_map.params, gradient_map.trained
     if isinstance(given, tuple):
         learned = [name for name in params if name in trained]
@@ -306,12 +307,12 @@ def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
     _require_tensors("update", found)
     zeros = {name: torch.zeros_like(v) for name, v in params.items() if name not in trained}
     merged = {**zeros, **found}
-    # In the order of the parameters; unknown names are kept, to be told of.
+    # In the order of the parameters. Unknown names are kept, so that an error can name them.
     return {name: merged[name] for name in [*params, *merged] if name in merged}
 
 
 def _warn_of_dropout(model: nn.Module, spec: InputSpec, mode: BatchNormMode) -> None:
-    """Nobody can know the masks of a client that trained with dropout."""
+    """Warn if the model has dropout, as the attacker cannot know the client's masks."""
     active = [
         f"{name or type(layer).__name__} (p={layer.p:g})"
         for name, layer in model.named_modules()
@@ -346,15 +347,15 @@ def _functions_that_drop(model: nn.Module, spec: InputSpec) -> list[str]:
     try:
         return functional_dropout(model, like.new_zeros(2, *spec.shape))
     except (RuntimeError, IndexError, TypeError, AssertionError, ValueError):
-        return []  # a model that takes no such inputs is told of where the update is
+        return []  # reading the update reports a model that takes no such inputs
 
 
 def _check_targets(
     count: int, num_examples: int, members: tuple[int, ...], schedule: LocalSchedule
 ) -> None:
-    """One target a sample; those that no local step uses may be left out."""
+    """Raise unless there is one target per sample; unused samples may have none."""
     used = sum(schedule.num_samples_used(examples) for examples in members or (num_examples,))
-    # The clients' targets follow one another: an unused one would shift those of the next client.
+    # The clients' targets follow one another, so that an unused one would shift the next client's.
     allowed = {used} if members else {used, num_examples}
     if count not in allowed:
         raise ValueError(

@@ -33,18 +33,18 @@ class Parallel:
     """Attack targets in chunks, each in one of several processes of one thread.
 
     Chunks and their random draws depend on the targets alone, so results are the same for any
-    number of workers. With a folder, every finished chunk is kept in a file named after a digest
-    of all that the result depends on, code included (:mod:`flwr_leakage.attacks.digest`); a call
-    that was interrupted and is made again goes on where it stopped. If that digest cannot be
-    computed, a warning says so and nothing is kept. Workers are started afresh
-    (``forkserver``), so a script that uses them needs ``if __name__ == "__main__":``. The
-    restarts of one target stay in one chunk.
+    number of workers. With a folder, every finished chunk is kept in a file. Its name is a digest
+    of everything that the result depends on, code included (:mod:`flwr_leakage.attacks.digest`). So
+    an interrupted call that is made again continues where it stopped. If that digest cannot be
+    computed, a warning says so and nothing is kept. Workers are new processes (``forkserver``), so
+    a script that uses them needs ``if __name__ == "__main__":``. The restarts of one target stay in
+    one chunk.
 
     Attributes:
         attack: the attack of each chunk.
-        workers: processes, ≥ 1; 1 stays in this one.
-        chunk: targets attacked together, ≥ 1.
-        folder: where finished chunks are kept, or ``None``.
+        workers: number of processes, ≥ 1; with 1 the attack runs in this process.
+        chunk: number of targets that are attacked together, ≥ 1.
+        folder: the folder for finished chunks, or ``None`` to keep none.
     """
 
     attack: Attack
@@ -61,8 +61,8 @@ class Parallel:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`.
 
         Raises:
-            ValueError: several workers, and a model, loss or attack that cannot be pickled.
-            KeyboardInterrupt: as it came; finished chunks are in the folder.
+            ValueError: there are several workers, and the model, loss or attack cannot be pickled.
+            KeyboardInterrupt: the user interrupted the call; finished chunks are in the folder.
         """
         targets = job.by_target()
         chunks = [
@@ -81,12 +81,12 @@ class Parallel:
         return [result for found in results if found is not None for result in found]
 
     def _files(self, chunks: "list[_Chunk]") -> list[Path | None]:
-        """Where chunks' results are kept: files named after all that the results depend on."""
+        """Return the files of chunks' results, named by a digest of all that they depend on."""
         if self.folder is None:
             return [None] * len(chunks)
         try:
             names = [digest(chunk.attack, chunk.job) for chunk in chunks]
-        except Exception as error:  # whatever pickling or the model raises
+        except Exception as error:  # pickling or the model may raise any error
             warnings.warn(
                 f"No finished attack is kept in {self.folder} or read from it, as nothing tells "
                 f"this call from others: {str(error).rstrip('.')}. If it is interrupted, it starts "
@@ -137,7 +137,7 @@ class Parallel:
                     progress(AttackProgress(done, total, done, total, mean))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        # A worker that dies takes the pool with it. Run alone, each chunk shows if it was to blame.
+        # A worker that dies ends the whole pool. Each chunk then runs alone to find the cause.
         for index in broken:
             with _pool(1) as alone:
                 try:
@@ -152,7 +152,7 @@ class Parallel:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some targets and their attack: all that their results depend on."""
+    """Some targets and their attack, which determine their results."""
 
     attack: Attack
     job: AttackJob
@@ -160,11 +160,11 @@ class _Chunk:
     def __call__(self, progress: ProgressCallback | None = None) -> Results:
         try:
             return self.attack(self.job, progress)
-        except Exception as error:  # whatever a chunk does, the others go on
+        except Exception as error:  # an error of one chunk must not stop the others
             return [failure(f"{type(error).__name__}: {error}") for _ in self.job.observations]
 
     def to_bytes(self) -> bytes:
-        # Not through the pool's own queue, which hands tensors on as open files.
+        # The pool's own queue would pass tensors as open files.
         try:
             return pickle.dumps(self)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -178,8 +178,8 @@ def _work(chunk: bytes) -> bytes:
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
-    # A server that has imported all of it forks workers in no time; it has neither threads nor a
-    # GPU's context, which a fork of this process might have.
+    # A server that has imported the package forks workers fast. Unlike this process, it has neither
+    # threads nor a GPU's context, which must not be forked.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     if method == "forkserver":
@@ -200,7 +200,10 @@ def _shifted(
 
 
 def _save(results: Results, file: Path | None) -> None:
-    """Write results as tensors and JSON, for their owner only; whole, or not at all."""
+    """Write results as tensors and JSON to a file that only its owner can read.
+
+    The file appears complete or not at all.
+    """
     if file is None:
         return
     from safetensors.torch import save  # of the extra ``server``
@@ -233,7 +236,7 @@ def _save(results: Results, file: Path | None) -> None:
 
 
 def _load(file: Path | None) -> Results | None:
-    """Return what ``_save`` wrote, or ``None`` if it cannot be read: the attack runs again."""
+    """Return the results that ``_save`` wrote, or None if they cannot be read."""
     if file is None or not file.exists():
         return None
     try:

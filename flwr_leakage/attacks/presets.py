@@ -1,4 +1,4 @@
-"""Attacks by name: each preset is a YAML file of parts, composed and built by Hydra."""
+"""Attacks by name. Each preset is a YAML file of parts, which Hydra composes and builds."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,22 +16,22 @@ from flwr_leakage.attacks.base import Attack
 
 
 def preset_names() -> list[str]:
-    """The names of all presets."""
+    """Return the names of all presets."""
     folder: Path = conf_dir() / "attack"
     return sorted(path.stem for path in folder.glob("*.yaml") if path.stem != "none")
 
 
 def load_preset(name: str, overrides: Sequence[str] = ()) -> Attack:
-    """Build the attack that ``conf/attack/<name>.yaml`` describes.
+    """Return the attack that ``conf/attack/<name>.yaml`` describes.
 
     Args:
-        name: of the preset.
-        overrides: what is changed in it, as on Hydra's command line without the ``attack.``
-            before it: ``["priors.total_variation.weight=0.05"]``; ``+key=value`` adds a key and
+        name: the name of the preset.
+        overrides: changes of the preset, as on Hydra's command line without the ``attack.`` at the
+            front: ``["priors.total_variation.weight=0.05"]``; ``+key=value`` adds a key and
             ``~key`` removes one.
 
     Raises:
-        ValueError: there is no such preset, it has no such key, or a value is refused by its part.
+        ValueError: there is no such preset, it has no such key, or its part refuses a value.
     """
     if name not in preset_names():
         raise ValueError(f"preset must be one of {preset_names()}, got {name!r}.")
@@ -53,7 +53,7 @@ def load_preset(name: str, overrides: Sequence[str] = ()) -> Attack:
 
 
 def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
-    """The preset where the whole config has it, so that its interpolations mean the same."""
+    """Return the preset at its place in the whole config, so that interpolations work."""
     with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
         own = [_within_attack(override) for override in overrides]
         config = hydra.compose(overrides=[f"+attack={name}", *own])
@@ -66,7 +66,7 @@ def _within_attack(override: str) -> str:
 
 
 def _check_key(described: DictConfig, name: str, override: str) -> None:
-    """An error for a key that a preset does not have, with those that it has."""
+    """Raise an error that names the keys of a preset if it does not have the given key."""
     if override.startswith("+"):
         return
     node: object = described
@@ -84,7 +84,7 @@ def _check_key(described: DictConfig, name: str, override: str) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Leave Hydra's own state as it was: an app under ``@hydra.main`` may be running."""
+    """Restore Hydra's state afterwards, as an app under ``@hydra.main`` may be running."""
     version = VersionBase.instance().getbase()
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().hydra = None

@@ -8,27 +8,24 @@ from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.records import Reconstruction
 
-SUMMED = ("cpu_seconds", "gradients")
-"""The stats that are summed over the restarts of a target: each restart has its cost."""
-
 
 @dataclass(frozen=True)
 class Restarts:
-    """Attack every target several times, and keep what the attacker's own objective likes best.
+    """Attack every target several times, and keep the result with the least objective.
 
-    The attack is given one job, with each observation ``count`` times in a row and the number of
-    the restart beside it, so that an attack that solves many targets together solves restarts
-    together as well. Each restart has a random stream of its own: restart r of a target is the
-    same whatever the count.
+    The attack gets one job with each observation ``count`` times in a row and the number of the
+    restart beside it. So an attack that solves many targets together also solves restarts
+    together. Each restart has a random stream of its own: restart r of a target is the same for any
+    count.
 
     A result's stats are the chosen restart's, with its number as ``restart``, and with CPU seconds
-    and gradients summed over all restarts. A job's ``max_seconds`` is shared out among restarts.
-    Objectives of different restarts are compared with one another: the attack's objective must be
-    one number for all of them, as every attack's here is.
+    and gradients summed over all restarts. Restarts share a job's ``max_seconds`` equally. The
+    objectives of different restarts are compared, so the attack must minimise the same function in
+    all of them, as every attack here does.
 
     Attributes:
         attack: the attack of each restart.
-        count: restarts of a target, ≥ 1.
+        count: number of restarts of a target, ≥ 1.
     """
 
     attack: Attack
@@ -46,7 +43,7 @@ class Restarts:
         repeated = replace(
             job,
             observations=[job.observations[i] for i in every for _ in range(self.count)],
-            # Restarts of restarts are numbered on, so that no two share a random stream.
+            # Restarts of restarts are numbered consecutively, so that no two share a stream.
             restarts=[job.restart(i) * self.count + n for i in every for n in range(self.count)],
             max_seconds=None if job.max_seconds is None else job.max_seconds / self.count,
         )
@@ -54,7 +51,7 @@ class Restarts:
         return [choose(found[i * self.count : (i + 1) * self.count]) for i in every]
 
     def _of_targets(self, progress: ProgressCallback | None) -> ProgressCallback | None:
-        """Progress counted in targets instead of restarts."""
+        """Return a callback that counts progress in targets instead of restarts."""
         if progress is None:
             return None
 
@@ -65,7 +62,7 @@ class Restarts:
 
 
 def choose(candidates: Sequence[Reconstruction]) -> Reconstruction:
-    """The candidate of least objective, with the costs of all; the first if all failed."""
+    """Return the candidate of least objective, with the costs of all; the first if all failed."""
 
     def objective(number: int) -> float:
         value = candidates[number].objective
@@ -75,7 +72,7 @@ def choose(candidates: Sequence[Reconstruction]) -> Reconstruction:
     best = min(range(len(candidates)), key=objective)
     costs = {
         name: sum(each.stats.get(name, 0) for each in candidates)
-        for name in SUMMED
+        for name in ("cpu_seconds", "gradients")
         if name in candidates[best].stats
     }
     return replace(candidates[best], stats={**candidates[best].stats, **costs, "restart": best})

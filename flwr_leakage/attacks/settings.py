@@ -1,4 +1,4 @@
-"""Whether the settings of an attack lie where they make sense."""
+"""Checks that the settings of an attack lie in their ranges."""
 
 import math
 from collections.abc import Callable
@@ -14,15 +14,15 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 
 def require(owner: object, words: str, *names: str) -> None:
-    """Refuse attributes of a component that lie outside of a range, or are not finite.
+    """Raise if attributes of a component lie outside a range, or are not finite.
 
     Args:
         owner: the component.
-        words: the range, one of ``RANGES``.
-        names: the attributes.
+        words: the range, a key of ``RANGES``.
+        names: the names of the attributes.
 
     Raises:
-        ValueError: an attribute is outside of the range, infinite or NaN.
+        ValueError: an attribute is outside the range, infinite or NaN.
 
     Example:
         >>> from types import SimpleNamespace

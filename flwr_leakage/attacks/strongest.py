@@ -1,4 +1,4 @@
-"""A portfolio of attacks, cheap ones first; the most likely candidate is kept."""
+"""A portfolio of attacks, cheap ones first, which keeps the most likely candidate."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,50 +23,52 @@ from flwr_leakage.records import Batch, Observation, Part, PartOutcome, Reconstr
 class Strongest:
     """Try attacks one after another on the targets that are not solved yet.
 
-    All candidates are judged alike, whatever objective the attack itself used: by the energy of
-    :class:`flwr_leakage.attacks.evidence.Evidence`, misfit plus a prior of images. The distance of
+    All candidates are compared by the energy of :class:`flwr_leakage.attacks.evidence.Evidence`,
+    misfit plus a prior of images, whatever objective the attack itself used. The distance of
     gradients alone would prefer a candidate that fits the noise.
 
-    A target is *solved*, and no further attack is run on it, once a candidate's gradient meets the
-    observed one within ``tolerance``, or explains an update with noise to that noise, or once an
-    attack has proven all of its samples, or answers a pruned update by the mean of what is likely
-    given all that was kept, which its gradient meets to rounding. An answer is brought into the box
-    of valid pixels before it is judged, and a proof that does not survive that is none
+    A target is *solved*, and no further attack is run on it, in four cases: a candidate's gradient
+    meets the observed one within ``tolerance``; it explains a noised update to that noise; an
+    attack has proven all samples; or an attack answers a pruned update by the posterior's mean, and
+    its gradient meets all kept entries to rounding. An answer is moved into the box of valid pixels
+    before it is judged. A proof that does not hold after that is discarded
     (:func:`flwr_leakage.attacks.exact.pixel_box.in_box`).
 
-    ``finish`` goes on from each candidate that is not far less likely than the best, so that they
-    are compared where they lead, unless samples are proven or rounding is all that is left. Its
-    answer is one more candidate. Where an update was noised, ``denoising`` goes on instead.
+    ``finish`` continues from each candidate that is not far less likely than the best, so that
+    candidates are compared at their minima, unless samples are proven or only rounding is left. Its
+    answer is one more candidate. For a noised update, ``denoising`` continues instead.
 
-    An attack among ``attacks`` that is itself a :class:`flwr_leakage.attacks.finish.Finish` goes on
-    from the likely candidates of those before it, most likely first, until one solves the target.
-    It is for what is too dear for every candidate. Where a target is solved, but its gradient not
-    yet met to rounding, it goes on from the winner. A noised update is left out: it would be
-    fitted.
+    An attack among ``attacks`` that is itself a :class:`flwr_leakage.attacks.finish.Finish`
+    continues from the likely candidates of the attacks before it, most likely first, until one
+    solves the target. It is for attacks that cost too much for every candidate. If a target is
+    solved, but its gradient is not yet met to rounding, it continues from the winner. It is not run
+    on a noised update, as it would fit the noise.
 
-    Where nothing solved a target, the answer is the weighted mean of the
-    candidates around the most likely one, if there are several; see
-    :func:`flwr_leakage.attacks.fusion.fuse`.
+    If no attack solved a target, the answer is the weighted mean of the candidates around the most
+    likely one, if there are several; see :func:`flwr_leakage.attacks.fusion.fuse`.
 
-    A result's ``parts`` tell what each attack said, what it took and why it refused. Its objective
+    A result's ``parts`` hold the outcome, the cost and the refusal of each attack. Its objective
     is the relative squared distance of gradients. Its stats are the winner's, with the winner's
     key as ``attack``, its own objective as ``own_objective``, its ``energy`` and ``misfit``, and
-    ``stopped`` where the budget ended an attack, or left one out.
+    ``stopped`` if the budget ended an attack, or left one out.
 
     As long as the budget is not spent, results depend on the job alone.
 
     Attributes:
-        attacks: by name, in the order in which they are tried, attacks of their own and such as
-            go on from others; one that does not fit a target refuses fast.
+        attacks: the attacks by name, in the order in which they are tried. Some may continue from
+            the candidates of others. An attack that does not fit a target refuses fast.
         tolerance: relative squared distance at which gradients meet, ≥ 0. Float32 parameters on
             the wire leave 1e-12 to 1e-8.
         max_seconds: CPU seconds for each target, > 0, or ``None`` for no limit. The job's own
             limit holds, too.
-        share: of the CPU seconds that are left, what an attack may take if it is not the last, in
-            (0, 1]: one that is slow on a large network leaves time to the others. An attack that
-            :class:`~flwr_leakage.attacks.base.DeclaresShare` may take more near a solution.
-        finish: how to go on from a candidate, or ``None``. It may take half as much as an attack.
-        denoising: how to go on from it under noise, or ``None``. It may take as much.
+        share: share of the remaining CPU seconds that an attack may take if it is not the last, in
+            (0, 1]. So an attack that is slow on a large network leaves time to the others. An
+            attack that :class:`~flwr_leakage.attacks.base.DeclaresShare` may take more near a
+            solution.
+        finish: the attack that continues from a candidate, or ``None``. It may take half as much
+            time as an attack.
+        denoising: the attack that continues from a candidate under noise, or ``None``. It may also
+            take half as much time as an attack.
     """
 
     attacks: Mapping[str, Attack | Finish]
@@ -132,18 +134,21 @@ class Strongest:
             progress(AttackProgress(len(targets), len(targets), 1, 1, mean))
         return [target.result() for target in targets]
 
-    def _go_on(self, job: AttackJob, target: "_Target", name: str, limit: float) -> None:
-        """Go on from an attack's candidate if it may be the best, and the budget is not spent.
+    def _go_on(
+        self, job: AttackJob, target: "_Target", name: str, limit: float, most: int = 4
+    ) -> None:
+        """Continue from an attack's candidate if it may be the best and there is time.
 
-        One that meets the gradient is gone on from again, as long as that halves the distance.
+        If it meets the gradient, this is repeated up to ``most`` times, as long as each time halves
+        the distance.
         """
         assert target.evidence is not None
         attack: GoOn | None = None if self.finish is None else partial(_finish, self.finish)
         suffix = FINISHED
         if target.evidence.is_noised and self.denoising is not None:
             attack, suffix = partial(_denoise, self.denoising, target.evidence), DENOISED
-        for _ in range(FINISHES):
-            left = (limit - target.seconds) * self.share / 2  # there may be better ones to come
+        for _ in range(most):
+            left = (limit - target.seconds) * self.share / 2  # later candidates may be better
             if attack is None or target.is_done or left <= 0 or not target.may_lead(name):
                 return
             before = target.candidates[name]
@@ -160,12 +165,12 @@ class Strongest:
     def _end(
         self, job: AttackJob, target: "_Target", name: str, attack: Finish, limit: float
     ) -> None:
-        """Go on from the likely candidates of other attacks until one solves the target."""
+        """Continue from up to three likely candidates of other attacks until one is a solution."""
         assert target.evidence is not None
         if target.evidence.is_noised:
             target.leave_out(name, "it would fit the noise")
             return
-        for origin, candidate in target.likely()[:ENDED]:
+        for origin, candidate in target.likely()[:3]:
             left = (limit - target.seconds) * self.share
             if left <= 0:
                 return
@@ -174,21 +179,21 @@ class Strongest:
             (found,) = _attempt(partial(_finish, attack, candidate.batch), part, None)
             target.take(f"{origin} + {name}", found, watch.seconds)
             if found.batch is None or target.is_solved:
-                return  # what refuses a target does so whatever the candidate
+                return  # an attack that refuses a target refuses it from any candidate
 
 
 @dataclass
 class _Target:
-    """One observation on its way through the attacks.
+    """The state of one observation between the attacks.
 
-    A solved one needs no further attack. It is done, too, and needs no finish, once its samples are
-    proven or rounding is all that is left of what the client sent.
+    A solved target needs no further attack. It is also done, and needs no finish, once its samples
+    are proven or only rounding is left of the update.
     """
 
     evidence: Evidence | None
     best: Reconstruction
     energy: float = math.inf
-    plain: float = math.inf  # the least of candidates that were not gone on from
+    plain: float = math.inf  # the least energy of the attacks' own answers
     seconds: float = 0.0
     is_solved: bool = False
     is_done: bool = False
@@ -210,7 +215,7 @@ class _Target:
         return str(self.best.stats.get("attack", ""))
 
     def leave_out(self, name: str, reason: str, stops: bool = False) -> None:
-        """Note that an attack was not run."""
+        """Record that an attack was not run."""
         self.parts.append(Part(name, "not run", reason=reason))
         self.stopped |= stops
 
@@ -222,28 +227,28 @@ class _Target:
         fits_noise: bool = False,
         replaces: bool = False,
     ) -> bool:
-        """Judge what an attack answered, and keep it if it is the most likely so far: if so.
+        """Judge an attack's answer, keep it if it is the most likely so far, and return if it is.
 
         Args:
-            name: of the attack.
+            name: the name of the attack.
             result: its answer.
-            seconds: that it took.
-            fits_noise: whether that it explains a noised update is no reason to end the search:
-                it began from another candidate, and may have fitted the noise.
-            replaces: whether it takes the place of the candidate of its attack where both explain
-                a noised update: they differ in the prior alone, and its own is the finer one.
+            seconds: the CPU seconds that it took.
+            fits_noise: whether the answer may have fitted the noise, as it began from another
+                candidate. Then the search goes on even if it explains a noised update.
+            replaces: whether the answer replaces the candidate of its attack if both explain a
+                noised update. They differ only in the prior, and the answer's is the finer one.
         """
         assert self.evidence is not None
         self.seconds += seconds
         stopped = "stopped" in result.stats
         self.stopped |= stopped
         if result.batch is None:
-            outcome: PartOutcome = "failed" if result.error.startswith(FAILED) else "refused"
+            outcome: PartOutcome = "failed" if result.error.startswith(UNFORESEEN) else "refused"
             self.parts.append(Part(name, outcome, seconds=seconds, reason=result.error))
             if self.best.batch is None:
                 self.best = result
             return False
-        result = in_box(self.evidence.problem.spec, result)  # what is measured is judged
+        result = in_box(self.evidence.problem.spec, result)  # judge the images that are returned
         assert result.batch is not None
         proven = _is_proven(result)
         scale = float(result.stats.get("scale", 1.0))
@@ -259,7 +264,7 @@ class _Target:
         if scale != 1:
             reason += f"{', ' if reason else ''}of an update that was scaled by {scale:.3g}"
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
-        origin = name.partition(" + ")[0]  # errors before and after a finish are the same
+        origin = name.partition(" + ")[0]  # candidates before and after a finish share errors
         rival = self.candidates.get(origin)
         if name == origin:
             self.plain = min(self.plain, judged.energy)
@@ -277,16 +282,17 @@ class _Target:
         return is_best
 
     def may_win(self, name: str, energy: float) -> bool:
-        """Whether an attack's candidate is about as likely as one of an energy."""
-        return self._has_weight(name, energy, LIKELY)
+        """Return whether an attack's candidate is about as likely as one of a given energy."""
+        return self._has_weight(name, energy, 0.1)
 
     def may_lead(self, name: str) -> bool:
-        """Whether an attack's candidate is worth going on from.
+        """Return whether it is worth continuing from an attack's candidate.
 
-        Beside one that was gone on from already, a better one may look unlikely, so that what
-        counts is also the best of those that were not.
+        A finish may change the energy by far more than the difference of two candidates, so that a
+        low weight against the best is enough. A finished best may make all others look unlikely, so
+        that it is also enough to be about as likely as the best of the attacks' own answers.
         """
-        return self._has_weight(name, self.energy, FAR) or self.may_win(name, self.plain)
+        return self._has_weight(name, self.energy, 1e-3) or self.may_win(name, self.plain)
 
     def _has_weight(self, name: str, energy: float, least: float) -> bool:
         assert self.evidence is not None
@@ -294,12 +300,12 @@ class _Target:
         return candidate is not None and candidate.weight(energy, self.evidence) >= least
 
     def likely(self) -> list[tuple[str, Candidate]]:
-        """The candidates that are about as likely as the best, it first, by their origin."""
+        """Return the candidates about as likely as the best, most likely first, with origins."""
         found = sorted(self.candidates.items(), key=lambda each: each[1].energy)
         return [each for each in found if self.may_win(each[0], self.energy)]
 
     def fuse(self) -> None:
-        """Answer by the mean of the candidates, unless one solved it."""
+        """Take the mean of the candidates as the answer, unless the target is solved."""
         if self.is_solved or self.evidence is None or not math.isfinite(self.energy):
             return
         watch = Stopwatch()
@@ -314,7 +320,7 @@ class _Target:
         self.best = _judged(result, FUSED, judged)
 
     def result(self) -> Reconstruction:
-        """The best candidate, with what every attack said and what all of them took."""
+        """Return the best candidate, with every attack's outcome and the CPU seconds of all."""
         stats = {**self.best.stats, "cpu_seconds": self.seconds}
         if self.evidence is not None and self.evidence.problem.scale != 1:
             stats["scale"] = self.evidence.problem.scale
@@ -328,33 +334,20 @@ class _Target:
 
 
 FINISHED = " + finish"
-"""How the name of an attack ends whose candidate was gone on from."""
+"""The end of an attack's name after ``finish`` continued from its candidate."""
 
 DENOISED = " + denoising"
-"""… likewise, under noise."""
-
-FAR = 1e-3
-"""Weight from which an attack's own candidate is gone on from: a second may change it by far more
-than what tells it from the best, as that of an attack that fits other equations."""
-
-LIKELY = 0.1
-"""… from which an attack among others goes on from it, too."""
-
-FINISHES = 4
-"""Times at most that one candidate is gone on from."""
-
-ENDED = 3
-"""Candidates at most that an attack among others goes on from."""
+"""The end of an attack's name after ``denoising`` continued from its candidate."""
 
 FUSED = "fusion"
 """The name of the mean of several attacks' candidates."""
 
-FAILED = "an unforeseen "
-"""How the reason begins where an attack raised an error."""
+UNFORESEEN = "an unforeseen "
+"""The beginning of the reason if an attack raised an error."""
 
 
 GoOn = Callable[..., list[Reconstruction]]
-"""An attack whose first argument is the candidate to go on from."""
+"""An attack whose first argument is the candidate to continue from."""
 
 
 def _finish(
@@ -379,11 +372,11 @@ def _denoise(
 def _attempt(
     attack: Attack, job: AttackJob, progress: ProgressCallback | None
 ) -> list[Reconstruction]:
-    """The attack's answers; whatever it raises becomes the answer, and the others go on."""
+    """Return the attack's answers; an error becomes the answer, so that the others continue."""
     try:
         return attack(job, progress)
-    except Exception as error:  # a portfolio goes on without the attack that broke
-        text = f"{FAILED}{type(error).__name__}: {error}"
+    except Exception as error:  # a portfolio continues without an attack that fails
+        text = f"{UNFORESEEN}{type(error).__name__}: {error}"
         return [Reconstruction(None, math.nan, error=text) for _ in job.observations]
 
 
@@ -399,7 +392,7 @@ def _judged(result: Reconstruction, name: str, judged: Judgement) -> Reconstruct
 
 
 def _merged(parts: Sequence[Part]) -> str:
-    """Why no part found anything, each reason once."""
+    """Return the reasons why no part found anything, each reason once."""
     names: dict[str, list[str]] = {}
     for part in parts:
         if part.reason:
@@ -408,28 +401,28 @@ def _merged(parts: Sequence[Part]) -> str:
 
 
 def _is_proven(result: Reconstruction) -> bool:
-    """Whether the attack itself proved every sample."""
+    """Return whether the attack itself proved every sample."""
     verdicts = result.stats.get("verdicts", ())
     return len(verdicts) > 0 and all(verdict == "proven" for verdict in verdicts)
 
 
 def _seconds(found: list[Reconstruction], total: float) -> list[float]:
-    """CPU seconds of each answer; what nobody told is shared by those that told nothing."""
-    told = [result.stats.get("cpu_seconds") for result in found]
-    rest = max(total - sum(each for each in told if each is not None), 0.0)
-    silent = sum(each is None for each in told)
-    return [rest / silent if each is None else float(each) for each in told]
+    """Return the CPU seconds of each answer; answers without a number share the rest equally."""
+    stated = [result.stats.get("cpu_seconds") for result in found]
+    rest = max(total - sum(each for each in stated if each is not None), 0.0)
+    silent = sum(each is None for each in stated)
+    return [rest / silent if each is None else float(each) for each in stated]
 
 
 def _within(
     progress: ProgressCallback | None, name: str, done: int, total: int
 ) -> ProgressCallback | None:
-    """Progress of one attack on some targets: none is done before the last attack has had it."""
+    """Return a callback for one attack; no target counts as done before the last attack."""
     if progress is None:
         return None
 
     def tell(p: AttackProgress) -> None:
-        if math.isfinite(p.objective):  # an attack that refused has nothing to tell
+        if math.isfinite(p.objective):  # an attack that refused has no objective
             progress(replace(p, done=done, total=total, attack=name))
 
     return tell
