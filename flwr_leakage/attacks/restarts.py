@@ -70,7 +70,7 @@ def choose(candidates: Sequence[Reconstruction]) -> Reconstruction:
         return math.inf if failed else value
 
     best = min(range(len(candidates)), key=objective)
-    costs = {
+    costs: dict[str, float] = {
         name: sum(each.stats.get(name, 0) for each in candidates)
         for name in ("cpu_seconds", "gradients")
         if name in candidates[best].stats
