@@ -1,8 +1,8 @@
 """Activations and pooling between the layers of a chain, each linearised at a point.
 
-A stage takes values (n, B), those of a sample below one another, and gives others. At a point it is
-a :class:`Bend`: changes dz of its inputs become ``φ' dz``, and changes dδ of its outputs' errors δ
-become, with what its own bending adds,
+A stage maps values (n, B), with one sample in each column, to other values. Its linearisation at a
+point is a :class:`Bend`. It maps changes dz of the inputs to ``φ' dz``, and changes dδ of the
+outputs' errors δ to
 
     φ'ᵀ dδ + (φ'' δ) dz.
 
@@ -24,11 +24,11 @@ from flwr_leakage.attacks.network.calls import Pool, largest, mean
 
 @dataclass(frozen=True)
 class Places:
-    """Which of n values are taken, each as often as it is named.
+    """The indices by which m places are filled with n values, each used any number of times.
 
     Attributes:
-        gathered: the number of the value at each place (m,); n for none.
-        scattered: for each value, the places that hold it (r, n); m for none.
+        gathered: (m,) index of the value at each place; n for none.
+        scattered: (r, n) indices of the places that hold each value; m for none.
     """
 
     gathered: Tensor
@@ -36,7 +36,7 @@ class Places:
 
     @classmethod
     def of(cls, gathered: Tensor, count: int) -> "Places":
-        """Of numbers below ``count``, which stands for none."""
+        """Return the places with given indices below ``count``, which stands for none."""
         inside = (gathered < count).nonzero()[:, 0]
         order = inside[gathered[inside].argsort(stable=True)]
         uses = gathered[order].bincount(minlength=count)
@@ -46,11 +46,11 @@ class Places:
         return cls(gathered, scattered)
 
     def taken(self, values: Tensor) -> Tensor:
-        """Of values (n, B), those at all places (m, B); zero where there is none."""
+        """Return the values at all places (m, B), for values (n, B); zero at empty places."""
         return _take(values, self.gathered)
 
     def summed(self, taken: Tensor) -> Tensor:
-        """Σ over the places of each value (n, B): the transpose of :meth:`taken`."""
+        """Return the sum over the places of each value (n, B), the transpose of :meth:`taken`."""
         found = _take(taken, self.scattered.flatten())
         if len(self.scattered) == 1:
             return found.reshape(-1, taken.shape[1])
@@ -58,9 +58,9 @@ class Places:
 
 
 def _take(values: Tensor, places: Tensor) -> Tensor:
-    """Rows of values (n, B) at given places (m, B), of which n is a row of zeros."""
+    """Return the rows of values (n, B) with given indices, as (m, B); row n is zero."""
     samples = values.shape[1]
-    if samples == 1:  # rows of one number are dear
+    if samples == 1:  # selecting rows of one number is slow
         values = values[:, 0]
     taken = torch.cat([values, torch.zeros_like(values[:1])]).index_select(0, places)
     return taken.reshape(-1, samples)
@@ -68,16 +68,16 @@ def _take(values: Tensor, places: Tensor) -> Tensor:
 
 @runtime_checkable
 class Bend(Protocol):
-    """A stage at a point."""
+    """The linearisation of a stage at a point."""
 
     def up(self, changes: Tensor) -> Tensor:
-        """φ' dz of changes of its inputs (n, B)."""
+        """Return φ' dz for changes dz of the inputs (n, B)."""
 
     def down(self, errors: Tensor, changes: Tensor) -> Tensor:
-        """``φ'ᵀ dδ + (φ'' δ) dz`` of changes of its outputs' errors and of its inputs."""
+        """Return ``φ'ᵀ dδ + (φ'' δ) dz`` for changes of the outputs' errors and of the inputs."""
 
     def reached_by(self, errors: Tensor) -> "tuple[Bend, Tensor]":
-        """The same with ``φ'' δ`` for errors δ of its outputs, and ``φ'ᵀ δ``."""
+        """Return the same with ``φ'' δ`` for errors δ of the outputs, and ``φ'ᵀ δ``."""
 
 
 @runtime_checkable
@@ -86,24 +86,24 @@ class Stage(Protocol):
 
     @property
     def shape(self) -> torch.Size:
-        """Of a sample's inputs."""
+        """Shape of a sample's inputs."""
 
     @property
     def has_kinks(self) -> bool:
-        """Whether it can be blurred, so that a width belongs to it."""
+        """Whether the stage has kinks, so that it can be blurred by a width."""
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, Bend]:
-        """Its outputs at values (n, B), and how it bends there.
+        """Return the outputs at values (n, B), and the linearisation there.
 
         Args:
-            values: its inputs.
-            width: σ of its blur, of the values' shape; ``None`` for none.
+            values: (n, B) the inputs.
+            width: (n, B) σ of the blur; ``None`` for none.
         """
 
 
 @dataclass(frozen=True)
 class _Elementwise:
-    """φ' of each value (n, B), and φ'', which is multiplied by the errors that reach it."""
+    """The slope φ' (n, B) of each value, and φ'' (n, B), times the errors once these are known."""
 
     slope: Tensor
     curvature: Tensor
@@ -123,8 +123,8 @@ class Elements:
     """An activation.
 
     Attributes:
-        shape: of a sample's inputs.
-        activation: which.
+        shape: shape of a sample's inputs.
+        activation: the activation.
     """
 
     shape: torch.Size
@@ -143,12 +143,13 @@ class Elements:
 
 @dataclass(frozen=True)
 class _Windows:
-    """φ' of each window (k, m, B), and φ'' (k, k, m, B), multiplied by the errors of its output.
+    """The slopes φ' and φ'' of m windows of k inputs.
 
     Attributes:
-        places: the windows' inputs, k · m of them.
-        slope: φ'.
-        curvature: φ'', ``None`` for zero.
+        places: the k · m places of the windows' inputs.
+        slope: (k, m, B) φ'.
+        curvature: (k, k, m, B) φ'', times the outputs' errors once these are known; ``None`` for
+            zero.
     """
 
     places: Places
@@ -175,13 +176,14 @@ class _Windows:
 
 @dataclass(frozen=True)
 class Pooling:
-    """One value of each window.
+    """A pooling, which gives one value for each window.
 
     Attributes:
-        shape: of a sample's inputs.
-        places: the windows' inputs, (k · m): first those at the first position of each window.
-        size: k, values in a window.
-        reduce: of values (k, …), what a window gives (…).
+        shape: shape of a sample's inputs.
+        places: the k · m places of the windows' inputs, first those at each window's first
+            position.
+        size: number k of values in a window.
+        reduce: map from the values of windows (k, …) to their outputs (…).
     """
 
     shape: torch.Size
@@ -191,10 +193,10 @@ class Pooling:
 
     @classmethod
     def of(cls, shape: torch.Size, pool: Pool) -> "Pooling":
-        """Of inputs of a shape (C, H, W).
+        """Return the pooling of inputs of a shape (C, H, W).
 
         Raises:
-            ValueError: a window reaches beyond the inputs.
+            ValueError: a window extends beyond the inputs.
         """
         numbers = torch.arange(1.0, shape.numel() + 1, dtype=torch.float64).reshape(1, *shape)
         maps = pool.maps(numbers, 0.0)
@@ -233,5 +235,5 @@ class Pooling:
 
 
 def below(values: Tensor) -> Tensor:
-    """(B, …) as (n, B)."""
+    """Return values (B, …) as (n, B)."""
     return values.flatten(1).T.contiguous()

@@ -18,16 +18,16 @@ from flwr_leakage.records import Batch
 Batching = Literal["vmap", "loop", "products"]
 
 Seen = tuple[Params, Params, Params, Params]
-"""Parameters, buffers, observed gradient and private statistics of one round."""
+"""The parameters, buffers, observed gradient and private statistics of one round."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """How rows of D variables stand for batches.
+    """The map from rows of D variables to batches.
 
     Attributes:
-        shape: (B, C, H, W) of one candidate's inputs.
-        num_classes: classes K.
+        shape: shape (B, C, H, W) of one candidate's inputs.
+        num_classes: number K of classes.
         joint_labels: whether label logits (B, K) follow the inputs in a row.
     """
 
@@ -36,11 +36,11 @@ class Candidates:
     joint_labels: bool
 
     def split(self, row: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs (B, C, H, W) and targets of one row (D,).
+        """Return the inputs (B, C, H, W) and targets of one row (D,).
 
         Args:
-            row: the inputs, then label logits if labels are variables.
-            targets: returned as they are where labels are no variables.
+            row: (D,) the inputs, then label logits if labels are variables.
+            targets: the targets to return if labels are no variables.
         """
         size = torch.Size(self.shape).numel()
         inputs = row[:size].reshape(self.shape)
@@ -53,14 +53,14 @@ class Evaluator:
     """The objectives of rows of candidates and their gradients, for problems of one shape.
 
     Args:
-        problems: one a target, alike in model, shapes, schedule and dtype.
-        targets: the targets of every row, (R, B) or (R, B, K).
-        orders: for every row the samples in the sequence in which the steps use them, (R, S).
-        owner: (R,) which problem a row belongs to.
-        candidates: how rows stand for batches.
+        problems: the problems of the targets, with the same model, shapes, schedule and dtype.
+        targets: (R, B) or (R, B, K) targets of every row.
+        orders: (R, S) the samples of every row in the order in which the steps use them.
+        owner: (R,) index of each row's problem.
+        candidates: the map from rows to batches.
         objective: distance of gradients.
         priors: penalties of the inputs.
-        batching: ``vmap`` evaluates all rows in one pass, else one by one.
+        batching: ``vmap`` evaluates all rows in one pass, other values one by one.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Evaluator:
         self._reorders = orders.shape[1:] != in_order.shape or not bool((orders == in_order).all())
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (A,) and gradients (A, D) of ``points`` (A, D) that belong to ``rows`` (A,)."""
+        """Return values (A,) and gradients (A, D) of ``points`` (A, D) of the ``rows`` (A,)."""
         if self.batching != "vmap" or len(rows) == 1:
             results = [
                 self._single(point, int(row)) for point, row in zip(points, rows, strict=True)
@@ -98,7 +98,7 @@ class Evaluator:
         return self._gathered[1](points)
 
     def moves(self, point: Tensor, row: int, orders: Tensor, targets: Tensor) -> Tensor:
-        """Values (M,) of one point (D,) under other orders (M, S) and targets (M, N)."""
+        """Return the values (M,) of one point (D,) with other orders (M, S) and targets (M, N)."""
         rounds = _seen(self.problems[int(self.owner[row])])
         orders = orders[:, : self.orders.shape[1]]
 
@@ -144,7 +144,7 @@ class Evaluator:
         return value.detach(), gradient.detach()
 
     def _gather(self, rows: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """The evaluation of some rows by one ``vmap``.
+        """Return the evaluation of some rows by one ``vmap``.
 
         Parameters and buffers that are equal for all rows are passed once, which is far faster
         than a stack of copies.
@@ -155,7 +155,7 @@ class Evaluator:
             fields, field_dims = [], []
             for field in range(len(chosen[0][number])):
                 values = [seen[number][field] for seen in chosen]
-                # Observations are never shared: a stack of equal ones costs little.
+                # Observations are always stacked, as a stack of equal ones costs little.
                 shared = field < 2 and all(_same(value, values[0]) for value in values)
                 fields.append(values[0] if shared else _stack(values))
                 field_dims.append(None if shared else 0)
@@ -176,10 +176,10 @@ class Evaluator:
 
 
 def faster(evaluator: Callable[[Batching], Evaluate], points: Tensor) -> Batching:
-    """Choose between ``vmap`` and ``loop`` by timing one evaluation of each.
+    """Return the faster of ``vmap`` and ``loop``, by timing one evaluation of each.
 
-    The loop has to be plainly faster: results of the two ways differ in their last digits, and a
-    choice between near equals would change from run to run.
+    The loop must be faster by 30 %. The results of the two ways differ in their last digits, and a
+    choice between almost equal times would change from run to run.
     """
     rows = torch.arange(len(points))
     looped = evaluator("loop")
@@ -188,7 +188,7 @@ def faster(evaluator: Callable[[Batching], Evaluate], points: Tensor) -> Batchin
     together = evaluator("vmap")
     seconds = {}
     for name, evaluate, count in (("vmap", together, len(points)), ("loop", looped, 1)):
-        evaluate(points[:count], rows[:count])  # the first call pays for what later ones reuse
+        evaluate(points[:count], rows[:count])  # the first call includes one-time costs
         watch = Stopwatch()
         evaluate(points[:count], rows[:count])
         seconds[name] = watch.seconds / count

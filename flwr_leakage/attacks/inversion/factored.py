@@ -6,14 +6,14 @@ of its input and δ_p the error of its output. Objectives that are functions of 
 
     ⟨g, g*⟩ = Σ_p ⟨δ_p, g* a_p⟩,    ‖g‖² = Σ_pq ⟨a_p, a_q⟩ ⟨δ_p, δ_q⟩.
 
-Where a layer has few positions, as all deep ones have, this spares the weight gradient, its
+For a layer with few positions, as all deep layers have, this avoids the weight gradient, its
 derivative and their memory traffic. With F the cost of a forward pass, an evaluation costs 6 F
-instead of 7 F, and writes no array of the parameters' size. Where positions are many, the weight
-gradient is formed as usual.
+instead of 7 F, and writes no array of the parameters' size. For a layer with many positions, the
+weight gradient is formed as usual.
 
-Besides, one pass through the network serves all targets, as only the products with each target's g*
-differ. On small networks, where starting an operation costs more than the operation itself, these
-products are formed for all targets at once as well.
+One pass through the network also serves all targets, as only the products with each target's g*
+differ. On small networks, where the start of an operation costs more than the operation itself,
+these products are also formed for all targets at once.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,8 +31,9 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
 
 FEW_POSITIONS = 64
-"""Up to so many positions a sample a convolution is a product of matrices: measured on a CPU,
-where the libraries' direct convolutions win on larger maps only."""
+"""Largest number of positions per sample for which a convolution is computed as a product of
+matrices. On a CPU, the libraries' direct convolutions were faster on larger maps only (no table).
+"""
 
 
 class UnsupportedError(ValueError):
@@ -62,8 +63,8 @@ class _Layer:
 class _Recorder(Reader):
     """Records every layer that a pass uses, and computes convolutions of few positions as products.
 
-    Such a convolution multiplies its patches with a matrix, and the same patches then serve for
-    the products of gradients.
+    Such a convolution multiplies its patches with a matrix, and the products of gradients use the
+    same patches.
     """
 
     def __init__(self, names: Mapping[int, str], matrices: Matrices, few_positions: int) -> None:
@@ -75,7 +76,7 @@ class _Recorder(Reader):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Replace the calls that take parameters, leave all else."""
+        """Return a call's outputs; calls that take parameters are replaced and recorded."""
         used = [v for v in (*args, *kwargs.values()) if id(v) in self.names]
         if not used:
             return function(*args, **kwargs)
@@ -146,16 +147,16 @@ class _Recorder(Reader):
 
 
 class GradientProducts:
-    """Candidates of T targets ↦ ⟨g, g*⟩ and ‖g‖², by one pass through the network.
+    """The map from candidates of T targets to ⟨g, g*⟩ and ‖g‖², by one pass through the network.
 
     Args:
-        gradient_map: the model and loss; BatchNorm by running statistics.
+        gradient_map: the model and loss; BatchNorm uses running statistics.
         params: θ_t, the same for all targets.
-        buffers: the statistics to normalise with, the same for all targets.
+        buffers: the statistics of BatchNorm, the same for all targets.
         observed: g* of every target.
-        together: form the weight gradients of all targets in one pass, which is faster where they
-            are small. Else targets are treated one after another, and convolutions of few positions
-            form no weight gradient.
+        together: whether the weight gradients of all targets are formed in one pass, which is
+            faster if they are small. Otherwise targets follow one another, and convolutions of few
+            positions form no weight gradient.
     """
 
     def __init__(
@@ -178,12 +179,12 @@ class GradientProducts:
         self.observed_squared = torch.stack([torch.stack(terms).sum() for terms in squares])
 
     def __call__(self, inputs: Tensor, targets: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
-        """⟨g, g*⟩ (A,) and ‖g‖² (A,), differentiable in the inputs.
+        """Return ⟨g, g*⟩ (A,) and ‖g‖² (A,), differentiable in the inputs.
 
         Args:
-            inputs: (A · B, C, H, W), the candidates of the chosen targets one after another.
-            targets: (A, B) or (A, B, K).
-            chosen: indices (A,) of targets.
+            inputs: (A · B, C, H, W) the candidates of the chosen targets, one after another.
+            targets: (A, B) or (A, B, K) labels.
+            chosen: (A,) indices of targets.
 
         Raises:
             UnsupportedError: a parameter is not used exactly once, in a convolution, a linear layer
@@ -209,7 +210,7 @@ class GradientProducts:
     def _of_layer(
         self, layer: _Layer, error: Tensor, chosen: list[int]
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """⟨g, g*⟩ (A,) and ‖g‖² (A,) of a layer's bias, if it has one, then of its weight."""
+        """Yield ⟨g, g*⟩ (A,) and ‖g‖² (A,) of a layer's bias, if it has one, then of its weight."""
         weight, bias = layer.names
         positions = (1,) if layer.kind == "patches" else tuple(range(2, error.ndim))
         if bias is not None:
@@ -242,21 +243,21 @@ class GradientProducts:
         yield inner, squared
 
     def _of_vector(self, name: str, gradients: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
-        """⟨g, g*⟩ (A,) and ‖g‖² (A,) of a bias or of a BatchNorm's weight.
+        """Return ⟨g, g*⟩ (A,) and ‖g‖² (A,) of a bias or of a BatchNorm's weight.
 
         Args:
-            name: of the parameter, of C entries.
-            gradients: (S, C) of every sample, which sum to the candidates' gradients.
-            chosen: indices (A,) of targets.
+            name: the name of the parameter, which has C entries.
+            gradients: (S, C) gradient of every sample; they sum to the candidates' gradients.
+            chosen: (A,) indices of targets.
         """
         gradients = gradients.unflatten(0, (len(chosen), -1)).sum(1)
         return (gradients * self._observed(name, chosen)).sum(1), gradients.square().sum(1)
 
     def _observed(self, name: str, chosen: list[int]) -> Tensor:
-        """g* (A, ...) of some targets for one parameter.
+        """Return g* (A, ...) of some targets for one parameter.
 
-        They are kept until other targets are asked for, as most successive evaluations ask for
-        the same ones.
+        The stack is kept until a call with other targets, as most successive evaluations have the
+        same ones.
         """
         if len(chosen) == 1:
             return self.observed[chosen[0]][name][None]
@@ -268,7 +269,7 @@ class GradientProducts:
         return stacked[name]
 
     def _laid_out(self, value: Tensor) -> Tensor:
-        """Images with channels last in memory, which is faster for plain convolutions.
+        """Return images with channels last in memory, which is faster for plain convolutions.
 
         Grouped convolutions, which treat all targets in one pass, are faster with channels first.
         """
@@ -278,7 +279,7 @@ class GradientProducts:
 
 
 def each(function: Callable[..., Tensor], *tensors: Any) -> Tensor:
-    """``function`` of every entry along the first dimension of tensors, stacked.
+    """Return ``function`` of every entry along the first dimension of tensors, stacked.
 
     A single entry does not pass through ``vmap``, which not every function allows.
     """

@@ -17,17 +17,18 @@ class FactoredEvaluator:
     """The objectives of rows of candidates and their gradients, by one network pass for all.
 
     Args:
-        problems: one a target, of one plain gradient each, from the same parameters and buffers.
-        targets: (R, B) or (R, B, K), of every row.
-        owner: (R,) which problem a row belongs to.
-        candidates: how rows stand for batches; labels are no variables.
+        problems: the problems of the targets, each of one plain gradient, with the same parameters
+            and buffers.
+        targets: (R, B) or (R, B, K) targets of every row.
+        owner: (R,) index of each row's problem.
+        candidates: the map from rows to batches; labels must not be variables.
         objective: a function of products of gradients.
         priors: penalties of the inputs.
         together: whether the weight gradients of all rows are formed in one pass; see
             ``GradientProducts``.
 
     Raises:
-        UnsupportedError: any of this does not hold.
+        UnsupportedError: an argument does not meet these conditions.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class FactoredEvaluator:
         )
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (A,) and gradients (A, D) of ``points`` (A, D) that belong to ``rows`` (A,)."""
+        """Return values (A,) and gradients (A, D) of ``points`` (A, D) of the ``rows`` (A,)."""
         points = points.detach().requires_grad_()
         inputs = points.reshape(len(rows), *self.candidates.shape)
         chosen = self.owner[rows].tolist()
@@ -89,11 +90,11 @@ class FactoredEvaluator:
 
 
 def supports(make: Callable[[], FactoredEvaluator], points: Tensor) -> bool:
-    """Whether problem, objective and model can be evaluated by products.
+    """Return whether problem, objective and model can be evaluated by products.
 
-    A random row is evaluated alone and together with others, as many as ``points`` has. If the
-    values differ, the model mixes samples, as normalisation by a batch's statistics does, and one
-    pass for all targets would mix the targets.
+    A random row is evaluated alone, and together with as many rows as ``points`` has. If the values
+    differ, the model mixes samples, as normalisation by a batch's statistics does. Then one pass
+    for all targets would mix the targets.
     """
     rows = torch.arange(len(points))
     points = torch.randn(points.shape, generator=torch.Generator().manual_seed(0)).to(points)

@@ -10,21 +10,22 @@ from torch.nn import functional as F
 class Matrices:
     """Products of rows with constant weights.
 
-    Each weight is laid out in memory once, as it is and transposed: a product needs the first,
-    its derivative the second.
+    Each weight is stored once as it is, which a product needs, and once transposed, which the
+    product's derivative needs.
     """
 
     def __init__(self) -> None:
         self.cache: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
 
     def product(self, rows: Tensor, name: str, weight: Tensor, target: int = -1) -> Tensor:
-        """``rows @ Wᵀ`` (S, N) of rows (S, K), differentiable in the rows.
+        """Return ``rows @ Wᵀ`` (S, N) of rows (S, K), differentiable in the rows.
 
         Args:
-            rows: (S, K).
-            name: of the weight.
-            weight: (N, ...) with K entries a row.
-            target: whose weight it is; −1 for the model's.
+            rows: (S, K) rows.
+            name: the name of the weight.
+            weight: (N, ...) the weight, with K entries in each row.
+            target: index of the target whose gradient serves as the weight; −1 for the model's own
+                weight.
         """
         if (name, target) not in self.cache:
             matrix = weight.flatten(1).contiguous()
@@ -47,10 +48,10 @@ class _Product(torch.autograd.Function):
 
 
 def multiply(rows: Tensor, weight: Tensor) -> Tensor:
-    """``rows @ weightᵀ``, by oneDNN where torch was built with it.
+    """Return ``rows @ weightᵀ``, by oneDNN if torch was built with it.
 
     The BLAS that torch ships for x86 is up to two times slower than oneDNN on processors of
-    other makers than its own.
+    makers other than its own.
     """
     fits = rows.device.type == "cpu" and rows.dtype == torch.float32 and len(rows) > 1
     if fits and torch.backends.mkldnn.is_available():
@@ -61,12 +62,12 @@ def multiply(rows: Tensor, weight: Tensor) -> Tensor:
 def convolve(
     inputs: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, ...]
 ) -> Tensor:
-    """A convolution with constant weights: torch derives by them too when derived twice.
+    """Return a convolution with constant weights, which a second derivative does not include.
 
     Args:
-        inputs: (S, C, H, W).
-        weight: (N, C, k, k).
-        bias: (N,), or ``None``.
+        inputs: (S, C, H, W) images.
+        weight: (N, C, k, k) weight.
+        bias: (N,) bias, or ``None``.
         settings: stride, padding and dilation, two numbers each.
     """
     outputs: Tensor = _Convolution.apply(inputs, weight, bias, settings)
@@ -110,14 +111,14 @@ class _TransposedConvolution(torch.autograd.Function):
 def convolution_products(
     inputs: Tensor, errors: Tensor, observed: Tensor, settings: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
-    """⟨g, g*⟩ and ‖g‖², (A,) each, of A targets' weight gradients g of a convolution.
+    """Return ⟨g, g*⟩ and ‖g‖², (A,) each, of A targets' weight gradients g of a convolution.
 
     The targets are groups of one convolution.
 
     Args:
-        inputs: (A · B, C, H, W), of B samples a target.
-        errors: (A · B, N, h, w), of the outputs.
-        observed: g* (A, N, C, k, k).
+        inputs: (A · B, C, H, W) inputs, with B samples for each target.
+        errors: (A · B, N, h, w) errors of the outputs.
+        observed: (A, N, C, k, k) g*.
         settings: stride, padding and dilation, two numbers each.
     """
     inner, squared = _ConvolutionProducts.apply(inputs, errors, observed, settings)
@@ -154,12 +155,12 @@ class _ConvolutionProducts(torch.autograd.Function):
 
 
 def _grouped(images: Tensor, count: int) -> Tensor:
-    """(A · B, C, H, W) of A targets ↦ (B, A · C, H, W)."""
+    """Return (A · B, C, H, W) of A targets as (B, A · C, H, W)."""
     return images.unflatten(0, (count, -1)).transpose(0, 1).flatten(1, 2)
 
 
 def _ungrouped(images: Tensor, count: int) -> Tensor:
-    """(B, A · C, H, W) ↦ (A · B, C, H, W)."""
+    """Return (B, A · C, H, W) as (A · B, C, H, W)."""
     return images.unflatten(1, (count, -1)).transpose(0, 1).flatten(0, 1)
 
 
@@ -171,7 +172,7 @@ def _convolution_backward(
     groups: int,
     wanted: int,
 ) -> Tensor:
-    """The derivative with respect to the input (``wanted`` = 0) or to the weight (1)."""
+    """Return the derivative with respect to the input (``wanted`` = 0) or to the weight (1)."""
     stride, padding, dilation = settings
     mask = [wanted == 0, wanted == 1, False]
     derivative: Tensor = torch.ops.aten.convolution_backward(

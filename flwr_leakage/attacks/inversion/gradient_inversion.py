@@ -1,4 +1,4 @@
-"""Gradient inversion made of parts: find samples whose update equals the observed one."""
+"""Gradient inversion from parts, which finds samples whose update equals the observed one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,40 +36,41 @@ from flwr_leakage.records import Reconstruction
 class GradientInversion:
     """Minimise ``objective(∇L(x), observed) + Σ priors(x)`` over inputs x, many targets at once.
 
-    Targets of equal shape and schedule are solved together; every one has its own optimizer
-    state and its own random stream, so that the result equals solving it alone. The best iterate
-    is chosen by the attacker's own objective. A result's stats have the objective at the start as
-    ``initial_objective``, penalties included, so that the loss drop can be told.
+    Targets of equal shape and schedule are solved together. Each target has its own optimizer
+    state and its own random stream, so that the result equals that of solving it alone. The
+    attacker's own objective chooses the best iterate. A result's stats have the objective at the
+    start, with penalties, as ``initial_objective``, so that the loss drop can be computed.
 
     Attributes:
         objective: distance of the candidate's pseudo-gradient from the observed one.
         priors: penalties of the candidate's inputs, by name.
         group: penalty of a restart's distance from the mean of a target's restarts, for an
             attack inside :class:`flwr_leakage.attacks.restarts.Restarts`.
-        labels: how labels are inferred, or ``joint`` to optimise label logits with the inputs
-            (DLG). Not used where the threat model grants the labels.
+        labels: the inference of labels, or ``joint`` to optimise label logits with the inputs
+            (DLG). It is not used if the threat model grants the labels.
         initialisation: the first candidate.
         optimizer: the minimiser, with its schedule and stopping rules.
-        order: how the order of the samples over several local steps is found; without it,
-            samples are taken in the order of their labels. Not used where the threat model grants
-            the labels of every step, unless epochs are reshuffled.
-        normalize_by: what BatchNorm normalises a candidate with. ``candidate``: its own batch, or
-            what the threat model says, as the client does. ``granted``: the private statistics
-            that the threat model grants, as constants (BN_exact of Huang et al. 2021, section 3).
-            ``running``: the server's buffers (BN_proxy). Only for clients in train mode.
-        box: keep candidates within pixels [0, 1].
+        order: the search for the order of the samples over several local steps; without it,
+            samples are taken in the order of their labels. It is not used if the threat model
+            grants the labels of every step, unless epochs are reshuffled.
+        normalize_by: the statistics by which BatchNorm normalises a candidate, for clients in
+            train mode. ``candidate``: those of its own batch, or those that the threat model
+            states, as the client does. ``granted``: the private statistics that the threat model
+            grants, as constants (BN_exact of Huang et al. 2021, section 3). ``running``: the
+            server's buffers (BN_proxy).
+        box: whether candidates stay within pixels [0, 1].
         dtype: precision of the computation.
         relu_sharpness: β of ReLU's smoothed second derivative, > 0; ``None`` leaves it zero. See
             ``attacks/network/blur.py``.
-        batching: how rows are evaluated. ``vmap``: all in one pass. ``loop``: one by one.
+        batching: the evaluation of rows. ``vmap``: all in one pass. ``loop``: one by one.
             ``products``: one pass that yields products of gradients, see
-            ``attacks/inversion/factored.py``. ``auto``: products where the parts allow them, as no
-            other way was found faster on a CPU; else ``vmap`` or ``loop``, whichever is faster in
-            one evaluation at the start.
-        max_rows: candidates solved together at most, ≥ 1; bounds memory. The restarts of one
-            target stay together.
-        large_network: parameters from which products of gradients spare arrays of that size
-            where they can, ≥ 1; below, they take all targets' weight gradients in one pass.
+            ``attacks/inversion/factored.py``. ``auto``: products if the parts allow them, as they
+            were always fastest on a CPU; else the faster of ``vmap`` and ``loop`` in one evaluation
+            at the start.
+        max_rows: largest number of candidates that are solved together, ≥ 1, which limits memory.
+            The restarts of one target stay together.
+        large_network: number of parameters, ≥ 1, from which products of gradients avoid arrays of
+            that size if they can. Below it, all targets' weight gradients are taken in one pass.
     """
 
     objective: Objective = field(default_factory=Euclidean)
@@ -141,7 +142,7 @@ class GradientInversion:
         return [result for result in results if result is not None]
 
     def _prepare(self, job: AttackJob, indices: list[int]) -> "_Target":
-        """One target with the starts of all its restarts.
+        """Return one target with the starts of all its restarts.
 
         Raises:
             ValueError: the observation cannot be attacked.
@@ -152,7 +153,7 @@ class GradientInversion:
             problem = problem.normalized_by(self.normalize_by)
         problem = problem.to(getattr(torch, self.dtype))
         like = next(iter(problem.params.values()))
-        # Restarts share the labels: group consistency averages samples over the restarts.
+        # Restarts share the labels, as group consistency averages samples over the restarts.
         stream = job.generator(indices[0], "labels", same_for_restarts=True)
         assumed = assume_targets(problem, self.labels, stream)
         slots = make_slots(problem, self.order.epochs if self.order else "repeated")
@@ -186,7 +187,7 @@ class GradientInversion:
     def _start(
         self, problem: Problem, assumed: AssumedTargets, number: int, stream: torch.Generator
     ) -> Tensor:
-        """The variables (D,) of start ``number``: the inputs, and label logits if they vary."""
+        """Return the variables (D,) of a start: the inputs, and label logits if they vary."""
         inputs = self.initialisation(problem.spec, problem.num_samples, number, stream)
         if self.box:
             inputs = problem.spec.clamp(inputs)
@@ -196,7 +197,11 @@ class GradientInversion:
         return torch.cat([inputs.reshape(-1), logits])
 
     def _searches_order(self, assumed: AssumedTargets) -> bool:
-        """Granted targets come in the order of the steps, unless epochs are reshuffled."""
+        """Return whether the order is searched.
+
+        It is not if it is known: granted targets come in the order of the steps, unless epochs are
+        reshuffled.
+        """
         if self.order is None:
             return False
         return assumed.origin != "granted" or self.order.epochs == "reshuffled"
@@ -204,7 +209,7 @@ class GradientInversion:
     def _solve_safely(
         self, chunk: "list[_Target]", report: Reporter, budget: Budget
     ) -> list[list[Reconstruction]]:
-        """Solve together; where that fails, in halves, so that one target spoils no other."""
+        """Return the results; after an error solve in halves, so that one target harms no other."""
         sharpness = self.relu_sharpness
         try:
             with SmoothedRelu(sharpness) if sharpness else nullcontext():
@@ -219,7 +224,7 @@ class GradientInversion:
     def _solve(
         self, chunk: "list[_Target]", report: Reporter, budget: Budget
     ) -> list[list[Reconstruction]]:
-        """The results of targets of one kind, each with one a restart."""
+        """Return the results of targets of one kind, one for each restart of each target."""
         watch = Stopwatch()
         rows = _Rows.of(chunk)
         bounds = rows.project if self.box else None
@@ -239,7 +244,7 @@ class GradientInversion:
         return [results[begin : begin + count] for begin in range(0, len(results), count)]
 
     def _choose_batching(self, rows: "_Rows") -> Batching:
-        """How rows are evaluated: as told, by products where possible, or what is faster."""
+        """Return the batching that is set, or products if possible, or the faster one."""
         if self.batching != "auto":
             return self.batching
         if self.order is None and supports(lambda: self._by_products(rows), rows.points):
@@ -249,7 +254,7 @@ class GradientInversion:
     def _search_order(
         self, rows: "_Rows", batching: Batching, report: Reporter, budget: Budget
     ) -> "_Rows":
-        """Rows with the best order and labels found, one a restart instead of one a start."""
+        """Return rows with the best order and labels found, one for each restart, not start."""
         assert self.order is not None
         points, targets, orders = self.order.search(
             lambda targets, orders: self._evaluator(
@@ -269,7 +274,7 @@ class GradientInversion:
         return replace(rows, points=points, targets=targets, orders=orders)
 
     def _objective_of(self, rows: "_Rows", batching: Batching) -> Evaluate:
-        """What the optimizer minimises."""
+        """Return the objective of the optimizer."""
         evaluate: Evaluate
         if batching == "products":
             evaluate = self._by_products(rows)
@@ -307,23 +312,23 @@ class GradientInversion:
 
 
 def _budget(seconds: float | None, chunk: "list[_Target]") -> Budget:
-    """What the observations of a chunk may take together, as they are solved together."""
+    """Return the common budget of a chunk's observations, which are solved together."""
     count = sum(len(target.indices) for target in chunk)
     return Budget.of(None if seconds is None else seconds * count)
 
 
 @dataclass(frozen=True)
 class _Target:
-    """A problem ready to be solved, with a start, targets and an order in each of its R rows.
+    """A problem with a start, targets and an order in each of its R rows.
 
     Attributes:
-        indices: which observations of the job are its restarts.
-        problem: what is solved.
-        assumed: what the targets are taken for.
-        slots: the places of the samples in the client's steps.
-        streams: the random draws of each restart.
-        starts: (R, D), those of the first restart first.
-        targets: (R, B) or (R, B, K).
+        indices: the indices of the observations of the job that are its restarts.
+        problem: the problem to be solved.
+        assumed: the assumed targets with their origin.
+        slots: the positions of the samples in the client's steps.
+        streams: the random stream of each restart.
+        starts: (R, D) variables of the starts, those of the first restart first.
+        targets: (R, B) or (R, B, K) targets.
         orders: (R, S) the sample in each slot.
     """
 
@@ -338,7 +343,7 @@ class _Target:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What targets must share to be solved together."""
+        """The properties that targets must share to be solved together."""
         problem = self.problem
         return (
             tuple((p.schedule, p.members) for p in problem.rounds),
@@ -355,12 +360,12 @@ class _Rows:
     """Candidates of several targets that are solved together, in R rows.
 
     Attributes:
-        problems: one a target, alike in kind.
-        assumed: what the targets are taken for, of the first problem; all have one origin.
-        slots: the places of the samples in the clients' steps, alike for all.
-        streams: the random draws of each restart of each target.
+        problems: the problems of the targets, of one kind.
+        assumed: the assumed targets of the first problem; all have its origin.
+        slots: the positions of the samples in the clients' steps, the same for all.
+        streams: the random stream of each restart of each target.
         points: (R, D) the variables, those of the first target first.
-        targets: (R, B) or (R, B, K).
+        targets: (R, B) or (R, B, K) targets.
         orders: (R, S) the sample in each slot.
     """
 
@@ -374,7 +379,7 @@ class _Rows:
 
     @classmethod
     def of(cls, chunk: Sequence[_Target]) -> "_Rows":
-        """The rows of targets of one kind."""
+        """Return the rows of targets of one kind."""
         first = chunk[0]
         return cls(
             [target.problem for target in chunk],
@@ -388,31 +393,31 @@ class _Rows:
 
     @property
     def candidates(self) -> Candidates:
-        """How rows stand for batches."""
+        """The map from rows to batches."""
         problem = self.problems[0]
         shape = (problem.num_samples, *problem.spec.shape)
         return Candidates(shape, problem.spec.num_classes, self.assumed.origin == "variables")
 
     @property
     def num_inputs(self) -> int:
-        """Variables at the beginning of a row that are inputs."""
+        """Number of variables at the beginning of a row that are inputs."""
         return torch.Size(self.candidates.shape).numel()
 
     @property
     def owner(self) -> Tensor:
-        """(R,) the problem of each row: every target has as many rows as the others."""
+        """(R,) index of each row's problem; all targets have the same number of rows."""
         every = torch.arange(len(self.problems), device=self.targets.device)
         return every.repeat_interleave(len(self.targets) // len(self.problems))
 
     def project(self, points: Tensor) -> Tensor:
-        """Points (A, D) with their inputs inside the box of valid pixels."""
+        """Return points (A, D) with their inputs inside the box of valid pixels."""
         spec, size = self.problems[0].spec, self.num_inputs
         inputs = spec.clamp(points[:, :size].reshape(-1, *spec.shape))
         return torch.cat([inputs.reshape(len(points), size), points[:, size:]], dim=1)
 
 
 def _reconstruction(rows: _Rows, found: Minimum, row: int, stats: dict[str, Any]) -> Reconstruction:
-    """The answer of one row, its samples in the order in which the steps first use them."""
+    """Return the answer of one row, its samples in the order in which the steps first use them."""
     objective = float(found.values[row])
     if not math.isfinite(objective):
         return failure("the objective was never finite.")

@@ -1,4 +1,4 @@
-"""Levenberg–Marquardt on the gradient map: few iterations, each with the whole Jacobian."""
+"""Levenberg–Marquardt on the gradient map, with few iterations and the whole Jacobian in each."""
 
 import math
 from dataclasses import dataclass, field
@@ -29,17 +29,17 @@ class LevenbergMarquardt(OneByOne):
     """Minimise ``‖g(x) − g*‖²`` by damped Gauss–Newton steps (Marquardt 1963).
 
     A step solves ``(JᵀJ + μ I) s = −Jᵀ r`` with J = ∂g/∂x (P, N), r = g(x) − g* and a damping μ
-    that shrinks after a success and grows after a failure. J is dense and in float64: N forward
-    derivatives of the gradient a step, P·N numbers of memory, N³ operations.
+    that falls after a success and grows after a failure. J is dense and in float64. A step takes N
+    forward derivatives of the gradient, memory for P·N numbers, and N³ operations.
 
     Attributes:
-        iterations: steps at most, each with a Jacobian of its own, ≥ 1.
+        iterations: largest number of steps, each with a Jacobian of its own, ≥ 1.
         damping: first μ, relative to the largest diagonal entry of JᵀJ.
-        tolerance: stop once the relative squared distance of gradients is below this.
-        labels: how labels are inferred where the threat model does not grant them.
+        tolerance: relative squared distance of gradients at which the attack stops.
+        labels: the inference of labels that the threat model does not grant.
         initialisation: the first candidate.
-        max_entries: a Jacobian with more entries is refused.
-        chunk_size: columns of J computed together.
+        max_entries: largest number of entries of a Jacobian; a larger one is refused.
+        chunk_size: number of columns of J that are computed together.
     """
 
     purpose: ClassVar[str] = "levenberg marquardt"
@@ -59,7 +59,7 @@ class LevenbergMarquardt(OneByOne):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Attack one problem in float64.
+        """Return the samples that explain the update of one problem in float64.
 
         Raises:
             ValueError: the Jacobian has more than ``max_entries`` entries.

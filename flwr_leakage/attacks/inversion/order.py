@@ -1,4 +1,4 @@
-"""Which sample was used at which local step: searched by the attacker's own objective.
+"""The search for the sample of each local step, by the attacker's own objective.
 
 The order of a client's samples shows in an update only to second order in the learning rate:
 exchanging two samples of neighbouring steps changes the sum of their gradients by η times a
@@ -26,12 +26,12 @@ Values = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Slots:
-    """Places in the sequence of samples that a client goes through.
+    """The slots of a client's sequence of samples.
 
     Attributes:
-        step: (S,) the local step that uses a slot, of all clients; −1 where no step does.
-        epoch: (S,) the pass over the samples; every pass holds every sample once.
-        used: slots that the steps use; they come first.
+        step: (S,) the local step that uses a slot, counted over all clients; −1 if no step does.
+        epoch: (S,) the epoch of a slot; every epoch holds every sample once.
+        used: number of slots that the steps use; they come first.
     """
 
     step: Int[Tensor, " S"]
@@ -45,16 +45,16 @@ class Slots:
 
 
 def make_slots(problem: Problem, epochs: Literal["repeated", "reshuffled"]) -> Slots:
-    """The slots of a problem.
+    """Return the slots of a problem.
 
     Args:
-        problem: its schedule says how many samples each step takes.
-        epochs: whether the client goes through its samples in one order in all epochs, or in a
-            new one each.
+        problem: the problem; its schedule determines the number of samples of each step.
+        epochs: whether the client takes its samples in the same order in all epochs, or in a new
+            order in each.
 
     Raises:
-        ValueError: reshuffled epochs of a sum of clients, or of mini-batches that do not divide
-            the samples.
+        ValueError: epochs are reshuffled, and the update is a sum of clients', or the mini-batch
+            size does not divide the number of samples.
     """
     schedule, count = problem.schedule, problem.num_samples
     if epochs == "repeated":
@@ -84,22 +84,22 @@ class OrderSearch:
     """Alternate between short fits and exchanging samples between steps, from several starts.
 
     A *move* exchanges two samples of one epoch between two steps, or gives a sample another label.
-    In a turn all moves are tried, and the best one is made, as long as it lowers the objective.
-    Then the samples are fitted a little. Every second start trusts the inferred labels in its first
-    turn; in the others they may change before anything is fitted. The start with the least
-    objective goes on to the optimizer's full fit.
+    A turn tries all moves and makes the best one, as long as it lowers the objective. Then a short
+    fit follows. Every second start keeps the inferred labels in its first turn; in the others they
+    may change before the first fit. The start with the least objective gets the optimizer's full
+    fit.
 
     Attributes:
-        starts: how many starts compete, ≥ 1.
-        turns: how many turns each start takes, ≥ 0.
-        iterations: most iterations of the optimizer in the fit of a turn, ≥ 1.
-        epochs: ``repeated`` if the client goes through its samples in one order in all epochs,
-            ``reshuffled`` if in a new one each, as with a shuffling loader.
+        starts: number of starts that compete, ≥ 1.
+        turns: number of turns of each start, ≥ 0.
+        iterations: largest number of iterations of the optimizer in the fit of a turn, ≥ 1.
+        epochs: ``repeated`` if the client takes its samples in the same order in all epochs,
+            ``reshuffled`` if in a new order in each, as with a shuffling loader.
         relabel: whether moves may change labels.
-        max_moves: how many moves are tried at once at most, ≥ 1. Where there are more, they are
+        max_moves: largest number of moves that are tried at once, ≥ 1. If there are more, some are
             drawn at random.
-        improvement: a move is made only if it lowers the objective by this fraction, in (0, 1).
-        required: refuse updates in which the order is known or makes no difference.
+        improvement: least relative decrease of the objective for which a move is made, in (0, 1).
+        required: whether updates are refused if the order is known or makes no difference.
     """
 
     starts: int = 4
@@ -123,7 +123,7 @@ class OrderSearch:
             raise ValueError(f"improvement must lie in (0, 1), got {self.improvement}.")
 
     def draw(self, slots: Slots, generator: torch.Generator) -> Int[Tensor, " S"]:
-        """A random order of the samples, (S,): one for all epochs, or one for each."""
+        """Return a random order (S,) of the samples, the same for all epochs or one for each."""
         count = int((slots.epoch == 0).sum())
         epochs = int(slots.epoch.max()) + 1
         return torch.cat([torch.randperm(count, generator=generator) for _ in range(epochs)])
@@ -142,23 +142,20 @@ class OrderSearch:
         report: Report | None,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Search the orders and targets of R rows, ``starts`` in a sequence for each stream.
+        """Return the best point, targets and order of each ``starts`` rows.
 
         Args:
-            evaluator: (targets, orders) ↦ the rows' objective.
-            optimizer: for the short fits; any with ``iterations``.
-            points: where the rows start.
-            targets: (R, N) of their samples.
-            orders: the sample in each slot.
-            slots: of all rows.
-            streams: the random draws of each ``starts`` rows.
-            num_classes: of the labels that may be tried; ``None`` leaves the targets alone.
-            project: onto the feasible set.
-            report: of the optimizer.
-            budget: no further move is tried once it is spent.
-
-        Returns:
-            Point, targets and order of the best of each ``starts`` rows.
+            evaluator: the map (targets, orders) ↦ the rows' objective.
+            optimizer: the optimizer of the short fits, which must have ``iterations``.
+            points: (R, D) points of the start, with ``starts`` consecutive rows for each stream.
+            targets: (R, N) targets of the samples.
+            orders: (R, S) the sample in each slot.
+            slots: the slots of all rows.
+            streams: the random stream of each ``starts`` rows.
+            num_classes: number of classes that labels may change to; ``None`` keeps the targets.
+            project: the projection onto the feasible set.
+            report: the progress callback of the optimizer.
+            budget: no further move is tried once this is spent.
         """
         quick = replace(optimizer, iterations=self.iterations)  # type: ignore[type-var]
         values = points.new_zeros(len(points))
@@ -193,16 +190,16 @@ class OrderSearch:
         generator: torch.Generator,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, Tensor, float]:
-        """Make the best move while there is one; returns order, targets and their objective.
+        """Return order, targets and objective after making the best move while there is one.
 
         Args:
-            order: the sample in each slot.
-            targets: (N,) of the samples.
-            slots: which exchanges make a difference.
-            num_classes: of the labels that may be tried; ``None`` leaves the targets alone.
+            order: (S,) the sample in each slot.
+            targets: (N,) targets of the samples.
+            slots: the slots, which determine the exchanges that make a difference.
+            num_classes: number of classes that labels may change to; ``None`` keeps the targets.
             values: the objective of moves.
-            generator: draws among too many moves.
-            budget: no further move is tried once it is spent.
+            generator: draws some of the moves if there are too many.
+            budget: no further move is tried once this is spent.
         """
         value = float(values(order[None], targets[None])[0])
         for _ in range(2 * len(order)):
@@ -222,7 +219,7 @@ class OrderSearch:
 def _moves(
     order: Tensor, targets: Tensor, slots: Slots, num_classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """All orders and targets that differ by one exchange or one label: (M, S) and (M, N)."""
+    """Return all orders (M, S) and targets (M, N) that differ by one exchange or one label."""
     size = len(order)
     i, j = torch.triu_indices(size, size, offset=1)
     apart = (slots.step[i] != slots.step[j]) & (slots.epoch[i] == slots.epoch[j])

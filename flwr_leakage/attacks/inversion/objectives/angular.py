@@ -11,10 +11,10 @@ from flwr_leakage.params import Params
 
 
 def angle(inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
-    """``arccos(⟨g, g*⟩ / (‖g‖ ‖g*‖)) / π`` in [0, 1], from ⟨g, g*⟩, ‖g‖² and ‖g*‖².
+    """Return ``arccos(⟨g, g*⟩ / (‖g‖ ‖g*‖)) / π`` in [0, 1], from ⟨g, g*⟩, ‖g‖² and ‖g*‖².
 
-    Its derivative keeps its size near the solution, where that of the cosine vanishes. Within
-    1e-3 of a multiple of π the derivative is that at the bound, as arccos' own is infinite.
+    Its derivative keeps its size near the solution, while that of the cosine vanishes. Angles
+    within 1e-3 of a multiple of π have the derivative at that limit, as arccos' own is infinite.
 
     Example:
         >>> angle(torch.tensor(0.0), torch.tensor(4.0), torch.tensor(9.0))
@@ -31,10 +31,10 @@ def angle(inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Angular:
-    """The angle between gradients as a share of π: as blind to length as the cosine distance."""
+    """The angle between gradients as a share of π, which ignores length as the cosine does."""
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Distance of the candidate's gradient from the observed one, a scalar."""
+        """Return the distance of the candidate's gradient from the observed one, a scalar."""
         return self.of_products(
             inner_product(candidate, observed),
             inner_product(candidate, candidate),
@@ -42,5 +42,5 @@ class Angular:
         )
 
     def of_products(self, inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
-        """The distances (A,) of A candidates from their ⟨g, g*⟩, ‖g‖² and ‖g*‖², (A,) each."""
+        """Return the distances (A,) of A candidates by their ⟨g, g*⟩, ‖g‖² and ‖g*‖², (A,) each."""
         return angle(inner, squared, observed_squared)

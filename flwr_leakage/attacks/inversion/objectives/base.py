@@ -1,4 +1,4 @@
-"""The call shape of every objective."""
+"""The interface of every objective."""
 
 from typing import Protocol, runtime_checkable
 
@@ -12,11 +12,11 @@ class Objective(Protocol):
     """A distance of a candidate's gradient from the observed one."""
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """A scalar, differentiable in the candidate, and smallest where both agree.
+        """Return a scalar, differentiable in the candidate, and smallest if both agree.
 
         Args:
-            candidate: g, by parameter name.
-            observed: g*, by the same names.
+            candidate: the gradient g, by parameter name.
+            observed: the gradient g*, by the same names.
         """
         ...
 
@@ -26,11 +26,11 @@ class ProductObjective(Objective, Protocol):
     """An objective that is a function of ⟨g, g*⟩, ‖g‖² and ‖g*‖² alone."""
 
     def of_products(self, inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
-        """The objectives (A,) of A candidates.
+        """Return the objectives (A,) of A candidates.
 
         Args:
-            inner: ⟨g, g*⟩, (A,).
-            squared: ‖g‖², (A,).
-            observed_squared: ‖g*‖², (A,).
+            inner: (A,) ⟨g, g*⟩.
+            squared: (A,) ‖g‖².
+            observed_squared: (A,) ‖g*‖².
         """
         ...

@@ -1,4 +1,4 @@
-"""Absolute distance of gradients, alone and beside the squared one."""
+"""Absolute distance of gradients, alone and with the squared one."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from flwr_leakage.params import Params
 
 
 def absolute_distance(candidate: Params, observed: Params) -> Tensor:
-    """``Σ_l ‖g_l − g*_l‖₁`` over all entries l."""
+    """Return ``Σ_l ‖g_l − g*_l‖₁`` over all entries l."""
     terms = [(candidate[k] - observed[k]).abs().sum() for k in observed]
     return sum(terms[1:], start=terms[0])
 
@@ -19,7 +19,7 @@ class L1:
     """``‖g − g*‖₁ / ‖g*‖₁``: the negative log-likelihood of Laplacian noise, made scale-free."""
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Distance of the candidate's gradient from the observed one, a scalar."""
+        """Return the distance of the candidate's gradient from the observed one, a scalar."""
         terms = [value.abs().sum() for value in observed.values()]
         return absolute_distance(candidate, observed) / sum(terms[1:], start=terms[0])
 
@@ -28,8 +28,8 @@ class L1:
 class Tag:
     """``‖g − g*‖² / ‖g*‖² + l1_weight · ‖g − g*‖₁ / ‖g*‖₁``, the objective of TAG.
 
-    Deng et al. 2021, eq. 4, with both terms made scale-free. The paper's weights, larger for
-    layers nearer to the input, come from ``LayerWeighted`` around it.
+    Deng et al. 2021, eq. 4, with both terms made scale-free. For the paper's weights, which are
+    larger for layers nearer to the input, wrap it in ``LayerWeighted``.
 
     Attributes:
         l1_weight: the paper's α, ≥ 0.
@@ -42,6 +42,6 @@ class Tag:
             raise ValueError(f"l1_weight must be ≥ 0, got {self.l1_weight}.")
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Distance of the candidate's gradient from the observed one, a scalar."""
+        """Return the distance of the candidate's gradient from the observed one, a scalar."""
         squared = Euclidean()(candidate, observed)
         return squared + self.l1_weight * L1()(candidate, observed)

@@ -1,4 +1,4 @@
-"""Any objective, with some layers counting more than others."""
+"""Any objective, with a weight for each layer."""
 
 import math
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class LayerWeighted:
     scheme         w_l                         source
     =============  ==========================  ==================================================
     linear         (L − l + 1) / L             Geiping et al. 2020's published code
-    exponential    e^(1 − l)                   likewise
-    balanced       1 / ‖g*_l‖                  every layer counts alike, however small its gradient
+    exponential    e^(1 − l)                   Geiping et al. 2020's published code
+    balanced       1 / ‖g*_l‖                  equal weight of layers with any size of gradient
     =============  ==========================  ==================================================
 
     Attributes:
@@ -40,7 +40,7 @@ class LayerWeighted:
             )
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Distance of the candidate's gradient from the observed one, a scalar."""
+        """Return the distance of the candidate's gradient from the observed one, a scalar."""
         layers: dict[str, list[str]] = {}
         for name in observed:
             layers.setdefault(name.rpartition(".")[0], []).append(name)
@@ -57,5 +57,5 @@ class LayerWeighted:
         if self.scheme == "exponential":
             return math.exp(-index)
         norm = torch.stack([value.square().sum() for value in observed]).sum().sqrt()
-        # A layer whose observed gradient vanishes is left as it is.
+        # A layer whose observed gradient is zero keeps its scale.
         return 1 / torch.where(norm > 0, norm, 1.0)

@@ -10,11 +10,11 @@ from flwr_leakage.params import Params
 
 @dataclass(frozen=True)
 class Masked:
-    """``objective(1[g* ≠ 0] ∘ g, g*)``: what an attacker compares who knows of pruning.
+    """``objective(1[g* ≠ 0] ∘ g, g*)``, for an attacker who knows of pruning.
 
-    Pruned entries of an update are exactly zero, which tells nothing about the sample's own
-    gradient there but that it is small. Entries that are zero without pruning (units that no
-    sample activates) are left out too.
+    Pruned entries of an update are exactly zero, which only shows that the sample's own gradient
+    is small there. Entries that are zero without pruning (units that no sample activates) are also
+    left out.
 
     Attributes:
         objective: the distance of the masked gradients.
@@ -23,6 +23,6 @@ class Masked:
     objective: Objective
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Distance of the candidate's gradient from the observed one, a scalar."""
+        """Return the distance of the candidate's gradient from the observed one, a scalar."""
         kept = {name: candidate[name] * (value != 0) for name, value in observed.items()}
         return self.objective(kept, observed)

@@ -14,15 +14,15 @@ from flwr_leakage.params import Params
 class NoiseAware:
     """``−log p(g* | g) / P`` up to a constant, for an attacker who knows the defense's noise.
 
-    With Gaussian noise of standard deviation s the mean of ``(g − g*)² / 2s²`` over all P
-    entries; with Laplacian noise that of ``√2 |g − g*| / s``. At the truth it is 1/2 or 1 on
-    average, whatever the noise: a prior of fixed weight then outweighs a gradient that noise has
-    made worthless, and yields to one that it has not.
+    For Gaussian noise of standard deviation s, it is the mean of ``(g − g*)² / 2s²`` over all P
+    entries; for Laplacian noise, that of ``√2 |g − g*| / s``. At the truth it is 1/2 or 1 on
+    average for any noise. So a prior of fixed weight dominates a gradient that noise has made
+    worthless, and not one with little noise.
 
     Attributes:
-        noise_std: s of every entry of the pseudo-gradient, > 0: that of the update divided by
+        noise_std: s of every entry of the pseudo-gradient, > 0, which is the update's divided by
             the learning rate.
-        distribution: of the noise.
+        distribution: distribution of the noise.
     """
 
     noise_std: float
@@ -37,7 +37,7 @@ class NoiseAware:
             )
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Distance of the candidate's gradient from the observed one, a scalar."""
+        """Return the distance of the candidate's gradient from the observed one, a scalar."""
         count = sum(value.numel() for value in observed.values())
         if self.distribution == "gaussian":
             return squared_distance(candidate, observed) / (2 * self.noise_std**2 * count)

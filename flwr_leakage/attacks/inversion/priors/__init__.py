@@ -1,1 +1,1 @@
-"""What an attacker expects of an image."""
+"""Priors of images for gradient inversion."""

@@ -1,4 +1,4 @@
-"""What every prior is given."""
+"""The interface of every prior."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -12,16 +12,16 @@ from flwr_leakage.records import InputSpec
 
 @dataclass(frozen=True)
 class PriorContext:
-    """The public surroundings of a candidate batch.
+    """The attacker's knowledge about a candidate batch.
 
     Attributes:
         gradient_map: the model, for priors on its features.
         spec: the public facts about the data.
-        params: θ_t.
+        params: the parameters θ_t.
         buffers: the statistics that the attacker normalises with, if in running mode.
         statistics: BatchNorm statistics that the threat model grants, or empty.
-        first_step: the candidate's inputs (b, C, H, W) of the first local step, with which
-            ``statistics`` are compared; all inputs if ``None``.
+        first_step: (b, C, H, W) the candidate's inputs of the first local step, which
+            ``statistics`` are compared with; all inputs if ``None``.
     """
 
     gradient_map: GradientMap
@@ -37,5 +37,5 @@ class Prior(Protocol):
     """A penalty of candidate inputs, added to the objective."""
 
     def __call__(self, inputs: Tensor, context: PriorContext) -> Tensor:
-        """The penalty of inputs (B, C, H, W) in model space, a scalar."""
+        """Return the penalty of inputs (B, C, H, W) in model space, a scalar."""
         ...

@@ -1,4 +1,4 @@
-"""The statistics of BatchNorm layers: what an attacker knows of a batch's features."""
+"""The distance of a batch from known statistics of BatchNorm layers."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,17 +13,18 @@ from flwr_leakage.params import Params
 def statistics_distance(
     candidate: Params, known: Params, first_layer_factor: float = 1.0, relative: bool = False
 ) -> Float[Tensor, ""]:
-    """``Σ_l ‖μ_l(x) − μ_l‖₂ + ‖σ²_l(x) − σ²_l‖₂`` over the BatchNorm layers l.
+    """Return ``Σ_l ‖μ_l(x) − μ_l‖₂ + ‖σ²_l(x) − σ²_l‖₂`` over the BatchNorm layers l.
 
-    Yin et al. 2021, eq. 10; norms, not their squares, as in Yin et al. 2020's published code.
-    These grow with a layer's width and with its weights. The relative distance has the root mean
-    squares of ``(μ_l(x) − μ_l) / σ_l`` and ``(σ²_l(x) − σ²_l) / σ²_l`` over the channels instead.
+    This is eq. 10 of Yin et al. 2021, with norms and not their squares, as in Yin et al. 2020's
+    published code. The norms grow with a layer's width and with its weights. The relative distance
+    has the root mean squares of ``(μ_l(x) − μ_l) / σ_l`` and ``(σ²_l(x) − σ²_l) / σ²_l`` over the
+    channels instead.
 
     Args:
         candidate: mean and variance of every layer's input, keyed as its buffers.
-        known: likewise; layers that are missing here do not count.
-        first_layer_factor: multiplies the first layer's terms.
-        relative: in units of the known standard deviations and variances.
+        known: the known means and variances with the same keys; layers missing here do not count.
+        first_layer_factor: factor of the first layer's terms.
+        relative: whether distances are in units of the known standard deviations and variances.
     """
     names = [name for name in candidate if name in known]
     first = names[0].rpartition(".")[0] if names else ""
@@ -35,7 +36,7 @@ def statistics_distance(
             variance = known[f"{layer}.running_var" if layer else "running_var"]
             scale = variance.clamp_min(1e-5) ** (1 if kind == "running_mean" else 2)
             squares = squares / scale / squares.numel()
-        # A root has no derivative at zero, which an exact match would reach.
+        # A root has no derivative at zero, the value of an exact match.
         gap = (squares.sum() + 1e-12).sqrt()
         total = total + (first_layer_factor * gap if layer == first else gap)
     return total
@@ -43,19 +44,20 @@ def statistics_distance(
 
 @dataclass(frozen=True)
 class BatchNormStatistics:
-    """``weight ·`` distance of the candidate's BatchNorm statistics from those known.
+    """``weight ·`` distance of the candidate's BatchNorm statistics from the known ones.
 
-    The threat model says which statistics are known (``exact``, ``derived`` or ``running``). Where
-    it grants none there is no penalty, and the statistics are inferred with the images. They are
+    The threat model states the known statistics (``exact``, ``derived`` or ``running``). If it
+    grants none there is no penalty, and the statistics are inferred with the images. They are
     compared at θ_t, for the samples of the first local step. ``derived`` statistics of several
     steps are a mean over the steps.
 
     Attributes:
-        weight: relative to the objective, ≥ 0.
-        first_layer_factor: multiplies the first layer's terms, > 0.
-        known: ``granted`` by the threat model, or ``running`` for the server's own buffers.
-        relative: in units of the known standard deviations, so that one weight suits all widths
-            and stages of training.
+        weight: weight relative to the objective, ≥ 0.
+        first_layer_factor: factor of the first layer's terms, > 0.
+        known: source of the statistics: ``granted`` by the threat model, or ``running`` for the
+            server's own buffers.
+        relative: whether distances are in units of the known standard deviations, so that one
+            weight suits all widths and stages of training.
     """
 
     weight: float
@@ -72,7 +74,7 @@ class BatchNormStatistics:
             raise ValueError(f"known must be 'granted' or 'running', got {self.known!r}.")
 
     def __call__(self, inputs: Float[Tensor, "B C H W"], context: PriorContext) -> Tensor:
-        """The penalty of a candidate batch in model space, a scalar."""
+        """Return the penalty of a candidate batch in model space, a scalar."""
         known = context.statistics if self.known == "granted" else context.buffers
         if not known:
             return inputs.new_zeros(())

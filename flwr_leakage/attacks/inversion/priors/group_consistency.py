@@ -1,4 +1,4 @@
-"""Group consistency: restarts of one target pull each other towards their mean."""
+"""Group consistency, which pulls the restarts of one target towards their mean."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,14 @@ from flwr_leakage.attacks.optimizers.base import Evaluate
 def aligned(
     batches: Float[Tensor, "R B N"], labels: Tensor | None
 ) -> tuple[Float[Tensor, "R B N"], Tensor]:
-    """Bring samples of equal label into the order of the first batch.
+    """Return batches with samples of equal label in the order of the first batch.
 
-    A gradient does not tell samples of one label apart, so that restarts may find them in
-    different orders.
+    A gradient is symmetric in samples of one label, so that restarts may find them in different
+    orders.
 
     Args:
-        batches: flattened candidates of R restarts.
-        labels: (R, B), or ``None`` where every sample may take every place.
+        batches: (R, B, N) flattened candidates of R restarts.
+        labels: (R, B) labels, or ``None`` if every sample may take every position.
 
     Returns:
         The batches in their new order, and the (R, B) permutations that lead to it.
@@ -40,12 +40,12 @@ def aligned(
 class GroupConsistency:
     """``weight ·`` mean squared distance of a candidate from the mean of all restarts.
 
-    Yin et al. 2021, eq. 11 and 12, with the pixel-wise mean and without registration, which
-    small images do not need. The mean moves with every step, which a line search can not follow:
-    for optimizers without one. A target with a single unfinished restart has no penalty.
+    This is eq. 11 and 12 of Yin et al. 2021, with the pixel-wise mean and without registration,
+    which small images do not need. The mean moves with every step, so that only optimizers without
+    a line search can use it. A target with a single unfinished restart has no penalty.
 
     Attributes:
-        weight: relative to the objective, ≥ 0.
+        weight: weight relative to the objective, ≥ 0.
     """
 
     weight: float
@@ -62,14 +62,14 @@ class GroupConsistency:
         num_samples: int,
         num_inputs: int,
     ) -> Evaluate:
-        """Add the penalty and its gradient to what ``evaluate`` returns.
+        """Return ``evaluate`` with the penalty added to the values and gradients.
 
         Args:
-            evaluate: values and gradients of rows of variables.
-            owner: (R,) the target of each row.
-            labels: (R, B) of each row, or ``None`` where labels are variables.
-            num_samples: B.
-            num_inputs: variables at the beginning of a row that are inputs.
+            evaluate: the values and gradients of rows of variables.
+            owner: (R,) index of each row's target.
+            labels: (R, B) labels of each row, or ``None`` if labels are variables.
+            num_samples: number B of samples.
+            num_inputs: number of variables at the beginning of a row that are inputs.
         """
 
         def evaluate_group(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

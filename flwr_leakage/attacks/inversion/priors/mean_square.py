@@ -1,4 +1,4 @@
-"""Energy: a normalised input is rarely far from its mean."""
+"""The mean square as a prior: a normalised input is rarely far from its mean."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class MeanSquare:
     """``weight ·`` mean of x² over all entries, the L2 prior of Yin et al. 2021 (eq. 9).
 
     Attributes:
-        weight: relative to the objective, ≥ 0.
+        weight: weight relative to the objective, ≥ 0.
     """
 
     weight: float
@@ -23,5 +23,5 @@ class MeanSquare:
             raise ValueError(f"weight must be ≥ 0, got {self.weight}.")
 
     def __call__(self, inputs: Float[Tensor, "B C H W"], context: PriorContext) -> Tensor:
-        """The penalty of a candidate batch in model space, a scalar."""
+        """Return the penalty of a candidate batch in model space, a scalar."""
         return self.weight * inputs.square().mean()

@@ -1,4 +1,4 @@
-"""Total variation: natural images are piecewise smooth."""
+"""Total variation as a prior: natural images are piecewise smooth."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -11,10 +11,10 @@ from flwr_leakage.attacks.inversion.priors.base import PriorContext
 
 
 def total_variation(images: Float[Tensor, "B C H W"]) -> Tensor:
-    """Mean absolute difference of neighbouring pixels: mean over vertical plus over horizontal.
+    """Return the mean absolute difference of vertical neighbours plus that of horizontal ones.
 
-    The anisotropic total variation of Rudin, Osher and Fatemi (1992), with the mean of Geiping
-    et al.'s code, so that its weight is free of the image's size.
+    This is the anisotropic total variation of Rudin, Osher and Fatemi (1992), with the mean of
+    Geiping et al.'s code, so that its weight does not depend on the image's size.
 
     Example:
         >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]]))
@@ -26,9 +26,9 @@ def total_variation(images: Float[Tensor, "B C H W"]) -> Tensor:
 
 
 def colour_differences(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
-    """The C channels and the differences of every two of them.
+    """Return the C channels and the differences of every two of them.
 
-    The double opponents of Åström and Schnörr (2016): edges of natural images show in all
+    These are the double opponents of Åström and Schnörr (2016). Edges of natural images show in all
     channels at once, so that differences of channels vary less than the channels.
     """
     pairs = [images[:, i] - images[:, j] for i, j in combinations(range(images.shape[1]), 2)]
@@ -40,10 +40,10 @@ class TotalVariation:
     """``weight ·`` total variation of the candidate.
 
     Attributes:
-        weight: relative to the objective, ≥ 0.
-        absolute: penalise |x| instead of x, for InstaHide's images, whose signs are flipped at
-            random (Huang et al. 2021's published code).
-        colour: penalise the differences of channels as well.
+        weight: weight relative to the objective, ≥ 0.
+        absolute: whether |x| is penalised instead of x, for InstaHide's images, whose signs are
+            flipped at random (Huang et al. 2021's published code).
+        colour: whether the differences of channels are penalised as well.
     """
 
     weight: float
@@ -55,6 +55,6 @@ class TotalVariation:
             raise ValueError(f"weight must be ≥ 0, got {self.weight}.")
 
     def __call__(self, inputs: Float[Tensor, "B C H W"], context: PriorContext) -> Tensor:
-        """The penalty of a candidate batch in model space, a scalar."""
+        """Return the penalty of a candidate batch in model space, a scalar."""
         images = inputs.abs() if self.absolute else inputs
         return self.weight * total_variation(colour_differences(images) if self.colour else images)
