@@ -30,8 +30,8 @@ from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 POSTERIOR = "posterior_deviation"
-"""The key in the stats of an answer that is the mean of a posterior: the root-mean-square error
-that it expects of the unseen pixels at most, for pixel values in [0, 1]."""
+"""Key in the stats of an answer that is a posterior's mean. Its value is an upper bound of the
+root-mean-square error that the posterior expects of unseen pixels, for pixel values in [0, 1]."""
 
 
 @dataclass(frozen=True)
