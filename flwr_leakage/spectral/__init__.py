@@ -1,4 +1,4 @@
-"""Estimators of spectral quantities; each says whether it converged and what it cost."""
+"""Estimators of spectral quantities, each with its convergence and its cost."""
 
 from flwr_leakage.spectral.choose import choose_smallest_eigenvalue, route_bytes
 from flwr_leakage.spectral.dense import dense_spectrum, gram_spectrum, inverse_sum

@@ -14,16 +14,16 @@ Rule = tuple[Tensor, Tensor]
 
 
 class Bidiagonal:
-    """The bidiagonalisation Aᵀ V = U B of A from a vector z of inputs: u₁ = z/‖z‖.
+    """The bidiagonalisation Aᵀ V = U B of A from a vector z of inputs, with u₁ = z/‖z‖.
 
-    Golub and Kahan 1965, in the form of Paige and Saunders 1982, section 3, with u kept
-    orthonormal. B is lower bidiagonal, (k + 1) × k after k steps, with α on its diagonal and β
-    below. It knows σ to ε σmax with ε the precision, where T = BBᵀ of the Lanczos process knows
-    λ = σ² to ε λmax only. A step costs two products.
+    The process is that of Golub and Kahan 1965, in the form of Paige and Saunders 1982, section 3,
+    with U kept orthonormal. B is lower bidiagonal, (k + 1) × k after k steps, with α on its
+    diagonal and β below. It determines σ to ε σmax with ε the precision, while T = BBᵀ of the
+    Lanczos process determines λ = σ² to ε λmax only. A step costs two products.
 
     Args:
-        operator: A, of S blocks.
-        start: z, (S, N), not zero.
+        operator: the operators A, of S blocks.
+        start: (S, N) vectors z, not zero.
     """
 
     def __init__(self, operator: LinearOperator, start: Float[Tensor, "S N"]) -> None:
@@ -36,7 +36,7 @@ class Bidiagonal:
 
     @property
     def num_steps(self) -> int:
-        """Steps taken: the columns of B."""
+        """Number of steps taken, which is that of the columns of B."""
         return len(self._betas)
 
     def step(self) -> None:
@@ -44,7 +44,7 @@ class Bidiagonal:
         operator, alpha = self.operator, self._alphas[-1].to(self._inputs.dtype)
         image = operator.rmatvec(self._outputs) - alpha[:, None] * self._inputs
         fresh, beta = normalize_rows(orthogonalize(image, self.basis))
-        # Below this, the remainder is rounding and its direction has no meaning.
+        # A remainder below this is rounding, and its direction has no meaning.
         floor = torch.finfo(beta.dtype).eps * self._alphas[0].to(beta.dtype)
         full = torch.tensor(self.num_steps + 1 >= operator.num_inputs)
         exhausted = (beta <= floor) | full
@@ -57,7 +57,7 @@ class Bidiagonal:
         self._alphas.append(alpha.double())
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "Bidiagonal":
-        """The process of some blocks, which goes on from here without the others."""
+        """Return the process of some blocks, which continues from here without the others."""
         other = copy.copy(self)
         other.operator = self.operator.narrow(rows)
         for name in ("_inputs", "start_norm", "basis", "_outputs"):
@@ -68,21 +68,21 @@ class Bidiagonal:
 
     @property
     def exhausted(self) -> Tensor:
-        """(S,) where the Krylov space is complete."""
+        """(S,) whether the Krylov space is complete."""
         return self._betas[-1] == 0
 
     def matrix(self) -> Float[Tensor, "S k1 k"]:
-        """B."""
+        """Return B."""
         return lower_bidiagonal(self._alphas[:-1], self._betas)
 
     def rules(self, order: int) -> tuple[Rule, Rule]:
-        """Gauss' and Radau's rules, the latter with a node at 0, of the measure λᵖμ.
+        """Return Gauss' and Radau's rules, the latter with a node at 0, of the measure λᵖμ.
 
         μ is the spectral measure of z: ∫f dμ = zᵀf(AᵀA)z. Its moments follow from BBᵀ, those of λμ
         from BᵀB.
 
         Args:
-            order: p, 0 or 1.
+            order: the power p, 0 or 1.
         """
         bidiagonal = self.matrix()
         squared = self.start_norm.double()[:, None].cpu() ** 2
@@ -94,7 +94,7 @@ class Bidiagonal:
 
 
 def lower_bidiagonal(diagonal: list[Tensor], below: list[Tensor]) -> Float[Tensor, "S k1 k"]:
-    """B with its diagonal and the diagonal below, each (S,) an entry, in float64."""
+    """Return B from its diagonal and the diagonal below, with entries (S,), in float64."""
     steps = len(diagonal)
     result = torch.zeros(diagonal[0].shape[0], steps + 1, steps, dtype=torch.float64)
     index = torch.arange(steps)
@@ -108,16 +108,16 @@ def column_rules(
     next_alpha: Float[Tensor, " S"],
     mass: Float[Tensor, "S 1"],
 ) -> tuple[Rule, Rule]:
-    """Gauss' and Radau's rules of BᵀB at its first unit vector, with a node at 0 in the latter.
+    """Return Gauss' and Radau's rules of BᵀB at its first unit vector; Radau's has a node at 0.
 
-    Of g whose derivatives alternate in sign, Gauss' rule is a lower bound and Radau's an upper one
-    (Golub and Meurant 1994, section 4). Radau's comes from the upper bidiagonal factor R of BᵀB:
-    one column more, and nothing below it.
+    For g whose derivatives alternate in sign, Gauss' rule is a lower bound and Radau's an upper one
+    (Golub and Meurant 1994, section 4). Radau's comes from the upper bidiagonal factor R of BᵀB
+    with one more column, whose entry below is zero.
 
     Args:
-        bidiagonal: B.
-        next_alpha: the diagonal entry that B's next column would have.
-        mass: of the measure.
+        bidiagonal: (S, k + 1, k) the matrix B.
+        next_alpha: (S,) the diagonal entry that B's next column would have.
+        mass: (S, 1) mass of the measure.
     """
     factor = torch.linalg.qr(bidiagonal, mode="r").R
     pivot, coupling = factor[:, -1, -1], next_alpha.double() * bidiagonal[:, -1, -1]
@@ -127,7 +127,7 @@ def column_rules(
 
 
 def _rule(matrix: Float[Tensor, "S r k"], mass: Float[Tensor, "S 1"]) -> Rule:
-    """Nodes and weights of MᵀM at its first unit vector."""
+    """Return the nodes and weights of MᵀM at its first unit vector."""
     _, values, vectors = torch.linalg.svd(matrix, full_matrices=True)
     missing = matrix.shape[2] - values.shape[1]
     nodes = torch.nn.functional.pad(values**2, (0, max(0, missing)))

@@ -12,21 +12,21 @@ from flwr_leakage.spectral.estimate import normalize_rows, orthogonalize
 
 
 class Bidiagonalization:
-    """A V = U B from b, with B lower bidiagonal and V kept orthonormal.
+    """The bidiagonalisation A V = U B from b, with B lower bidiagonal and V kept orthonormal.
 
-    Golub and Kahan 1965, as in LSQR (Paige and Saunders 1982, section 3). ``step`` costs two
-    products, and the start one.
+    The process is that of Golub and Kahan 1965, as in LSQR (Paige and Saunders 1982, section 3).
+    ``step`` costs two products, and the start one.
 
     Args:
-        operator: A, of S blocks.
-        right_hand_side: b, (S, P).
+        operator: the operators A, of S blocks.
+        right_hand_side: (S, P) vectors b.
 
     Attributes:
-        blocks: which blocks of the first operator these are, see ``take``.
-        scale: ‖b‖.
-        basis: V, the rows of (S, k, N).
-        alpha: the entry of B's diagonal that comes next.
-        exhausted: the Krylov space is all that can be reached; what comes next is zero.
+        blocks: (S,) indices of the blocks in the first operator; see ``take``.
+        scale: (S,) ‖b‖.
+        basis: (S, k, N) the columns of V.
+        alpha: (S,) the next entry of B's diagonal.
+        exhausted: (S,) whether the Krylov space is complete, so that the next vectors are zero.
     """
 
     def __init__(self, operator: LinearOperator, right_hand_side: Float[Tensor, "S P"]) -> None:
@@ -42,14 +42,15 @@ class Bidiagonalization:
 
     @property
     def num_steps(self) -> int:
-        """Steps taken: the columns of B."""
+        """Number of steps taken, which is that of the columns of B."""
         return len(self.diagonal)
 
     def step(self, last: bool = False) -> None:
         """Add a column to B; a product that exceeds a budget raises.
 
         Args:
-            last: no other step follows; the second product, which prepares it, is left out.
+            last: whether no other step follows; the second product, which prepares it, is then
+                left out.
         """
         operator, left, right, alpha = self.operator, self.left, self.right, self.alpha
         left, beta = normalize_rows(operator.matvec(right) - alpha[:, None] * left)
@@ -67,7 +68,7 @@ class Bidiagonalization:
         self.left, self.right = left, torch.where(self.exhausted[:, None], 0.0, right)
 
     def take(self, rows: Int[Tensor, " R"]) -> "Bidiagonalization":
-        """Some of the blocks, which go on from here without the others."""
+        """Return the process of some blocks, which continues from here without the others."""
         other = copy.copy(self)
         other.operator = self.operator.narrow(rows)
         for name in ("blocks", "left", "scale", "right", "alpha", "basis", "exhausted"):
@@ -77,5 +78,5 @@ class Bidiagonalization:
         return other
 
     def matrix(self) -> Float[Tensor, "S k1 k"]:
-        """B, of k columns after k steps, in float64."""
+        """Return B, with k columns after k steps, in float64."""
         return lower_bidiagonal(self.diagonal, self.below)

@@ -1,22 +1,21 @@
-"""Cholesky factors of matrices that rounding may have left indefinite, and their systems."""
+"""Cholesky factors of matrices that rounding may have made indefinite, and their systems."""
 
 import torch
 from torch import Tensor
 
-TRIALS = 13
-"""The most jitters that are tried: twelve orders of magnitude, more than rounding spans."""
 
-
-def cholesky(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
-    """Factor ``A + j I``, with the jitter j tenfold as large in each further trial.
+def cholesky(matrix: Tensor, jitter: float, trials: int = 13) -> tuple[Tensor, float]:
+    """Return the factor of ``A + j I``, with a jitter j that grows tenfold until there is one.
 
     Args:
-        matrix: A (D, D), which is overwritten by ``A + j I``.
+        matrix: (D, D) matrix A, which is overwritten by ``A + j I``.
         jitter: the first j, ≥ 0; after a first j of 0 the next one is 1e-13 of A's largest diagonal
             entry.
+        trials: largest number of jitters. Thirteen span twelve orders of magnitude, more than
+            rounding does.
 
     Returns:
-        The lower triangular factor, and the j that it has.
+        The lower triangular factor, and its j.
 
     Raises:
         ArithmeticError: there is no factor even with the largest jitter.
@@ -27,7 +26,7 @@ def cholesky(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
                 [0.0000, 0.7071]]), 1.0)
     """
     added = 0.0
-    for _ in range(TRIALS):
+    for _ in range(trials):
         matrix.diagonal().add_(jitter - added)
         factor, failed = torch.linalg.cholesky_ex(matrix)
         if not failed:
@@ -37,7 +36,7 @@ def cholesky(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
 
 
 def gram(rows: Tensor, panel: int = 512) -> Tensor:
-    """Return ``A Aᵀ`` (n, n) of A (n, k), of which one half is computed, some rows at a time.
+    """Return ``A Aᵀ`` (n, n) of A (n, k), with only one half computed, ``panel`` rows at a time.
 
     Example:
         >>> gram(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
@@ -53,14 +52,14 @@ def gram(rows: Tensor, panel: int = 512) -> Tensor:
 
 
 def cholesky_solve(factor: Tensor, right: Tensor) -> Tensor:
-    """A⁻¹ b for ``A = L Lᵀ``, in the precision of L.
+    """Return A⁻¹ b for ``A = L Lᵀ``, in the precision of L.
 
     :func:`torch.cholesky_solve` takes ten times longer for one right-hand side of a large system
-    (PyTorch 2.14, one thread, D = 3072: 39 ms against 4; at 100 it is as fast).
+    (PyTorch 2.14, one thread, D = 3072: 39 ms against 4 ms; for D = 100 it is as fast).
 
     Args:
-        factor: L (D, D), lower triangular.
-        right: b (D,).
+        factor: (D, D) lower triangular factor L.
+        right: (D,) right-hand side b.
 
     Example:
         >>> factor = torch.linalg.cholesky(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))

@@ -24,9 +24,9 @@ def route_bytes(
     max_dense_inputs: int,
     memory_bytes: int,
 ) -> int:
-    """Most memory in bytes that ``choose_smallest_eigenvalue`` takes for one block.
+    """Return the most memory in bytes that ``choose_smallest_eigenvalue`` takes for one block.
 
-    What the operator itself holds is not counted.
+    The memory of the operator itself is not counted.
     """
     if num_inputs > max_dense_inputs:
         return 0
@@ -44,26 +44,26 @@ def choose_smallest_eigenvalue(
     max_dense_inputs: int = 4096,
     memory_bytes: int = 2 * 1024**3,
 ) -> Estimate:
-    """λmin of AᵀA; ``method`` of the result says which route it took last.
+    """Return λmin of AᵀA; ``method`` of the result names the last route.
 
     The route depends on size, conditioning and memory:
 
-    - Where the dense matrix fits, and its N products are no more than Lanczos may take, it is the
+    - If the dense matrix fits, and its N products are no more than Lanczos may take, it is the
       dense SVD.
-    - Else it is Lanczos. For the blocks that Lanczos does not resolve, it is the dense SVD if that
-      fits, else the Gram matrix in float64 if that does. The Gram matrix needs N² numbers only,
-      and resolves λmax/λmin up to about 1e13 at a tolerance of 1 %.
-    - Where no route resolves λmin, the value is an upper bound, and not marked as converged.
+    - Otherwise it is Lanczos. Blocks that Lanczos does not resolve get the dense SVD if that fits,
+      else the Gram matrix in float64 if that fits. The Gram matrix needs N² numbers only, and
+      resolves λmax/λmin up to about 1e13 at a tolerance of 1 %.
+    - If no route resolves λmin, the value is an upper bound, and not marked as converged.
 
     Args:
-        operator: A, of S blocks.
-        generator: for the start of Lanczos.
+        operator: the operators A, of S blocks.
+        generator: draws the start of Lanczos.
         tolerance: relative error of λmin.
-        max_steps: most steps of Lanczos, of two products each.
-        max_dense_inputs: N above which no dense route is taken, however much memory there is.
-        memory_bytes: for a dense route of one block. The dense routes of all S blocks run at once,
-            so the caller passes as many blocks as fit, see ``route_bytes``. The route of a block,
-            and with it its value, then does not depend on the other blocks.
+        max_steps: largest number of steps of Lanczos, of two products each.
+        max_dense_inputs: N above which no dense route is taken, with any memory.
+        memory_bytes: memory for a dense route of one block. The dense routes of all S blocks run at
+            once, so that the caller must pass as many blocks as fit; see ``route_bytes``. The route
+            of a block, and with it its value, then does not depend on the other blocks.
     """
     small = operator.num_inputs <= max_dense_inputs
     one = dense_bytes(operator.num_inputs, operator.num_outputs, operator.dtype)
@@ -81,7 +81,7 @@ def choose_smallest_eigenvalue(
     squared = not dense_fits
     known = torch.zeros(operator.num_blocks, dtype=torch.bool)
     known = known if iterated is None else iterated.converged.cpu()
-    # What Lanczos resolved needs no dense route.
+    # Blocks that Lanczos resolved need no dense route.
     rest = (~known).nonzero()[:, 0]
     left = operator if len(rest) == len(known) else operator.narrow(rest)
     spectrum = gram_spectrum(left) if squared else dense_spectrum(left)

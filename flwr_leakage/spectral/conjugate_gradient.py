@@ -1,4 +1,4 @@
-"""Conjugate gradients for one positive definite system that is known by its products only."""
+"""Conjugate gradients for one positive definite system that is given by its products only."""
 
 from collections.abc import Callable
 
@@ -13,15 +13,16 @@ def conjugate_gradients(
     max_iterations: int,
     precondition: Callable[[Tensor], Tensor] = lambda vector: vector,
 ) -> tuple[Tensor, int]:
-    """Solve A x = b by preconditioned conjugate gradients (Hestenes and Stiefel 1952), from zero.
+    """Return x of A x = b by preconditioned conjugate gradients (Hestenes, Stiefel 1952), from 0.
 
     Args:
-        product: v ↦ A v for flat v (D,), with A symmetric and positive definite.
-        right: b (D,).
-        tolerance: it stops once √(rᵀ P r) is at most this share of its value at x = 0, with the
-            residual r = b − A x and the preconditioner P.
-        max_iterations: most iterations, of one product each.
-        precondition: v ↦ P v, an approximation of A⁻¹ v, symmetric and positive definite.
+        product: the map v ↦ A v for flat v (D,), with A symmetric and positive definite.
+        right: (D,) right-hand side b.
+        tolerance: share of √(rᵀ P r) at x = 0 at which the iteration stops, with the residual
+            r = b − A x and the preconditioner P.
+        max_iterations: largest number of iterations, of one product each.
+        precondition: the map v ↦ P v, an approximation of A⁻¹ v, with P symmetric and positive
+            definite.
 
     Returns:
         x (D,) and the number of iterations taken. If that is ``max_iterations``, the tolerance may

@@ -11,17 +11,17 @@ _SAFETY = 10.0
 
 
 def dense_bytes(num_inputs: int, num_outputs: int, dtype: torch.dtype) -> int:
-    """Bytes that ``dense_spectrum`` takes for one map, roughly: A, a float64 copy and its QR."""
+    """Return the approximate bytes of ``dense_spectrum`` for one map: A, a float64 copy, its QR."""
     return num_outputs * num_inputs * (torch.finfo(dtype).bits // 8 + 16)
 
 
 def gram_bytes(num_inputs: int) -> int:
-    """Bytes that ``gram_spectrum`` takes for one map, roughly: AᵀA and its eigenvectors."""
+    """Return the approximate bytes of ``gram_spectrum`` for one map: AᵀA and its eigenvectors."""
     return 3 * 8 * num_inputs**2
 
 
 def dense_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:
-    """Eigenvalues of AᵀA, descending, as squared singular values of A in float64.
+    """Return the eigenvalues of AᵀA, descending, as squared singular values of A in float64.
 
     A is formed from N products and factored as QR; the singular values are those of R. They
     resolve λmin/λmax down to ε², with ε the precision of the products. The eigenvalues of a Gram
@@ -37,7 +37,9 @@ def dense_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:
 
 
 def gram_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:
-    """Eigenvalues of AᵀA, descending, from AᵀA in float64: N Gram products, no N×P memory.
+    """Return the eigenvalues of AᵀA, descending, from N Gram products in float64.
+
+    The method needs no N×P memory.
 
     Raises:
         ValueError: the operator works in float32, in which a Gram matrix is useless.
@@ -57,10 +59,10 @@ def estimate_of(
     operator: LinearOperator,
     squared: bool,
 ) -> Estimate:
-    """One eigenvalue of a dense spectrum, not converged where it may be no more than rounding.
+    """Return one eigenvalue of a dense spectrum, not converged if it may be only rounding.
 
-    A singular value carries an absolute error of ρ σmax, with ρ the operator's rounding. An
-    eigenvalue of a Gram matrix has one of ten units in the last place of λmax besides.
+    A singular value has an absolute error of ρ σmax, with ρ the operator's rounding. An eigenvalue
+    of a Gram matrix has a further error of ten units in the last place of λmax.
     """
     value = eigenvalues[:, index]
     top = eigenvalues[:, 0]
@@ -73,14 +75,15 @@ def estimate_of(
 
 
 def inverse_sum(operator: LinearOperator, tolerance: float = 1e-2) -> Estimate:
-    """Σ1/λᵢ of AᵀA from the dense matrix: the sum that the smallest eigenvalues decide.
+    """Return Σ1/λᵢ of AᵀA from the dense matrix, a sum that the smallest eigenvalues dominate.
 
-    Every singular value may be off by ρ σmax, with ρ the operator's rounding. Where that moves the
-    sum by more than the tolerance, it has not converged, and its value is a lower bound.
+    Every singular value may have an error of ρ σmax, with ρ the operator's rounding. If that
+    changes the sum by more than the tolerance, the sum has not converged, and its value is a lower
+    bound.
 
     Args:
-        operator: A, of S blocks.
-        tolerance: relative error.
+        operator: the operators A, of S blocks.
+        tolerance: relative error of the sum.
     """
     first = operator.products
     singular = dense_spectrum(operator).sqrt()

@@ -1,4 +1,4 @@
-"""What every estimator returns."""
+"""The result of every estimator, and parts that estimators share."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,15 @@ from flwr_leakage.operators.lengths import row_norms
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number for each of S blocks of an operator, and whether to believe it.
+    """One number for each of S blocks of an operator, with its convergence.
 
     Attributes:
-        value: (S,); where ``converged`` is false it is no estimate, but a bound at best.
-        converged: (S,) whether the value is within the tolerance asked for.
-        residual: (S,) the relative error of the value, rounding included. Where it did not
-            converge, what the estimator knows of it, which may be too little.
-        products: ``matvec`` and ``rmatvec`` spent for each operator.
-        method: what computed it.
+        value: (S,) estimates; if ``converged`` is false, a value is a bound at best.
+        converged: (S,) whether the value is within the given tolerance.
+        residual: (S,) relative error of the value, with rounding. If it did not converge, this is
+            the estimator's own estimate of the error, which may be too small.
+        products: number of ``matvec`` and ``rmatvec`` for each operator.
+        method: the name of the method that computed it.
     """
 
     value: Float[Tensor, " S"]
@@ -39,7 +39,10 @@ def normalize_rows(vectors: Float[Tensor, "S N"]) -> tuple[Tensor, Tensor]:
 def orthogonalize(
     vectors: Float[Tensor, "S N"], basis: Float[Tensor, "S k N"]
 ) -> Float[Tensor, "S N"]:
-    """Remove the components along an orthonormal basis, twice, as rounding demands."""
+    """Return vectors without their components along an orthonormal basis.
+
+    They are removed twice, because of rounding.
+    """
     for _ in range(2):
         along = torch.bmm(basis, vectors[:, :, None])
         vectors = vectors - torch.bmm(along.transpose(1, 2), basis)[:, 0]
@@ -47,17 +50,17 @@ def orthogonalize(
 
 
 def keep_finished(finished: Bool[Tensor, " S"], kept: Tensor | None, current: Tensor) -> Tensor:
-    """Take ``kept`` for the blocks that had finished before this step, ``current`` for others.
+    """Return ``kept`` for the blocks that had finished before this step, ``current`` for others.
 
-    Blocks of a batch share their steps. A block that is done keeps what it had then, so that its
-    result does not depend on how long the others take, and a sample has one value in every batch.
+    Blocks of a batch share their steps. A finished block keeps its values, so that its result does
+    not depend on the number of steps of the others, and a sample has one value in every batch.
 
     Args:
-        finished: (S,) which blocks had finished.
-        kept: what this function returned at the last step, (S, …), or ``None`` at the first step.
-            Its last dimension may be shorter than that of ``current``, as coefficients of a smaller
-            Krylov space are.
-        current: the values of this step, (S, …).
+        finished: (S,) whether a block had finished.
+        kept: (S, …) the result of this function at the last step, or ``None`` at the first step.
+            Its last dimension may be shorter than that of ``current``, for example for coefficients
+            of a smaller Krylov space.
+        current: (S, …) the values of this step.
     """
     if kept is None:
         return current
@@ -67,7 +70,7 @@ def keep_finished(finished: Bool[Tensor, " S"], kept: Tensor | None, current: Te
 
 
 def remaining_growth(history: list[Tensor]) -> Tensor:
-    """Estimate how much a growing sequence still has to grow, relative to its last entry.
+    """Return an estimate of a growing sequence's remaining growth, relative to its last entry.
 
     The estimate is the growth over the last quarter of the steps (three at least). It is right for
     a sequence whose error falls by a half in that many steps, and too large for a faster one.

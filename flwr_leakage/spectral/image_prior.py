@@ -1,4 +1,4 @@
-"""A Gaussian prior of natural images: most of their variance is in low frequencies and in grey."""
+"""A Gaussian prior of natural images, with most variance in low frequencies and in grey."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from torch import Tensor
 from flwr_leakage.records import InputSpec
 
 NATURAL_CHROMA = (0.1, 0.04)
-"""Variances of the two colour differences relative to that of the mean, of colourful images.
+"""Variances of the two colour differences relative to that of the mean, for colourful images.
 
 Their means over 2,000 training images of CIFAR-10, without the frequency zero, are 0.05 and 0.01,
 but images differ. Ruderman, Cronin and Chiao (1998) found even smaller ones in logarithms of cone
@@ -19,10 +19,11 @@ responses.
 """
 
 NATURAL_FALL = 0.75
-"""Frequency, in units of the highest, at which lenses and pixels leave variance/e of 1/f²."""
+"""Frequency, in units of the highest, at which lenses and pixels reduce the variance 1/f² by the
+factor 1/e. The value was chosen on development draws; no table."""
 
 OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
-"""Mean and two differences of red, green and blue: in natural images these are nearly uncorrelated
+"""Mean and two differences of red, green and blue, which are nearly uncorrelated in natural images
 (Ruderman, Cronin and Chiao 1998)."""
 
 
@@ -32,15 +33,15 @@ class ImagePrior:
 
     μ is grey. s are cosine coefficients of the mean and the differences of the colours, each in
     units of its standard deviation. L turns them into normalised inputs:
-    ``L s = scale · coloursᵀ (rowsᵀ (deviations · s) columns)``. No image is used.
+    ``L s = scale · coloursᵀ (rowsᵀ (deviations · s) columns)``. The prior uses no image.
 
     Attributes:
-        grey: μ, (1, C, H, W).
-        deviations: standard deviations of the coefficients (C, H, W), in pixel values.
-        scale: normalised inputs per pixel value (C, 1, 1).
-        colours: orthonormal rows (C, C), one for each mean or difference of the channels.
-        rows: discrete cosine transform along the height, (H, H), orthonormal.
-        columns: the same along the width, (W, W).
+        grey: (1, C, H, W) μ.
+        deviations: (C, H, W) standard deviations of the coefficients, in pixel values.
+        scale: (C, 1, 1) normalised inputs per pixel value.
+        colours: (C, C) orthonormal rows, one for each mean or difference of the channels.
+        rows: (H, H) orthonormal discrete cosine transform along the height.
+        columns: (W, W) orthonormal discrete cosine transform along the width.
     """
 
     grey: Tensor
@@ -58,19 +59,20 @@ class ImagePrior:
         chroma: float | tuple[float, float] = 0.1,
         fall: float = math.inf,
     ) -> "ImagePrior":
-        """The prior of inputs of a specification, in double precision.
+        """Return the prior of inputs of a specification, in double precision.
 
-        The coefficient of frequency (u, v) has a variance in proportion to 1/(1 + u² + v²):
-        natural images have a power spectrum of about 1/f² (Field 1987), which falls faster at the
-        highest ones, as by exp(−(f / fall)²).
+        The coefficient of frequency (u, v) has a variance proportional to 1/(1 + u² + v²), as
+        natural images have a power spectrum of about 1/f² (Field 1987). The spectrum falls faster
+        at the highest frequencies, by the factor exp(−(f / fall)²).
 
         Args:
             spec: shape and normalisation of the inputs.
             spread: standard deviation of (sum of the C channels) / √C about grey, over images and
-                places, in pixel values, > 0.
+                positions, in pixel values, > 0.
             chroma: variance of each colour difference relative to that of the mean, > 0; one number
                 for both, or two.
-            fall: in units of the highest frequency along each axis, > 0; infinite for none.
+            fall: frequency of the faster fall, in units of the highest frequency along each axis,
+                > 0; infinite for none.
         """
         both = (chroma, chroma) if isinstance(chroma, float | int) else chroma
         if not (spread > 0 and len(both) == 2 and min(both) > 0 and fall > 0):
@@ -103,24 +105,25 @@ class ImagePrior:
 
     @classmethod
     def natural(cls, spec: InputSpec) -> "ImagePrior":
-        """With the colours of natural images, and their fall at the highest frequencies."""
+        """Return the prior with natural images' colours and their fall at high frequencies."""
         return cls.of(spec, chroma=NATURAL_CHROMA, fall=NATURAL_FALL)
 
     def single(self) -> "ImagePrior":
-        """The same prior in single precision."""
+        """Return the same prior in single precision."""
         return replace(self, **{name: value.float() for name, value in vars(self).items()})
 
     def fitted(self, inputs: Tensor, ring: float = 1.35, least: float = 1e-12) -> "ImagePrior":
-        """The prior with the spectrum of one image, an empirical Bayes estimate.
+        """Return the prior with the spectrum of one image, an empirical Bayes estimate.
 
         The frequencies (u, v) are divided into rings. In a ring, the variance of a colour's
         coefficients is their mean square. Between rings, its logarithm is interpolated linearly in
         log(1 + u² + v²).
 
         Args:
-            inputs: the image (1, C, H, W).
+            inputs: (1, C, H, W) image.
             ring: ratio of a ring's outer radius to its inner one, > 1.
-            least: added to every mean square, so that a grey image has a spectrum, too, > 0.
+            least: number > 0 that is added to every mean square, so that a grey image has a
+                spectrum, too.
         """
         energies = (self.deviations * self.coordinates(inputs)).square().flatten(1).numpy()
         _, height, width = inputs.shape[1:]
@@ -138,27 +141,27 @@ class ImagePrior:
         return replace(self, deviations=fitted.reshape(self.deviations.shape))
 
     def coordinates(self, inputs: Tensor) -> Tensor:
-        """Coordinates s (C, H, W) of inputs (1, C, H, W)."""
+        """Return the coordinates s (C, H, W) of inputs (1, C, H, W)."""
         images = torch.einsum("oc,chw->ohw", self.colours, (inputs - self.grey)[0] / self.scale)
         return self.rows @ images @ self.columns.T / self.deviations
 
     def inputs(self, coordinates: Tensor) -> Tensor:
-        """μ + L s, (1, C, H, W), for s (C, H, W)."""
+        """Return μ + L s (1, C, H, W), for s (C, H, W)."""
         return self.grey + self.push(coordinates)[None]
 
     def push(self, coordinates: Tensor) -> Tensor:
-        """L s, for s (…, C, H, W)."""
+        """Return L s, for s (…, C, H, W)."""
         images = self.rows.T @ (self.deviations * coordinates) @ self.columns
         return self.scale * torch.einsum("oc,...ohw->...chw", self.colours, images)
 
     def pull(self, inputs: Tensor) -> Tensor:
-        """Lᵀ g, for g (…, C, H, W)."""
+        """Return Lᵀ g, for g (…, C, H, W)."""
         images = torch.einsum("oc,...chw->...ohw", self.colours, self.scale * inputs)
         return self.deviations * (self.rows @ images @ self.columns.T)
 
 
 def cosine_transform(size: int) -> Tensor:
-    """The matrix of the orthonormal discrete cosine transform (Ahmed, Natarajan and Rao 1974).
+    """Return the matrix of the orthonormal discrete cosine transform (Ahmed et al. 1974).
 
     It is a matrix because torch has no such transform. At the sizes of images, the product with a
     matrix is as fast.

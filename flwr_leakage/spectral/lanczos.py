@@ -18,19 +18,19 @@ from flwr_leakage.spectral.estimate import (
 
 
 class Lanczos:
-    """The Lanczos process of AᵀA: AᵀA V = V T + β v eᵀ, with V kept orthonormal.
+    """The Lanczos process of AᵀA, ``AᵀA V = V T + β v eᵀ``, with V kept orthonormal.
 
-    Lanczos 1950; full reorthogonalisation as in Parlett, The Symmetric Eigenvalue Problem,
-    section 13.7. ``step`` costs one Gram product.
+    The process is that of Lanczos 1950, with full reorthogonalisation as in Parlett, The Symmetric
+    Eigenvalue Problem, section 13.7. ``step`` costs one Gram product.
 
-    A block whose Krylov space is exhausted goes on with zero vectors. Its new rows of T are not
+    A block whose Krylov space is exhausted continues with zero vectors. Its new rows of T are not
     coupled to the others, and repeat T's first entry. That is a Rayleigh quotient, so that the
-    largest and the smallest eigenvalue of T stay as they are.
+    largest and the smallest eigenvalue of T do not change.
 
     Args:
-        operator: A, of S blocks.
-        start: the first vector of each block, (S, N), not zero.
-        image: A·start, where it is known: the first step then takes half a Gram product.
+        operator: the operators A, of S blocks.
+        start: (S, N) the first vector of each block, not zero.
+        image: (S, P) A·start if it is known. The first step then takes half a Gram product.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Lanczos:
 
     @property
     def num_steps(self) -> int:
-        """Steps taken: the order of T."""
+        """Number of steps taken, which is the order of T."""
         return len(self._alphas)
 
     @property
     def last_beta(self) -> Float[Tensor, " S"]:
-        """β_k, the coupling of the last vector to what lies outside of the Krylov space."""
+        """(S,) β_k, the coupling of the last vector to the outside of the Krylov space."""
         return self._betas[-1]
 
     def step(self) -> None:
-        """Extend T by one row; a product that exceeds a budget raises and leaves all as it was."""
+        """Extend T by one row; a product that exceeds a budget raises and changes nothing."""
         if self._image is None:
             image = self.operator.gram(self._next)
         else:
@@ -73,7 +73,7 @@ class Lanczos:
         remainder = orthogonalize(image, self.basis)
         self._scale = torch.maximum(self._scale, row_norms(image))
         self._next, beta = normalize_rows(remainder)
-        # Below this, the remainder is rounding and its direction has no meaning.
+        # A remainder below this is rounding, and its direction has no meaning.
         floor = 10 * torch.finfo(beta.dtype).eps * self._scale
         exhausted = (beta <= floor) | torch.tensor(self.num_steps + 1 >= self.operator.num_inputs)
         self._next = torch.where(exhausted[:, None], 0.0, self._next)
@@ -81,10 +81,10 @@ class Lanczos:
         self._betas.append(torch.where(exhausted, 0.0, beta))
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "Lanczos":
-        """The process of some blocks, which goes on from here without the others.
+        """Return the process of some blocks, which continues from here without the others.
 
         Args:
-            rows: their indices, ascending.
+            rows: (R,) indices of the blocks, ascending.
         """
         other = copy.copy(self)
         other.operator = self.operator.narrow(rows)
@@ -97,11 +97,11 @@ class Lanczos:
 
     @property
     def rayleigh_quotients(self) -> Float[Tensor, "S k"]:
-        """‖Av‖² of each vector of the basis: the diagonal of T."""
+        """(S, k) ‖Av‖² of each vector of the basis, the diagonal of T."""
         return torch.stack(self._alphas, 1)
 
     def tridiagonal(self) -> Float[Tensor, "S k k"]:
-        """T, of k rows and columns after k steps."""
+        """Return T, with k rows and columns after k steps."""
         alphas = torch.stack(self._alphas, 1)
         result = torch.diag_embed(alphas)
         if self.num_steps > 1:
@@ -110,7 +110,7 @@ class Lanczos:
         return result
 
     def ritz(self) -> tuple[Float[Tensor, "S k"], Float[Tensor, "S k k"]]:
-        """Eigenvalues of T, ascending, and its eigenvectors as columns."""
+        """Return the eigenvalues of T, ascending, and its eigenvectors as columns."""
         values, vectors = torch.linalg.eigh(self.tridiagonal().double())
         return values, vectors
 
@@ -124,6 +124,6 @@ class EigenPairs:
 
 
 def random_start(operator: LinearOperator, generator: Draws) -> Float[Tensor, "S N"]:
-    """A Gaussian vector for each block; operators of equal shape get the same draws."""
+    """Return a Gaussian vector for each block; operators of equal shape get the same draws."""
     draw = normal_rows((operator.num_blocks, operator.num_inputs), generator)
     return draw.to(dtype=operator.dtype, device=operator.device)

@@ -14,12 +14,12 @@ from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos
 
 @dataclass(frozen=True)
 class TopPairs(EigenPairs):
-    """The largest eigenvalue of each block, and the Krylov space that it was found in.
+    """The largest eigenvalue of each block, with the Krylov space of its estimate.
 
     Attributes:
-        angle: (S,) about how far the eigenvector is off, in radians.
-        basis: (S, k, N) the orthonormal vectors of the block's own steps, and zeros.
-        trace: (S,) Σ‖Av‖² over them.
+        angle: (S,) approximate error of the eigenvector, in radians.
+        basis: (S, k, N) orthonormal vectors of the block's own steps, padded with zeros.
+        trace: (S,) Σ‖Av‖² over these vectors.
     """
 
     angle: Float[Tensor, " S"]
@@ -28,7 +28,7 @@ class TopPairs(EigenPairs):
 
 
 class LargestEigenvalue:
-    """λmax of AᵀA, from below, by a Lanczos process that goes on where more is asked of it.
+    """Estimates λmax of AᵀA from below, by a Lanczos process that continues in later calls.
 
     A block's answer is read at the first step that passes two tests. With θ the largest Ritz value,
     r its residual and gap its distance to the second one:
@@ -36,18 +36,19 @@ class LargestEigenvalue:
     - min(r, r²/gap)/θ ≤ tolerance (Parlett, theorem 11.7.1). This bounds the error of θ as *an*
       eigenvalue, which need not be the largest.
     - θ has not grown by more than the tolerance over the last quarter of the steps (three at
-      least). Else a neighbour of λmax could pass for it, while the start's small component along
-      the true eigenvector still grows.
+      least). Otherwise a neighbour of λmax could be taken for it, while the start's small component
+      along the true eigenvector still grows.
 
-    An answer depends on the operator, the start, the tolerance and the limit of steps only: not
-    on what was asked before, nor on the other blocks. So one process serves several callers. A
-    block that has its answer takes no part in the steps of the others: a batch takes as many
-    products as its blocks alone.
+    An answer depends only on the operator, the start, the tolerance and the limit of steps, not on
+    earlier calls, nor on the other blocks. So one process serves several callers. A block that has
+    its answer takes no part in the steps of the others, so that a batch takes as many products as
+    its blocks alone.
 
     Args:
-        operator: A, of S blocks.
-        start: not orthogonal to the eigenvector sought; ``random_start`` is generic.
-        image: A·start, where it is known.
+        operator: the operators A, of S blocks.
+        start: (S, N) vectors that are not orthogonal to the eigenvector; ``random_start`` gives
+            such vectors.
+        image: (S, P) A·start if it is known.
     """
 
     def __init__(
@@ -61,7 +62,11 @@ class LargestEigenvalue:
         self._groups = [_Group(blocks, Lanczos(operator, start, image))]
 
     def __call__(self, tolerance: float, max_steps: int) -> TopPairs:
-        """λmax and its eigenvector to a relative tolerance, in ``max_steps`` Gram products at most.
+        """Return λmax and its eigenvector to a relative tolerance.
+
+        Args:
+            tolerance: relative error of λmax.
+            max_steps: largest number of Gram products, ≥ 1.
 
         Raises:
             ValueError: ``max_steps`` is below 1.
@@ -83,7 +88,7 @@ class LargestEigenvalue:
         return TopPairs(estimate, vectors, angle, basis, trace)
 
     def _settle(self, group: "_Group", tolerance: float, max_steps: int) -> None:
-        """Take steps until each block of a group has its answer; those that have it leave."""
+        """Take steps until each block of a group has its answer; blocks leave once they do."""
         limit = min(max_steps, self.operator.num_inputs)
         while group.num_steps < limit:
             done = group.first_within(tolerance, group.num_steps) >= 0
@@ -101,8 +106,8 @@ class _Group:
     """Blocks that have taken the same steps, with the largest Ritz value at each of them.
 
     Args:
-        blocks: their indices.
-        process: of these blocks.
+        blocks: (G,) indices of the blocks.
+        process: the Lanczos process of these blocks.
     """
 
     def __init__(self, blocks: Int[Tensor, " G"], process: Lanczos) -> None:
@@ -119,14 +124,14 @@ class _Group:
         return len(self._tops)
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "_Group":
-        """Some of the blocks, with what they have come to."""
+        """Return some of the blocks, with their state."""
         other = _Group(self.blocks[rows], self.process.narrow(rows))
         for name in ("_tops", "_residuals", "_growths", "_angles", "_coefficients"):
             setattr(other, name, [entry[rows] for entry in getattr(self, name)])
         return other
 
     def first_within(self, tolerance: float, num_steps: int) -> Int[Tensor, " G"]:
-        """The first of so many steps at which a block passes both tests, or −1."""
+        """Return the first of ``num_steps`` steps at which a block passes both tests, or −1."""
         first = torch.full_like(self.blocks, -1)
         for step in reversed(range(num_steps)):
             within = (self._residuals[step] <= tolerance) & (self._growths[step] <= tolerance)
@@ -134,14 +139,14 @@ class _Group:
         return first
 
     def answer(self, tolerance: float, max_steps: int) -> tuple[Tensor, ...]:
-        """λmax, whether it is within the tolerance, its error, and the rest of ``TopPairs``."""
+        """Return λmax, whether it is within the tolerance, its error, and the rest of a result."""
         taken = min(max_steps, self.num_steps)
         first = self.first_within(tolerance, taken)
         last = torch.where(first >= 0, first, taken - 1)
         rows = torch.arange(len(last), device=last.device)
         histories = (self._tops, self._residuals, self._growths, self._angles)
         top, residual, growth, angle = (torch.stack(each)[last, rows] for each in histories)
-        # Two steps say nothing about growth; the residual bound then stands alone.
+        # After a few steps the growth is unknown, and only the residual bounds the error.
         error = torch.maximum(residual, torch.where(growth.isfinite(), growth, 0.0))
         error = error + 2 * self.process.operator.rounding.to(error)
         widest = int(last.max()) + 1
@@ -156,7 +161,7 @@ class _Group:
         return top, first >= 0, error, vectors, angle, trace, basis
 
     def extend(self) -> None:
-        """Take one step more; a product that exceeds a budget raises and leaves all as it was."""
+        """Take one more step; a product that exceeds a budget raises and changes nothing."""
         process = self.process
         process.step()
         theta, vectors = process.ritz()
@@ -181,12 +186,13 @@ def largest_eigenvalue(
     tolerance: float = 1e-3,
     max_steps: int = 100,
 ) -> TopPairs:
-    """λmax of AᵀA, from below, and its eigenvector; see ``LargestEigenvalue``.
+    """Return λmax of AᵀA, from below, and its eigenvector; see ``LargestEigenvalue``.
 
     Args:
-        operator: A, of S blocks.
-        start: not orthogonal to the eigenvector sought; ``random_start`` is generic.
+        operator: the operators A, of S blocks.
+        start: (S, N) vectors that are not orthogonal to the eigenvector; ``random_start`` gives
+            such vectors.
         tolerance: relative error of λmax.
-        max_steps: most Gram products.
+        max_steps: largest number of Gram products.
     """
     return LargestEigenvalue(operator, start)(tolerance, max_steps)

@@ -11,13 +11,13 @@ from flwr_leakage.operators.base import LinearOperator
 
 @dataclass(frozen=True)
 class DenseSolution:
-    """x = A⁺b of each of S blocks, the shortest of all least-squares solutions.
+    """The shortest least-squares solution x = A⁺b of each of S blocks.
 
     Attributes:
-        solutions: x (S, N).
+        solutions: (S, N) solutions x.
         errors: (S,) half the width of an error bar of ‖x‖, from the operator's rounding.
-        rank: (S,) singular values that count.
-        inverse_diagonal: (S, N), the diagonal of (AᵀA)⁺: variances of x for unit noise on b.
+        rank: (S,) number of singular values that count.
+        inverse_diagonal: (S, N) diagonal of (AᵀA)⁺, the variances of x for unit noise on b.
     """
 
     solutions: Float[Tensor, "S N"]
@@ -29,12 +29,12 @@ class DenseSolution:
 def solve_dense(
     operator: LinearOperator, right_hand_side: Float[Tensor, "S P"], cutoff: float = 1e-12
 ) -> DenseSolution:
-    """A⁺b from A = QR and the SVD of R, in float64.
+    """Return A⁺b from A = QR and the SVD of R, in float64.
 
     Args:
-        operator: A, of S blocks.
-        right_hand_side: b.
-        cutoff: singular values below it, relative to the largest, count as zero.
+        operator: the operators A, of S blocks.
+        right_hand_side: (S, P) vectors b.
+        cutoff: share of the largest singular value up to which singular values count as zero.
     """
     first = operator.products
     found = [

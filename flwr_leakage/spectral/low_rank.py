@@ -1,4 +1,4 @@
-"""A matrix's largest eigenvalues from some of its columns, to precondition conjugate gradients."""
+"""Preconditioners of conjugate gradients by a matrix's largest eigenvalues, from some columns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class LowRank:
     """An approximation A ≈ Uᵀ Λ U of a positive semidefinite matrix A (D, D).
 
     Attributes:
-        vectors: U (k, D), with orthonormal rows: approximate eigenvectors.
-        values: the diagonal of Λ (k,), descending: approximate eigenvalues.
+        vectors: (k, D) matrix U, whose orthonormal rows are approximate eigenvectors.
+        values: (k,) diagonal of Λ, the approximate eigenvalues, descending.
     """
 
     vectors: Tensor
@@ -23,17 +23,17 @@ class LowRank:
 
     @classmethod
     def from_columns(cls, columns: Tensor, chosen: Tensor) -> "LowRank":
-        """The Nyström approximation (Williams and Seeger 2000) of A from k of its columns.
+        """Return the Nyström approximation (Williams and Seeger 2000) of A from k of its columns.
 
-        ``A ≈ Cᵀ K⁻¹ C``, where the rows of C are the k columns of A, and K are the k of C's own
-        columns with the same indices.
+        ``A ≈ Cᵀ K⁻¹ C``, where the rows of C are the k columns of A, and K consists of the k
+        columns of C with the same indices.
 
         A small multiple of the identity is added before and subtracted after, so that the matrix
         stays positive definite under rounding (Tropp et al. 2017, Algorithm 3).
 
         Args:
-            columns: C (k, D), columns of A or, as A is symmetric, rows.
-            chosen: their indices (k,) in A, all different.
+            columns: (k, D) matrix C of columns of A, which are rows as well, as A is symmetric.
+            chosen: (k,) their indices in A, all different.
         """
         shift = float(torch.finfo(columns.dtype).eps * columns.norm().clamp_min(1e-30))
         core = columns[:, chosen]
@@ -47,13 +47,13 @@ class LowRank:
         return cls(vectors, values - shift)
 
     def preconditioner(self, shift: float) -> Callable[[Tensor], Tensor]:
-        """(A + shift I)⁻¹ up to a factor, as if A's unknown eigenvalues were the least known one.
+        """Return (A + shift I)⁻¹ up to a factor, with A's other eigenvalues set to the least known.
 
         It is ``I + Uᵀ ((λ_k + shift) / (Λ + shift) − 1) U`` (Frangella, Tropp and Udell 2023, eq.
         1.3), with the least known eigenvalue λ_k.
 
         Args:
-            shift: > 0.
+            shift: the shift, > 0.
 
         Returns:
             The product with a flat vector (D,).

@@ -1,4 +1,4 @@
-"""LSQR with full reorthogonalisation: the damped solve for any number of dampings at once."""
+"""LSQR with full reorthogonalisation, for any number of dampings at once."""
 
 import copy
 from dataclasses import dataclass
@@ -12,23 +12,20 @@ from flwr_leakage.spectral.bidiagonal import column_rules
 from flwr_leakage.spectral.bidiagonalization import Bidiagonalization
 from flwr_leakage.spectral.estimate import remaining_growth
 
-_NO_DAMPING = 1e-12
-"""Of λmax: singular values below its root times σmax are what rounding left of zero."""
-
 
 @dataclass(frozen=True)
 class DampedSolution:
-    """x = (AᵀA + εI)⁻¹Aᵀb for E dampings ε of each of S blocks of an operator.
+    """The solutions x = (AᵀA + εI)⁻¹Aᵀb for E dampings ε of each of S blocks of an operator.
 
     Attributes:
-        solutions: x (S, E, N), as far as the steps taken lead.
-        norms: (S, E), ‖x‖ extrapolated to infinitely many steps.
-        lower_bounds: (S, E), ‖x‖ of ``solutions``, which grows with the steps.
-        converged: (S, E), whether the norm is within the tolerance.
-        residual: (S, E), how far above the lower bound the upper one lies, relative to it.
-        dampings: (S, E), ε as used.
-        largest: (S,) λmax of AᵀA as the Krylov space sees it, from below.
-        products: ``matvec`` and ``rmatvec`` spent for each operator.
+        solutions: (S, E, N) x after the steps taken.
+        norms: (S, E) ‖x‖ extrapolated to infinitely many steps.
+        lower_bounds: (S, E) ‖x‖ of ``solutions``, which grows with the steps.
+        converged: (S, E) whether the norm is within the tolerance.
+        residual: (S, E) distance of the upper bound from the lower one, relative to the latter.
+        dampings: (S, E) dampings ε.
+        largest: (S,) lower bound of λmax of AᵀA from the Krylov space.
+        products: number of ``matvec`` and ``rmatvec`` for each operator.
     """
 
     solutions: Float[Tensor, "S E N"]
@@ -49,26 +46,26 @@ def solve_damped(
     max_steps: int = 300,
     largest: Float[Tensor, " S"] | None = None,
 ) -> DampedSolution:
-    """X = argmin ‖Ax − b‖² + ε‖x‖² with ε = relative damping · λmax, by LSQR.
+    """Return x = argmin ‖Ax − b‖² + ε‖x‖² with ε = relative damping · λmax, by LSQR.
 
-    Golub–Kahan bidiagonalisation A V = U B started from b (Paige and Saunders 1982, section
-    3), with V kept orthonormal; the projected problem min ‖By − ‖b‖e₁‖² + ε‖y‖² is solved for
-    every ε from one SVD of B. Equal to conjugate gradients on (AᵀA + εI)x = Aᵀb in exact
-    arithmetic, without squaring the condition number, and λmax ≈ σmax(B)² comes along.
+    The Golub–Kahan bidiagonalisation A V = U B starts from b (Paige and Saunders 1982, section 3),
+    with V kept orthonormal. One SVD of B solves the projected problem min ‖By − ‖b‖e₁‖² + ε‖y‖² for
+    every ε. In exact arithmetic this equals conjugate gradients on (AᵀA + εI)x = Aᵀb, but it does
+    not square the condition number, and also gives λmax ≈ σmax(B)².
 
     ‖x‖ never decreases, and Radau's quadrature with a node at 0 bounds it from above (Golub and
-    Meurant 1994, section 4). A damping stops where both agree to the tolerance, and where λmax, if
+    Meurant 1994, section 4). A damping stops once both bounds agree to the tolerance, and λmax, if
     it is not given, has grown by less than the tolerance over the last quarter of the steps. A
-    block leaves at the step at which all of its dampings have stopped: neither its result nor its
-    products depend on the other blocks.
+    block leaves at the step at which all of its dampings have stopped, so that neither its result
+    nor its products depend on the other blocks.
 
     Args:
-        operator: A, of S blocks.
-        right_hand_side: b, (S, P).
-        relative_dampings: ε/λmax, each > 0.
-        tolerance: relative error of ‖x‖; 0 takes all steps.
-        max_steps: most steps, of two products each.
-        largest: (S,) λmax where it is known.
+        operator: the operators A, of S blocks.
+        right_hand_side: (S, P) vectors b.
+        relative_dampings: ε/λmax of each damping, > 0.
+        tolerance: relative error of ‖x‖; with 0 all steps are taken.
+        max_steps: largest number of steps, of two products each.
+        largest: (S,) λmax if it is known.
     """
     if not relative_dampings or min(relative_dampings) <= 0:
         raise ValueError(f"relative_dampings must be positive, got {relative_dampings}.")
@@ -83,12 +80,12 @@ def solve_damped(
         process.step()
         steps = process.num_steps
         leaving = process.exhausted.cpu() | torch.tensor(steps >= limit)
-        # The steps at which one looks must not depend on which blocks are here.
+        # The steps of the checks must not depend on the blocks that are left.
         if steps >= next_check:
             next_check = steps + max(1, steps // 10)
             leaving = leaving | space.solve(process).converged(tolerance).all(1)
         if bool(leaving.any()):
-            # A block that is done takes no part in the steps of the others.
+            # A finished block takes no part in the steps of the others.
             rows, rest = (chosen.nonzero()[:, 0] for chosen in (leaving, ~leaving))
             found.append(space.take(rows).solve(process.take(rows)).result(tolerance))
             process, space = process.take(rest), space.take(rest)
@@ -102,14 +99,15 @@ def solve_damped(
 def least_squares_growth(
     operator: LinearOperator, right_hand_side: Float[Tensor, "S P"], num_steps: int
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """‖x_k‖ of LSQR's k-th iterate from zero, which grows with k, and the λmax that it sees.
+    """Return ‖x_k‖ of LSQR's k-th iterate from zero, which grows with k, and its λmax.
 
-    One product less than k steps of ``solve_damped``, as it says nothing of what lies beyond.
+    It takes one product less than k steps of ``solve_damped``, as it needs no bound from a further
+    step.
 
     Args:
-        operator: A, of S blocks.
-        right_hand_side: b, (S, P).
-        num_steps: k ≥ 1, of two products each, the first and the last one included.
+        operator: the operators A, of S blocks.
+        right_hand_side: (S, P) vectors b.
+        num_steps: number k ≥ 1 of steps, of two products each, with the first and the last one.
     """
     process = Bidiagonalization(operator, right_hand_side)
     steps = min(num_steps, operator.num_inputs)
@@ -119,7 +117,8 @@ def least_squares_growth(
             break
     factors = torch.linalg.svd(process.matrix(), full_matrices=False)
     largest = factors[1][:, 0] ** 2
-    coordinates = _project(factors, process.scale, _NO_DAMPING * largest[:, None])
+    # Singular values below 1e-6 of the largest are zero but for rounding.
+    coordinates = _project(factors, process.scale, 1e-12 * largest[:, None])
     return torch.linalg.vector_norm(coordinates, dim=2)[:, 0], largest
 
 
@@ -127,8 +126,8 @@ class _Space:
     """The damped problem in the growing Krylov space, with λmax at the steps so far.
 
     Args:
-        relative: ε/λmax.
-        largest: λmax where it is known.
+        relative: (E,) ε/λmax.
+        largest: (S,) λmax if it is known.
     """
 
     def __init__(self, relative: Float[Tensor, " E"], largest: Float[Tensor, " S"] | None) -> None:
@@ -137,14 +136,14 @@ class _Space:
         self.tops: list[Tensor] = []
 
     def take(self, rows: Int[Tensor, " R"]) -> "_Space":
-        """Those of some of the blocks."""
+        """Return the state of some of the blocks."""
         other = copy.copy(self)
         other.largest = None if self.largest is None else self.largest[rows]
         other.tops = [entry[rows] for entry in self.tops]
         return other
 
     def solve(self, process: Bidiagonalization) -> "_Projected":
-        """The damped problem in the Krylov space of now, which joins the history."""
+        """Return the damped problem in the present Krylov space, and record its λmax."""
         bidiagonal = process.matrix()
         factors = torch.linalg.svd(bidiagonal, full_matrices=False)
         top = factors[1][:, 0] ** 2
@@ -175,11 +174,11 @@ class _Projected:
     top: Float[Tensor, " S"]
 
     def converged(self, tolerance: float) -> Bool[Tensor, "S E"]:
-        """Whether each norm is within the tolerance."""
+        """Return whether each norm is within the tolerance."""
         return (self.error <= tolerance) | (self.norms == 0)
 
     def result(self, tolerance: float) -> tuple[Tensor, ...]:
-        """The blocks, and what ``DampedSolution`` says of them."""
+        """Return the blocks, and the fields of ``DampedSolution`` for them."""
         process = self.process
         basis = process.basis
         solutions = torch.einsum("sej,sjn->sen", self.coordinates.to(basis.dtype), basis)
@@ -202,7 +201,7 @@ def _upper_bounds(
     scale: Float[Tensor, " S"],
     dampings: Float[Tensor, "S E"],
 ) -> Float[Tensor, "S E"]:
-    """Upper bounds of the norms: Radau's rule of ‖x‖² = ∫(λ + ε)⁻²dμ, with a node at 0."""
+    """Return upper bounds of ‖x‖ by Radau's rule of ‖x‖² = ∫(λ + ε)⁻²dμ, with a node at 0."""
     mass = (scale * bidiagonal[:, 0, 0])[:, None] ** 2
     nodes, weights = column_rules(bidiagonal, next_alpha.cpu(), mass)[1]
     shifted = nodes[:, None] + dampings[:, :, None]
@@ -215,7 +214,7 @@ def _extrapolated(
     dampings: Float[Tensor, "S E"],
     norms: Float[Tensor, "S E"],
 ) -> Float[Tensor, "S E"]:
-    """The limit of the norms, from those in two smaller Krylov spaces; as is after few steps."""
+    """Return the limit of the norms by two smaller Krylov spaces; the norms after few steps."""
     steps = bidiagonal.shape[2]
     lag = max(1, steps // 6)
     earlier = []
@@ -240,15 +239,15 @@ def _project(
 
 
 def _limit(last: Tensor, before: Tensor, first: Tensor) -> Tensor:
-    """Aitken's extrapolation of a growing sequence from three entries at equal distances.
+    """Return Aitken's extrapolation of a growing sequence from three entries at equal distances.
 
     With r = (last − before)/(before − first), the rest of a geometric series is
     (last − before) r/(1−r) (Aitken 1926). The norms of conjugate gradients' iterates grow in
-    nearly that way, or like a staircase. So that the last stair is not carried on for ever, the
-    rest is at most what the three entries grew by.
+    nearly that way, or in stairs. The rest is at most the growth over the three entries, so that
+    the last stair is not extrapolated without end.
     """
     growth, earlier = (last - before).clamp_min(0), (before - first).clamp_min(0)
-    # r/(1−r), negative or infinite where the growth does not slow down.
+    # The rest is negative or infinite if the growth does not slow down.
     rest = growth * growth / (earlier - growth)
     slowing = (earlier > growth) & (rest < earlier + growth)
     return last + torch.where(slowing, rest, earlier + growth)

@@ -1,4 +1,4 @@
-"""A prior of images by their patches: flat, smooth, textured, or with an edge."""
+"""A prior of images by their patches, which are flat, smooth, textured, or have an edge."""
 
 import math
 from collections.abc import Sequence
@@ -10,53 +10,54 @@ from torch import Tensor
 from flwr_leakage.spectral.image_prior import NATURAL_CHROMA, OPPONENTS, ImagePrior
 
 SIDE = 4
-"""Of a patch, in pixels; smaller where images are."""
+"""Side of a patch in pixels; patches of smaller images have the image's side."""
 
 STRIDE = 2
-"""Between patches. At 1 the same images come out, for four times the work."""
+"""Number of pixels between patches. With 1 the images were the same, for four times the work."""
 
 BRIGHTNESS = 0.25
-"""Standard deviation of what a patch has in common, in pixel values times √C."""
+"""Standard deviation of the brightness that all pixels of a patch share, in pixel values times √C."""
 
 CONTRASTS = (0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5)
-"""Standard deviations about that, of one kind of patch each."""
+"""Standard deviations about the brightness, one for each size of contrast."""
 
 COLOURFUL = (0.03, 0.3, 2.0)
-"""How colourful contrasts are, in units of :data:`NATURAL_CHROMA`, of one kind of patch each."""
+"""Variances of colour, in units of :data:`NATURAL_CHROMA`, one for each colour of contrast."""
 
 EXTENTS = ((4.0, 4.0), (2.5, 20.0))
-"""Pixels over which correlation falls to 1/e, of a patch without direction, and across and along
-an edge."""
+"""Pixels over which correlation falls to 1/e: in both directions of a patch without an edge, and
+across and along an edge."""
 
 ANGLES = 4
-"""Directions of edges."""
+"""Number of directions of edges."""
 
 SMOOTHNESS = 1.5
-"""p of the correlation exp(−d^p) at the distance d in these units; 1 is rough, 2 is smooth."""
+"""The power p of the correlation exp(−d^p) at the distance d in these units; 1 is rough, 2 is
+smooth."""
 
-ROUNDING = 1 / 255**2 / 12
-"""Variance of each pixel of an image of 8 bits."""
+PIXEL_ROUNDING = 1 / 255**2 / 12
+"""Variance of the rounding of each pixel in an image of 8 bits."""
 
 
 @dataclass(frozen=True)
 class PatchPrior:
     """A mixture of normal distributions of each patch of an image (Zoran and Weiss 2011).
 
-    A patch u, in pixel values about grey, is of one of K kinds, all alike probable:
-    ``u ~ N(0, Σ_k)``, where Σ_k is a patch's brightness, plus a contrast of some size, colour and
-    direction, plus rounding. It is a scale mixture (Portilla et al. 2003): a normal law of
-    one size takes an edge for unlikely and noise in the sky for likely.
+    A patch u, in pixel values about grey, is of one of K kinds with equal probability:
+    ``u ~ N(0, Σ_k)``. Σ_k is the covariance of a patch's brightness, plus that of a contrast of
+    some size, colour and direction, plus that of rounding. It is a scale mixture (Portilla et al.
+    2003), as under a normal law of one size an edge is unlikely and noise in the sky is likely.
 
     The covariances are formulas; no image is read. Their constants were chosen by the likelihood
     of patches of CIFAR-10's training images.
 
     Attributes:
-        whitening: W_k with W_kᵀ W_k = Σ_k⁻¹, (K, D, D), in double precision, for patches of D
-            numbers: channel by channel, row by row.
-        log_scales: log det W_k, (K,).
-        scale: normalised inputs per pixel value (C, 1, 1).
-        grey: (1, C, H, W), normalised.
-        index: positions of each patch's numbers in a flat image (N, D).
+        whitening: (K, D, D) W_k with W_kᵀ W_k = Σ_k⁻¹, in double precision, for patches of D
+            numbers, channel by channel and row by row.
+        log_scales: (K,) log det W_k.
+        scale: (C, 1, 1) normalised inputs per pixel value.
+        grey: (1, C, H, W) normalised grey.
+        index: (N, D) positions of each patch's numbers in a flat image.
     """
 
     whitening: Tensor
@@ -67,11 +68,11 @@ class PatchPrior:
 
     @classmethod
     def of(cls, prior: ImagePrior, stride: int = STRIDE) -> "PatchPrior":
-        """For images of a prior's shape and normalisation.
+        """Return the prior of images with another prior's shape and normalisation.
 
         Args:
-            prior: its spectrum is not used.
-            stride: pixels between patches, ≥ 1. The last ones end where the image does.
+            prior: the other prior, whose spectrum is not used.
+            stride: number of pixels between patches, ≥ 1. The last patches end at the border.
         """
         if stride < 1:
             raise ValueError(f"stride must be at least 1, got {stride}.")
@@ -90,17 +91,17 @@ class PatchPrior:
         return cls(whitening, log_scales, scale, grey, torch.stack(patches))
 
     def at(self, inputs: Tensor) -> "PatchCost":
-        """The cost where each patch is of the kind that it most likely is.
+        """Return the cost in which each patch has its likeliest kind at some images.
 
         Args:
-            inputs: (B, C, H, W), normalised.
+            inputs: (B, C, H, W) normalised images.
 
         Returns:
-            In the inputs' precision. Up to a constant it is nowhere below −2 log of the likeliest
-            kinds' density, and equal to it here.
+            The cost, in the inputs' precision. Up to a constant it is nowhere below −2 log of the
+            likeliest kinds' density, and equal to it at ``inputs``.
         """
         patches = _taken(((inputs.double() - self.grey) / self.scale).flatten(1), self.index)
-        # Kind by kind: all at once would take 0.6 GB of an image of 224 × 224.
+        # All kinds at once would take 0.6 GB for an image of 224 × 224.
         squares = [(patches @ root.T).square().sum(-1) for root in self.whitening]
         kinds = (self.log_scales - torch.stack(squares, -1) / 2).argmax(-1)
         return PatchCost(
@@ -113,10 +114,10 @@ class PatchPrior:
 
 
 class PatchCost:
-    """``λ Σ_n ‖W_k(n) u_n‖²``, a quadratic form of images about grey.
+    """The quadratic form ``λ Σ_n ‖W_k(n) u_n‖²`` of images about grey.
 
-    λ is pixels over numbers of all patches, as each pixel lies in several. Products cost
-    ``N D²`` multiplications an image.
+    λ is the number of pixels relative to that of all patches' numbers, as each pixel lies in
+    several patches. A product costs ``N D²`` multiplications for each image.
     """
 
     def __init__(
@@ -128,19 +129,19 @@ class PatchCost:
         self.share = grey.numel() / index.numel()
 
     def product(self, direction: Tensor) -> Tensor:
-        """Q d, of a direction (B, C, H, W), normalised."""
+        """Return Q d, for a normalised direction d (B, C, H, W)."""
         patches = _taken((direction / self.scale).flatten(1), self.index)
-        # As rows, which is three times as fast; the matrices are symmetric.
+        # Products of rows are three times as fast, and the matrices are symmetric.
         products = (patches[..., None, :] @ self.precisions)[..., 0, :]
         return self._returned(self.share * products, direction)
 
     def __call__(self, inputs: Tensor) -> float:
-        """The cost of images (B, C, H, W)."""
+        """Return the cost of images (B, C, H, W)."""
         about = inputs - self.grey
         return float((about.double() * self.product(about)).sum())
 
     def noise(self, generator: torch.Generator) -> Tensor:
-        """A draw of N(0, Q), (B, C, H, W): Q⁻¹ of it is a draw of the prior."""
+        """Return a draw of N(0, Q) (B, C, H, W), of which Q⁻¹ is a draw of the prior."""
         shape = (len(self.kinds), *self.index.shape)
         white = torch.randn(shape, generator=generator, dtype=self.whitening.dtype)
         patches = (white[..., None, :] @ self.whitening[self.kinds])[..., 0, :]
@@ -148,14 +149,14 @@ class PatchCost:
         return self._returned(math.sqrt(self.share) * patches, images)
 
     def _returned(self, patches: Tensor, like: Tensor) -> Tensor:
-        """The transpose of taking patches: their sum, where they overlap."""
+        """Return the images that are the sums of overlapping patches, the transpose of taking."""
         flat = patches.new_zeros(len(patches), like[0].numel())
         flat.index_add_(1, self.index.flatten(), patches.flatten(1))
         return flat.reshape(like.shape) / self.scale
 
 
 def covariances(channels: int, side: int) -> Tensor:
-    """Σ_k of every kind (K, D, D), D = channels · side², in double precision and pixel values."""
+    """Return Σ_k of every kind (K, D, D), D = channels · side², in float64 and pixel values."""
     rows, columns = torch.meshgrid(*[torch.arange(side).double()] * 2, indexing="ij")
     down = rows.flatten()[:, None] - rows.flatten()
     right = columns.flatten()[:, None] - columns.flatten()
@@ -164,7 +165,7 @@ def covariances(channels: int, side: int) -> Tensor:
         correlations.append(_correlation(down, right, math.pi * angle / ANGLES, EXTENTS[1]))
     common = torch.ones(side**2, side**2, dtype=torch.float64)
     brightness = torch.kron(_colours(channels, 1.0), BRIGHTNESS**2 * common)
-    rounding = ROUNDING * torch.eye(channels * side**2, dtype=torch.float64)
+    rounding = PIXEL_ROUNDING * torch.eye(channels * side**2, dtype=torch.float64)
     found = []
     for contrast in CONTRASTS:
         for colourful in COLOURFUL if channels == 3 else (1.0,):
@@ -181,7 +182,7 @@ def _correlation(down: Tensor, right: Tensor, angle: float, extents: Sequence[fl
 
 
 def _colours(channels: int, colourful: float) -> Tensor:
-    """The covariance of the channels: of all that are not three, none."""
+    """Return the covariance of the channels; unless they are three, they are uncorrelated."""
     if channels != 3:
         return torch.eye(channels, dtype=torch.float64)
     axes = torch.nn.functional.normalize(torch.tensor(OPPONENTS, dtype=torch.float64))
@@ -190,11 +191,11 @@ def _colours(channels: int, colourful: float) -> Tensor:
 
 
 def _places(size: int, side: int, stride: int) -> list[int]:
-    """Where patches begin."""
+    """Return the positions at which patches begin."""
     last = size - side
     return sorted({*range(0, last, stride), last})
 
 
 def _taken(flat: Tensor, index: Tensor) -> Tensor:
-    """Patches (B, N, D) of flat images (B, C·H·W)."""
+    """Return the patches (B, N, D) of flat images (B, C·H·W)."""
     return flat.index_select(1, index.flatten()).reshape(len(flat), *index.shape)

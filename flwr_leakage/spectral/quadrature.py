@@ -1,4 +1,4 @@
-"""Stochastic quadrature: traces of functions of AᵀA, between proven bounds."""
+"""Stochastic quadrature, which gives traces of functions of AᵀA between proven bounds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +14,10 @@ from flwr_leakage.spectral.bidiagonal import Bidiagonal
 from flwr_leakage.spectral.estimate import Estimate, remaining_growth
 
 SpectralFunction = Callable[[Tensor, Tensor], Tensor]
-"""(eigenvalues (S, k), λmax (S, 1)) ↦ (S, k)."""
+"""The map (eigenvalues (S, k), λmax (S, 1)) ↦ (S, k)."""
+
 CONFIDENCE = 0.99
+"""Probability with which the sampling error of a trace lies within its bar."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,11 @@ class Trace:
     """An estimate of Σᵢf(λᵢ), the mean over random probes.
 
     Attributes:
-        estimate: its value, half-way between both rules where the quadrature of every probe has
-            converged, else the lower one. Its residual counts the quadrature's error and, with a
+        estimate: its value, half-way between both rules if the quadrature of every probe has
+            converged, else the lower one. Its residual includes the quadrature's error and, with a
             probability of 99 %, the sampling error.
         lower: (S,) the mean of the lower rule.
-        upper: (S,) that of the upper rule.
+        upper: (S,) the mean of the upper rule.
         standard_error: (S,) absolute standard error of the mean.
         largest: (S,) the largest Ritz value over the probes.
     """
@@ -48,27 +50,27 @@ def spectral_sum(
     tolerance: float = 0.02,
     order: int = 0,
 ) -> Trace:
-    """Σᵢλᵢᵖg(λᵢ) of AᵀA, p = ``order``, by stochastic quadrature (Ubaru, Chen and Saad 2017).
+    """Return Σᵢλᵢᵖg(λᵢ) of AᵀA by stochastic quadrature (Ubaru, Chen and Saad 2017).
 
-    For a random sign vector z, E[zᵀf(AᵀA)z] is the trace. k steps of Golub and Kahan's process
-    from z give two quadrature rules of zᵀf(AᵀA)z, that of Gauss and that of Radau with a node at
-    0. Where the derivatives of g alternate in sign, as those of 1/(λ + ε) and 1/(λ + ε)² do, the
-    first lies below and the second above (Golub and Meurant 1994, section 4). p = 1 counts λ
-    into the measure, so that λ/(λ + ε)² is bracketed, too. A probe stops where both rules agree
-    to the tolerance, and λmax has stopped growing.
+    With f(λ) = λᵖg(λ), E[zᵀf(AᵀA)z] over random sign vectors z is the trace. k steps of Golub and
+    Kahan's process from z give two quadrature rules of zᵀf(AᵀA)z, that of Gauss and that of Radau
+    with a node at 0. If the derivatives of g alternate in sign, as those of 1/(λ + ε) and
+    1/(λ + ε)² do, the first lies below and the second above (Golub and Meurant 1994, section 4).
+    With p = 1, λ is part of the measure, so that λ/(λ + ε)² is bracketed, too. A probe stops once
+    both rules agree to the tolerance, and λmax has stopped growing.
 
     The variance of zᵀf(AᵀA)z is at most 2Σf(λᵢ)² (Hutchinson 1990). The same nodes estimate that
     from a single probe, and the bar of the mean is that of a χ² variable of the same variance.
 
     Args:
-        operator: A, of S blocks.
-        function: g of the eigenvalues, which is given λmax too, so that a damping may be relative
-            to it. Of a g whose derivatives do not alternate, both rules are estimates only.
-        generator: for the probes.
-        num_probes: how many vectors z are drawn.
-        max_steps: most steps for each probe, of two products each.
+        operator: the operators A, of S blocks.
+        function: g of the eigenvalues, with λmax as a second argument, so that a damping may be
+            relative to it. If the derivatives of g do not alternate, both rules are estimates only.
+        generator: draws the probes.
+        num_probes: number of vectors z.
+        max_steps: largest number of steps of each probe, of two products each.
         tolerance: relative error of the quadrature.
-        order: p, 0 or 1.
+        order: the power p, 0 or 1.
     """
     if num_probes < 1:
         raise ValueError(f"num_probes must be at least 1, got {num_probes}.")
@@ -97,10 +99,10 @@ def spectral_sum(
 
 
 def sampling_error(mean: Tensor, variance: Tensor) -> Tensor:
-    """Half the width of the bar of 99 % of a mean of zᵀFz, F ⪰ 0, relative to the mean.
+    """Return half the width of the 99 % bar of a mean of zᵀFz, F ⪰ 0, relative to the mean.
 
-    A mean of ν = 2·mean²/variance squares of normal variables has this mean and variance. The
-    truth T then lies where mean/T is a usual value of χ²_ν/ν.
+    A mean of ν = 2·mean²/variance squares of normal variables has this mean and variance. The bar
+    holds all truths T for which mean/T lies in the central 99 % of χ²_ν/ν.
     """
     freedom = 2 * mean.double() ** 2 / variance.clamp_min(torch.finfo(torch.float64).tiny)
     freedom = freedom.clamp(1.0, 1e12).nan_to_num(1.0)
@@ -118,7 +120,7 @@ def _probe(
     tolerance: float,
     order: int,
 ) -> tuple[Tensor, ...]:
-    """zᵀf z by the lower and the upper rule, zᵀf²z, the error of their mean, and λmax."""
+    """Return zᵀf z by the lower and the upper rule, zᵀf²z, the error of their mean, and λmax."""
     process = Bidiagonal(operator, start)
     limit = min(max_steps, operator.num_inputs)
     blocks, next_check = torch.arange(operator.num_blocks), 1
@@ -127,7 +129,7 @@ def _probe(
     while len(blocks):
         process.step()
         steps = process.num_steps
-        # The steps at which one looks must not depend on which blocks are here.
+        # The steps of the checks must not depend on the blocks that are left.
         due = steps >= next_check or steps >= limit
         if not (due or bool(process.exhausted.any())):
             continue
@@ -143,7 +145,7 @@ def _probe(
             tops += [top] * (steps - len(tops))
             leaving = leaving | (relative <= tolerance)
         if bool(leaving.any()):
-            # A block that is done takes no part in the steps of the others.
+            # A finished block takes no part in the steps of the others.
             results = (blocks, lower, upper, square, relative, top)
             found.append(tuple(each[leaving] for each in results))
             rest = (~leaving).nonzero()[:, 0]
@@ -156,7 +158,7 @@ def _probe(
 def _read(
     process: Bidiagonal, function: SpectralFunction, order: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """zᵀf z by the lower and the upper rule, zᵀf²z, and λmax."""
+    """Return zᵀf z by the lower and the upper rule, zᵀf²z, and λmax."""
     rules = process.rules(order)
     top = rules[0][0][:, :1]
     ends = []

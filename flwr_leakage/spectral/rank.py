@@ -1,4 +1,4 @@
-"""How many directions of the inputs a map sees: the numerical rank, from random rows."""
+"""The numerical rank of a map, which is the number of input directions it sees, by random rows."""
 
 import math
 from dataclasses import dataclass
@@ -10,11 +10,9 @@ from torch import Tensor
 from flwr_leakage.operators.base import LinearOperator
 from flwr_leakage.randomness import Draws, normal_rows
 
-FIRST_ROWS = 32
-"""Rows of the first look; each further one has twice as many."""
-
 SURPLUS = 1.25
-"""Random rows for each direction, so that their smallest singular value is no artefact."""
+"""Number of random rows for each direction. With so many, a small singular value of the rows is not
+caused by their randomness."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +20,11 @@ class NumericalRank:
     """The rank of each of S maps A_s, or a lower bound of it.
 
     Attributes:
-        rank: (S,) singular values above the tolerance; at least so many directions are seen.
-        resolved: (S,) whether it is the rank; else all rows that were drawn are independent.
-        least_seen: (S,) the smallest singular value above the tolerance, over the largest.
-        most_unseen: (S,) the largest one below it, over the largest; 0 where there is none.
+        rank: (S,) number of singular values above the tolerance, at most the rank.
+        resolved: (S,) whether it is the rank; otherwise all rows that were drawn are independent.
+        least_seen: (S,) smallest singular value above the tolerance, relative to the largest.
+        most_unseen: (S,) largest singular value below the tolerance, relative to the largest; 0 if
+            there is none.
     """
 
     rank: Int[Tensor, " S"]
@@ -35,26 +34,31 @@ class NumericalRank:
 
 
 def rows_needed(num_inputs: int, num_outputs: int) -> int:
-    """Products that ``numerical_rank`` takes at most."""
+    """Return the largest number of products that ``numerical_rank`` takes."""
     return min(num_outputs, math.ceil(SURPLUS * num_inputs) + 8)
 
 
 def numerical_rank(
-    operator: LinearOperator, draws: Draws, tolerance: float, max_rows: int
+    operator: LinearOperator,
+    draws: Draws,
+    tolerance: float,
+    max_rows: int,
+    first_rows: int = 32,
 ) -> NumericalRank:
-    """Count the singular values of A ∈ R^{P×N} above ``tolerance`` times the largest.
+    """Return the number of singular values of A ∈ R^{P×N} above ``tolerance`` times the largest.
 
-    By products uᵀA with Gaussian u: m of them have the rank min(m, rank A) with probability 1
-    (Halko, Martinsson and Tropp 2011), and ``SURPLUS`` times as many as the rank keep small
-    singular values apart from zero. Rows are added until they are dependent, which gives the rank,
-    or until there are ``max_rows``, which gives a lower bound. A map with fewer rows than that is
-    formed itself.
+    It is computed from products uᵀA with Gaussian u. With probability 1, m of them have the rank
+    min(m, rank A) (Halko, Martinsson and Tropp 2011). ``SURPLUS`` times as many as the rank
+    separate small singular values from zero. Rows are added until they are dependent, which gives
+    the rank, or until there are ``max_rows``, which gives a lower bound. A map with fewer rows than
+    that is formed itself.
 
     Args:
-        operator: in float64, as rounding in float32 hides small singular values.
-        draws: of u, one generator for each map.
-        tolerance: in (0, 1), relative to the largest singular value.
-        max_rows: most products of each map, ≥ 1.
+        operator: the maps in float64, as rounding in float32 hides small singular values.
+        draws: draws u, with one generator for each map.
+        tolerance: share of the largest singular value, in (0, 1).
+        max_rows: largest number of products of each map, ≥ 1.
+        first_rows: number of rows at the first count, which is doubled for each further one.
 
     Raises:
         ValueError: the operator works in float32, or a setting is out of range.
@@ -71,7 +75,7 @@ def numerical_rank(
     whole = outputs == needed <= max_rows
     limit = min(max_rows, needed)
     rows: list[Tensor] = []
-    goal = limit if whole else min(FIRST_ROWS, limit)
+    goal = limit if whole else min(first_rows, limit)
     while True:
         while len(rows) < goal:
             if whole:
@@ -92,7 +96,7 @@ def numerical_rank(
 
 
 def _count(values: Float[Tensor, "S M"], tolerance: float) -> NumericalRank:
-    """The rank by singular values in descending order; a map of zeros has rank 0."""
+    """Return the rank by singular values in descending order; a map of zeros has rank 0."""
     relative = values / values[:, :1].clamp_min(torch.finfo(values.dtype).tiny)
     seen = relative > tolerance
     least = torch.where(seen, relative, torch.inf).amin(1)

@@ -1,4 +1,4 @@
-"""The smallest eigenvalue of AᵀA of each of S operators, where Lanczos resolves it."""
+"""The smallest eigenvalue of AᵀA of each of S operators, if Lanczos resolves it."""
 
 import torch
 from torch import Tensor
@@ -9,10 +9,10 @@ from flwr_leakage.spectral.estimate import Estimate
 from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos, random_start
 
 RESOLVABLE_CONDITION = 1e7
-"""λmax/λmin beyond which Lanczos with a random start does not resolve λmin in practice."""
+"""λmax/λmin above which Lanczos with a random start does not resolve λmin in practice."""
 
 SETTLING_STEPS = 30
-"""Steps before which no smallest Ritz value passes for λmin, unless the space is exhausted."""
+"""Number of steps up to which no Ritz value is accepted as λmin, unless the space is exhausted."""
 
 
 def smallest_eigenvalue(
@@ -21,20 +21,20 @@ def smallest_eigenvalue(
     tolerance: float = 1e-2,
     max_steps: int = 300,
 ) -> EigenPairs:
-    """λmin of AᵀA where Lanczos can resolve it, else an upper bound that says so.
+    """Return λmin of AᵀA if Lanczos resolves it, else an upper bound marked as not converged.
 
     The smallest Ritz value never lies below λmin. A small residual shows only that it is near *an*
     eigenvalue. So it counts as resolved in two cases:
 
     - The residual is small, λmax/λmin is below ``RESOLVABLE_CONDITION``, and the value has not
       moved by more than the tolerance over the last third of at least ``SETTLING_STEPS`` steps.
-    - The Krylov space of the random start is exhausted, and λmin stands out from rounding.
+    - The Krylov space of the random start is exhausted, and λmin is above rounding.
 
     Args:
-        operator: A, of S blocks.
-        generator: for the random start.
+        operator: the operators A, of S blocks.
+        generator: draws the random start.
         tolerance: relative error of λmin.
-        max_steps: most Gram products.
+        max_steps: largest number of Gram products.
     """
     process = Lanczos(operator, random_start(operator, generator))
     first = operator.products
@@ -57,11 +57,11 @@ def smallest_eigenvalue(
         last = process.num_steps >= min(max_steps, operator.num_inputs)
         leaving = done | torch.tensor(last)
         if bool(leaving.any()):
-            # T = AᵀA knows an eigenvalue to its precision times the largest one.
+            # T = AᵀA determines an eigenvalue to the precision times the largest eigenvalue.
             conditions = theta[:, -1] / scale
             own = process.operator.rounding.to(scale)
             error = residual + moved + rounding * conditions + 2 * own * conditions.sqrt()
-            # A block that is done takes no part in the steps of the others.
+            # A finished block takes no part in the steps of the others.
             weights = vectors[leaving, :, 0].to(operator.dtype)
             pairs = torch.einsum("sk,skn->sn", weights, process.basis[leaving])
             value = lowest[leaving].clamp_min(0)

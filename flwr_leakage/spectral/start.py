@@ -1,4 +1,4 @@
-"""Starts for Krylov methods that look for the largest eigenvalue of JJᵀ."""
+"""Starts of Krylov methods for the largest eigenvalue of JJᵀ."""
 
 import torch
 from jaxtyping import Float
@@ -14,11 +14,11 @@ LAST_LAYER_STEPS = 20
 
 
 def gradient_start(operator: FunctionJacobian, generator: Draws) -> Float[Tensor, "S N"]:
-    """Jg, which has a large component along the top eigenvectors of JJᵀ, and a tenth of noise.
+    """Return Jg plus a tenth of noise; Jg has a large component along JJᵀ's top eigenvectors.
 
     Args:
-        operator: Jᵀ, whose value is g.
-        generator: for the noise, without which a start could miss an eigenvector altogether.
+        operator: the operator Jᵀ, whose value is g.
+        generator: draws the noise, without which a start could miss an eigenvector completely.
     """
     return _with_noise(operator.value_product, generator)
 
@@ -26,17 +26,17 @@ def gradient_start(operator: FunctionJacobian, generator: Draws) -> Float[Tensor
 def last_layer_start(
     operator: FunctionJacobian, last_layer: FunctionJacobian, generator: Draws
 ) -> Float[Tensor, "S N"]:
-    """The top eigenvector of the last layer's share of JJᵀ, and a tenth of noise.
+    """Return the top eigenvector of the last layer's share of JJᵀ, plus a tenth of noise.
 
     JJᵀ is a sum over the layers' parameters. The last layer's term needs no other layer's weight
     gradient, and a product with it costs a third (LeNet) to a tenth (ResNet-18) of a whole one.
-    Where the largest eigenvalues lie close together, as on untrained ReLU networks, most steps are
-    then taken with the cheap product. Where few steps are enough anyway, it saves none.
+    If the largest eigenvalues lie close together, as on untrained ReLU networks, most steps then
+    use the cheap product. If few steps are enough anyway, this start saves none.
 
     Args:
-        operator: Jᵀ of the whole gradient.
-        last_layer: Jᵀ of the last layer's gradient.
-        generator: for the noise.
+        operator: the operator Jᵀ of the whole gradient.
+        last_layer: the operator Jᵀ of the last layer's gradient.
+        generator: draws the noise.
     """
     start = gradient_start(operator, generator)
     found = largest_eigenvalue(last_layer, start, LAST_LAYER_TOLERANCE, LAST_LAYER_STEPS)
