@@ -288,9 +288,10 @@ class _Target:
     def may_lead(self, name: str) -> bool:
         """Return whether it is worth continuing from an attack's candidate.
 
-        A finish may change the energy by far more than the difference of two candidates, so that a
-        low weight against the best is enough. A finished best may make all others look unlikely, so
-        that it is also enough to be about as likely as the best of the attacks' own answers.
+        A finish may change the energy by far more than the difference of two candidates, most of
+        all after an attack that fits other equations. So a low weight against the best is enough. A
+        finished best may make all others look unlikely, so that it is also enough to be about as
+        likely as the best of the attacks' own answers.
         """
         return self._has_weight(name, self.energy, 1e-3) or self.may_win(name, self.plain)
 

@@ -16,7 +16,7 @@ STRIDE = 2
 """Number of pixels between patches. With 1 the images were the same, for four times the work."""
 
 BRIGHTNESS = 0.25
-"""Standard deviation of the brightness that all pixels of a patch share, in pixel values times √C."""
+"""Standard deviation of the brightness that a patch's pixels share, in pixel values times √C."""
 
 CONTRASTS = (0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5)
 """Standard deviations about the brightness, one for each size of contrast."""

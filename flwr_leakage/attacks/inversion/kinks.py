@@ -61,7 +61,7 @@ def is_rough(problem: Problem, num_lines: int = 3, num_points: int = 33) -> bool
     images = problem.spec.clamp(prior.grey + prior.push(draws.flatten(0, 1)))
     starts, ends = images.reshape(draws.shape)
     # In units of the distance of a line's ends. Steep activations are smooth on the short line
-    # only, and few ReLUs flip on the long line only.
+    # only. If there are few ReLUs, they flip on the long line only.
     for length in (1 / 8, 1.0):
         steps = torch.linspace(0, length, num_points, dtype=torch.float64).reshape(-1, 1, 1, 1)
         lines = [start + steps * (end - start) for start, end in zip(starts, ends, strict=True)]

@@ -80,8 +80,8 @@ class KnownErrors:
             generator: draws the images that probe the network.
 
         Raises:
-            ValueError: the logits also depend on the images around the layer, or no parameter is
-                used before the layer only.
+            ValueError: the logits also depend on the images by a path around the layer, or no
+                parameter is used before the layer only.
         """
         passed = Passed.of(problem, weight, generator)
         errors = found.errors @ problem.params[weight]
@@ -269,8 +269,8 @@ class Passed:
             prior: the prior of each image; ``None`` for :meth:`ImagePrior.of`.
 
         Raises:
-            ValueError: the logits also depend on the images around the layer, or no parameter is
-                used before the layer only.
+            ValueError: the logits also depend on the images by a path around the layer, or no
+                parameter is used before the layer only.
         """
         single = problem.to(torch.float32)
         prior = (prior or ImagePrior.of(problem.spec)).single()

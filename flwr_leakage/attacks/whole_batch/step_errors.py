@@ -6,12 +6,12 @@ A linear last layer that takes T plain steps on one sample moves by the sum of T
 
 and W_t follows from e_s and h_s of the steps before. Steps with errors below the noise do not show:
 a step without error changes nothing, and no step after it has an error. So if the sum's rank is
-less than T, the search first assumes that many steps. Any invertible (T, T) matrix could mix the
-outer products. Only one mixture remains, as features behind a ReLU are not negative and mostly
-zero, and each error is the softmax of its own features. Levenberg–Marquardt searches over the
-mixing of the sum's left singular vectors, with the features in each column from non-negative least
-squares (variable projection: Golub and Pereyra 1973). The assumed noise falls from far above the
-true one, so that features of neighbouring steps are similar at first.
+less than T, the search first assumes as many steps as the rank. Any invertible (T, T) matrix could
+mix the outer products. Only one mixture remains, as features behind a ReLU are not negative and
+mostly zero, and each error is the softmax of its own features. Levenberg–Marquardt searches over
+the mixing of the sum's left singular vectors, with the features in each column from non-negative
+least squares (variable projection: Golub and Pereyra 1973). The assumed noise falls from far above
+the true one, so that features of neighbouring steps are similar at first.
 """
 
 from collections.abc import Callable, Sequence
