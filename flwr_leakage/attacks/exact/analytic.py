@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.exact.applicability import (
     Applicability,
     ExactAttack,
@@ -71,7 +71,6 @@ class Analytic(ExactAttack):
             ValueError: the update has several samples or steps, or no linear layer with a bias
                 takes the network's input.
         """
-        watch = Stopwatch()
         use, order = _first_layer(problem)
         assert use.bias is not None
         errors, weight = problem.gradient[use.bias], problem.gradient[use.weight]
@@ -110,7 +109,6 @@ class Analytic(ExactAttack):
         if is_proof and float(misfit) <= FLOAT32_RELATIVE_ERROR**2:
             # Least squares over several units average the gradient's relative noise.
             stats |= {"verdicts": ("proven",), "relative_errors": [float(misfit) ** 0.5]}
-        stats["cpu_seconds"] = watch.seconds
         boxed = in_box(problem.spec, Reconstruction(Batch(images, targets), float(misfit), stats))
         assert boxed.batch is not None
         return replace(boxed, batch=answer(boxed.batch.inputs, targets))

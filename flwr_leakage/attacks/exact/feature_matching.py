@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
-from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.applicability import (
     Applicability,
@@ -124,7 +124,6 @@ class FeatureMatching(ExactAttack):
         Raises:
             ValueError: the update stems from several samples or steps, or the model is no chain.
         """
-        watch = Stopwatch()
         chain = _chain(problem)
         walk = walk_back(
             chain,
@@ -154,7 +153,6 @@ class FeatureMatching(ExactAttack):
             batch=answer(best.inputs, targets),
             objective=best.distance,
             stats={
-                "cpu_seconds": watch.seconds,
                 "ranks": [level.equations.num_equations for level in walk.levels],
                 "positions": [level.equations.num_positions for level in walk.levels],
                 "layer_residuals": walk.residuals,

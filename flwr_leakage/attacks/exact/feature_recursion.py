@@ -30,7 +30,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.exact.applicability import Applicability, ExactAttack
 from flwr_leakage.attacks.exact.doubtful_signs import settle_signs
 from flwr_leakage.attacks.exact.feature_fit import Fit, fit_features
@@ -133,7 +133,6 @@ class FeatureRecursion(ExactAttack):
         Raises:
             ValueError: no features could be read.
         """
-        watch = Stopwatch()
         start = self.initialisation(problem.spec, 1, restart, generator).double()
         known = self._read(problem)
         targets = assume_targets(problem, SignOfGradient(), generator).values
@@ -158,7 +157,6 @@ class FeatureRecursion(ExactAttack):
             "repaired": known.repaired,
             "features": fit.value,
             "stage": f"{known}{'' if is_met else ', not met by the image'}",
-            "cpu_seconds": watch.seconds,
             **stop_mark(budget.is_spent and not is_met),
         }
         found = answer(batch.inputs, batch.targets)

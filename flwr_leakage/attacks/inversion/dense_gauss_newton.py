@@ -111,7 +111,6 @@ class DenseGaussNewton(OneByOne):
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network has ReLUs
                 or other kinks, at which its gradient jumps without a trace in J.
         """
-        watch = Stopwatch()
         if calls_kinks(problem):
             raise ValueError("the network must be smooth, and has ReLUs or max pooling.")
         targets = assume_targets(problem, self.labels, generator).values
@@ -151,7 +150,6 @@ class DenseGaussNewton(OneByOne):
                 "starts": len(runs),
                 "misfit": likelihood.misfit(best.residual),
                 "prior_mean_square": float(best.point.square().mean()),
-                "cpu_seconds": watch.seconds,
                 **stop_mark(runs[-1].is_stopped),
             },
         )

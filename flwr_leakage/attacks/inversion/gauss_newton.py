@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
-from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch, stop_mark
+from flwr_leakage.attacks.budget import UNLIMITED, Budget, stop_mark
 from flwr_leakage.attacks.inversion.annealing import (
     Annealing,
     Effort,
@@ -130,7 +130,6 @@ class GaussNewton(OneByOne):
             ValueError: labels cannot be inferred for this model or update, or both fits are
                 asked for and the update provides no other equations.
         """
-        watch = Stopwatch()
         assumed = assume_targets(problem, self.labels, generator)
         noise = estimate_noise(problem) if self.noise_std is None else self.noise_std
         likelihood = Likelihood.of([posed.gradient for posed in problem.rounds], noise)
@@ -172,7 +171,6 @@ class GaussNewton(OneByOne):
                 "labels_changed": moved,
                 "iterations": steps,
                 "products": products,
-                "cpu_seconds": watch.seconds,
                 **stop_mark(best.stopped),
             },
         )

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.inversion.jacobian import Jacobian
 from flwr_leakage.attacks.inversion.kinks import has_kinks
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
@@ -66,7 +66,7 @@ class LeastAbsolute(OneByOne):
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network is
                 smooth.
         """
-        watch, stopped = Stopwatch(), False
+        stopped = False
         if not has_kinks(problem):
             raise ValueError("the network must have ReLUs or max pooling, and is smooth.")
         targets = assume_targets(problem, self.labels, generator).values
@@ -107,7 +107,6 @@ class LeastAbsolute(OneByOne):
             objective=likelihood.distance(residual_at(end.point)),
             stats={
                 "iterations": end.steps,
-                "cpu_seconds": watch.seconds,
                 **stop_mark(stopped),
             },
         )

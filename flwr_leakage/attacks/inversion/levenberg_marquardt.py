@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
-from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
+from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.inversion.jacobian import Jacobian
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.automatic import AutomaticLabels
@@ -64,7 +64,7 @@ class LevenbergMarquardt(OneByOne):
         Raises:
             ValueError: the Jacobian has more than ``max_entries`` entries.
         """
-        watch, stopped = Stopwatch(), False
+        stopped = False
         targets = assume_targets(problem, self.labels, generator).values
         model = Jacobian(problem, targets, self.chunk_size, self.max_entries)
         observed = torch.cat([ravel(posed.gradient) for posed in problem.rounds])
@@ -108,7 +108,6 @@ class LevenbergMarquardt(OneByOne):
             objective=objective,
             stats={
                 "iterations": end.steps,
-                "cpu_seconds": watch.seconds,
                 **stop_mark(stopped),
             },
         )

@@ -120,7 +120,6 @@ class BatchImages(OneByOne):
             "products": products,
             "sharpening": f"not run: {obstacle}" if obstacle else f"{sharp} steps",
             "edges": f"not run: {enough}" if enough else f"{drawn} steps" if drawn else "not kept",
-            "cpu_seconds": watch.seconds,
             **stop_mark(best.stopped),
         }
         distance = gradient_distance(problem, batch)
