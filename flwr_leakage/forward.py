@@ -18,12 +18,17 @@ from flwr_leakage.params import Params
 
 
 def trained_names(model: nn.Module, trained: Iterable[nn.Parameter] | None) -> frozenset[str]:
-    """Names of those of the model's parameters that require a gradient and are listed.
+    """Return the names of the parameters that the client trains.
 
-    A parameter that two layers share has the name that ``named_parameters`` gives it.
+    A parameter is trained if it requires a gradient and is in ``trained``. One that two layers
+    share has the one name that ``named_parameters`` gives it.
+
+    Args:
+        model: the client's model.
+        trained: parameters of this model; ``None`` for all.
 
     Raises:
-        ValueError: there is none, or one that is listed is none of the model's.
+        ValueError: no parameter is trained, or ``trained`` holds one of another model.
     """
     names = {id(value): name for name, value in model.named_parameters() if value.requires_grad}
     if trained is not None:

@@ -14,7 +14,8 @@ RecordKind = Literal[
 State = Literal["exact", "within tolerance", "lower bound", "upper bound", "unresolved"]
 """How a value stands to the quantity that it is named after; see ``Measurement``."""
 NOT_CHECKED = "explains the update was not checked: "
-"""What stands before the reason where a client could not replay; the report looks for it."""
+"""The part of an event's message that stands before the reason why a client's training could not be
+replayed. The report finds these events by it."""
 NUMBERS: tuple[State, ...] = ("exact", "within tolerance")
 """The states of a value that may be read as the quantity itself."""
 

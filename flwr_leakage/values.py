@@ -5,12 +5,12 @@ from numbers import Integral, Real
 
 
 def is_count(value: object) -> bool:
-    """Whether a value is an integer of at least 1."""
+    """Return whether a value is an integer of at least 1; booleans are none."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
 
 
 def is_finite(value: object) -> bool:
-    """Whether a value is a finite number; an integer that no float holds is none.
+    """Return whether a value is a finite real number that a float can hold; booleans are none.
 
     Example:
         >>> is_finite(0.5), is_finite(10**400), is_finite("0.5"), is_finite(True)
@@ -25,7 +25,7 @@ def is_finite(value: object) -> bool:
 
 
 def brief(value: object) -> str:
-    """A value of any origin in at most 100 characters."""
+    """Return the first 100 characters of a value's ``repr``, whoever wrote the value."""
     try:
         return f"{value!r}"[:100]
     except ValueError:  # an integer of over 4,300 digits

@@ -1,4 +1,4 @@
-"""Any attack from several starts."""
+"""Restarts: any attack runs from several starts, and the result of least objective is kept."""
 
 import math
 from collections.abc import Sequence

@@ -104,9 +104,11 @@ class Trials:
         return found
 
     def refusal(self, gradient_map: GradientMap, spec: InputSpec, seen: Observation) -> str:
-        """Why an attack would take too much, in words; empty where it would not.
+        """Return why an attack on this observation would exceed ``max_bytes`` or ``max_seconds``.
 
-        Where nothing is limited, or the model cannot be tried, nothing is refused.
+        It exceeds ``max_seconds`` if ``LEAST_GRADIENTS`` gradients do. That the model does not take
+        inputs of this shape is a reason, too. The string is empty if there is no reason. Without
+        limits nothing is tried, and the string is empty.
         """
         if self.max_bytes is None and self.max_seconds is None:
             return ""

@@ -51,7 +51,7 @@ def export(comparison: Comparison, path: str | Path, per_run: bool = False) -> P
 
 
 def _latex(comparison: Comparison) -> str:
-    """A ``booktabs`` table; every character that LaTeX reads is escaped."""
+    """Return the comparison as a ``booktabs`` table, with all of LaTeX's own characters escaped."""
     import pandas as pd
 
     headings, rows = comparison.cells()

@@ -54,7 +54,12 @@ def inversion_influence(
     relative_damping: float,
     max_samples: int,
 ) -> Float[Tensor, " S"]:
-    """‖(A_iᵀA_i + εI)⁻¹ A_iᵀ δ‖ / √N of each sample, the I²F of Zhang et al. (2023, eq. 4).
+    """Return a lower bound of each sample's inversion influence (I²F, Zhang et al. 2023, eq. 4).
+
+    The influence is ``‖(A_iᵀA_i + εI)⁻¹ A_iᵀ δ‖ / √N``. A_i = w_i ∂g_i/∂x_i maps a change of sample
+    i, with N inputs, to that of the update, in which its gradient g_i has the weight w_i. LSQR on
+    ∂g_i/∂x_i bounds the influence times w_i, and the bound is divided by w_i. LSQR ends once its
+    lower and upper bound agree to 5 %, or after 60 steps.
 
     Args:
         local_round: what the client holds.
@@ -77,8 +82,9 @@ class TargetRisk(Defense):
 
     Noise: the expected error of an attacker with a Gaussian prior, (1) in
     ``defenses/spectrum.py``, grows with the noise; its level is found by bisection on one
-    spectral measure, without further products. Pruning: the exact I²F of what is pruned away,
-    searched by bisection over ``PRUNE_RATIOS``. A target that cannot be met gives a warning
+    spectral measure, without further products. Pruning: the I²F of what is pruned away, by the
+    lower bound of :func:`inversion_influence`, searched by bisection over ``PRUNE_RATIOS``. A
+    target that cannot be met gives a warning
     that names what is predicted instead, and the strongest setting allowed is used.
 
     Attributes:

@@ -1,4 +1,7 @@
-"""What a client does with its update before it is sent: the settings, all of them its own."""
+"""The settings of a client: how it scores, defends, attacks and withholds its own update.
+
+The client's owner chooses all of them, and the server none.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +29,7 @@ else:  # a client that attacks nothing needs no attack installed
 
 @dataclass(frozen=True)
 class ClientAudit:
-    """What a client does with its update before it is sent. The server decides none of it.
+    """The settings of what a client does with its update before it sends it, all of its own choice.
 
     Attributes:
         gradient_map: of the client's model and loss, in the mode it trains in.

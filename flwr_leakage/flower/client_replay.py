@@ -43,7 +43,7 @@ _KINDS = (
     "normalization", "mean", "std", "rewritten",
 )  # fmt: skip
 _LISTS = ("varying", "again", "names", "untrained")
-"""What JSON has no tuples for."""
+"""Fields of :class:`Replayed` that are tuples, which JSON gives back as lists."""
 _NOT_SEEN = "its mini-batches were not looked at, and its samples and steps do not tell them"
 _WORDS = {"rewritten": "change of gradients before a step"}
 

@@ -66,18 +66,19 @@ class RowSpace:
     def leftover(
         self, rows: Float[Tensor, "N n"], levels: Float[Tensor, " L"]
     ) -> Float[Tensor, "N L"]:
-        """The energy of each row that the row space does not explain.
+        """Return the part of each row's squared length that the row space does not explain.
 
-        ``Σₖ cₖ² λ/(sₖ² + λ) + ‖h − Σₖ cₖ vₖ‖²`` with cₖ = vₖᵀh and λ = max(λ₀, level · s₁²): for
-        λ → 0 the squared residual of the projection, and with λ the energy of noise the ridge
-        regression's, in which directions count by how far they stand out of the noise.
+        It is ``Σₖ cₖ² λ/(sₖ² + λ) + ‖h − Σₖ cₖ vₖ‖²`` with cₖ = vₖᵀh and λ = max(λ₀, level · s₁²),
+        the least value of ‖h − Gᵀa‖² + λ‖a‖² (ridge regression). For λ → 0 it is the squared
+        distance of h from the row space. With λ, a direction explains the less of h, the less
+        its sₖ² stands out of λ.
 
         Args:
-            rows: h.
-            levels: damping of the directions, relative to the largest singular value squared.
+            rows: (N, n) vectors h.
+            levels: (L,) dampings ≥ 0, relative to the largest singular value squared.
 
         Returns:
-            An energy ≥ 0 of each row and level.
+            (N, L) the energy ≥ 0 of each row at each level.
 
         Example:
             A direction that the matrix does not have is left over as a whole.

@@ -91,7 +91,10 @@ class Membership:
     cpu_seconds: float
 
     def says(self, record: int, level: float = 0.01) -> str:
-        """What the test says of one record, as a part of a sentence.
+        """Return the test's finding on one record, such as "was in the update, by algebra (…)".
+
+        The words follow the record's name in a sentence. They hold its p-values, unless there is no
+        evidence.
 
         Args:
             record: its index.

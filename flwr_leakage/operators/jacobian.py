@@ -189,7 +189,10 @@ class SampleJacobian(FunctionJacobian):
         self._names = names
 
     def last_layer(self) -> "SampleJacobian":
-        """The Jacobian of the last layer's gradient alone."""
+        """Return the Jacobian of the same samples' gradients by the last layer's parameters alone.
+
+        It maps R^{C·H·W} to R^{P'}, with the P' entries of that layer's trained parameters.
+        """
         return self._of(self._batch, rounding=self.rounding, names=self._last_layer)
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:

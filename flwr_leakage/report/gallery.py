@@ -15,7 +15,8 @@ HIGHLIGHTS = ("worst leak", "middle of the ranking", "least leak")
 
 
 UNGRADED = ("an example",) * 3
-"""Their titles where no image is graded: nothing says which leak is the worst."""
+"""Titles in place of ``HIGHLIGHTS`` if no image has a grade, so that none can be called the worst
+leak."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def grade(
     blind_ssim: float | None = None,
     lpips: float | None = None,
 ) -> Grade | None:
-    """The grade of one reconstruction.
+    """Return the grade of one reconstruction by the thresholds at the head of this module.
 
     Args:
         psnr: of the reconstruction, dB; ``None`` where the attack gave none.

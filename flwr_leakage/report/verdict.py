@@ -276,7 +276,11 @@ def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:
 
 
 def labels_told(index: Index, metadata: Mapping[str, Any]) -> str:
-    """Whether labels leak too; empty where they were not compared, or given and all right."""
+    """Return a sentence on how many labels the attack had right, and whether it inferred them.
+
+    It is empty if no labels were compared with the true ones, or if the attack was given them and
+    all were right.
+    """
     told = values(index.series("metric", "label_accuracy"))
     right, inferred = round(sum(told)), "labels inferred" in str(metadata.get("threat", ""))
     if not told or (right == len(told) and not inferred):

@@ -1,4 +1,4 @@
-"""A lower bound of the inversion influence from a few steps of LSQR: cheap, and it ranks right."""
+"""A lower bound of the inversion influence (I²F) from a few steps of LSQR."""
 
 from dataclasses import dataclass
 
@@ -24,13 +24,15 @@ ROUNDING_FACTOR = 32
 
 @dataclass(frozen=True)
 class InfluenceKrylovBound(SampleScore):
-    """‖x_k‖ ≤ ‖(JJᵀ)⁻¹Jδ‖, with x_k the k-th iterate of LSQR from zero, J = ∇ₓ∇_θL ∈ R^{N×P}.
+    """A lower bound ‖x_k‖ of the undamped inversion influence ‖(JJᵀ)⁻¹Jδ‖ (I²F).
 
-    The iterates of LSQR grow towards the least-squares solution (Paige and Saunders 1982), so
-    each is a lower bound of the undamped I²F. Eight steps reach about a quarter of it on LeNet,
-    where I_lb = ‖Jδ‖/λmax reaches a thousandth, and they rank samples as attacks do (Spearman
-    .6 under equal noise), where I_lb and an I²F with a damping of 1e-3 λmax rank them backwards:
-    damping removes just the directions in which samples differ.
+    J = ∇ₓ∇_θL ∈ R^{N×P} is of a sample with N inputs, δ (P,) is the defense's change of its
+    gradient, and x_k is the k-th iterate of LSQR from zero on ``min ‖Jᵀx − δ‖``. The norms of the
+    iterates grow towards that of the least-squares solution (Paige and Saunders 1982), which is the
+    I²F. On LeNet eight steps reach about a quarter of it, while the lower bound
+    I_lb = ‖Jδ‖/λmax in closed form reaches a thousandth. The eight steps rank samples as attacks do
+    (Spearman .6 under equal noise). I_lb and an I²F with a damping of 1e-3 λmax rank them
+    backwards, as damping removes just the directions in which samples differ. The columns are:
 
     - ``influence_krylov_bound_rmse``: ‖x_k‖/√N for the sample's share of the released δ;
     - ``unit_noise_influence_bound_rmse``: the same for one draw of Gaussian noise of standard
@@ -48,7 +50,7 @@ class InfluenceKrylovBound(SampleScore):
             raise ValueError(f"num_steps must be at least 1, got {self.num_steps}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """One quantity, and a second one where δ = 0."""
+        """Return the first column, and also the second one if δ = 0 for every sample."""
         known = problem.deltas.isfinite().all(1)
         hidden = not bool(problem.undefended.all())
         if hidden:

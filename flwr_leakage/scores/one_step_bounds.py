@@ -14,10 +14,13 @@ from flwr_leakage.scores.extremes import ExtremesScore
 
 @dataclass(frozen=True)
 class OneStepBounds(ExtremesScore):
-    """L = √λmax and M = √λmin, and the loss that one step of an L2 attack drops (Hong et al. 2024).
+    """The gradient's bi-Lipschitz constants, and bounds of the share of its loss that one step of
+    an L2 attack removes (Hong et al. 2024).
 
-    Near the truth M‖x₁ − x₂‖ ≤ ‖g(x₁) − g(x₂)‖ ≤ L‖x₁ − x₂‖, to first order. The attack's loss is
-    ℓ(x) = ‖g(x) − g*‖², and it starts at x* + ρ·(random signs), as in the paper's appendix:
+    L = √λmax and M = √λmin are the largest and the smallest singular value of the Jacobian of a
+    sample's gradient g(x) at the true x*. Near x*, M‖x₁ − x₂‖ ≤ ‖g(x₁) − g(x₂)‖ ≤ L‖x₁ − x₂‖ to
+    first order. The attack's loss is ℓ(x) = ‖g(x) − g*‖² with the observed g* = g(x*), and it
+    starts at x* + ρ·(random signs), as in the paper's appendix. The columns are:
 
     - ``upper_lipschitz`` L, ``lower_lipschitz`` M: larger is safer, in the paper's reading;
     - ``one_step_drop_least`` ‖∇ℓ‖²/(4L²ℓ): the best step drops at least this share of the loss

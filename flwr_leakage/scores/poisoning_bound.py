@@ -107,7 +107,10 @@ class _Poisoning(SampleScore):
         ]
 
     def _gradients_after(self, problem: SampleProblem) -> Float[Tensor, "S P"]:
-        """E∇L at θ′ of each sample, one gradient of all samples for each."""
+        """Return E∇L(θ′) (S, P), the gradients of the mean loss on ``others``.
+
+        Row i is taken at θ′ = θ − η g_i, after one step on sample i alone, with its gradient g_i.
+        """
         samples, dtype = problem.samples, problem.gradients.dtype
         soft = self.others.targets.is_floating_point()
         targets = self.others.targets.to(dtype) if soft else self.others.targets

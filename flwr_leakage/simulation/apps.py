@@ -1,7 +1,7 @@
-"""The Flower apps of the audit: an ordinary training loop, and a strategy that is curious.
+"""The Flower apps of an experiment: a client app that trains, and a server app that audits updates.
 
-The client is written as any Flower app is; what the audit adds to it are the mod and the line
-with ``encode``.
+The client app is written as any Flower app is. The audit adds only the mod ``LeakageMod`` and the
+call of ``encode``, which returns a mini-batch as the defense encodes it.
 """
 
 import copy

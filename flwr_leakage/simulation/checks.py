@@ -1,4 +1,7 @@
-"""What must hold of an experiment before it runs, beyond the checks of each part by itself."""
+"""The checks before an experiment runs: its settings lie in their ranges, and its parts fit.
+
+Each part checks its own settings when it is made; these are the checks that no part can make alone.
+"""
 
 import math
 from operator import attrgetter

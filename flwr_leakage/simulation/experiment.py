@@ -1,4 +1,4 @@
-"""The objects of an experiment, and what follows from them."""
+"""The objects that the server and the clients of an experiment share, and the audits from them."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -170,9 +170,11 @@ class Experiment:
         )
 
     def candidates(self) -> Candidates | None:
-        """The first private samples of each client's first round, strangers and a null.
+        """Return the records that the server tests for membership, or ``None`` if it tests none.
 
-        The last two are different images of the server's test set, which no client has.
+        They are the first private samples of each client's first round, and *strangers*, images of
+        the server's test set. Other images of it are the *null*, to which the test compares
+        records. No client has an image of the test set.
         """
         if self.membership is None:
             return None

@@ -19,7 +19,8 @@ BRIGHTNESS = 0.25
 """Standard deviation of the brightness that a patch's pixels share, in pixel values times √C."""
 
 CONTRASTS = (0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5)
-"""Standard deviations about the brightness, one for each size of contrast."""
+"""Sizes of contrast: standard deviations of a pixel's grey about its patch's brightness, in pixel
+values times √C for C channels."""
 
 COLOURFUL = (0.03, 0.3, 2.0)
 """Variances of colour, in units of :data:`NATURAL_CHROMA`, one for each colour of contrast."""

@@ -32,7 +32,11 @@ class MaskColumns:
 
     @classmethod
     def posed(cls, layer: BatchLayer, following: BatchLayer | None) -> "MaskColumns | None":
-        """Return the mask solver for ``layer``, or None if the next layer leaves errors too free.
+        """Return the mask solver for ``layer``, or None if masks do not determine its errors.
+
+        They do not if no next layer takes in the ReLU of the layer's outputs, if other paths lead
+        around the next layer, or if the layer has too few live units: fewer than the ranks of both
+        layers' gradients and ``SPARE_UNITS`` together.
 
         Args:
             layer: the layer whose gradient is split.

@@ -50,8 +50,8 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT64_MISFIT
 from flwr_leakage.attacks.settings import require
 
 ROW_START_SHARE = 0.75
-"""Share of starts at a row of U; the other starts are Gaussian vectors (chosen on development
-draws; no table)."""
+"""Probability that a proposal's search starts at a random row of the gradient's left factor U
+(``LayerFactor.left``) rather than at a Gaussian vector (chosen on development draws; no table)."""
 
 ONE_SAMPLE_MISFIT = 0.1
 """Largest misfit of a unit's gradient that one sample alone may leave. A larger one shows that
@@ -324,7 +324,12 @@ class BatchSearch:
                     self._misfits[unit] = torch.inf
 
     def _activates(self, duals: Tensor) -> Tensor:
-        """Return booleans (m,), true for the units active at the input of their dual (m, b)."""
+        """Return booleans (m,), true for each unit that its own dual's input activates.
+
+        Args:
+            duals: (m, b), one dual for each of the layer's units. The input of a dual t is the one
+                that t maps the gradient's right factor to.
+        """
         layer = self.layer
         return (layer.projected * duals).sum(1) / (duals @ layer.factor.bias) + layer.offset > 0
 

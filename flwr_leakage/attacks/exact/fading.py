@@ -224,6 +224,12 @@ def approximate(system: LinearisedMasks, prior: ImagePrior, rank: int, block: in
 def _normal_product(
     system: LinearisedMasks, prior: ImagePrior, batch: int
 ) -> Callable[[Tensor], Tensor]:
-    """Return the product with LᵀJᵀJL, for batches of vectors (batch, C, H, W)."""
+    """Return the map from vectors v (batch, C, H, W) of coordinates to the products LᵀJᵀJL v.
+
+    Args:
+        system: J, the derivative of the residuals by x, in single precision.
+        prior: the prior x = μ + L s, in single precision.
+        batch: number of vectors at once.
+    """
     pull = system.pull_back(batch)
     return lambda steps: prior.pull(pull(system.push(prior.push(steps))))

@@ -143,13 +143,15 @@ class Elements:
 
 @dataclass(frozen=True)
 class _Windows:
-    """The slopes φ' and φ'' of m windows of k inputs.
+    """A pooling linearised at B samples, with m windows of k inputs in each of them.
+
+    φ maps the k inputs of one window to its output.
 
     Attributes:
         places: the k · m places of the windows' inputs.
-        slope: (k, m, B) φ'.
-        curvature: (k, k, m, B) φ'', times the outputs' errors once these are known; ``None`` for
-            zero.
+        slope: (k, m, B) the first derivatives φ' by a window's inputs.
+        curvature: (k, k, m, B) the second derivatives φ'', times the outputs' errors once these are
+            known; ``None`` for zero.
     """
 
     places: Places

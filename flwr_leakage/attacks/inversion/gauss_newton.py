@@ -400,7 +400,11 @@ class _Model:
         return Linearization(partial(self.gradient, blur=blur), inputs)
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
-        """Return the inputs of every ReLU and pooling in the first gradient of a replay."""
+        """Return the inputs of every call with kinks, in the order of the calls in one pass.
+
+        Such calls are activations with kinks, as ReLU, and max pooling. The pass is that of these
+        images through the network with the parameters at which the replay begins.
+        """
         posed = self.single
         return kink_inputs(
             lambda: posed.gradient_map.logits(posed.params, inputs.float(), posed.buffers)

@@ -319,10 +319,13 @@ def _budget(seconds: float | None, chunk: "list[_Target]") -> Budget:
 
 @dataclass(frozen=True)
 class _Target:
-    """A problem with a start, targets and an order in each of its R rows.
+    """One observation of a job, with all starts of its restarts.
+
+    Each of the R rows is one start, with its own targets and its own order of the samples in the
+    client's steps. A restart has several rows if the order is searched, else one.
 
     Attributes:
-        indices: the indices of the observations of the job that are its restarts.
+        indices: the positions of the observation in the job, which lists it once for each restart.
         problem: the problem to be solved.
         assumed: the assumed targets with their origin.
         slots: the positions of the samples in the client's steps.

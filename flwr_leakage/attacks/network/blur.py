@@ -234,8 +234,10 @@ def measure(forward: Callable[[], object]) -> list[Tensor]:
         forward: passes a batch of several inputs through a network.
 
     Returns:
-        For each call, in the order of the calls, the deviations (1, C, 1, …) of its channels over
-        the batch and positions; a single number for inputs without positions.
+        One tensor for each call, in the order of the calls. For inputs (B, C, …) it holds the
+        deviation (1, C, 1, …) of each channel over the batch and positions. For inputs (B, n) it is
+        a scalar, the root mean square over units of their deviations over the batch. Each is at
+        least 1e-3 of the call's root mean square deviation, and 1 if none of these is above zero.
     """
     return [_deviation(inputs) for inputs in kink_inputs(forward)]
 
@@ -248,9 +250,10 @@ def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
 
 
 def _deviation(inputs: Tensor) -> Tensor:
-    """Return the standard deviations of a call's channels, each at least 1e-3 of the layer's.
+    """Return the standard deviations of one call's inputs; see :func:`measure`.
 
-    A channel whose ReLU is dead has none, and no width by which the blur could divide.
+    A channel whose inputs do not vary has a deviation of zero, by which the blur could not divide.
+    So none is less than 1e-3 of the call's.
     """
     if inputs.ndim <= 2:
         found = inputs.var(dim=0).mean().sqrt()

@@ -65,7 +65,7 @@ class BatchImages(OneByOne):
         """Return the images that explain the update of one problem.
 
         Raises:
-            ValueError: no linear layer behind convolutions determines the features of all samples.
+            ValueError: see :meth:`equations`.
         """
         watch = Stopwatch()
         model, found = self.equations(problem, generator, budget)
@@ -128,7 +128,10 @@ class BatchImages(OneByOne):
     def equations(
         self, problem: Problem, generator: torch.Generator, budget: Budget = UNLIMITED
     ) -> tuple[KnownErrors, BatchInputs]:
-        """Return the equations of the images, and the features of all samples, in the same order.
+        """Recover the features of every sample, and return them with the equations of the images.
+
+        The features, and the gradients before the layer that takes them, set these equations.
+        Sample i of the equations is sample i of the features.
 
         Args:
             problem: the problem in double precision.
@@ -136,7 +139,10 @@ class BatchImages(OneByOne):
             budget: the search for features ends once this is spent.
 
         Raises:
-            ValueError: no linear layer behind convolutions determines the features of all samples.
+            ValueError: the update is not one plain step, no linear layer's gradient can be split,
+                the layer takes the images themselves, not all samples were found, noise leaves an
+                error above ``LARGEST_FEATURE_ERROR`` in the features, the logits also depend on
+                the images by a path around the layer, or no parameter is used before it only.
         """
         if not problem.is_single_gradient:
             raise ValueError("images behind features are solved for from one plain step.")

@@ -114,7 +114,7 @@ class KnownErrors:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape (B, C, H, W) of the coordinates."""
+        """Shape (B, C, H, W) of the prior's coordinates that :meth:`inputs` maps to B images."""
         return (len(self.known), *self.problem.spec.shape)
 
     @property

@@ -128,7 +128,7 @@ class Sharpening:
 
 
 def _alone(model: KnownErrors, index: int) -> KnownErrors:
-    """Return the equations of one sample."""
+    """Return the model restricted to sample ``index``."""
     count, here = len(model.known), [index]
     *widths, spread = (
         each[here] if each.ndim and len(each) == count else each

@@ -50,8 +50,9 @@ successive searches. They end in different minima, and only the right one explai
 updates of 2, 3 and 5 steps at rates of 0.01 to 0.2, errors are right to 1 % on all but 4."""
 
 SOFTMAX_DEVIATION = 10.0
-"""Standard deviation of errors from the softmax of their features, in units of the relative noise.
-The value was chosen on development draws; no table."""
+"""Standard deviation that the search allows between a step's errors and those that its features
+give by the softmax. The unit is σ relative to the root mean square of the sums' entries. The value
+was chosen on development draws; no table."""
 
 SOLVED_MISFIT = 4.0
 """Mean squared residual, in units of noise, up to which no further start is tried. The value was
@@ -455,6 +456,8 @@ def _changes(steps: int, like: Tensor) -> Tensor:
 
 def _non_negative(normal: Tensor, right: Tensor, on: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the solution of ``min_{H ≥ 0} ½ hᵀ N h − rᵀ h`` in every column, by active sets.
+
+    The sets of features that are on change in at most 20 turns, for all columns at once.
 
     Args:
         normal: (T, T) matrix N of all columns.

@@ -1,4 +1,4 @@
-"""Angle between gradients."""
+"""The objective that is the angle between the candidate's gradient and the observed one."""
 
 import math
 from dataclasses import dataclass
@@ -11,10 +11,15 @@ from flwr_leakage.params import Params
 
 
 def angle(inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
-    """Return ``arccos(⟨g, g*⟩ / (‖g‖ ‖g*‖)) / π`` in [0, 1], from ⟨g, g*⟩, ‖g‖² and ‖g*‖².
+    """Return ``arccos(⟨g, g*⟩ / (‖g‖ ‖g*‖)) / π`` in [0, 1], entry by entry.
 
     Its derivative keeps its size near the solution, while that of the cosine vanishes. Angles
     within 1e-3 of a multiple of π have the derivative at that limit, as arccos' own is infinite.
+
+    Args:
+        inner: ⟨g, g*⟩ of the candidate's gradient g and the observed gradient g*, of any shape.
+        squared: ‖g‖², of the same shape.
+        observed_squared: ‖g*‖², of the same shape.
 
     Example:
         >>> angle(torch.tensor(0.0), torch.tensor(4.0), torch.tensor(9.0))
@@ -42,5 +47,5 @@ class Angular:
         )
 
     def of_products(self, inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
-        """Return the distances (A,) of A candidates by their ⟨g, g*⟩, ‖g‖² and ‖g*‖², (A,) each."""
+        """Return the distances (A,) of A candidates; see :class:`.base.ProductObjective`."""
         return angle(inner, squared, observed_squared)

@@ -1,4 +1,4 @@
-"""Absolute distance of gradients, alone and with the squared one."""
+"""Objectives with the absolute distance between the candidate's gradient and the observed one."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,22 @@ from flwr_leakage.params import Params
 
 
 def absolute_distance(candidate: Params, observed: Params) -> Tensor:
-    """Return ``Σ_l ‖g_l − g*_l‖₁`` over all entries l."""
+    """Return ``‖g − g*‖₁``, a scalar, over all parameters' entries.
+
+    Args:
+        candidate: the candidate's gradient g, by parameter name.
+        observed: the observed gradient g*, by the same names.
+    """
     terms = [(candidate[k] - observed[k]).abs().sum() for k in observed]
     return sum(terms[1:], start=terms[0])
 
 
 @dataclass(frozen=True)
 class L1:
-    """``‖g − g*‖₁ / ‖g*‖₁``: the negative log-likelihood of Laplacian noise, made scale-free."""
+    """``‖g − g*‖₁ / ‖g*‖₁``, with the candidate's gradient g and the observed gradient g*.
+
+    Up to its scale, it is the negative log-likelihood of g under Laplacian noise on g*.
+    """
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
         """Return the distance of the candidate's gradient from the observed one, a scalar."""
@@ -28,8 +36,9 @@ class L1:
 class Tag:
     """``‖g − g*‖² / ‖g*‖² + l1_weight · ‖g − g*‖₁ / ‖g*‖₁``, the objective of TAG.
 
-    Deng et al. 2021, eq. 4, with both terms made scale-free. For the paper's weights, which are
-    larger for layers nearer to the input, wrap it in ``LayerWeighted``.
+    g is the candidate's gradient and g* the observed one (Deng et al. 2021, eq. 4, with both terms
+    made scale-free). For the paper's weights, which are larger for layers nearer to the input, wrap
+    it in ``LayerWeighted``.
 
     Attributes:
         l1_weight: the paper's α, ≥ 0.
