@@ -67,7 +67,7 @@ class LayerSpan:
         return self.rows <= self.capacity and (self.space.rank > self.rows or bool(self.noise_std))
 
     def __str__(self) -> str:
-        """The layer in a few words.
+        """Return the layer in a few words.
 
         Example:
             >>> space = RowSpace.of(torch.eye(3)[:2])
@@ -80,7 +80,7 @@ class LayerSpan:
 
 
 def rounding_std(problem: Problem, name: str) -> float:
-    """σ of what single precision leaves in a weight's pseudo-gradient.
+    """Return σ of the error that single precision leaves in a weight's pseudo-gradient.
 
     After each step the weight w is rounded, by ε|w|/√12 of standard deviation with ε the spacing of
     numbers next to 1; the pseudo-gradient divides it by the learning rate.
@@ -95,7 +95,7 @@ def rounding_std(problem: Problem, name: str) -> float:
 def find_spans(
     problem: Problem, noise_std: float | None = None
 ) -> tuple[list[LayerSpan], list[str]]:
-    """The row space of every layer that may tell, and why others do not.
+    """Return the row space of every layer that may tell, and why others do not.
 
     A convolution is a linear layer of its patches. It is left out where the patches of the update's
     samples outnumber what its row space holds, as nothing is then outside of it.
@@ -195,7 +195,7 @@ def leftovers(
 
 
 def _own_gradient(problem: Problem, name: str) -> Float[Tensor, "m n"]:
-    """A weight's pseudo-gradient as a matrix, without the weight decay of a single step."""
+    """Return a weight's pseudo-gradient as a matrix, without the weight decay of a single step."""
     gradient = problem.gradient[name].double()
     if problem.schedule.weight_decay and problem.schedule.num_steps == 1:
         gradient = gradient - problem.schedule.weight_decay * problem.params[name].double()
@@ -203,7 +203,7 @@ def _own_gradient(problem: Problem, name: str) -> Float[Tensor, "m n"]:
 
 
 def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
-    """Why a layer is left out; empty where it is not."""
+    """Return why a layer is left out; the string is empty if it is not."""
     if not bool(matrix.any()):
         return "did not change: it is frozen, or no derivative reached it"
     if min(matrix.shape) > LARGEST:
@@ -217,14 +217,14 @@ def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
 
 
 def _positions(step: Step) -> int:
-    """How many rows one sample gives."""
+    """Return how many rows one sample gives to the layer."""
     shape = step.outputs.shape
     assert isinstance(step.op, Affine)
     return int(shape[2:].numel()) if step.op.is_convolution else int(shape[1:-1].numel())
 
 
 def _rows(step: Step) -> Float[Tensor, "B P n"]:
-    """The inputs of a layer, or the patches of a convolution, of each sample."""
+    """Return the inputs of a layer, or the patches of a convolution, of each sample."""
     assert isinstance(step.op, Affine)
     geometry = step.op.geometry
     if geometry is not None:

@@ -19,7 +19,7 @@ SMALLEST_TAIL = 10
 def rank_p_values(
     candidates: Float[Tensor, " C"], null: Float[Tensor, " N"]
 ) -> Float[Tensor, " C"]:
-    """``(1 + #{null ≤ t}) / (1 + N)`` for each candidate's statistic t.
+    """Return ``(1 + #{null ≤ t}) / (1 + N)`` for each candidate's statistic t.
 
     Where a candidate that is no member and the null records are exchangeable, such as draws from
     one distribution, this is a p-value whatever the statistic: P(p ≤ α) ≤ α (Phipson and Smyth
@@ -39,7 +39,7 @@ def rank_p_values(
 def tail_p_values(
     candidates: Float[Tensor, " C"], null: Float[Tensor, " N"]
 ) -> Float[Tensor, " C"]:
-    """Rank p-values, continued beyond the smallest null statistic by an exponential tail.
+    """Return rank p-values, continued beyond the smallest null statistic by an exponential tail.
 
     ``p = (k/N) exp(−α (x₍ₖ₎ − x))`` for x below all of the null, where x₍ₖ₎ is the k-th smallest of
     the null, k = 5 % of N, and α the lower 95 % bound ``α̂ (1 − 1.645/√k)`` of Hill's estimate
@@ -73,7 +73,7 @@ def tail_p_values(
 
 
 def holm(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
-    """p-values that stay valid for all C candidates at once (Holm 1979).
+    """Return p-values that stay valid for all C candidates at once (Holm 1979).
 
     ``p̃₍ᵢ₎ = max_{j ≤ i} min(1, (C − j + 1) p₍ⱼ₎)``: calling members all with p̃ ≤ α calls any
     non-member with a chance of at most α, however the p-values depend on each other.
@@ -91,7 +91,7 @@ def holm(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
 
 
 def benjamini_hochberg(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
-    """p-values corrected so that a share of at most α of those called members is none.
+    """Return p-values corrected so that a share of at most α of those called members is none.
 
     ``p̃₍ᵢ₎ = min_{j ≥ i} min(1, C p₍ⱼ₎ / j)`` (Benjamini and Hochberg 1995), for p-values that are
     independent or positively dependent, as those of one null sample are (Bates et al. 2023).
@@ -111,7 +111,7 @@ def benjamini_hochberg(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
 
 
 def fisher(p_values: Float[Tensor, "R C"]) -> Float[Tensor, " C"]:
-    """One p-value of each candidate from independent ones of R rounds (Fisher 1932).
+    """Return one p-value of each candidate from independent ones of R rounds (Fisher 1932).
 
     ``−2 Σ_r log p_r`` follows χ² with 2R degrees of freedom where no round holds the candidate. The
     rounds' p-values are independent where each comes from null records of its own; those of one

@@ -30,7 +30,7 @@ class Attribution:
 def participation_contrasts(
     log_residuals: Float[Tensor, "T R"], took_part: Bool[Tensor, "T K"]
 ) -> Float[Tensor, "R K"]:
-    """Each record's mean log-residual over rounds with a client less that over rounds without.
+    """Return each record's mean log-residual over rounds with a client minus that over the others.
 
     A record of client k lies near the row space of the sums that hold k and of no others. The
     median over the records is taken off each round first, as rounds differ in how much of any

@@ -89,7 +89,7 @@ class Rehearsal:
 def discriminant(
     members: Float[Tensor, "M F"], strangers: Float[Tensor, "N F"], ridge: float = RIDGES[0]
 ) -> Float[Tensor, " F"]:
-    """Weights of the statistics by which members and strangers differ most (Fisher 1936).
+    """Return weights of the statistics by which members and strangers differ most (Fisher 1936).
 
     ``w = (C + ρI)⁻¹ d`` with C the correlations of the strangers' statistics, d how many of their
     standard deviations the mean member lies below, and ρ the ridge. For Gaussian statistics of
@@ -117,7 +117,7 @@ def discriminant(
 def best_alone(
     members: Float[Tensor, "M F"], strangers: Float[Tensor, "N F"]
 ) -> Float[Tensor, " F"]:
-    """Weights of the one statistic by which members and strangers differ most.
+    """Return the weights that keep the one statistic by which members and strangers differ most.
 
     Example:
         >>> strangers = torch.tensor([[1.0, 5.0], [-1.0, -5.0]]).double()
@@ -137,7 +137,7 @@ def compute_features(
     statistics: Sequence[str],
     norms: Float[Tensor, " N"] | None = None,
 ) -> Features:
-    """The statistics asked for, of each record.
+    """Return the statistics asked for, of each record.
 
     Args:
         problem: with BatchNorm by running statistics.
@@ -245,7 +245,10 @@ def _crossed(
     members: Float[Tensor, "M F"],
     strangers: Float[Tensor, "N F"],
 ) -> tuple[float, int]:
-    """The AUC, and members below 99 % of the strangers, by weights from the other half of them."""
+    """Return the AUC, and the number of members below 99 % of the strangers.
+
+    The weights that score a half of the members come from the other half.
+    """
     spread = strangers.std(0).clamp_min(1e-12)
     caught, wins = 0, 0.0
     for own, other in ((members[::2], members[1::2]), (members[1::2], members[::2])):
@@ -262,7 +265,7 @@ def _crossed(
 def _as_released(
     gradient: Params, observed: Params, noise_std: float, generator: torch.Generator
 ) -> Params:
-    """The gradient with as many zeros and as much noise as the observed one."""
+    """Return the gradient with as many zeros and as much noise as the observed one."""
     entries = sum(value.numel() for value in observed.values())
     kept = sum(int(value.count_nonzero()) for value in observed.values())
     own = sum(int(value.count_nonzero()) for value in gradient.values())

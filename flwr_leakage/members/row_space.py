@@ -36,7 +36,7 @@ class RowSpace:
 
     @classmethod
     def of(cls, matrix: Float[Tensor, "m n"], noise_std: float = 0.0) -> "RowSpace":
-        """The row space of a matrix, in double precision.
+        """Return the row space of a matrix, in double precision.
 
         Args:
             matrix: G, such as a layer's pseudo-gradient.
@@ -52,7 +52,7 @@ class RowSpace:
         return cls(directions, values, 0.0, len(matrix)).with_noise(noise_std)
 
     def with_noise(self, noise_std: float) -> "RowSpace":
-        """The same row space, with another σ of the noise on the entries."""
+        """Return the same row space, with another σ of the noise on the entries."""
         largest = float(self.singular_values[0]) if len(self.singular_values) else 0.0
         noise = max(self.outputs * noise_std**2, (RELATIVE_FLOOR * largest) ** 2)
         return replace(self, noise=noise)
@@ -100,7 +100,7 @@ class RowSpace:
 
 
 def noise_of_spectrum(space: RowSpace, rows: int) -> float:
-    """σ of independent noise on a matrix (m, n) whose own rank is at most ``rows``.
+    """Return σ of independent noise on a matrix (m, n) whose own rank is at most ``rows``.
 
     The singular values behind the first ``rows`` are the noise's alone: on average
     sₖ² = (max(m, n) − rows) σ² (the trace of a Wishart matrix).

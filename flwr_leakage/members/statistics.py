@@ -26,7 +26,7 @@ GRADIENTS = 2**24
 
 
 def gradient_norms(problem: Problem, records: Batch) -> Float[Tensor, " N"]:
-    """‖g‖ of each record's own gradient g at the parameters that were sent.
+    """Return ‖g‖ of each record's own gradient g at the parameters that were sent.
 
     Args:
         problem: with BatchNorm by running statistics.
@@ -44,7 +44,7 @@ def gradient_norms(problem: Problem, records: Batch) -> Float[Tensor, " N"]:
 
 
 def gradient_products(problem: Problem, records: Batch, chunk: int = 64) -> Float[Tensor, " N"]:
-    """⟨g, ḡ⟩ of each record's own gradient g with the pseudo-gradient ḡ.
+    """Return ⟨g, ḡ⟩ of each record's own gradient g with the pseudo-gradient ḡ.
 
     By forward mode: with dz the derivative of the logits z along ḡ, it is ⟨∂L/∂z, dz⟩.
 
@@ -77,7 +77,7 @@ def gradient_products(problem: Problem, records: Batch, chunk: int = 64) -> Floa
 def gradient_cosine(
     products: Float[Tensor, " N"], norms: Float[Tensor, " N"], norm: float
 ) -> Float[Tensor, " N"]:
-    """``−⟨g, ḡ⟩ / (‖g‖ ‖ḡ‖)``, the gradient cosine (Li, Li and Ribeiro, ICLR 2023).
+    """Return ``−⟨g, ḡ⟩ / (‖g‖ ‖ḡ‖)``, the gradient cosine (Li, Li and Ribeiro, ICLR 2023).
 
     Example:
         >>> one = torch.ones(1)
@@ -90,7 +90,7 @@ def gradient_cosine(
 def gradient_difference(
     products: Float[Tensor, " N"], norms: Float[Tensor, " N"], num_samples: int
 ) -> Float[Tensor, " N"]:
-    """``‖n ḡ − g‖² − ‖n ḡ‖² = ‖g‖² − 2n⟨g, ḡ⟩``, the gradient difference (likewise).
+    """Return ``‖n ḡ − g‖² − ‖n ḡ‖² = ‖g‖² − 2n⟨g, ḡ⟩``, the gradient difference (likewise).
 
     It is negative where taking the record's gradient out of the sum n ḡ leaves less of it.
 
@@ -105,7 +105,7 @@ def gradient_difference(
 def losses(
     problem: Problem, records: Batch, *, after: bool, chunk: int = 64
 ) -> Float[Tensor, " N"]:
-    """The loss of each record at the parameters that came back (Yeom et al. 2018), or were sent.
+    """Return each record's loss at the parameters that came back (Yeom et al. 2018), or were sent.
 
     Args:
         problem: with BatchNorm by running statistics.
@@ -130,7 +130,7 @@ def losses(
 def against_others(
     cosines: Float[Tensor, "K N"], client: int
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """FedMIA-II: a client's gradient cosine of each record against those of the other clients.
+    """Return FedMIA-II: a client's cosine of each record against those of the other clients.
 
     With ``cₖ`` the cosine of a record's gradient with client k's update, the other clients' are
     taken for draws of a Gaussian of a record that is no member: ``z = (cₖ − mean) / std``, and the

@@ -111,7 +111,7 @@ class Membership:
         return f"was not found in the update, which is no proof of absence ({numbers})"
 
     def __str__(self) -> str:
-        """The verdict on each record, and what it rests on; at most 20 records, most likely first.
+        """Return the verdict on each record, and its basis; at most 20 records, most likely first.
 
         A name of a client or file is not in it.
         """
@@ -274,7 +274,7 @@ def _log_residuals(
 
 
 def _are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, " C"]:
-    """Whether records lie in the row spaces of all layers, up to rounding, and no null record does.
+    """Return whether a record, and no null record, lies in all layers' row spaces up to rounding.
 
     Inputs may fill fewer directions than a layer has. The null's tail tells, where it is large
     enough, so that a record must be beyond it as well.
@@ -345,7 +345,7 @@ def _weigh(
 
 
 def _first_choice(names: Sequence[str], spans: Sequence[LayerSpan]) -> tuple[int, str]:
-    """The statistic to use where none can be rehearsed: the layer that its samples fill least."""
+    """Return the statistic for want of a rehearsal: of the layer that its samples fill least."""
     if not spans:
         return 0, names[0]
     shares = [span.rows / max(span.capacity, 1) for span in spans]
@@ -355,6 +355,6 @@ def _first_choice(names: Sequence[str], spans: Sequence[LayerSpan]) -> tuple[int
 
 
 def _told_noise(spans: Sequence[LayerSpan]) -> float:
-    """The noise that the layers' spectra tell of, 0 where they tell of none."""
+    """Return the noise that the layers' spectra tell of, and 0 if they tell of none."""
     told = sorted(span.noise_std for span in spans if span.noise_std is not None)
     return told[len(told) // 2] if told else 0.0
