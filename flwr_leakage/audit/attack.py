@@ -52,7 +52,7 @@ def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = 
 
 
 def describe_parts(answers: Sequence[Reconstruction]) -> str:
-    """What came of each of several attacks over a round's targets, in a line; empty of one attack.
+    """Return what came of several attacks over a round's targets, in a line; empty for one attack.
 
     Example:
         >>> from flwr_leakage.records import Part

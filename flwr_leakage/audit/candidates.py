@@ -70,14 +70,14 @@ class Candidates:
         )
 
     def are_among(self, private: Batch) -> list[bool]:
-        """Whether each record is one of the private samples, pixel by pixel; for simulations."""
+        """Return whether each record is a private sample, pixel by pixel; for simulations."""
         own = private.inputs.flatten(1)
         rows = inputs_of(self.records).flatten(1).to(own)
         return [bool(torch.isclose(own, row, atol=1e-6).all(1).any()) for row in rows]
 
 
 def inputs_of(records: Records) -> Tensor:
-    """The inputs (N, C, H, W) of records with or without labels."""
+    """Return the inputs (N, C, H, W) of records with or without labels."""
     return records.inputs if isinstance(records, Batch) else records
 
 
@@ -101,7 +101,7 @@ class DrawnCandidates:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
 
     def among(self, held: Sequence[Batch], tests: Batch) -> Candidates:
-        """The candidates from clients' samples and from test images that no client has.
+        """Return the candidates from clients' samples and from test images that no client has.
 
         Args:
             held: samples of each client.

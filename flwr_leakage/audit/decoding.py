@@ -29,7 +29,7 @@ class Decoder:
     seen: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
     def __call__(self, case: Case, answer: Reconstruction) -> Reconstruction | None:
-        """The samples as far as all rounds so far tell; ``None`` where nothing can be decoded.
+        """Return the samples as all rounds so far tell them; ``None`` if nothing can be decoded.
 
         Args:
             case: of a client whose truth tells the mixing.

@@ -55,7 +55,7 @@ def grant(
 def disclose(
     seen: Observation, threat: ThreatModel, gradient_map: GradientMap, truth: Truth | None
 ) -> Disclosure:
-    """Exactly what the threat model grants of one round: the targets, the statistics, or nothing.
+    """Return what the threat model grants of one round: the targets, the statistics, or nothing.
 
     Both are those of the samples as the defense encoded them, which the client trained on. The
     statistics of the finished model are no grant: they were disclosed when training had ended.
@@ -71,7 +71,7 @@ def disclose(
 
 
 def _truth(target: Target, source: TruthSource | None) -> Truth | None:
-    """The samples that the local steps used; the others leave no trace to attack."""
+    """Return the samples that the local steps used; the others leave no trace to attack."""
     if source is None:
         return None
     server_round = target.observation.server_round
@@ -79,6 +79,6 @@ def _truth(target: Target, source: TruthSource | None) -> Truth | None:
 
 
 def _statistics(gradient_map: GradientMap, seen: Observation, batch: Batch) -> Params:
-    """The BatchNorm statistics that the first local step normalised with."""
+    """Return the BatchNorm statistics that the first local step normalised with."""
     first = seen.update.schedule.slices(len(batch))[0]
     return gradient_map.statistics(seen.params, batch.inputs[first], seen.buffers)

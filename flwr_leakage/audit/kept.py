@@ -106,7 +106,7 @@ class KeptObservations:
         return self._drop_oldest()
 
     def rounds(self) -> list[int]:
-        """The rounds that are kept, attacked ones included."""
+        """Return the rounds that are kept, attacked ones included."""
         return sorted(
             int(path.name.removeprefix("round"))
             for path in self.folder.glob("round*")
@@ -114,7 +114,7 @@ class KeptObservations:
         )
 
     def read(self, server_round: int) -> tuple[list[Kept], list[str]]:
-        """The observations of a round by client, and which files cannot be read, in words."""
+        """Return the observations of a round by client, and in words which files cannot be read."""
         found: list[Kept] = []
         problems: list[str] = []
         room = MAX_TENSORS_BYTES
@@ -129,7 +129,7 @@ class KeptObservations:
         return sorted(found, key=lambda kept: kept.observation.client_id), problems
 
     def is_done(self, server_round: int) -> bool:
-        """Whether a round was attacked and recorded."""
+        """Return whether a round was attacked and recorded."""
         return (self._round(server_round) / DONE).exists()
 
     def set_done(self, server_round: int) -> bool:
@@ -246,7 +246,7 @@ def _check_sizes(spec: InputSpec, update: Update) -> None:
 
 
 def truth_to_bytes(truth: Truth) -> bytes:
-    """A truth as the content of a safetensors file."""
+    """Return a truth as the content of a safetensors file."""
     batches = {"private": truth.private, "defended": truth.defended}
     tensors = {
         f"{name}/{field}": getattr(batch, field).detach().cpu().contiguous().clone()

@@ -160,14 +160,14 @@ class Trials:
 
 
 def _samples(seen: Observation) -> int:
-    """Samples of all steps together, of all members of a mean."""
+    """Return the number of samples of all steps together, of all members of a mean."""
     schedule = seen.update.schedule
     used = min(schedule.batch_size, seen.update.num_examples)
     return schedule.num_steps * used * max(len(seen.members), 1)
 
 
 def _bytes(needs: Needs, seen: Observation) -> float:
-    """What an attack on a target takes beside the model, by an estimate."""
+    """Return the bytes that an attack on a target takes beside the model, by an estimate."""
     copies = STEPS * (seen.update.schedule.num_steps - 2) * _size(seen.params)
     return max(COPIES * _samples(seen) * needs.num_bytes + copies, 0.0)
 
@@ -219,14 +219,14 @@ def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.
 
 
 def _decides_by_values(error: Exception) -> bool:
-    """Whether a pass without values failed as there are none, and not by the inputs' shape."""
+    """Return whether a pass failed as its tensors hold no values, and not by the inputs' shape."""
     return isinstance(error, NotImplementedError) or "meta" in str(error)
 
 
 def _pass(
     gradient_map: GradientMap, spec: InputSpec, counted: "_Counted", device: torch.device | None
 ) -> tuple[Tensor, float]:
-    """Logits of zeros, on the model's own device or another, and the operations that they took."""
+    """Return logits of zeros, on the model's device or another, and the operations of the pass."""
     own = next(iter(gradient_map.params.values()))
     place = own.device if device is None else device
     params = {name: value.to(place) for name, value in gradient_map.params.items()}

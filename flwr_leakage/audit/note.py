@@ -116,7 +116,7 @@ class ClientNote:
     replay_cpu_seconds: float | None = None
 
     def to_text(self) -> str:
-        """The note as JSON."""
+        """Return the note as JSON."""
         content = {
             "client-id": self.client_id,
             "train-cpu-seconds": self.train_cpu_seconds,
@@ -156,7 +156,7 @@ class ClientNote:
         return said
 
     def speaks_against(self, assumed: Assumed | None) -> list[str]:
-        """Where the client trains otherwise than is assumed, or not as captured, in sentences."""
+        """Return sentences on how the client trains otherwise than assumed, or not as captured."""
         said = []
         other = differences(self.training, *assumed) if self.training and assumed else ()
         if other:

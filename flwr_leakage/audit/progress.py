@@ -11,7 +11,7 @@ from flwr_leakage.attacks.base import AttackProgress, ProgressCallback
 
 
 def count(amount: int, noun: str) -> str:
-    """An amount with its noun.
+    """Return an amount with its noun.
 
     Example:
         >>> count(1, "update"), count(3, "update")
@@ -89,7 +89,7 @@ class ConsoleProgress:
             self._spinner = None
 
     def _encodable(self, text: str) -> str:
-        """The text as the console can write it: an error would end the training that it is of."""
+        """Return the text as the console can write it; an encoding error would end the training."""
         encoding = self.console.encoding
         return text if self._unicode else text.encode(encoding, "replace").decode(encoding)
 
@@ -99,7 +99,7 @@ class ConsoleProgress:
 
 
 def attack_reporter(progress: Progress, name: str) -> ProgressCallback:
-    """Tells how far an attack is, under a name."""
+    """Return a callback that tells how far an attack is, under a name."""
 
     def report(now: AttackProgress) -> None:
         part = f"{now.attack} · " if now.attack else ""

@@ -51,27 +51,27 @@ class Recorder:
     run: str
 
     def warning(self, server_round: int, client_id: int, message: str) -> None:
-        """Something went wrong; the run goes on."""
+        """Record that something went wrong; the run goes on."""
         self.tracker.event(RunEvent(self.run, server_round, client_id, "warning", message))
 
     def error(self, server_round: int, message: str) -> None:
-        """Something ended the run, or makes its record worth nothing."""
+        """Record what ended the run, or makes its record worth nothing."""
         self.tracker.event(RunEvent(self.run, server_round, SERVER, "error", message))
 
     def information(self, server_round: int, client_id: int, message: str) -> None:
-        """Something that is worth knowing, and no failure."""
+        """Record what is worth knowing, and no failure."""
         self.tracker.event(RunEvent(self.run, server_round, client_id, "info", message))
 
     def utility(self, server_round: int, name: str, value: float, unit: str) -> None:
-        """A quantity of the global model."""
+        """Record a quantity of the global model."""
         self._number(server_round, SERVER, -1, "utility", name, value, unit)
 
     def cost(self, server_round: int, name: str, seconds: float, client_id: int = SERVER) -> None:
-        """Seconds that something took."""
+        """Record the seconds that something took."""
         self._number(server_round, client_id, -1, "cost", name, seconds, "s")
 
     def note(self, server_round: int, note: ClientNote) -> None:
-        """What a client told of its round: scores, the replay of its training, and seconds."""
+        """Record what a client told of its round: scores, its training's replay, and seconds."""
         for measurement in note.measurements:
             self._measurement(server_round, note.client_id, "score", measurement, SPARED)
         if note.replay is not None:
@@ -101,7 +101,7 @@ class Recorder:
         num_examples: int,
         kept_out: str,
     ) -> None:
-        """What a client did in a round as the server knows it, and why it was not attacked.
+        """Record what a client did as the server knows it, and why it was not attacked.
 
         Without a schedule, nothing is said of its steps: nobody told of them.
         """
@@ -113,7 +113,7 @@ class Recorder:
             self._number(*where, "client", "not_attacked", count, "image", note=kept_out)
 
     def not_attacked(self, seen: Observation, reason: str) -> None:
-        """Why an update was not attacked, which its client's record could not tell."""
+        """Record why an update was not attacked, if its client's record could not tell."""
         where, count = (seen.server_round, seen.client_id, -1), float(seen.update.num_examples)
         self._number(*where, "client", "not_attacked", count, "image", note=reason)
 
@@ -125,7 +125,7 @@ class Recorder:
         names: Sequence[str],
         numbers: Sequence[int],
     ) -> None:
-        """Class and number of each private sample, which a simulation knows."""
+        """Record the class and number of each private sample, which a simulation knows."""
         labels = class_indices(truth.private.targets).tolist()
         for sample, (label, number) in enumerate(zip(labels, numbers, strict=True)):
             name = names[label] if label < len(names) else str(label)
@@ -141,7 +141,7 @@ class Recorder:
         answer: Reconstruction,
         outcome: Outcome,
     ) -> None:
-        """What the attack would have reached under a defense, under names of its own."""
+        """Record what the attack would have reached under a defense, under names of its own."""
         stopped = float(_ended_by_time(answer))
         for what, value in (("relative_change", change), ("stopped_by_budget", stopped)):
             self._number(server_round, client_id, -1, "what_if", f"{name}/{what}", value, "1")
@@ -161,7 +161,7 @@ class Recorder:
         made: Membership,
         is_member: Sequence[bool] | None,
     ) -> None:
-        """What the test of each candidate said of one update, and in a simulation the truth.
+        """Record the test of each candidate in one update, and in a simulation the truth.
 
         Evidence is 2 where algebra decides, 1 where members lie lower on average, 0 where the test
         says nothing; its note holds the reason and where the null comes from.
@@ -187,7 +187,7 @@ class Recorder:
                 self._number(*where, sample, "membership", "membership_truth", held)
 
     def attempt(self, server_round: int, attempt: Attempt, name: str = "attack") -> None:
-        """What the attack on a round took."""
+        """Record what the attack on a round took."""
         self.cost(server_round, f"{name}_wall_seconds", attempt.wall_seconds)
         self.cost(server_round, f"{name}_cpu_seconds", attempt.cpu_seconds)
 
@@ -199,7 +199,7 @@ class Recorder:
         threat: ThreatModel,
         outcome: Outcome,
     ) -> None:
-        """The attacker's own objective, the metrics, the pictures.
+        """Record the attacker's own objective, the metrics and the pictures.
 
         The objective's note tells what the attacker was given, and what each of several attacks
         said.
@@ -220,13 +220,13 @@ class Recorder:
             )
 
     def blind_guess(self, server_round: int, pixels: Tensor) -> None:
-        """What reconstructions of a round are compared with: (C, H, W) in [0, 1]."""
+        """Record what a round's reconstructions are compared with: (C, H, W) in [0, 1]."""
         self.tracker.image(server_round, SERVER, -1, "blind_guess", pixels)
 
     def decoded(
         self, server_round: int, client_id: int, answer: Reconstruction, outcome: Outcome
     ) -> None:
-        """What the encodings of all rounds so far were decoded to, under names of its own."""
+        """Record the decoding of the encodings of all rounds so far, under names of its own."""
         count = float(answer.stats["encodings"])
         self._number(server_round, client_id, -1, "attack", "decoded_encodings", count, "image")
         for measurement in outcome.measurements:
@@ -246,7 +246,7 @@ class Recorder:
         measurement: Measurement,
         spared: str = "\0",
     ) -> None:
-        """A record for each sample; those whose note says that they were spared share one."""
+        """Record each sample; those whose note says that they were spared share one record."""
         count = len(measurement.values)
         notes = measurement.notes or ("",) * count
         errors = measurement.errors or (None,) * count
@@ -283,5 +283,5 @@ class Recorder:
 
 
 def _ended_by_time(answer: Reconstruction) -> bool:
-    """Whether its time limit, and not the attack itself, ended the search."""
+    """Return whether its time limit, and not the attack itself, ended the search."""
     return answer.stats.get("stopped") == "budget"

@@ -34,11 +34,11 @@ class Selection:
             object.__setattr__(self, "clients", tuple(self.clients))
 
     def includes(self, server_round: int, client_id: int) -> bool:
-        """Whether an update may be attacked; its size or ``max_clients`` may still forbid it."""
+        """Return whether an update may be attacked, if its size and ``max_clients`` allow it."""
         return not self.refuses(server_round, client_id)
 
     def refuses(self, server_round: int, client_id: int) -> str:
-        """Why a client is not attacked in a round, in words; empty where it may be."""
+        """Return why a client is not attacked in a round, in words; empty if it may be."""
         if server_round < self.first or (server_round - self.first) % self.every:
             every = f"every {self.every} rounds " if self.every > 1 else ""
             return f"attacks run {every}from round {self.first} on"
@@ -52,7 +52,7 @@ class Selection:
         return sorted(chosen, key=lambda observation: observation.client_id)[: self.max_clients]
 
     def left_out(self, observations: Sequence[Observation]) -> dict[int, str]:
-        """Why the other clients of a round are not attacked, in words, by client."""
+        """Return why the other clients of a round are not attacked, in words, by client."""
         chosen = {observation.client_id for observation in self(observations)}
         limit = f"at most {self.max_clients} clients are attacked in a round"
         return {
@@ -62,7 +62,7 @@ class Selection:
         }
 
     def _against(self, observation: Observation) -> str:
-        """Why an update is not attacked, whatever the others are; empty where nothing speaks."""
+        """Return why an update by itself is not attacked; empty if nothing speaks against it."""
         count = observation.update.num_examples
         refused = self.refuses(observation.server_round, observation.client_id)
         if refused:

@@ -112,7 +112,7 @@ class SelfAttack:
             )
 
     def includes(self, server_round: int) -> bool:
-        """Whether a round, counted from 1, is attacked."""
+        """Return whether a round, counted from 1, is attacked."""
         return (server_round - 1) % self.every == 0
 
     def run(
@@ -146,7 +146,7 @@ class SelfAttack:
         return SelfAttacked(made, outcome, self._doubt(answer, outcome, len(exposure.private)))
 
     def _doubt(self, answer: Reconstruction, outcome: Outcome, count: int) -> str:
-        """Why the answer does not tell how safe the update is, or empty."""
+        """Return why the answer does not tell how safe the update is; empty if nothing does."""
         if answer.batch is None:
             return answer.error or "no reconstruction"
         psnr = next((found.values for found in outcome.measurements if found.name == "psnr"), ())
@@ -158,7 +158,7 @@ class SelfAttack:
         return ""
 
     def _against(self, exposure: Exposure) -> str:
-        """Why a round is not attacked, or empty."""
+        """Return why a round is not attacked; empty if it is."""
         raw = exposure.raw
         used = raw.schedule.num_samples_used(raw.num_examples)
         taken = raw.schedule.num_steps * raw.schedule.batch_size

@@ -148,12 +148,12 @@ class ServerAudit:
         self._recorder.information(server_round, client_id, plain_text(message))
 
     def wants(self, server_round: int, client_id: int) -> bool:
-        """Whether a client's update may be attacked in a round, so that it has to be kept."""
+        """Return whether a client's update may be attacked in a round, so that it is to be kept."""
         attacks = self.attack is not None or self.keep is not None or self.candidates is not None
         return attacks and self.selection.includes(server_round, client_id)
 
     def warn_once(self, server_round: int, client_id: int, message: str) -> None:
-        """The same, in the first round of a client only, and not without end."""
+        """Record a warning of a client in the first of its rounds only, and not without end."""
         if said := self._once.says(client_id, message):
             self.warn(server_round, client_id, said)
 
@@ -387,7 +387,7 @@ class ServerAudit:
             return None
 
     def _left_out(self, observations: list[Observation]) -> dict[int, str]:
-        """Why clients are not attacked, in words, by client."""
+        """Return why clients are not attacked, in words, by client."""
         if self.attack is None and self.keep is None:
             return {seen.client_id: "no attack is configured" for seen in observations}
         return self.selection.left_out(observations)
@@ -454,7 +454,7 @@ class ServerAudit:
             self.warn_once(server_round, note.client_id, f"client {note.client_id}: {sentence}.")
 
     def _assumed_of(self, note: ClientNote) -> Assumed | None:
-        """What an attack on the client assumes; ``None`` where there is none to be had."""
+        """Return what an attack on the client assumes; ``None`` if its steps are not known."""
         schedule = self.schedule
         if isinstance(schedule, EpochSchedule):
             if note.training is None:
@@ -478,7 +478,7 @@ class ServerAudit:
         return targets
 
     def _grant(self, target: Target, unknown: Set[int]) -> Case | None:
-        """What the attack is given and measured against; ``None`` where there is no such thing.
+        """Return what the attack is given and measured against; ``None`` if the grant is refused.
 
         Args:
             target: what is attacked.
@@ -502,7 +502,7 @@ class ServerAudit:
         budget: Budget,
         what: str = "",
     ) -> list[tuple[Case, Reconstruction]]:
-        """Each case with the attack's answer; all are attacked together."""
+        """Return each case with the attack's answer; all are attacked together."""
         if not cases:
             return []
         name = " · ".join(filter(None, (self._round_name(server_round), what)))
@@ -547,7 +547,7 @@ class ServerAudit:
         self.progress.line(f"{self._round_name(server_round)} · {plain_text(first, 200)}")
 
     def _elapsed(self) -> float:
-        """Seconds since the round began."""
+        """Return the seconds since the round began."""
         return time.monotonic() - self._round_start
 
     def _round_name(self, server_round: int) -> str:

@@ -37,7 +37,7 @@ FEW_ROWS = 64
 
 
 def exact_attacks() -> dict[str, ExactAttack]:
-    """The attacks that solve equations, as in ``conf/attack``."""
+    """Return the attacks that solve equations, as in ``conf/attack``."""
     return {
         "analytic": Analytic(),
         "feature_matching": FeatureMatching(),
@@ -60,7 +60,7 @@ def structure(
     max_products: int = 4000,
     seed: int = 0,
 ) -> Structure:
-    """Which exact attacks an update is open to, and what it leaves undetermined, without data.
+    """Return which exact attacks an update is open to, and what it leaves open, without data.
 
     A synthetic batch is drawn: images of noise with a power spectrum of 1/f² (``ImagePrior``) and
     random labels. Its update by the schedule, with the model's present weights, is handed to the
@@ -156,14 +156,14 @@ def _jacobian(
     schedule: LocalSchedule,
     buffers: Params,
 ) -> LinearOperator:
-    """Of the update of a whole batch, in its inputs."""
+    """Return the Jacobian of a whole batch's update by its inputs."""
     if schedule.num_steps == 1 and not schedule.weight_decay:
         return BatchJacobian(gradient_map, params, batch, buffers)
     return UpdateJacobian(gradient_map, params, batch, schedule, buffers)
 
 
 def synthetic_batch(spec: InputSpec, count: int, seed: int) -> Batch:
-    """Images of noise with a natural spectrum, clamped to valid pixels, and random labels."""
+    """Return noise images of a natural spectrum, clamped to valid pixels, and random labels."""
     draw = make_generator(seed, purpose="synthetic batch")
     prior = ImagePrior.of(spec)
     shape = (count, *spec.shape)
@@ -173,7 +173,7 @@ def synthetic_batch(spec: InputSpec, count: int, seed: int) -> Batch:
 
 
 def _open(name: str, attack: ExactAttack, job: AttackJob, batch: Batch, attempt: bool) -> Opening:
-    """What an attack's own check says, and what the attack reaches."""
+    """Return what an attack's own check says, and what the attack reaches."""
     problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
     draw = job.generator(0, "structure")
     try:

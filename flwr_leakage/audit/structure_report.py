@@ -87,7 +87,7 @@ class Structure:
     not_computed: str = ""
 
     def __getitem__(self, attack: str) -> Opening:
-        """The entry of one attack."""
+        """Return the entry of one attack."""
         return next(each for each in self.openings if each.attack == attack)
 
     def __str__(self) -> str:

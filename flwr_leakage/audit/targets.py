@@ -29,11 +29,11 @@ class Target:
 
     @staticmethod
     def of(observation: Observation) -> "Target":
-        """The update of a single client."""
+        """Return the update of a single client."""
         return Target(observation, ((observation.client_id, observation.update.num_examples),))
 
     def join(self, truths: Sequence[Truth]) -> Truth:
-        """The members' samples that left a trace in the update, in the members' order."""
+        """Return the members' samples that left a trace in the update, in the members' order."""
         if len(truths) == 1 and truths[0].mixing is not None:
             return truths[0]  # a simulation's truth holds the samples used, which were mixed
         schedule = self.observation.update.schedule
@@ -45,7 +45,7 @@ class Target:
 
 
 def aggregate(observations: Sequence[Observation], batch_statistics: bool = False) -> Target:
-    """What secure aggregation reveals: the mean update, weighted by the numbers of samples.
+    """Return what secure aggregation reveals: the mean update, weighted by the numbers of samples.
 
     Where every client takes one step on all of its samples, the weighted mean is the update of
     one client that holds all of the samples. Otherwise it is explained by a replay of every
@@ -135,7 +135,7 @@ class History:
 def find_targets(
     chosen: Sequence[Observation], threat: ThreatModel, gradient_map: GradientMap, history: History
 ) -> list[Target]:
-    """The targets of a round: each chosen client or their aggregate, joined with earlier rounds.
+    """Return a round's targets: each chosen client or the aggregate, joined with earlier rounds.
 
     Args:
         chosen: the updates to attack, of one round.

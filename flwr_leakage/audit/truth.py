@@ -62,7 +62,7 @@ class ImageNumbers:
 
     @staticmethod
     def from_json(text: str) -> "ImageNumbers":
-        """What ``to_json`` wrote."""
+        """Return the numbers that ``to_json`` wrote."""
         return ImageNumbers(
             {
                 int(client_id): {bytes.fromhex(one): n for n, one in enumerate(digests, start=1)}
@@ -71,14 +71,14 @@ class ImageNumbers:
         )
 
     def to_json(self) -> str:
-        """By client, the digests in the order of their numbers."""
+        """Return the digests by client, each client's in the order of their numbers."""
         # A dictionary keeps the order in which its entries came, which is that of the numbers.
         return json.dumps(
             {str(client_id): [one.hex() for one in known] for client_id, known in self.seen.items()}
         )
 
     def of(self, client_id: int, private: Batch) -> list[int]:
-        """The number of each sample; new images get the next ones."""
+        """Return the number of each sample; new images get the next ones."""
         known = self.seen.setdefault(client_id, {})
         digests = (hashlib.sha256(one.numpy().tobytes()).digest() for one in private.inputs.cpu())
         return [known.setdefault(digest, len(known) + 1) for digest in digests]

@@ -41,7 +41,7 @@ def in_turns(
 
 
 def seconds_each(seconds: float | None, budget: Budget, count: int) -> float | None:
-    """CPU seconds for each of several targets: their own limit and what a budget leaves.
+    """Return CPU seconds for each of several targets: their own limit and what a budget leaves.
 
     Example:
         >>> seconds_each(60.0, Budget(), 3), seconds_each(None, Budget(), 3)
@@ -64,7 +64,7 @@ class Once:
     _said: dict[int, set[int]] = field(default_factory=dict)
 
     def says(self, client_id: int, message: str) -> str:
-        """The message, where it is to be recorded; a last one at the limit; else nothing."""
+        """Return the message if it is to be recorded, a last one at the limit, else nothing."""
         said = self._said.setdefault(client_id, set())
         # Hashes, as a client chooses how long its sentences are.
         if hash(message) in said or len(said) > self.limit:

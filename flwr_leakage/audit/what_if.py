@@ -30,7 +30,7 @@ WhatIfSource = Callable[[Observation], WhatIf]
 
 
 def relative_change(raw: Params, released: Params) -> float:
-    """``‖released − raw‖₂ / ‖raw‖₂`` over all parameters; 0 for an update of zeros.
+    """Return ``‖released − raw‖₂ / ‖raw‖₂`` over all parameters; 0 for an update of zeros.
 
     Example:
         >>> relative_change({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([3.0, 0.0])})
