@@ -96,7 +96,7 @@ def advise(
 
 
 def _stronger(metadata: Mapping[str, Any]) -> str:
-    """The attacks that were not tried; empty where all of them were."""
+    """Return the attacks that were not tried; empty if all of them were."""
     name = metadata.get("attack")
     if not isinstance(name, str) or name == "strongest":
         return ""
@@ -107,7 +107,7 @@ def _stronger(metadata: Mapping[str, Any]) -> str:
 
 
 def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
-    """What of whom the server can see; how many images, where they can be told apart."""
+    """Return what of whom the server can see; how many images, if they can be told apart."""
     each = worst_by_image(found)
     parts = {attempt.key[1] for attempt in each if attempt.grade == "partly"}
     partly = sum(attempt.grade == "partly" for attempt in each)
@@ -119,7 +119,7 @@ def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
 
 
 def _unknown(fate: Fates, found: Sequence[Attempt]) -> Advice:
-    """Where nothing has a grade."""
+    """Return the advice if nothing has a grade."""
     answer = "no update was attacked. That is no sign of safety."
     do = (
         "Run it again with an attack: flwr-leakage run attack=strongest; in an app of your own, "
@@ -150,22 +150,22 @@ MAX_GROUPS = 6
 
 
 def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
-    """The clients of whom an image has one of the grades."""
+    """Return the clients of whom an image has one of the grades."""
     return {attempt.key[1] for attempt in found if attempt.grade in grades}
 
 
 def named(clients: set[int], limit: int = 8) -> str:
-    """Clients by their numbers, or how many; or the aggregate."""
+    """Return words for clients: their numbers, how many they are, or the aggregate."""
     return several(sorted(clients), limit=limit) if min(clients) >= 0 else "the aggregate"
 
 
 def verb(clients: set[int], one: str, many: str) -> str:
-    """The one word for a single client, the other for several."""
+    """Return the first word for a single client, and the second one for several."""
     return one if len(clients) == 1 else many
 
 
 def _at_risk(found: Sequence[Attempt], at_risk: set[int], index: Index) -> str:
-    """The clients of which something is seen, with what they do and the rounds."""
+    """Return words on the clients of whom something is seen, with what they do and the rounds."""
     doing = does(index)
     groups = grouped_by_client(a for a in found if a.key[1] in at_risk)
     told = []
@@ -182,7 +182,7 @@ def _at_risk(found: Sequence[Attempt], at_risk: set[int], index: Index) -> str:
 
 
 def _seen_by_round(found: Sequence[Attempt], fate: Fates) -> str:
-    """Whose images are seen in which of several rounds, and which were not attacked."""
+    """Return in which rounds whose images are seen, and which rounds were not attacked."""
     rounds_of: dict[str, list[int]] = {}
     rounds = sorted({a.key[0] for a in found})
     for server_round in rounds:
@@ -206,7 +206,7 @@ def _seen_by_round(found: Sequence[Attempt], fate: Fates) -> str:
 
 
 def _when(here: Sequence[Attempt]) -> str:
-    """In which rounds something of a client is seen, in which only in part."""
+    """Return in which rounds something of a client is seen, and in which only in part."""
     attacked = sorted({a.key[0] for a in here})
     seen = sorted({a.key[0] for a in here if a.grade in LEAKED})
     parts = sorted({a.key[0] for a in here if a.grade == "partly"} - set(seen))
@@ -219,7 +219,7 @@ def _when(here: Sequence[Attempt]) -> str:
 
 
 def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -> str:
-    """The images of some clients that have one of the grades: one, the only one, or several."""
+    """Return words for clients' images of one of the grades: one, the only one, or several."""
     theirs = [a for a in here if a.key[1] in clients]
     each = worst_by_image(theirs) or theirs
     noun = "images"
@@ -229,12 +229,12 @@ def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -
 
 
 def _resting(fate: Fates, attacked: Sequence[int]) -> list[int]:
-    """The rounds in which nobody was attacked."""
+    """Return the rounds in which nobody was attacked."""
     return sorted({server_round for server_round, _ in fate.spared} - set(attacked))
 
 
 def _to_mend(unsure: set[int]) -> str:
-    """Clients whose update is not the one that they were seen to train."""
+    """Return words on clients whose update is not the one that they were seen to train."""
     if not unsure:
         return ""
     return (
@@ -247,7 +247,7 @@ def _to_mend(unsure: set[int]) -> str:
 def _what_helps(
     index: Index, asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]
 ) -> Step:
-    """Which defense that was measured here hides what leaks."""
+    """Return which defense that was measured here hides what leaks."""
     own = defense_of(metadata)
     despite = f"It leaks although the run trained under {own}. " if own else ""
     if not asked:
@@ -262,7 +262,7 @@ def _what_helps(
 
 
 def _effect(remedy: Remedy, at_risk: set[int]) -> str:
-    """What a defense does, and whether it hides what leaks."""
+    """Return what a defense does, and whether it hides what leaks."""
     name = f"{remedy.name[0].upper()}{remedy.name[1:]}"
     under = [a for a in remedy.under if a.key[1] in at_risk]
     if not under:
@@ -286,7 +286,7 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
 
 
 def _besides(remedy: Remedy, at_risk: set[int]) -> str:
-    """Whether originals are still told apart under a defense, and how often time ran out."""
+    """Return whether a defense still lets originals be told apart, and how often time ran out."""
     under = [a for a in remedy.under if a.key[1] in at_risk]
     if not under:
         return ""
@@ -304,7 +304,7 @@ def _besides(remedy: Remedy, at_risk: set[int]) -> str:
 def _seen_table(
     index: Index, asked: Sequence[Remedy], at_risk: set[int]
 ) -> tuple[str, Table] | None:
-    """How much is seen without each defense and with it: of images, where told apart."""
+    """Return how much is seen without each defense and with it: of images, if told apart."""
     measured = []
     for remedy in asked:
         if under := [a for a in remedy.under if a.key[1] in at_risk]:
@@ -335,7 +335,7 @@ def _seen_table(
 
 
 def _not_tested(fate: Fates, found: Sequence[Attempt]) -> str:
-    """Clients and rounds that were not attacked, and what no run of this kind tests."""
+    """Return which clients and rounds were not attacked, and what no run of this kind tests."""
     attacked = {*fate.answered, *fate.unanswered} | {a.key[:2] for a in found}
     clients = {client for _, client in attacked}
     rounds = {server_round for server_round, _ in attacked}
@@ -367,7 +367,7 @@ def _what_to_ask(
     asked: Sequence[Remedy],
     metadata: Mapping[str, Any],
 ) -> list[Step]:
-    """Three changes that the engineers can be asked for, and the conditions to train on."""
+    """Return three changes that the engineers can be asked for, and the conditions to train on."""
     at_risk = with_grade(found, SEEN)
     options = (_defense(asked), _more_images(index, found, at_risk, fate), _sum(found))
     return [

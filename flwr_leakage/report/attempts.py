@@ -69,7 +69,7 @@ class Attempt:
 
 
 def attempts(index: Index, what_if: str = "") -> list[Attempt]:
-    """Every image that was attacked; with a name, under that what-if defense instead."""
+    """Return every image that was attacked; with a name, under that what-if defense instead."""
     kind, before = ("what_if", f"{what_if}/") if what_if else ("metric", "")
     lpips = next((n for n in index.names(kind) if n.startswith(f"{before}lpips")), "")
 
@@ -104,23 +104,23 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
 
 
 def what_if_names(index: Index) -> list[str]:
-    """The names of the defenses that updates were attacked under besides."""
+    """Return the names of the defenses that updates were attacked under besides."""
     return list(dict.fromkeys(name.rpartition("/")[0] for name in index.names("what_if")))
 
 
 def tally(found: Iterable[Attempt]) -> Counter[Grade]:
-    """How many of each grade; those that cannot be graded are left out."""
+    """Return how many attempts have each grade; those that cannot be graded are left out."""
     return Counter(attempt.grade for attempt in found if attempt.grade is not None)
 
 
 def all_exact(found: Iterable[Attempt]) -> set[tuple[int, int]]:
-    """The (round, client) of every update of which each image is exact."""
+    """Return the (round, client) of every update of which each image is exact."""
     held = list(found)
     return {a.key[:2] for a in held} - {a.key[:2] for a in held if a.grade != "exact"}
 
 
 def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
-    """The worst attempt on each image; empty where one of them cannot be told from others."""
+    """Return the worst attempt on each image; empty if one cannot be told from others."""
     worst: dict[tuple[int, int], Attempt] = {}
     for attempt in found:
         if attempt.image is None:
@@ -132,14 +132,14 @@ def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
 
 
 def seen_of(each: Sequence[Attempt]) -> str:
-    """How many images can be seen, given the worst attempt on each: the one count of the page."""
+    """Return how many images can be seen, by the worst attempt on each: the page's one count."""
     leaked = sum(attempt.grade in LEAKED for attempt in each)
     whole = "the one attacked image" if len(each) == 1 else f"the {len(each):,} attacked images"
     return whole if leaked == len(each) == 1 else f"{leaked:,} of {whole}"
 
 
 def risk(found: Sequence[Attempt]) -> tuple[int, float, float]:
-    """Larger for whom more leaks of: by the worst grade, the share that leaks, the highest PSNR.
+    """Return a larger tuple for whom more leaks of: worst grade, share that leaks, highest PSNR.
 
     The one order of the verdict and of the table of clients.
     """
@@ -151,12 +151,12 @@ def risk(found: Sequence[Attempt]) -> tuple[int, float, float]:
 
 
 def grouped_by_client(found: Iterable[Attempt]) -> dict[int, list[Attempt]]:
-    """The attempts on each client's images."""
+    """Return the attempts on each client's images."""
     return grouped((attempt.key[1], attempt) for attempt in found)
 
 
 def most_at_risk_first(by_client: Mapping[int, Sequence[Attempt]]) -> list[int]:
-    """The clients, whom most leaks of first; those of equal risk by their numbers."""
+    """Return the clients, whom most leaks of first; those of equal risk by their numbers."""
     return sorted(sorted(by_client), key=lambda client: risk(by_client[client]), reverse=True)
 
 
@@ -186,7 +186,7 @@ def fates(index: Index) -> Fates:
 
 
 def does(index: Index) -> dict[int, str]:
-    """What each client does in a round, in words: as of its last one."""
+    """Return what each client does in a round, in words, as of its last one."""
     series = index.series("client", "images")
     return {key[1]: series[key].note for key in sorted(series)}
 
@@ -195,7 +195,7 @@ MAX_GROUPS = 3
 
 
 def time_limit(metadata: Mapping[str, Any]) -> float | None:
-    """CPU seconds that the attack had for an update; ``None`` for no limit, or an unknown one.
+    """Return the attack's CPU seconds for an update; ``None`` for no limit, or an unknown one.
 
     It is the smaller one of the run's ``server.attack_max_seconds`` and the attack's own
     ``max_seconds``. Where updates were kept to be attacked later, another limit may have been
@@ -210,7 +210,7 @@ def time_limit(metadata: Mapping[str, Any]) -> float | None:
 
 
 def ended(index: Index, found: Sequence[Attempt]) -> set[tuple[int, int]]:
-    """The (round, client) of every update on which the time limit ended the attack.
+    """Return the (round, client) of every update on which the time limit ended the attack.
 
     Not those that it cut short once nothing was left to find: where the chosen attack had solved
     the update, or every image is exact.
@@ -221,7 +221,7 @@ def ended(index: Index, found: Sequence[Attempt]) -> set[tuple[int, int]]:
 
 
 def _solved(note: str) -> bool:
-    """Whether the note of an attack by several says that the chosen one solved the update."""
+    """Return whether the note of several attacks says that the chosen one solved the update."""
     chosen = re.search(r"(?:^|; )([^;]+) chosen: (.*)", note)
     return chosen is not None and f"; {chosen[1]} solved" in f"; {chosen[2]}"
 
@@ -261,13 +261,13 @@ SURE = 0.05
 
 
 def beyond_chance(found: Sequence[Attempt]) -> bool:
-    """Whether originals are identified more often than a guess among the candidates does."""
+    """Return whether originals are identified more often than a guess among the candidates does."""
     ranked, most = [attempt for attempt in found if attempt.rank is not None], by_chance(found)
     return most is not None and sum(attempt.rank == 1 for attempt in ranked) > most
 
 
 def by_chance(found: Sequence[Attempt]) -> int | None:
-    """How many originals a guess may identify: more of them it does with probability 5 % at most.
+    """Return how many originals a guess may identify: it identifies more with probability ≤ 5 %.
 
     ``None`` where no original was looked for.
     """
@@ -277,13 +277,13 @@ def by_chance(found: Sequence[Attempt]) -> int | None:
 
 
 def _candidates_of(found: Sequence[Attempt]) -> float | None:
-    """Among how many images originals were looked for (median); ``None`` where none was."""
+    """Return among how many images originals were looked for (median); ``None`` for none."""
     pools = [candidates(attempt) for attempt in found if attempt.rank is not None]
     return median([pool for pool in pools if pool > 1])
 
 
 def condition_told(found: Sequence[Attempt]) -> str:
-    """Which identifications a run may have, as a condition to train on."""
+    """Return which identifications a run may have, as a condition to train on."""
     most = by_chance(found)
     tried = count(sum(attempt.rank is not None for attempt in found), "attempt")
     often = "No more attempts identify their original than by chance"
@@ -293,7 +293,7 @@ def condition_told(found: Sequence[Attempt]) -> str:
 
 
 def identifying_told(found: Sequence[Attempt]) -> str:
-    """What identifying means, in small print."""
+    """Return what identifying means, in small print."""
     others = int(_candidates_of(found) or 0) - 1
     among = f"{others} other images" if others > 0 else "other images"
     return (
@@ -303,5 +303,5 @@ def identifying_told(found: Sequence[Attempt]) -> str:
 
 
 def candidates(attempt: Attempt) -> int:
-    """Among how many images the original was looked for; 0 where that is not known."""
+    """Return among how many images the original was looked for; 0 if that is not known."""
     return int("".join(filter(str.isdigit, attempt.candidates)) or 0)

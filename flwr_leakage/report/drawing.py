@@ -147,7 +147,7 @@ def story_chart(
 
 
 def _top(panel: Panel) -> float:
-    """The upper end of a panel: with the band where something is exact."""
+    """Return the upper end of a panel, with the band if something is exact."""
     highest = max(panel.values)
     if highest >= EXACT_DB:
         return EXACT_DB + BAND
@@ -164,7 +164,7 @@ def _capped(by_round: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
 
 
 def _cap(psnr: float) -> float:
-    """Everything that is exact is drawn in the middle of its band."""
+    """Return a PSNR as it is drawn: every exact one in the middle of its band."""
     return EXACT_DB + BAND / 2 if psnr >= EXACT_DB else psnr
 
 
@@ -198,7 +198,7 @@ def _draw(panel: Panel, axes: Axes) -> None:
 
 
 def _bands(panel: Panel, axes: Axes, low: float, top: float) -> None:
-    """The grades that PSNR alone gives, counted from the median blind guess."""
+    """Draw the grades that PSNR alone gives, counted from the median blind guess."""
     edges = [("exact", EXACT_DB, top, 0.22)] if top > EXACT_DB else []
     if panel.blind:
         blind = _blind(panel)
@@ -367,7 +367,7 @@ COLUMNS: Any = {"ncols": 3, "handlelength": 1.6, "columnspacing": 1.2}
 
 
 def new_figure() -> tuple[Figure, Axes]:
-    """A small chart with one pair of axes, on the page's own ground."""
+    """Return a small chart with one pair of axes, on the page's own ground."""
     figure = Figure(figsize=(4.6, 2.7), layout="constrained")
     figure.patch.set_alpha(0)
     axes = figure.add_subplot()
@@ -376,7 +376,7 @@ def new_figure() -> tuple[Figure, Axes]:
 
 
 def draw_dots(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
-    """Every value of each round, as one collection: one a round would take most of the time."""
+    """Draw every value of each round in one collection: one a round would take most of the time."""
     places, heights = [], []
     for server_round, values in sorted(by_round.items()):
         dots = thin_out(values, MAX_DOTS_A_ROUND)
@@ -386,13 +386,13 @@ def draw_dots(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any)
 
 
 def draw_medians(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
-    """A line through the median of each round."""
+    """Draw a line through the median of each round."""
     rounds = sorted(by_round)
     axes.plot(rounds, [float(np.median(by_round[r])) for r in rounds], **style)
 
 
 def whole_rounds(axes: Axes, rounds: Sequence[int]) -> None:
-    """Ticks at whole rounds only."""
+    """Set ticks at whole rounds only."""
     if len(rounds) <= 8:
         axes.set_xticks(list(rounds))
     else:
@@ -400,7 +400,7 @@ def whole_rounds(axes: Axes, rounds: Sequence[int]) -> None:
 
 
 def log_scale_if_wide(axes: Axes, side: str, values: Sequence[float]) -> None:
-    """A logarithmic axis where positive values spread over a factor of 50."""
+    """Set a logarithmic axis if positive values spread over a factor of 50."""
     if min(values) > 0 and max(values) / min(values) > 50:
         axes.set(**{f"{side}scale": "log"})
         axis = axes.xaxis if side == "x" else axes.yaxis
@@ -412,7 +412,7 @@ def log_scale_if_wide(axes: Axes, side: str, values: Sequence[float]) -> None:
 
 
 def plain(text: str) -> str:
-    """A unit as it may stand in a drawing: short, of letters, digits and a few signs."""
+    """Return a unit as it may stand in a drawing: short, of letters, digits and a few signs."""
     return re.sub(r"[^\w ²·/%().-]", "", text)[:40] if text not in ("", "1") else ""
 
 
@@ -430,13 +430,13 @@ def thin_out(values: Sequence[float], limit: int) -> list[float]:
 
 
 def spread(amount: int) -> np.ndarray:
-    """Offsets to the side that keep dots apart: van der Corput's sequence in ±0.18."""
+    """Return offsets to the side that keep dots apart: van der Corput's sequence in ±0.18."""
     bits = [int(f"{i:b}"[::-1], 2) / 2 ** i.bit_length() for i in range(1, amount + 1)]
     return (np.array(bits) - 0.5) * 0.36 if amount > 1 else np.zeros(amount)
 
 
 def inline(figure: Figure, name: str, description: str) -> Markup:
-    """The figure as SVG in the page's colours, with ids of its own and a text for the blind."""
+    """Return the figure as SVG in the page's colours, with its own ids and a text for the blind."""
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=nothing)

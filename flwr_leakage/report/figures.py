@@ -116,7 +116,7 @@ class Agreement:
 
 
 def story_figure(index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]) -> Chart | None:
-    """Accuracy and leakage round by round, by client; ``None`` where nothing was measured."""
+    """Return the chart of accuracy and leakage by round and client; ``None`` without PSNR."""
     known = [attempt for attempt in found if attempt.psnr is not None]
     if not known:
         return None
@@ -169,7 +169,7 @@ def _psnr_by_round(panel: Panel) -> dict[int, list[float]]:
 
 
 def _story_caption(panels: Sequence[Panel], told: Sequence[Remedy], with_accuracy: bool) -> str:
-    """What must be known to read the chart; at most four lines."""
+    """Return what must be known to read the chart; at most four lines."""
     text = "Each dot is one image in one round; the higher, the nearer the attack came to it."
     if with_accuracy:
         text = f"On top: how good the trained model is. Below: {text[0].lower()}{text[1:]}"
@@ -183,7 +183,7 @@ def _story_caption(panels: Sequence[Panel], told: Sequence[Remedy], with_accurac
 
 
 def _story_details(panels: Sequence[Panel], told: Sequence[Remedy], asked: int) -> str:
-    """What else is to be known of the chart; folded."""
+    """Return what else is to be known of the chart, for a folded text."""
     text = "Height is PSNR in decibels."
     if len(panels) > 1:
         text += " Each client, most at risk first, has a scale of its own."
@@ -212,7 +212,7 @@ def _story_details(panels: Sequence[Panel], told: Sequence[Remedy], asked: int) 
 
 
 def round_figures(index: Index, kind: str) -> list[Chart]:
-    """A chart over the rounds of every quantity of a kind that changes."""
+    """Return a chart over the rounds of every quantity of a kind that changes."""
     found = []
     told = bool(values(index.series("metric", "psnr")))  # by the story chart
     for i, name in enumerate(index.names(kind)):
@@ -244,19 +244,19 @@ def _dots(groups: dict[int, list[float]]) -> str:
 
 
 def _claim(direction: str) -> str:
-    """What a score says of itself is its paper's claim; this run may bear it out or not."""
+    """Return a score's direction as its paper's claim, which this run may bear out or not."""
     return f"Its paper claims: {direction}."
 
 
 def _tell(groups: dict[int, list[float]]) -> str:
-    """The first and last median, for readers who do not see the chart."""
+    """Return the first and last median, for readers who do not see the chart."""
     first, last = min(groups), max(groups)
     ends = [f"median {number(median(groups[r]))} in round {r}" for r in (first, last)]
     return f"{', '.join(dict.fromkeys(ends))}."
 
 
 def score_figure(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
-    """A risk score against the outcome; ``blind`` is the PSNR of the blind guess."""
+    """Return a risk score's chart against the outcome; ``blind`` is the PSNR of the blind guess."""
     figures = [f"n\u00a0=\u00a0{len(entry.pairs)}"]
     if entry.rho is not None and entry.p_value is not None:
         figures.insert(0, f"Spearman ρ\u00a0=\u00a0{_rho(entry.rho)}")
@@ -302,7 +302,7 @@ BOUNDS = {
 
 
 def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
-    """The chart, where samples have both an attack's PSNR and a bound; else nothing.
+    """Return the chart, if samples have both an attack's PSNR and a bound; else nothing.
 
     Args:
         index: the run's numbers.
@@ -351,7 +351,7 @@ def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
 
 
 def smallest_std(metadata: Mapping[str, Any]) -> float:
-    """Pixels per model input, of the channel where it is least; 0 where it is not known.
+    """Return pixels per model input, of the channel where it is least; 0 if it is not known.
 
     With several channels, the one of least standard deviation makes a bound of the whole error in
     model inputs into one in pixels.
@@ -365,7 +365,7 @@ def smallest_std(metadata: Mapping[str, Any]) -> float:
 
 
 def _gaps_told(name: str, limits: Mapping[Key, float], reached: Mapping[Key, float]) -> str:
-    """How far below its bound the attack stayed, in words."""
+    """Return how far below its bound the attack stayed, in words."""
     gaps = [limit - reached[key] for key, limit in limits.items()]
     typical = median(gaps) or 0.0
     side = "below" if typical >= 0 else "above"
@@ -455,7 +455,7 @@ def _reading(
 
 
 def agreement_told(found: Sequence[Agreement]) -> str:
-    """Whether the scores of a run rank its leaks, in a sentence or two."""
+    """Return in a sentence or two whether the scores of a run rank its leaks."""
     named = {
         held: ", ".join(label(entry.score) for entry in found if entry.holds is held)
         for held in (True, False, None)

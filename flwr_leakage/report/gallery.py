@@ -118,7 +118,7 @@ class Gallery:
     blind: Picture | None = None
 
     def choices(self, name: str) -> list[str]:
-        """The distinct values of a field of all exhibits, for the filter."""
+        """Return the distinct values of a field of all exhibits, for the filter."""
         values = {getattr(exhibit, name) for exhibit in self.exhibits} - {""}
         if name == "followed" and not any(exhibit.others for exhibit in self.exhibits):
             return []  # nothing to follow

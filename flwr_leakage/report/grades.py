@@ -95,7 +95,7 @@ def decided_by(
     blind_ssim: float | None = None,
     lpips: float | None = None,
 ) -> str:
-    """What decided the grade where PSNR alone would have given another one; else empty.
+    """Return what decided the grade if PSNR alone would have given another one; else empty.
 
     Example:
         >>> decided_by(13.0, 12.0, ssim=0.7, blind_ssim=0.1), decided_by(20.0, 12.0, ssim=0.7)
@@ -170,7 +170,7 @@ _RECOGNISABLE, _PARTLY, _NOTHING = CALIBRATION
 
 
 def grades_table(grades: Counter[Grade]) -> Table:
-    """Each grade with its rule, its number of attempts, and how often an original was found."""
+    """Return each grade with its rule, number of attempts, and how often an original was found."""
     known = {each.grade: each for each in CALIBRATION}
     rows = []
     for grade, meaning in _MEANING.items():
@@ -188,7 +188,7 @@ def grades_table(grades: Counter[Grade]) -> Table:
 
 
 def measures_table() -> Table:
-    """How often each measure by itself found the original in the test."""
+    """Return how often each measure by itself found the original in the test."""
     rows = tuple(
         (
             each.grade + " or exact" * (each.grade == "recognisable"),

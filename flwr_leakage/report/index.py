@@ -191,7 +191,7 @@ def decibel(value: float | None) -> str:
 
 
 def ceiling_told(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """What the highest possible PSNR means, for a table that holds it; else nothing."""
+    """Return what the highest possible PSNR means, for a table that holds it; else nothing."""
     if any(decibel(CEILING_DB) in row for row in rows):
         return (f"{CEILING_DB:g} dB is the ceiling: next to no error is left to be measured.",)
     return ()

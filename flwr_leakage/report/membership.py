@@ -52,7 +52,7 @@ class _Candidate:
 
 
 def membership_section(index: Index) -> MembershipSection | None:
-    """What the tests said; ``None`` where there were none."""
+    """Return what the tests said; ``None`` if there were none."""
     evidence = index.series("membership", "membership_evidence")
     if not evidence:
         return None
@@ -103,7 +103,7 @@ def _candidates(index: Index, updates: int) -> list[_Candidate]:
 
 
 def _judged(found: list[_Candidate]) -> list[str]:
-    """How often the test was right, where a simulation knows."""
+    """Return how often the test was right, if a simulation knows."""
     used = [each for each in found if each.used]
     others = [each for each in found if each.used is False]
     if not used and not others:

@@ -177,7 +177,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
 
 
 def conclusion(run_folder: str | Path) -> str:
-    """The verdict, whether training may go on, and where the report is.
+    """Return the verdict, whether training may go on, and where the report is.
 
     Args:
         run_folder: of a run whose report was written.
@@ -204,7 +204,7 @@ def _moment(written: object) -> str:
 def _absent(
     index: Index, clients: Sequence[object], costs: Table, gallery: Gallery
 ) -> tuple[str, ...]:
-    """Sentences in place of the sections that would be empty."""
+    """Return sentences in place of the sections that would be empty."""
     absent = {
         "No attack was measured and no utility was recorded.": index.rounds("metric", "utility"),
         "No reconstruction was recorded.": gallery.exhibits or gallery.without_reconstruction,
@@ -216,7 +216,7 @@ def _absent(
 
 
 def without_home(run: RunData) -> RunData:
-    """The run with ``~`` in place of every user's home folder, in each text that it holds."""
+    """Return the run with ``~`` for every user's home folder, in each text that it holds."""
     return replace(
         run,
         metadata=_cleaned(run.metadata),

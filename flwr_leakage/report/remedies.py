@@ -69,7 +69,7 @@ class Remedy:
 
 
 def remedies(index: Index, metadata: Mapping[str, Any]) -> list[Remedy]:
-    """Every what-if of the run."""
+    """Return every what-if of the run."""
     nodes, words = section(metadata, "config", "what_if"), section(metadata, "defenses_in_words")
     raw = {attempt.key: attempt for attempt in attempts(index)}
     return [
@@ -102,7 +102,7 @@ def _remedy(index: Index, name: str, node: Any, words: Any, raw: Mapping[Any, At
 
 
 def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
-    """How many attacks on defended updates their time limit ended, in a sentence."""
+    """Return in a sentence how many attacks on defended updates their time limit ended."""
     stopped = sum(ended.values())
     if not ended:
         return " Whether a time limit ended attacks under it was not recorded."
@@ -121,7 +121,7 @@ def _told(found: Sequence[Attempt]) -> str:
 
 
 def remedies_table(asked: Sequence[Remedy]) -> Table:
-    """By client, most at risk first: the grades as it was sent, and under each defense."""
+    """Return the clients' grades, as sent and under each defense, most at risk first."""
     by_client = grouped_by_client(a for remedy in asked for a in remedy.before)
     rows = []
     for client in most_at_risk_first(by_client):
@@ -166,7 +166,7 @@ _PLAIN = re.compile(
 def what_it_costs(
     index: Index, asked: Sequence[Remedy], metadata: Mapping[str, Any], is_at_risk: bool
 ) -> list[Step]:
-    """The accuracy and the change of an update that are known, and how to measure the price."""
+    """Return the known accuracy and change of an update, and how to measure the price."""
     accuracy = by_round(index.series("utility", "test_accuracy"))
     own = defense_of(metadata)
     known = ""
@@ -208,7 +208,7 @@ def _unknown(asked: Sequence[Remedy]) -> str:
 def _commands(
     words: Sequence[str], metadata: Mapping[str, Any], asked: Sequence[Remedy], is_defended: bool
 ) -> tuple[str, ...]:
-    """The same training with and without defenses over seeds; none where its config is unknown."""
+    """Return the training with and without defenses over seeds; none if its config is unknown."""
     config, choices = section(metadata, "config"), section(metadata, "config", "choices")
     if not isinstance(config.get("choices"), Mapping):
         return ()
@@ -238,7 +238,7 @@ def _sweep(option: str, same: str, folder: str = "") -> str:
 
 
 def _option(option: Any, node: Any) -> str:
-    """An option of the defenses with its settings, as words of a command; empty if not known."""
+    """Return a defense's option with its settings, as words of a command; empty if not known."""
     if not isinstance(option, str) or not isinstance(node, Mapping):
         return ""
     settings = [
@@ -252,7 +252,7 @@ def _option(option: Any, node: Any) -> str:
 
 
 def _words(command: Any) -> list[str]:
-    """The words of the command that the run was started by."""
+    """Return the words of the command that the run was started by."""
     try:
         return shlex.split(command) if isinstance(command, str) else []
     except ValueError:  # a quote that is not closed: it was cut
@@ -262,7 +262,7 @@ def _words(command: Any) -> list[str]:
 def _overrides(
     words: Sequence[str], config: Mapping[str, Any], choices: Mapping[str, Any]
 ) -> list[str]:
-    """What else the run's command changed; of a sweep's settings those of this run."""
+    """Return what else the run's command changed; of a sweep's settings those of this run."""
     leaves = dict(flatten(config))
     kept = []
     for word in words:

@@ -81,7 +81,7 @@ def _reason(record: LeakageRecord) -> str:
 
 
 def replay_of_client(found: Replays, client_id: int) -> str:
-    """For the table of clients: in which rounds its update was the one that it trained."""
+    """Return in which rounds the client's update was the one that it trained, for a table."""
     same = {place: off for place, off in found.same.items() if place[1] == client_id}
     parts = []
     for told, word in ((found.other, "no"), (found.undone, "not checked")):
@@ -109,7 +109,7 @@ def _off(residual: float) -> str:
 def replay_told(
     found: Replays, attacked: Collection[Place], defended: bool = False
 ) -> tuple[str, ...]:
-    """Sentences for the verdict: was each attacked update the one that was trained?
+    """Return sentences for the verdict: was each attacked update the one that was trained?
 
     Args:
         found: the replays.
@@ -157,14 +157,14 @@ def replay_told(
 
 
 def _as(defended: bool) -> str:
-    """Which update a replay is compared with."""
+    """Return which update a replay is compared with, in words."""
     return "before its defense" if defended else "as it was sent"
 
 
 def _sorted_out(
     found: Replays, attacked: Collection[Place]
 ) -> tuple[set[Place], set[Place], set[Place], set[Place]]:
-    """The attacked updates: all, those that passed, those that failed, those not checked."""
+    """Return the attacked updates: all, those that passed, those that failed, those not checked."""
     summed = {server_round for server_round, client in attacked if client < 0}
     places = {place for place in attacked if place[1] >= 0}
     places |= {
@@ -176,7 +176,7 @@ def _sorted_out(
 
 
 def real_update_told(found: Replays, attacked: Collection[Place], defended: bool) -> str:
-    """In a few words: is what was attacked what the clients trained, and who was not checked?"""
+    """Return in a few words whether attacks saw what clients trained, and who was not checked."""
     if not attacked:
         return ""
     places, same, other, left = _sorted_out(found, attacked)
@@ -200,7 +200,7 @@ def real_update_told(found: Replays, attacked: Collection[Place], defended: bool
 
 
 def _others_told(found: Replays, attacked: Collection[int]) -> list[str]:
-    """Of the clients that were not attacked: who was checked and in which rounds, who not."""
+    """Return which clients that were not attacked were checked, in which rounds, and who not."""
     same, undone = (
         {place for place in told if place[1] not in attacked} for told in (found.same, found.undone)
     )

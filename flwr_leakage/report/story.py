@@ -29,7 +29,7 @@ MAX_CLIENTS = 8
 def sentences(
     index: Index, metadata: Mapping[str, Any], fate: Fates, rounds_done: int
 ) -> list[str]:
-    """What was run, in plain sentences; what is not known is left out."""
+    """Return what was run, in plain sentences; what is not known is left out."""
     told = (
         _training(index, metadata, rounds_done),
         _locally(index),
@@ -42,7 +42,7 @@ def sentences(
 
 
 def blind_guess(index: Index) -> str:
-    """What the blind guess is, and what it reaches; empty where none was recorded."""
+    """Return what the blind guess is, and what it reaches; empty if none was recorded."""
     series = index.series("metric", "blind_psnr")
     reached = median(values(series))
     if reached is None:
@@ -57,7 +57,7 @@ def blind_guess(index: Index) -> str:
 
 
 def psnr_told(index: Index) -> str:
-    """What decibels are, for the first place that has some; empty where there are none."""
+    """Return what decibels are, for the first place that has some; empty if there are none."""
     known = values(index.series("metric", "psnr"))
     if not known:
         return ""
@@ -70,7 +70,7 @@ def psnr_told(index: Index) -> str:
 
 
 def _part(metadata: Mapping[str, Any], group: str) -> str:
-    """The name of what a run chose of a group of its config; empty where it is not known."""
+    """Return the name of what a run chose of a group of its config; empty if it is not known."""
     given = metadata.get(group)
     if isinstance(given, str) and given:
         return given
@@ -227,7 +227,7 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
 
 
 def _attack_settings(metadata: Mapping[str, Any]) -> str:
-    """The settings of the attack with the time that it had, whoever limited it."""
+    """Return the settings of the attack with the time that it had, whoever limited it."""
     node, limit = section(metadata, "config", "attack"), time_limit(metadata)
     if not isinstance(section(metadata, "config").get("attack"), Mapping):
         return ""
@@ -272,7 +272,7 @@ def _setting(words: str, value: Any) -> str:
 
 
 def _target(node: Any) -> str:
-    """The class or function that a part is made by, without its module."""
+    """Return the class or function that a part is made by, without its module."""
     target = node.get("_target_") if isinstance(node, Mapping) else None
     return target.rpartition(".")[2] if isinstance(target, str) else ""
 
@@ -349,11 +349,11 @@ def _scalar(value: Any) -> str:
 
 
 def defense_of(metadata: Mapping[str, Any]) -> str:
-    """The defense that the run trained under, or empty."""
+    """Return the defense that the run trained under; empty for none, or if it is not known."""
     named = _part(metadata, "defense")
     return "" if named in ("none", "Defense") else named
 
 
 def is_defended(metadata: Mapping[str, Any]) -> bool:
-    """Whether some client may have changed its update by a defense before it sent it."""
+    """Return whether some client may have changed its update by a defense before it sent it."""
     return bool(defense_of(metadata) or metadata.get("own_config_clients"))

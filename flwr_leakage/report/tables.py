@@ -158,7 +158,7 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
 
 
 def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
-    """Why LPIPS is missing, in plain words; empty where it is not for want of its weights.
+    """Return why LPIPS is missing, in plain words; empty if it is not for want of its weights.
 
     The message of the metric names a folder and an error of the system, which say nothing here.
 

@@ -120,7 +120,7 @@ NOT_COVERED = (
 def limits_told(
     index: Index, fate: Fates, found: Sequence[Attempt], metadata: Mapping[str, Any]
 ) -> str:
-    """The accuracy and the limits of the attacks, for the head of the page."""
+    """Return the accuracy and the limits of the attacks, for the head of the page."""
     told = (_accuracy(index), _attacked(index, fate, found), _cut_off(index, fate, found, metadata))
     return " ".join(filter(None, told))
 
@@ -181,7 +181,7 @@ def _most_at_risk(found: Sequence[Attempt]) -> str:
 
 
 def _reached(worst: Attempt) -> str:
-    """The worst case in words, where decibels are first met."""
+    """Return the worst case in words, where decibels are first met."""
     if worst.grade == "exact":
         return "an exact copy (on average off by less than one of 255 grey levels)"
     guess = f"; a blind guess had {decibel(worst.blind)}" if worst.blind is not None else ""
@@ -216,7 +216,7 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
 
 
 def _unattacked(fate: Fates) -> list[str]:
-    """Which rounds and which clients were not attacked, with the reasons."""
+    """Return which rounds and which clients were not attacked, with the reasons."""
     told = []
     attacked_rounds = {server_round for server_round, _ in (*fate.answered, *fate.unanswered)}
     resting: dict[str, set[int]] = defaultdict(set)
@@ -319,7 +319,7 @@ def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:
 
 
 def _images(sizes: Mapping[int, int], found: Sequence[Attempt]) -> str:
-    """How many images were attacked, and of how many; where images can be told apart."""
+    """Return how many images were attacked, and of how many, if images can be told apart."""
     number, whole = len(worst_by_image(found)), sum(sizes.values())
     if not number:
         return ""
