@@ -43,7 +43,7 @@ def test_a_terminal_gets_what_its_encoding_has(monkeypatch):
         app.main()
 
     def simulation():
-        def said(arguments):
+        def said(*arguments):
             print("λ")
             return "that is all"
 
