@@ -49,7 +49,9 @@ def digest(attack: Attack, job: AttackJob) -> str:
 
 
 def _pickled(value: object, modules: set[str]) -> bytes:
-    """What pickling writes of an object, the same in every process; adds the modules that it names.
+    """Return what pickling writes of an object, the same in every process.
+
+    It adds the modules that the object names to ``modules``.
 
     Tensors are written by their bytes, sets in the order of what is written of their entries.
     """
@@ -85,7 +87,7 @@ def _gradient_at_random(job: AttackJob) -> dict[str, Tensor]:
 
 
 def _version(module: str) -> str:
-    """What fixes the code of a module: its package's version, if it is installed; else empty."""
+    """Return the version of a module's package if it is installed, or an empty string."""
     root = module.partition(".")[0]
     if root in (*sys.stdlib_module_names, "flwr_leakage"):
         return root
