@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.exact.batch_proof import BatchInputs
 from flwr_leakage.attacks.inversion.likelihood import (
     Likelihood,
     estimate_noise,
     kernel_groups,
 )
 from flwr_leakage.attacks.problem import Problem, simulate_rounds
+from flwr_leakage.attacks.rounding import FLOAT32_ROUNDING, NOISE_DEVIATIONS
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.attacks.whole_batch.one_sample import OneSample
 from flwr_leakage.params import ravel
@@ -28,7 +30,7 @@ class Judgement:
         distance: ``‖g − g*‖² / ‖g*‖²``, the mean over rounds; ∞ if it cannot be computed.
         misfit: mean squared residual in units of noise. Pruned entries count by their excess over
             the pruning threshold.
-        is_met: whether the distance is within the tolerance.
+        is_met: whether every tensor's gradient is met within the tolerance or its own rounding.
         is_explained: whether the candidate explains a noised update to its noise, with images that
             are likely under the prior, by more than its unknowns could explain by chance.
     """
@@ -62,11 +64,16 @@ class Evidence:
     ring is unknown, and the ring has Cauchy's law. This law makes fitted noise expensive in the
     rings that are weak in an image. A normal law of one size for all images would not notice it.
 
+    Told equations that are fewer than the unknowns leave directions open, in which the likeliest
+    image has nothing, and a private one has what the prior expects. There, the last sum counts only
+    by how much a ring exceeds that: ``Σ_i Σ_k (1 + n_k) max(0, log(‖s_ik‖² / n_k))``. Otherwise
+    grey would have less energy than the private images themselves.
+
     The gradient of one clean sample may determine a layer's features and error
-    (:class:`~flwr_leakage.attacks.whole_batch.one_sample.OneSample`). Then r holds the residuals of
-    the equations that remain with both given. Otherwise an error in a candidate's features would
-    change the gradients of all layers behind, and an attack that fits these first would seem the
-    better one.
+    (:class:`~flwr_leakage.attacks.whole_batch.one_sample.OneSample`), and an attack may have proven
+    those of a batch (:meth:`told_by`). Then r holds the residuals of the equations that remain with
+    both given. Otherwise an error in a candidate's features would change the gradients of all
+    layers behind, and an attack that fits these first would seem the better one.
 
     Attributes:
         problem: the problem, in double precision.
@@ -74,7 +81,7 @@ class Evidence:
         told: equations that replace the gradient, with their observed likelihood, or ``None``.
         groups: (P,) the index of the group of each entry.
         prior: the prior of each sample.
-        tolerance: largest distance at which the gradient counts as met.
+        tolerance: largest relative squared distance of a tensor's gradient that counts as met.
     """
 
     problem: Problem
@@ -100,10 +107,29 @@ class Evidence:
             return found  # the gradient determines no features: it is judged itself
         return replace(found, told=told)
 
+    def told_by(self, weight: str, samples: BatchInputs) -> "Evidence":
+        """Return the evidence once the features of all samples of one plain step are proven.
+
+        The evidence stays as it is under noise, if features are not proven, and if other equations
+        are told already.
+
+        Args:
+            weight: the name of the weight of the layer that takes the features.
+            samples: the features, their labels and their verdicts.
+
+        Raises:
+            ValueError: the features do not separate the rest of the update (see
+                :meth:`KnownErrors.of`).
+        """
+        if self.told is not None or self.is_noised or samples.proven != self.problem.num_samples:
+            return self
+        generator = torch.Generator().manual_seed(0)
+        equations = KnownErrors.of(self.problem, weight, samples, generator)
+        return replace(self, told=(equations, equations.likelihood(None)))
+
     def gradient(self, batch: Batch) -> Tensor:
         """Return g(x̂) (P,), all rounds one after another, in double precision."""
-        soft = batch.targets.is_floating_point()
-        batch = Batch(batch.inputs.double(), batch.targets.double() if soft else batch.targets)
+        batch = Batch(batch.inputs.double(), _in(torch.float64, batch.targets))
         return simulate_rounds(self.problem, batch)
 
     def judge(self, batch: Batch) -> Judgement:
@@ -120,7 +146,8 @@ class Evidence:
         distances = [float(r.square().sum() / g.square().sum()) for r, g in pairs]
         inputs = batch.inputs.double()
         coordinates = torch.stack([self.prior.coordinates(x[None]) for x in inputs])
-        energy = self._misfit_energy(residual, inputs) + ring_energy(coordinates)
+        is_open = self.told is not None and self.equations < self.unknowns
+        energy = self._misfit_energy(residual, inputs) + ring_energy(coordinates, is_open)
         distance = sum(distances) / len(distances)
         if not math.isfinite(energy + distance):
             return Judgement(math.inf, math.inf, math.inf)
@@ -130,14 +157,44 @@ class Evidence:
         if explained:  # any image explains an update that is noise alone
             nothing = self.likelihood.misfit(-self.likelihood.observed)
             explained = (nothing - misfit) * len(residual) >= self.unknowns
-        return Judgement(energy, distance, misfit, distance <= self.tolerance, explained)
+        met = distance <= self.tolerance and self._meets(batch, residual)
+        return Judgement(energy, distance, misfit, met, explained)
+
+    def _meets(self, batch: Batch, residual: Tensor) -> bool:
+        """Return whether the residual r_t of every tensor t is small by its own measure.
+
+        That is ``‖r_t‖² ≤ tolerance ‖g*_t‖² + (10 ρ_t)²``. The sum over all tensors would not do: a
+        last layer may hold all of the norm, and be met by images that are far from the samples. The
+        rounding ρ_t of what the client sent is taken from the candidate, whose gradient is computed
+        in single precision as well, plus half a unit in the last place of the parameters that
+        travelled, over the learning rate.
+        """
+        single = simulate_rounds(
+            self.problem.to(torch.float32),
+            Batch(batch.inputs.float(), _in(torch.float32, batch.targets)),
+        )
+        spread = (single.double() - self.likelihood.observed - residual).square()
+        travelled = [
+            FLOAT32_ROUNDING * posed.params[name].abs().reshape(-1) / posed.schedule.learning_rate
+            for posed in self.problem.rounds
+            for name in posed.gradient
+        ]
+        spread += torch.cat(travelled).square()
+        likelihood = self.likelihood
+
+        def sums(squares: Tensor) -> Tensor:
+            return torch.zeros_like(likelihood.counts).index_add_(0, likelihood.tensors, squares)
+
+        allowed = self.tolerance * sums(likelihood.observed.square())
+        allowed += NOISE_DEVIATIONS**2 * sums(spread)
+        return bool((sums(residual.square()) <= allowed).all())
 
     def _misfit_energy(self, residual: Tensor, inputs: Tensor) -> float:
         """Return the energy of the gradient's residual, or of the equations that replace it."""
         if self.told is None:
             return self.likelihood.energy(residual, self.unknowns, self.groups)
         equations, known = self.told
-        rest = known.residual(equations.gradient(inputs, 0.0, precise=True))
+        rest = known.residual(equations.gradient(equations.in_order(inputs), 0.0, precise=True))
         return known.energy(rest, self.unknowns, equations.groups)
 
     @property
@@ -158,7 +215,12 @@ class Evidence:
         return noise > 1e-8 * float(self.likelihood.observed.square().sum())
 
 
-def ring_energy(coordinates: Tensor, ratio: float = 1.35) -> float:
+def _in(dtype: torch.dtype, targets: Tensor) -> Tensor:
+    """Return probabilities in a precision, and class ids as they are."""
+    return targets.to(dtype) if targets.is_floating_point() else targets
+
+
+def ring_energy(coordinates: Tensor, is_open: bool = False, ratio: float = 1.35) -> float:
     """Return −2 log density of coordinates (B, C, H, W) in rings of unknown size, up to a constant.
 
     The square of a ring's size has the inverse gamma law of shape and scale ½, so that its n
@@ -166,6 +228,8 @@ def ring_energy(coordinates: Tensor, ratio: float = 1.35) -> float:
 
     Args:
         coordinates: coordinates s of the prior.
+        is_open: whether a ring costs nothing up to the size that the prior expects, ``‖s‖² = n``,
+            and ``(1 + n) log(‖s‖² / n)`` beyond.
         ratio: outer radius of a ring of frequencies over its inner radius (chosen on development
             draws; no table).
     """
@@ -174,4 +238,6 @@ def ring_energy(coordinates: Tensor, ratio: float = 1.35) -> float:
     numbers = (squares.clamp_min(1).double().log() / (2 * math.log(ratio))).long().flatten()
     sums = coordinates.new_zeros(*coordinates.shape[:2], int(numbers.max()) + 1)
     sums.index_add_(-1, numbers, coordinates.square().flatten(2))
-    return float(((1 + numbers.bincount()) * sums.log1p()).sum())
+    counts = numbers.bincount()
+    costs = (sums / counts.clamp_min(1)).log().clamp_min(0) if is_open else sums.log1p()
+    return float(((1 + counts) * costs).sum())

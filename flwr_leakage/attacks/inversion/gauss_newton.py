@@ -130,6 +130,8 @@ class GaussNewton(OneByOne):
             ValueError: labels cannot be inferred for this model or update, or both fits are
                 asked for and the update provides no other equations.
         """
+        if self.both and (problem.num_samples != 1 or problem.earlier):
+            raise ValueError("several annealings are for one image in one round.")
         assumed = assume_targets(problem, self.labels, generator)
         noise = estimate_noise(problem) if self.noise_std is None else self.noise_std
         likelihood = Likelihood.of([posed.gradient for posed in problem.rounds], noise)

@@ -114,6 +114,8 @@ class BatchImages(OneByOne):
             "layer": found.layer,
             **({"scale": found.scale} if found.scale != 1 else {}),
             "features_proven": found.proven,
+            "features": found,
+            "weight": model.passed.narrow.weight,
             "features_seconds": feature_seconds,
             "equations": equations,
             "iterations": steps,

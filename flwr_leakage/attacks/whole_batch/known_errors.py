@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs
@@ -159,6 +160,20 @@ class KnownErrors:
         outputs: list[Tensor] = []
         inner = kink_inputs(lambda: outputs.append(run(run.problem.params, inputs.float())))
         return [*inner, *outputs]
+
+    def in_order(self, inputs: Tensor) -> Tensor:
+        """Return images (B, C, H, W) in the order of the known features that theirs are nearest to.
+
+        The order has the least sum of squared distances of features.
+        """
+        if len(self.known) == 1:
+            return inputs
+        with torch.no_grad():
+            found = self.features(self.problem.params, inputs.double())
+        if self.passed.narrow.left_out >= 0:
+            found = found.clamp_min(0)
+        costs = torch.cdist(self.known, found).square()
+        return inputs[torch.as_tensor(linear_sum_assignment(costs.cpu().numpy())[1])]
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "KnownErrors":
         """Return these equations with a blur of the given width for each of these inputs."""
