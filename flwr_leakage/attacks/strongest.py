@@ -1,9 +1,11 @@
 """A portfolio of attacks, cheap ones first, which keeps the most likely candidate."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+
+import torch
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, DeclaresShare, ProgressCallback
 from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
@@ -14,7 +16,7 @@ from flwr_leakage.attacks.exact.pixel_box import in_box
 from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.fusion import Candidate, fuse
 from flwr_leakage.attacks.job import AttackJob
-from flwr_leakage.attacks.problem import pose
+from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.attacks.scale import unscaled
 from flwr_leakage.records import Batch, Observation, Part, PartOutcome, Reconstruction
 
@@ -65,6 +67,9 @@ class Strongest:
             (0, 1]. So an attack that is slow on a large network leaves time to the others. An
             attack that :class:`~flwr_leakage.attacks.base.DeclaresShare` may take more near a
             solution.
+        last_resort: the names of attacks that are tried only if no candidate explains half of the
+            update, that is, all have a distance above ½ or there is none. A name that ``attacks``
+            lacks changes nothing.
         finish: the attack that continues from a candidate, or ``None``. It may take half as much
             time as an attack.
         denoising: the attack that continues from a candidate under noise, or ``None``. It may also
@@ -75,6 +80,7 @@ class Strongest:
     tolerance: float = 1e-7
     max_seconds: float | None = 120.0
     share: float = 0.5
+    last_resort: Collection[str] = ()
     finish: Finish | None = None
     denoising: Denoising | None = None
 
@@ -101,9 +107,11 @@ class Strongest:
                 goes_on = isinstance(attack, Finish) and not target.is_done
                 if target.is_solved and not goes_on:
                     target.leave_out(name, f"{target.winner} had solved it")
-                elif target.seconds >= limit:
+                elif target.left(limit) <= 0:
                     reason = f"the budget of {limit:g} s was spent"
                     target.leave_out(name, reason, stops=not target.is_solved)
+                elif name in self.last_resort and target.best.objective <= 0.5:
+                    target.leave_out(name, f"{target.winner} explains most of the update")
                 elif target.evidence is not None:
                     chosen.append(index)
             if not chosen:
@@ -112,7 +120,7 @@ class Strongest:
                 for index in chosen:
                     self._end(job.take([index]), targets[index], name, attack, limit)
                 continue
-            left = limit - max(targets[index].seconds for index in chosen)
+            left = min(targets[index].left(limit) for index in chosen)
             share = 1.0 if name == list(self.attacks)[-1] else self.share
             if isinstance(attack, DeclaresShare):
                 attack = attack.with_share(share)
@@ -148,7 +156,7 @@ class Strongest:
         if target.evidence.is_noised and self.denoising is not None:
             attack, suffix = partial(_denoise, self.denoising, target.evidence), DENOISED
         for _ in range(most):
-            left = (limit - target.seconds) * self.share / 2  # later candidates may be better
+            left = target.left(limit) * self.share / 2  # later candidates may be better
             if attack is None or target.is_done or left <= 0 or not target.may_lead(name):
                 return
             before = target.candidates[name]
@@ -171,7 +179,7 @@ class Strongest:
             target.leave_out(name, "it would fit the noise")
             return
         for origin, candidate in target.likely()[:3]:
-            left = (limit - target.seconds) * self.share
+            left = target.left(limit) * self.share
             if left <= 0:
                 return
             watch = Stopwatch()
@@ -195,20 +203,35 @@ class _Target:
     energy: float = math.inf
     plain: float = math.inf  # the least energy of the attacks' own answers
     seconds: float = 0.0
+    judging: float = 0.0
     is_solved: bool = False
     is_done: bool = False
     stopped: bool = False
     parts: list[Part] = field(default_factory=list)
     candidates: dict[str, Candidate] = field(default_factory=dict)
+    answers: dict[str, Reconstruction] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: AttackJob, observation: Observation, tolerance: float) -> "_Target":
+        watch = Stopwatch()
         try:
             problem = unscaled(pose(job.gradient_map, job.spec, observation, job.threat))
             evidence = Evidence.of(problem, tolerance)
+            judging = Stopwatch()
+            evidence.judge(_grey(problem))
         except (ValueError, RuntimeError) as error:
             return cls(None, Reconstruction(None, math.nan, error=str(error)))
-        return cls(evidence, Reconstruction(None, math.nan, error="not attacked"))
+        none = Reconstruction(None, math.nan, error="not attacked")
+        return cls(evidence, none, seconds=watch.seconds, judging=judging.seconds)
+
+    def left(self, limit: float) -> float:
+        """Return the CPU seconds that an attack may take, 0 where no attack gets anywhere in them.
+
+        The time of judging its answer is kept back. A step of an attack takes about as long as
+        judging a candidate a few times.
+        """
+        left = limit - self.seconds - self.judging
+        return left if left > 3 * self.judging else 0.0
 
     @property
     def winner(self) -> str:
@@ -255,7 +278,13 @@ class _Target:
         if proven and scale != self.evidence.problem.scale:  # told by the samples themselves
             problem = self.evidence.problem.divided(scale / self.evidence.problem.scale)
             self.evidence = Evidence.of(problem, self.evidence.tolerance)
+        if "features" in result.stats and "weight" in result.stats:
+            told = self.evidence.told_by(result.stats["weight"], result.stats["features"])
+            if told is not self.evidence:
+                self._judge_by(told)
+        watch = Stopwatch()
         judged = self.evidence.judge(result.batch)
+        self.seconds += watch.seconds
         is_mean = POSTERIOR in result.stats and not self.evidence.is_noised
         is_done = proven or (judged.misfit <= 1 and (judged.is_met or is_mean))
         solved = judged.is_met or is_done or (judged.is_explained and not fits_noise)
@@ -272,14 +301,27 @@ class _Target:
         is_best = self.best.batch is None or judged.energy < self.energy
         if replaces and rival is not None and judged.is_explained and rival.judged.is_explained:
             is_better, is_best = True, is_best or self.winner == rival.name
+        answer = _judged(result, name, judged)
         if is_best:
-            self.energy = judged.energy
-            self.best = _judged(result, name, judged)
+            self.energy, self.best = judged.energy, answer
         self.is_solved |= solved
         self.is_done |= is_done
         if is_better:
             self.candidates[origin] = Candidate(name, result.batch, judged)
+            self.answers[origin] = answer
         return is_best
+
+    def _judge_by(self, evidence: Evidence) -> None:
+        """Judge all candidates so far anew, by other evidence."""
+        self.evidence = evidence
+        for origin, old in self.candidates.items():
+            new = Candidate(old.name, old.batch, evidence.judge(old.batch))
+            self.candidates[origin] = new
+            self.answers[origin] = _judged(self.answers[origin], new.name, new.judged)
+        if self.candidates:
+            leads = min(self.candidates, key=lambda origin: self.candidates[origin].energy)
+            self.best, self.energy = self.answers[leads], self.candidates[leads].energy
+            self.plain = self.energy
 
     def may_win(self, name: str, energy: float) -> bool:
         """Return whether an attack's candidate is about as likely as one of a given energy."""
@@ -349,6 +391,14 @@ UNFORESEEN = "an unforeseen "
 
 GoOn = Callable[..., list[Reconstruction]]
 """An attack whose first argument is the candidate to continue from."""
+
+
+def _grey(problem: Problem) -> Batch:
+    """Return mid-grey samples, of known or equal labels."""
+    count, spec = problem.num_samples, problem.spec
+    targets = problem.known_targets
+    targets = torch.zeros(count, dtype=torch.long) if targets is None else targets
+    return Batch(spec.normalize(torch.full((count, *spec.shape), 0.5)), targets)
 
 
 def _finish(

@@ -12,6 +12,7 @@ def conjugate_gradients(
     tolerance: float,
     max_iterations: int,
     precondition: Callable[[Tensor], Tensor] = lambda vector: vector,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> tuple[Tensor, int]:
     """Return x of A x = b by preconditioned conjugate gradients (Hestenes, Stiefel 1952), from 0.
 
@@ -23,10 +24,11 @@ def conjugate_gradients(
         max_iterations: largest number of iterations, of one product each.
         precondition: the map v ↦ P v, an approximation of A⁻¹ v, with P symmetric and positive
             definite.
+        is_over: asked after each iteration; the iteration stops once it returns True.
 
     Returns:
-        x (D,) and the number of iterations taken. If that is ``max_iterations``, the tolerance may
-        not have been reached.
+        x (D,) and the number of iterations taken. If that is ``max_iterations``, or if the
+        iteration was over, the tolerance may not have been reached.
 
     Example:
         >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
@@ -38,6 +40,8 @@ def conjugate_gradients(
     size = first = residual @ preconditioned
     iterations = 0
     while iterations < max_iterations and size > tolerance**2 * first:
+        if iterations and is_over():
+            break
         iterations += 1
         image = product(direction)
         length = size / (direction @ image)

@@ -128,8 +128,7 @@ EASY = ("max_seconds=null", "attacks.exact_batch.search.max_seconds=1000",
      "attacks.batch_images.search.starts=30")
 """Of a portfolio that never ends by the clock."""
 
-SOLO = ("~attacks.inverting_gradients", "~attacks.l1", "~attacks.angular", "~attacks.euclidean",
-     "~attacks.cosine", "~attacks.noise_aware", "~attacks.gauss_newton_multistart",
+SOLO = ("~attacks.inverting_gradients", "~attacks.gauss_newton_multistart",
      "~attacks.gauss_newton_smooth", "~attacks.ordered",
      *(f"attacks.gauss_newton.{text}" for text in LESS), *EASY,
      "attacks.pruning_aware.optimizer.iterations=40", "finish.attack.optimizer.iterations=60")

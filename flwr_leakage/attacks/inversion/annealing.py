@@ -247,12 +247,14 @@ class _Run:
         if not at.steps:
             self._begin(posterior)
             posterior = replace(posterior, weight=self.weight)
-        return posterior.posed(Solver(self.iterations, self.effort.tolerance))
+        return posterior.posed(Solver(self.iterations, self.effort.tolerance, budget=self.budget))
 
     def _begin(self, posterior: Posterior) -> None:
         """Choose the first ρ, and the number of iterations of each step that the budget allows."""
         watch, effort = Stopwatch(), self.effort
-        self.first = self.weight = max(0.1 * largest_eigenvalue(posterior), 1 / self.unit)
+        self.first = self.weight = max(
+            0.1 * largest_eigenvalue(posterior, self.budget), 1 / self.unit
+        )
         # An iteration takes one product with J and one with its transpose.
         each = watch.seconds / POWER_ITERATIONS
         planned = max(1, effort.products // (2 * self.model.passes))
@@ -304,13 +306,16 @@ def residuals(
     )
 
 
-def largest_eigenvalue(posterior: Posterior) -> float:
+def largest_eigenvalue(posterior: Posterior, budget: Budget) -> float:
     """Return an estimate of the largest eigenvalue of LᵀJᵀWJL, by the power method.
 
-    The start is drawn with a fixed seed, as almost any start would do.
+    The start is drawn with a fixed seed, as almost any start would do. The estimate is lower, and
+    rough, if the budget is spent on the way.
     """
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(posterior.point.shape, generator=generator)
     for _ in range(POWER_ITERATIONS):
         vector = posterior.told(vector / vector.norm())
+        if budget.is_spent:
+            break
     return float(vector.norm())

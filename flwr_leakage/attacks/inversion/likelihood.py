@@ -77,9 +77,7 @@ class Likelihood:
 
         It is ``|r|``, or ``max(0, |r| − τ)`` for entries that are zero.
         """
-        return torch.where(
-            self.bounds > 0, (residual.abs() - self.bounds).clamp_min(0), residual.abs()
-        )
+        return (residual.abs() - self.bounds).clamp_min(0)
 
     def mean_squares(self, residual: Tensor) -> Tensor:
         """Return the mean square of each tensor's excess (T,)."""

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.solve.descent import Posed
 from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
@@ -18,12 +19,14 @@ from flwr_leakage.spectral.patch_prior import PatchCost
 class Solver:
     """The settings of conjugate gradients for the linear system of a step.
 
-    See :func:`~flwr_leakage.spectral.conjugate_gradient.conjugate_gradients`.
+    See :func:`~flwr_leakage.spectral.conjugate_gradient.conjugate_gradients`. It ends after the
+    iteration in which the budget is spent.
     """
 
     iterations: int
     tolerance: float = 3e-2
     precondition: Callable[[Tensor], Tensor] = field(default=lambda vector: vector)
+    budget: Budget = UNLIMITED
 
     def __call__(self, product: Callable[[Tensor], Tensor], right: Tensor) -> tuple[Tensor, int]:
         """Return the solution x of ``A x = b`` for b of any shape, and the number of iterations.
@@ -38,6 +41,7 @@ class Solver:
             self.tolerance,
             self.iterations,
             self.precondition,
+            lambda: self.budget.is_spent,
         )
         return found.reshape(right.shape), taken
 
