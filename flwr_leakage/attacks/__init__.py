@@ -8,10 +8,10 @@ from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.exact.analytic import Analytic
 from flwr_leakage.attacks.exact.batch_linear import ExactBatch, recover_batch
 from flwr_leakage.attacks.exact.batch_search import SearchSettings
-from flwr_leakage.attacks.exact.fading_prior import FadingPrior
 from flwr_leakage.attacks.exact.feature_matching import FeatureMatching
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.exact.masks import MaskSearch
+from flwr_leakage.attacks.exact.relu_fit import FadingPrior
 from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.dense_gauss_newton import DenseGaussNewton

@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from attacked import observe
 from torch import Tensor, nn
 
 from flwr_leakage.attacks import pose
 from flwr_leakage.attacks.exact.chain import Link, trace_chain
-from flwr_leakage.attacks.exact.hidden import OwnEquations
+from flwr_leakage.attacks.exact.hidden import Hidden
+from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.layer_equations import Knowledge
-from flwr_leakage.attacks.exact.mask_equations import MaskEquations
-from flwr_leakage.attacks.exact.mask_values import Masks, MaskValues
+from flwr_leakage.attacks.exact.masks import Evidence, MaskSearch, settled
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -55,20 +56,19 @@ def masked_case(batch_norm=False, smooth=False):
     )
 
 
+def known_of(equations, active, certain=None):
+    """What true masks tell of the outputs, in some channels or all."""
+    chosen = range(len(active)) if certain is None else certain.nonzero()[:, 0].tolist()
+    found = {channel: (active[channel].numpy(), np.zeros(active.shape[1])) for channel in chosen}
+    return settled(equations, Known.nothing(active.double()), found)
+
+
 def equations_of_case(certain=None, batch_norm=False, smooth=False):
     """The equations of a network's second layer with its true masks, and the true input."""
     case = masked_case(batch_norm, smooth)
     first, second, *_ = case.chain
-    active = case.preactivations > 0
-    if certain is None:
-        certain = torch.ones(12, dtype=torch.bool)
-    nowhere = torch.zeros_like(active)
-    masks = Masks(torch.zeros(active.shape, dtype=torch.float64), active, certain, nowhere)
-    masks = MaskValues().settle(case.behind.equations, masks, torch.ones_like(certain))
+    known = known_of(case.behind.equations, case.preactivations > 0, certain)
     errors = case.behind.input_errors[0].flatten(1) * second.scale[:, None]
-    own = OwnEquations()(second, errors, masks)
-    return (
-        MaskEquations.of([first], second, masks, own, case.behind),
-        case.truth,
-        case.preactivations,
-    )
+    evidence = Evidence(case.behind.equations, errors, errors[:, 0], errors)
+    hidden = Hidden([first], second, case.behind, evidence, known, MaskSearch())
+    return hidden.equations, case.truth, case.preactivations

@@ -38,13 +38,11 @@ class Fading:
         first: α of the first step, > last.
         last: value of α that ends the fading once α is at most this, > 0.
         factor: factor of α from each step to the next, in (0, 1).
-        blur: standard deviation of the noise at α = ``widest_at``, ≥ 0. The noise is added to the
-            inputs of the ReLUs' layers, and is proportional to the fourth root of α.
+        blur: standard deviation of the noise at α = 100, ≥ 0. The noise is added to the inputs of
+            the ReLUs' layers, and is proportional to the fourth root of α.
         iterations: largest number of iterations of conjugate gradients in a step, ≥ 1.
-        sharpens: whether the last steps have no blur.
+        sharpens: whether the last steps have no blur, from α = 10 ``last`` on.
         enough: value of ‖r‖² at which the fading also ends, ≥ 0.
-        widest_at: the α at which the noise has the standard deviation ``blur``, > 0.
-        sharp: multiple of ``last``, ≥ 0. If ``sharpens``, the blur is zero once α is at most this.
     """
 
     first: float
@@ -54,8 +52,6 @@ class Fading:
     iterations: int
     sharpens: bool = False
     enough: float = 0.0
-    widest_at: float = 100.0
-    sharp: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0 < self.last < self.first:
@@ -64,44 +60,14 @@ class Fading:
                 f"{self.last}."
             )
         require(self, "lie in (0, 1)", "factor")
-        require(self, "be at least 0", "blur", "enough", "sharp")
+        require(self, "be at least 0", "blur", "enough")
         require(self, "be at least 1", "iterations")
-        require(self, "be positive", "widest_at")
 
     def blur_at(self, weight: float) -> float:
         """Return the standard deviation of the noise at a weight α of the prior."""
-        if self.sharpens and weight <= self.sharp * self.last:
+        if self.sharpens and weight <= 10 * self.last:
             return 0.0
-        return self.blur * (weight / self.widest_at) ** 0.25
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """How the linear system of a step is solved.
-
-    The preconditioner is a low-rank approximation, made from some columns of the system's matrix.
-    A column costs as much as an iteration of conjugate gradients.
-
-    Attributes:
-        tolerance: relative residual at which conjugate gradients stop, in (0, 1).
-        rank: number of columns of a preconditioner, ≥ 1.
-        block: number of columns that are computed at once, ≥ 1.
-        many_iterations: number of iterations above which a step counts as slow, ≥ 1. The step
-            after a slow one gets a preconditioner.
-        patience: number of iterations per column for which a preconditioner is kept at least, ≥ 0.
-            A slow step before that does not replace it.
-    """
-
-    tolerance: float = 3e-2
-    rank: int = 500
-    block: int = 32
-    many_iterations: int = 100
-    patience: float = 2
-
-    def __post_init__(self) -> None:
-        require(self, "lie in (0, 1)", "tolerance")
-        require(self, "be at least 1", "rank", "block", "many_iterations")
-        require(self, "be at least 0", "patience")
+        return self.blur * (weight / 100) ** 0.25
 
 
 @dataclass(frozen=True)
@@ -115,19 +81,30 @@ class FadingSolver:
 
     Attributes:
         prior: the prior of the inputs, x = μ + L s.
-        settings: the settings of the solution of one system.
         kept: the largest eigenvalues of an earlier step's matrix; none before the first slow step.
+        rank: number of columns that these are approximated from.
+        tolerance: relative residual at which conjugate gradients stop.
     """
 
     prior: ImagePrior
-    settings: StepSettings
     kept: Kept[LowRank]
+    rank: int
+    tolerance: float
 
     @classmethod
-    def of(cls, prior: ImagePrior, settings: StepSettings) -> "FadingSolver":
-        """Return the solver of a first step."""
-        least = settings.patience * settings.rank
-        return cls(prior, settings, Kept(settings.many_iterations, least, is_due=False))
+    def of(
+        cls, prior: ImagePrior, rank: int = 500, many: int = 100, tolerance: float = 3e-2
+    ) -> "FadingSolver":
+        """Return the solver of a first step.
+
+        Args:
+            prior: see the attributes.
+            rank: see the attributes. A column costs as much as an iteration of conjugate gradients,
+                so that a preconditioner serves at least two iterations for each.
+            many: number of iterations above which a step counts as slow.
+            tolerance: see the attributes.
+        """
+        return cls(prior, Kept(many, 2 * rank, is_due=False), rank, tolerance)
 
     def step(
         self, system: LinearisedMasks, slope: Tensor, weight: float, iterations: int
@@ -140,14 +117,13 @@ class FadingSolver:
             weight: the weight α of the prior.
             iterations: largest number of iterations of conjugate gradients.
         """
-        settings, kept = self.settings, self.kept
-        found = kept.get(lambda: approximate(system, self.prior, settings.rank, settings.block))
+        found = self.kept.get(lambda: approximate(system, self.prior, self.rank))
         inverse = torch.clone if found is None else found.preconditioner(weight)
         product = _normal_product(system, self.prior.single(), batch=1)
-        step, taken = Solver(iterations, settings.tolerance, inverse)(
+        step, taken = Solver(iterations, self.tolerance, inverse)(
             lambda vector: product(vector[None])[0] + weight * vector, -slope.float()
         )
-        kept.note(taken)
+        self.kept.note(taken)
         return step.to(slope.dtype), taken
 
 
@@ -199,7 +175,7 @@ def fade(
     return prior.inputs(descend(pose, prior.coordinates(inputs), Shortening()).point), value
 
 
-def approximate(system: LinearisedMasks, prior: ImagePrior, rank: int, block: int) -> LowRank:
+def approximate(system: LinearisedMasks, prior: ImagePrior, rank: int, block: int = 32) -> LowRank:
     """Return the largest eigenvalues of LᵀJᵀJL, approximated from some of its columns.
 
     These are the columns of the coordinates with the largest deviations under the prior.

@@ -13,6 +13,7 @@ features layer by layer, from the last one on (:mod:`flwr_leakage.attacks.exact.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -27,11 +28,10 @@ from flwr_leakage.attacks.exact.applicability import (
     require_single_gradient,
 )
 from flwr_leakage.attacks.exact.chain import Link, features_of, trace_chain
-from flwr_leakage.attacks.exact.fading_prior import FadingPrior
-from flwr_leakage.attacks.exact.hidden import OwnEquations
+from flwr_leakage.attacks.exact.hidden import Hidden
 from flwr_leakage.attacks.exact.layer_equations import Knowledge
 from flwr_leakage.attacks.exact.masks import MaskSearch
-from flwr_leakage.attacks.exact.relu_fit import FittedInput, fit_through_relus
+from flwr_leakage.attacks.exact.relu_fit import FadingPrior, FittedInput, fit_through_relus
 from flwr_leakage.attacks.exact.walk_back import require_last_bias, walk_back
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.idlg import idlg_label
@@ -127,8 +127,12 @@ class FeatureMatching(ExactAttack):
         chain = _chain(problem)
         walk = walk_back(
             chain,
-            self.masks,
-            OwnEquations(self.negligible, self.rank_tolerance),
+            partial(
+                Hidden.begin,
+                search=self.masks,
+                negligible=self.negligible,
+                noise=self.rank_tolerance,
+            ),
             rank_tolerance=self.rank_tolerance,
             rank_fraction=self.rank_fraction,
             layer_iterations=self.layer_iterations,
@@ -157,7 +161,7 @@ class FeatureMatching(ExactAttack):
                 "positions": [level.equations.num_positions for level in walk.levels],
                 "layer_residuals": walk.residuals,
                 "proven_masks": hidden.num_proven if hidden else 0,
-                "masks": len(hidden.masks.certain) if hidden else 0,
+                "masks": hidden.num_channels if hidden else 0,
                 "stage": best.stage,
                 **stop_mark(stopped),
             },

@@ -4,45 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.chain import Link, features_of
+from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.layer_equations import Knowledge
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations
-from flwr_leakage.attacks.exact.mask_values import Masks
-from flwr_leakage.attacks.exact.masks import Evidence, MaskSearch
+from flwr_leakage.attacks.exact.masks import Evidence, MaskSearch, proven_channels
 from flwr_leakage.attacks.exact.weight_equations import Whitened
-
-
-@dataclass(frozen=True)
-class OwnEquations:
-    """The rule that turns the weight gradient of a layer with proven masks into equations.
-
-    Only channels with a proven mask give equations, so that these are mostly fewer than the
-    unknowns.
-
-    Attributes:
-        negligible: singular values below this share of the largest are left out, in [0, 1).
-        noise: equations whose singular value is below this share of the largest lose weight, ≥ 0;
-            see :meth:`Whitened.faded`.
-    """
-
-    negligible: float = 1e-6
-    noise: float = 1e-4
-
-    def __call__(self, link: Link, errors: Tensor, masks: Masks) -> Whitened | None:
-        """Return the equations about the layer's input, or None if there are none.
-
-        Args:
-            link: the layer.
-            errors: ∂L/∂(W ∗ a) (C, P) of its outputs, as if all ReLUs were active.
-            masks: the masks of its ReLUs.
-        """
-        if not masks.num_proven:
-            return None
-        exact = (errors * masks.active).reshape(1, *link.output_shape)
-        stated = Whitened.by_gram(*link.equations(exact, masks.certain), self.negligible)
-        return stated.faded(self.noise) if stated.num_equations else None
 
 
 @dataclass(frozen=True)
@@ -54,18 +24,22 @@ class Hidden:
         link: the layer.
         behind: the outputs and equations of the next layer.
         evidence: the gradients that decide about the masks; ``None`` if the layer has no bias.
-        masks: the current estimate of the masks.
+        known: the facts about the layer's outputs (C, P) that proven masks give.
         search: the settings of the search for masks.
-        own: the rule for equations from the layer's own weight gradient.
+        negligible: share of the largest singular value of the layer's own equations, in [0, 1).
+            Equations with smaller ones are left out.
+        noise: share of the largest singular value of these equations, ≥ 0. Equations with smaller
+            ones lose weight; see :meth:`Whitened.faded`.
     """
 
     before: Sequence[Link]
     link: Link
     behind: Knowledge
     evidence: Evidence | None
-    masks: Masks
+    known: Known
     search: MaskSearch
-    own: OwnEquations
+    negligible: float = 1e-6
+    noise: float = 1e-4
 
     @classmethod
     def begin(
@@ -74,45 +48,42 @@ class Hidden:
         link: Link,
         behind: Knowledge,
         search: MaskSearch,
-        own: OwnEquations,
+        is_sought: bool = True,
+        **tolerances: float,
     ) -> "Hidden":
         """Return the ReLUs of a layer with the masks that are proven without a candidate.
 
-        The arguments are the attributes of the same name.
+        Args:
+            before: see the attributes.
+            link: see the attributes.
+            behind: see the attributes.
+            search: see the attributes.
+            is_sought: whether the next layer's equations are enough to prove masks.
+            tolerances: ``negligible`` and ``noise``.
         """
-        if link.bias_gradient is None:
-            return cls.unknown(before, link, behind, search, own)
         errors = behind.input_errors.reshape(link.num_channels, -1) * link.scale[:, None]
-        evidence = Evidence(
-            behind.equations.of_channels(link.num_channels),
-            errors,
-            link.bias_gradient,
-            link.weight_gradient.flatten(1),
-        )
-        return cls(before, link, behind, evidence, search.begin(evidence), search, own)
+        evidence, known = None, Known.nothing(errors)
+        if is_sought and link.bias_gradient is not None:
+            equations = behind.equations.of_channels(link.num_channels)
+            weight = link.weight_gradient.flatten(1)
+            evidence = Evidence(equations, errors, link.bias_gradient, weight)
+            known = search.begin(evidence)
+        return cls(before, link, behind, evidence, known, search, **tolerances)
 
-    @classmethod
-    def unknown(
-        cls,
-        before: Sequence[Link],
-        link: Link,
-        behind: Knowledge,
-        search: MaskSearch,
-        own: OwnEquations,
-    ) -> "Hidden":
-        """Return the ReLUs of a layer whose masks cannot be proven."""
-        masks = Masks.unknown(link.num_channels, link.output_shape.numel() // link.num_channels)
-        return cls(before, link, behind, None, masks, search, own)
+    @property
+    def num_channels(self) -> int:
+        """Number of channels, each with one mask."""
+        return len(self.known.values)
 
     @property
     def num_proven(self) -> int:
         """Number of channels whose mask is proven."""
-        return self.masks.num_proven
+        return int(proven_channels(self.known.mask).sum())
 
     @property
     def is_proven(self) -> bool:
         """Whether all masks are proven."""
-        return bool(self.masks.certain.all())
+        return self.num_proven == self.num_channels
 
     @property
     def is_settled(self) -> bool:
@@ -127,17 +98,29 @@ class Hidden:
     @cached_property
     def equations(self) -> MaskEquations:
         """The equations that the proven masks, and the layer behind them, give for the input."""
-        own = None
-        if self.evidence is not None:
-            own = self.own(self.link, self.evidence.errors, self.masks)
-        return MaskEquations.of(self.before, self.link, self.masks, own, self.behind)
+        return MaskEquations.of(self.before, self.link, self.known, self._own(), self.behind)
+
+    def _own(self) -> Whitened | None:
+        """Return the equations from the weight gradient of the channels with proven masks.
+
+        These are mostly fewer than the unknowns. It is ``None`` if there are none.
+        """
+        if self.evidence is None or not self.num_proven:
+            return None
+        errors = torch.where(self.known.mask.on, self.evidence.errors, 0.0)
+        matrix, right = self.link.equations(
+            errors.reshape(1, *self.link.output_shape), proven_channels(self.known.mask)
+        )
+        stated = Whitened.by_gram(matrix, right, self.negligible)
+        return stated.faded(self.noise) if stated.num_equations else None
 
     def refine(self, inputs: Tensor) -> "Hidden":
         """Return the same ReLUs with the masks that a candidate input (1, *shape) proves."""
         if self.evidence is None or self.is_proven:
             return self
         features = features_of(self.before, inputs)
-        z = self.link.preactivation(features).reshape(self.masks.active.shape)
-        masks = self.search.refine(self.evidence, self.masks, z, self.link.patches(features))
+        z = self.link.preactivation(features).reshape(self.known.values.shape)
+        known = self.search.refine(self.evidence, self.known, z, self.link.patches(features))
+        found = replace(self, known=known)
         # Only proven masks enter the equations: without a new proof, nothing has changed.
-        return self if masks.num_proven == self.num_proven else replace(self, masks=masks)
+        return self if found.num_proven == self.num_proven else found

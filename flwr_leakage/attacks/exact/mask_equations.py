@@ -1,14 +1,14 @@
 """The piecewise linear equations that proven masks of a ReLU layer give about the input.
 
 Let z(x) be the preactivations of a ReLU layer, h(x) the input of that layer, and a its outputs.
-Let the masks m of some of its channels be proven. Then these equations hold to rounding:
+Let the mask m be known but for open units. Then these equations hold to rounding:
 
     M₁ h(x) = T₁       from the weight gradient of the layer, its proven channels only;
-    z(x) = a           in proven channels, if a is positive and its value is determined;
-    z(x) ≥ 0           in proven channels, if a is positive and its value is not determined;
-    z(x) ≤ 0           in proven channels, if the mask is zero and this is determined;
-    M₂ (m z(x)) = T₂   from the weight gradient of the layer behind. In channels that are not
-                       proven, relu(z) stands for m z.
+    z(x) = a           for units that are on and whose value is told;
+    z(x) ≥ 0           for other units that are on;
+    z(x) ≤ 0           for units that are off;
+    M₂ (m z(x)) = T₂   from the weight gradient of the layer behind. For open units, relu(z) stands
+                       for m z.
 
 The known outputs of the layer behind add further equations.
 
@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.chain import Link, per_channel
+from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.layer_equations import Knowledge
-from flwr_leakage.attacks.exact.mask_values import Masks
 from flwr_leakage.attacks.exact.weight_equations import Whitened, root_mean_square
 from flwr_leakage.attacks.network.blur import relu_parts
 
@@ -61,8 +61,8 @@ class MaskEquations:
 
     Attributes:
         before: the layers before the masked one.
-        link: the masked layer, whose ReLUs have the masks.
-        masks: the masks of that layer; only the proven ones are used.
+        link: the masked layer.
+        known: the facts about its outputs, of their shape (1, *output_shape).
         own: ``M₁ h = T₁``, in these units; ``None`` if no mask is proven.
         behind: the known outputs of the layer behind, and its gradient's equations.
         gradient: ``M₂ a = T₂``, in these units, arranged by the channels of a.
@@ -70,7 +70,7 @@ class MaskEquations:
 
     before: Sequence[Link]
     link: Link
-    masks: Masks
+    known: Known
     own: Whitened | None
     behind: Knowledge
     gradient: Whitened
@@ -80,13 +80,14 @@ class MaskEquations:
         cls,
         before: Sequence[Link],
         link: Link,
-        masks: Masks,
+        known: Known,
         own: Whitened | None,
         behind: Knowledge,
     ) -> "MaskEquations":
-        """Return the system from equations in any units; the arguments are the attributes."""
-        gradient = behind.equations.of_channels(len(masks.certain)).in_units()
-        return cls(before, link, masks, None if own is None else own.in_units(), behind, gradient)
+        """Return the system from equations in any units and facts of any shape."""
+        gradient = behind.equations.of_channels(link.num_channels).in_units()
+        known = known.reshape(1, *link.output_shape)
+        return cls(before, link, known, None if own is None else own.in_units(), behind, gradient)
 
     def residual(self, inputs: Tensor, blur: float = 0.0) -> tuple[Tensor, Gates]:
         """Return all residuals (1, R) at an input, and the linear piece that holds there.
@@ -94,29 +95,23 @@ class MaskEquations:
         Args:
             inputs: x, (1, *shape).
             blur: ReLUs are averaged over noise of this standard deviation in the input of their
-                layer. In the unproven channels of the masked layer it is half as large.
+                layer. For open units of the masked layer it is half as large.
         """
-        masks, shape = self.masks, (1, *self.link.output_shape)
+        mask, told = self.known.mask, self._told
         features, slopes = inputs, []
         for link in self.before:
             features, slope = rectify(link, link.preactivation(features), blur)
             slopes.append(slope)
         z = self.link.preactivation(features)
-        certain = masks.certain[:, None]
-        positive = z.reshape(masks.active.shape) > 0
-        bound = torch.where(masks.determined, masks.active | positive, masks.active & ~positive)
-        bound = (bound & certain).to(z.dtype).reshape(shape)
+        bound = told | (mask.off & (z > 0)) | (mask.on & ~told & (z <= 0))
         free, slope = rectify(self.link, z, blur / 2)
-        active = masks.active.to(z.dtype)
-        passes = torch.where(certain, active, slope.reshape(active.shape)).reshape(shape)
-        is_sought = (~certain).expand(active.shape).reshape(shape)
-        outputs = torch.where(is_sought, free, passes * z)
-        target = torch.where(masks.valued, masks.features, 0.0).reshape(shape)
+        outputs = mask.gate(z, free)
         behind = self.behind.link.preactivation(outputs)
         binds = self.behind.link.activation.binds(behind, self.behind.outputs)
         reached = binds.to(z.dtype) * self.behind.trust
-        gates = Gates(tuple(slopes), bound, passes, reached)
-        parts = Parts(features, z - target, outputs, behind - self._behind_target)
+        gates = Gates(tuple(slopes), bound.to(z.dtype), mask.gate(1.0, slope), reached)
+        gaps = z - torch.where(told, self.known.values, 0.0)
+        parts = Parts(features, gaps, outputs, behind - self._behind_target)
         return self.collect(parts, gates, is_linear=False), gates
 
     def sum_of_squares(self, inputs: Tensor, blur: float = 0.0) -> float:
@@ -163,7 +158,12 @@ class MaskEquations:
     @cached_property
     def _unit(self) -> float:
         """The unit of z's residuals: the root mean square of the masked layer's known values."""
-        return float(root_mean_square(self.masks.features[self.masks.valued]))
+        return float(root_mean_square(self.known.values[self._told]))
+
+    @cached_property
+    def _told(self) -> Tensor:
+        """Booleans, true for units that are on and whose value is told."""
+        return self.known.mask.on & self.known.told
 
     @cached_property
     def _known_behind(self) -> Tensor:

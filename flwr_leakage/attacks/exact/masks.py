@@ -14,11 +14,15 @@ is one equation for each channel o. The right mask meets it to rounding. A wrong
 accident only, as the entries of e are of all sizes. Such accidents happen if thousands of masks are
 tried. So a mask must also explain the layer's own weight gradient, which is linear in x, better
 than the candidate's mask does.
+
+With the mask known, only the active entries of a are unknown, and they are mostly fewer than the
+equations. The least-squares solution is then exact up to the gradient's rounding, and its variance
+shows how exact each entry is.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -26,10 +30,51 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.mask_values import Masks, MaskValues
+from flwr_leakage.attacks.exact.known import Known, Mask
 from flwr_leakage.attacks.exact.weight_equations import Whitened
+from flwr_leakage.attacks.settings import require
 
 Array = np.ndarray
+
+SMALLEST, LARGEST = 1e-6, 3e-2
+"""Entries of the vertex of least sum below the first share of their channel's largest entry are
+zero, and entries above the second share are active. The bias's gradient decides about entries
+between the two."""
+
+SUM_WEIGHT = 1e-4
+"""Weight of the sum of a's entries beside the equations, whose rows have length one. It is so small
+that the sum only decides among solutions of the equations."""
+
+OPEN_SHARE = 0.02
+"""An entry counts as open if the equations leave more than this share of it undetermined."""
+
+DOUBTFUL = 1e-2
+"""An entry of a solution is doubtful up to this share of its channel's largest entry."""
+
+FLIPPABLE, MOST_FLIPS = 24, 3
+"""Number of entries of a mask that may be flipped, the most doubtful ones, and largest number of
+them that are flipped at once. About 7,000 masks are tried for a channel; a wrong mask passes the
+bias's gradient about once in 1e5 times."""
+
+WORTH = 0.9
+"""Share to which a mask must lower the misfit to the weights' gradient for every entry in which it
+differs from the candidate's mask. A right mask mostly lowers it to about a half. A wrong mask,
+which differs in three entries or more, lowers it to 0.8 at best."""
+
+PROJECTIONS = 200
+"""Number of alternating projections of a candidate onto the equations' nonnegative solutions."""
+
+NOISE = 2e-7
+"""Relative error of float32 gradients. Singular values below this share of the largest are left
+out of the equations of a channel's values."""
+
+UNSEEN = 1e-6
+"""A position counts as absent from all equations if the length of its column of M is below this
+share of the largest singular value."""
+
+PRECISION = 1e-3
+"""A value is told if its standard deviation is below this share of the root mean square of its
+channel's values."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +140,7 @@ class Channel:
         mask[order[: fewest + best]] = True
         return mask, bool(gaps[best] <= self.slack)
 
-    def flipped(self, margins: Array, flips: Sequence[Array], flippable: int) -> Iterator[Array]:
+    def flipped(self, margins: Array, flips: Sequence[Array]) -> Iterator[Array]:
         """Yield proven masks that differ in a few doubtful entries from that of positive margins.
 
         The doubtful entries are those with the smallest margins in magnitude, ranked by it.
@@ -103,13 +148,12 @@ class Channel:
 
         Args:
             margins: (P,), positive for entries that count as active.
-            flips: sets of ranks whose entries are flipped together, see ``MaskSearch.flips``.
-            flippable: number of doubtful entries.
+            flips: sets of ranks whose entries are flipped together; see :func:`sets_of_ranks`.
         """
         mask = margins > 0
         gap = self.errors[mask].sum() - self.bias_gradient
         telling = np.flatnonzero(self.errors)
-        doubtful = telling[np.argsort(np.abs(margins[telling]))[:flippable]]
+        doubtful = telling[np.argsort(np.abs(margins[telling]))[:FLIPPABLE]]
         errors = self.errors[doubtful]
         change = np.where(mask[doubtful], -errors, errors)
         for ranks in flips:
@@ -119,119 +163,66 @@ class Channel:
                 turned[doubtful[chosen]] ^= True
                 yield turned
 
-    def misfit(self, first: Array, patches: Array, worth: float) -> Callable[[Array], float]:
+    def misfit(self, first: Array, patches: Array) -> Callable[[Array], float]:
         """Return a function that measures how badly a mask explains a candidate's weight gradient.
 
-        Its value is the logarithm of the distance of the two gradients, less ``log(worth)`` for
+        Its value is the logarithm of the distance of the two gradients, less ``log(WORTH)`` for
         every entry in which the mask differs from the candidate's own mask. So a mask is worth its
         changes if its value is at most that of the candidate's mask.
 
         Args:
             first: the candidate's mask (P,).
             patches: patches (K, P) of the layer's input for the candidate.
-            worth: see ``MaskSearch``.
         """
 
         def misfit(mask: Array) -> float:
             distance = patches @ (self.errors * mask) - self.weight_gradient
             changes = int((mask != first).sum())
             size = max(float(np.linalg.norm(distance)), 1e-300)  # keeps the logarithm finite
-            return math.log(size) - changes * math.log(worth)
+            return math.log(size) - changes * math.log(WORTH)
 
         return misfit
 
 
 @dataclass(frozen=True)
 class MaskSearch:
-    """The search for masks, with the limits from which they count as proven.
+    """The search for masks, with the limit from which they count as proven.
 
     Attributes:
         proof: a mask is proven if the sum of its errors misses the bias's gradient by at most this
             share of Σ_p |e_op|, ≥ 0. Right masks miss by 1e-8 to 1e-7 with float32 gradients; a few
             masks within 2e-7 are wrong.
-        smallest: entries of the vertex of least sum below this share of their channel's largest
-            entry are zero.
-        largest: entries above this share are active; 0 ≤ smallest ≤ largest < 1. The bias's
-            gradient decides about entries between the two.
-        sum_weight: weight of the sum of a's entries beside the equations, whose rows have length
-            one, > 0. It is so small that the sum only decides among solutions of the equations.
-        open_share: an entry counts as open if the equations leave more than this share of it
-            undetermined, in (0, 1].
-        doubtful: an entry of a solution is doubtful up to this share of its channel's largest
-            entry, in [0, 1).
-        flippable: number of entries of a mask that may be flipped, ≥ 0; the most doubtful ones.
-        most_flips: largest number of them that are flipped at once, ≥ 0. With 24 and 3 about 7,000
-            masks are tried for a channel; a wrong mask passes the bias's gradient about once in 1e5
-            times.
-        worth: share to which a mask must lower the misfit to the weights' gradient for every
-            entry in which it differs from the candidate's mask, in (0, 1]. A right mask mostly
-            lowers it to about a half. A wrong mask, which differs in three entries or more, lowers
-            it to 0.8 at best.
-        projections: number of alternating projections of a candidate onto the equations'
-            nonnegative solutions, ≥ 1.
-        values: the solver of the values on proven masks.
     """
 
     proof: float = 5e-8
-    smallest: float = 1e-6
-    largest: float = 3e-2
-    sum_weight: float = 1e-4
-    open_share: float = 0.02
-    doubtful: float = 1e-2
-    flippable: int = 24
-    most_flips: int = 3
-    worth: float = 0.9
-    projections: int = 200
-    values: MaskValues = field(default_factory=MaskValues)
 
     def __post_init__(self) -> None:
-        for name in ("proof", "flippable", "most_flips"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
-        if not 0 <= self.smallest <= self.largest < 1:
-            raise ValueError(
-                f"smallest and largest must be shares with smallest ≤ largest < 1, got "
-                f"{self.smallest} and {self.largest}."
-            )
-        if not self.sum_weight > 0:
-            raise ValueError(f"sum_weight must be above 0, got {self.sum_weight}.")
-        for name in ("open_share", "worth"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}.")
-        if not 0 <= self.doubtful < 1:
-            raise ValueError(f"doubtful must lie in [0, 1), got {self.doubtful}.")
-        if self.projections < 1:
-            raise ValueError(f"projections must be at least 1, got {self.projections}.")
+        require(self, "be at least 0", "proof")
 
-    def begin(self, evidence: Evidence) -> Masks:
-        """Return masks without a candidate: vertices of least sum, cut by the bias's gradient."""
-        equations = evidence.equations
-        features = torch.zeros_like(evidence.errors)
-        active = torch.zeros_like(evidence.errors, dtype=torch.bool)
-        certain = torch.zeros(len(features), dtype=torch.bool)
-        for channel in range(len(features)):
-            solution = self._least_sum(equations, channel)
+    def begin(self, evidence: Evidence) -> Known:
+        """Return what vertices of least sum prove, cut by the bias's gradient, of a (C, P)."""
+        found: dict[int, tuple[Array, Array]] = {}
+        for number in range(len(evidence.errors)):
+            solution = _least_sum(evidence.equations, number)
             largest = float(solution.max())
-            fewest = int((solution > self.largest * largest).sum())
-            most = int((solution > self.smallest * largest).sum())
-            likely = np.argsort(-solution)
-            mask, proven = evidence.channel(channel, self.proof).cut(likely, fewest, most)
-            features[channel] = torch.from_numpy(solution * mask)
-            active[channel] = torch.from_numpy(mask)
-            certain[channel] = proven
-        determined = self.values.seen(equations).expand(active.shape)
-        return self.values.settle(equations, Masks(features, active, certain, determined), certain)
+            fewest = int((solution > LARGEST * largest).sum())
+            most = int((solution > SMALLEST * largest).sum())
+            channel = evidence.channel(number, self.proof)
+            mask, is_proven = channel.cut(np.argsort(-solution), fewest, most)
+            if is_proven:
+                found[number] = mask, solution
+        return settled(evidence.equations, Known.nothing(evidence.errors), found)
 
     def refine(
-        self, evidence: Evidence, masks: Masks, preactivations: Tensor, patches: Tensor
-    ) -> Masks:
-        """Return masks in which a candidate has proven more channels.
+        self, evidence: Evidence, known: Known, preactivations: Tensor, patches: Tensor
+    ) -> Known:
+        """Return the same facts, and those of the channels that a candidate proves.
 
         For each channel these masks are tried:
 
         - the mask of the nonnegative solution of the equations nearest to the candidate's outputs,
           with its entries in order and cut by the bias's gradient;
-        - masks that differ in up to ``most_flips`` doubtful entries from the mask of that solution,
+        - masks that differ in up to ``MOST_FLIPS`` doubtful entries from the mask of that solution,
           from the candidate's mask, or from a mixture of both: the candidate's mask at entries that
           the equations leave open, and the solution's mask elsewhere.
 
@@ -240,73 +231,91 @@ class MaskSearch:
 
         Args:
             evidence: the gradients that decide about the masks.
-            masks: the current estimate of the masks; proven ones stay.
+            known: the facts that are proven so far.
             preactivations: inputs (C, P) of the ReLUs at the candidate.
             patches: patches (K, P) of the layer's input at the candidate; see ``Link.patches``.
         """
-        features, active, certain = (
-            t.clone() for t in (masks.features, masks.active, masks.certain)
-        )
-        equations, flips = evidence.equations, self.flips()
-        is_open = self._open(equations)
-        channels = (~certain).nonzero()[:, 0]
+        equations, flips = evidence.equations, sets_of_ranks()
+        is_open = (equations.open_share() > OPEN_SHARE).numpy()
+        channels = (~proven_channels(known.mask)).nonzero()[:, 0]
         outputs = preactivations[channels].clamp_min(0)
-        solutions = nearest_solutions(equations, channels, outputs, self.projections).numpy()
+        solutions = nearest_solutions(equations, channels, outputs).numpy()
+        found: dict[int, tuple[Array, Array]] = {}
         for number, solution in zip(channels.tolist(), solutions, strict=True):
             channel, z = evidence.channel(number, self.proof), preactivations[number].numpy()
-            misfit = channel.misfit(z > 0, patches.numpy(), self.worth)
-            tried = self._proven(channel, solution, z, is_open, flips)
-            mask = min(tried, key=misfit, default=None)
-            certain[number] = mask is not None and misfit(mask) <= misfit(z > 0)
-            mask = mask if certain[number] else z > 0
-            features[number] = torch.from_numpy(solution.clip(0) * mask)
-            active[number] = torch.from_numpy(mask)
-        found = Masks(features, active, certain, masks.determined)
-        return self.values.settle(equations, found, certain & ~masks.certain)
-
-    def flips(self) -> list[Array]:
-        """Return all sets of ranks to flip: for n = 0, 1, … an array with one set in each row."""
-        sets = [list(combinations(range(self.flippable), n)) for n in range(self.most_flips + 1)]
-        return [np.array(each, dtype=int).reshape(len(each), n) for n, each in enumerate(sets)]
-
-    def _proven(
-        self,
-        channel: Channel,
-        solution: Array,
-        z: Array,
-        is_open: Array,
-        flips: Sequence[Array],
-    ) -> Iterator[Array]:
-        """Yield masks that the bias proves, near a solution of the equations or a candidate."""
-        largest = max(float(solution.max()), float(z.max()), 1e-12)
-        fewest = int((solution > self.largest * largest).sum())
-        most = int((solution > -self.doubtful * largest).sum())
-        mask, proven = channel.cut(np.argsort(-solution), fewest, most)
-        if proven:
-            yield mask
-        margins = solution - self.doubtful * largest
-        for each in (margins, z, np.where(is_open, z, margins)):
-            yield from channel.flipped(each, flips, self.flippable)
-
-    def _open(self, equations: Whitened) -> Array:
-        """Return booleans (P,), true for entries that the equations leave open in each channel."""
-        if equations.is_determined:
-            return np.zeros(equations.num_positions, dtype=bool)
-        return (equations.open_share() > self.open_share).numpy()
-
-    def _least_sum(self, equations: Whitened, channel: int) -> Array:
-        """Return the nonnegative solution (P,) of a channel's equations with the least sum."""
-        values = equations.values[:, channel].numpy()
-        if equations.is_determined:
-            return (equations.rows.T.numpy() @ values).clip(0)
-        rows = equations.rows.numpy()
-        rows = np.vstack([rows, np.full(rows.shape[1], self.sum_weight)])
-        return nnls(rows, np.append(values, 0.0), maxiter=10 * rows.shape[1])[0]
+            misfit = channel.misfit(z > 0, patches.numpy())
+            mask = min(_tried(channel, solution, z, is_open, flips), key=misfit, default=None)
+            if mask is not None and misfit(mask) <= misfit(z > 0):
+                found[number] = mask, solution.clip(0)
+        return settled(equations, known, found)
 
 
-def nearest_solutions(
-    equations: Whitened, channels: Tensor, outputs: Tensor, projections: int
-) -> Tensor:
+def proven_channels(mask: Mask) -> Tensor:
+    """Return booleans (C,), true for channels whose mask (C, P) is proven."""
+    return ~mask.open.all(dim=1)
+
+
+def sets_of_ranks() -> list[Array]:
+    """Return all sets of ranks to flip: for n = 0, 1, … an array with one set in each row."""
+    sets = [list(combinations(range(FLIPPABLE), n)) for n in range(MOST_FLIPS + 1)]
+    return [np.array(each, dtype=int).reshape(len(each), n) for n, each in enumerate(sets)]
+
+
+def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, Array]]) -> Known:
+    """Return the same facts, and those that proven masks of some channels give.
+
+    Args:
+        equations: the equations about a of the layer behind.
+        known: the facts about the other channels.
+        found: by the number of a channel, its mask (P,), and guesses of its values (P,), which the
+            equations may not determine.
+    """
+    values, bounds = known.values.clone(), known.bounds.clone()
+    on, off = known.mask.on.clone(), known.mask.off.clone()
+    seen = (equations.rows * equations.singular[:, None]).norm(dim=0)
+    seen = seen > UNSEEN * equations.singular[0]
+    for channel, (mask, guess) in found.items():
+        active, told = torch.from_numpy(mask), seen.clone()
+        # Nothing is known about an inactive entry whose position occurs in no equation.
+        on[channel], off[channel] = active, ~active & seen
+        values[channel] = torch.from_numpy(guess * mask)
+        if mask.any():
+            solved, exact = channel_values(equations, channel, active)
+            told[active] &= exact
+            values[channel, active & told] = solved[told[active]]
+        bounds[channel] = torch.where(told, 0.0, torch.inf)
+    return Known(values, bounds, Mask(on, off))
+
+
+def channel_values(equations: Whitened, channel: int, active: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a channel's values at its active entries by least squares, and which are exact.
+
+    The variance of each value comes from the noise of the gradient, and from the directions in
+    which the equations leave it open.
+
+    Args:
+        equations: the equations about a of the layer behind. They are weighted by their singular
+            values, so that all have the same noise.
+        channel: the index of the channel of a.
+        active: booleans (P,), true for the S active entries of the channel.
+
+    Returns:
+        The values (S,), and booleans (S,), true for exact values.
+    """
+    raw = equations.rows * equations.singular[:, None]
+    target = equations.values[:, channel] * equations.singular
+    left, singular, right = torch.linalg.svd(raw[:, active], full_matrices=False)
+    kept = singular > NOISE * equations.singular[0]
+    left, singular, right = left[:, kept], singular[kept], right[kept]
+    values = right.T @ ((left.T @ target) / singular)
+    size = values.square().mean()
+    noise = NOISE * target.square().mean().sqrt()
+    variance = right.T.square() @ (noise / singular).square()
+    variance += (1 - right.square().sum(dim=0)).clamp_min(0) * size
+    return values, (variance < PRECISION**2 * size) & (values > 0)
+
+
+def nearest_solutions(equations: Whitened, channels: Tensor, outputs: Tensor) -> Tensor:
     """Return solutions of a layer's equations that are near given outputs, and nearly nonnegative.
 
     Dykstra's alternating projections (Boyle and Dykstra 1986) onto the solutions of the equations
@@ -317,7 +326,6 @@ def nearest_solutions(
         equations: the equations about a.
         channels: indices (N,) of the channels to solve.
         outputs: (N, P) outputs near which the solutions are sought.
-        projections: number of projections onto each of the two sets.
 
     Returns:
         The solutions (N, P).
@@ -326,10 +334,35 @@ def nearest_solutions(
     point = outputs.T
     solution = point
     first, second = torch.zeros_like(point), torch.zeros_like(point)
-    for _ in range(projections):
+    for _ in range(PROJECTIONS):
         moved = point + first
         solution = moved + rows.T @ (values - rows @ moved)
         first = moved - solution
         point = (solution + second).clamp_min(0)
         second = solution + second - point
     return solution.T
+
+
+def _tried(
+    channel: Channel, solution: Array, z: Array, is_open: Array, flips: Sequence[Array]
+) -> Iterator[Array]:
+    """Yield masks that the bias proves, near a solution of the equations or a candidate."""
+    largest = max(float(solution.max()), float(z.max()), 1e-12)
+    fewest = int((solution > LARGEST * largest).sum())
+    most = int((solution > -DOUBTFUL * largest).sum())
+    mask, is_proven = channel.cut(np.argsort(-solution), fewest, most)
+    if is_proven:
+        yield mask
+    margins = solution - DOUBTFUL * largest
+    for each in (margins, z, np.where(is_open, z, margins)):
+        yield from channel.flipped(each, flips)
+
+
+def _least_sum(equations: Whitened, channel: int) -> Array:
+    """Return the nonnegative solution (P,) of a channel's equations with the least sum."""
+    values = equations.values[:, channel].numpy()
+    if equations.is_determined:
+        return (equations.rows.T.numpy() @ values).clip(0)
+    rows = equations.rows.numpy()
+    rows = np.vstack([rows, np.full(rows.shape[1], SUM_WEIGHT)])
+    return nnls(rows, np.append(values, 0.0), maxiter=10 * rows.shape[1])[0]

@@ -11,19 +11,140 @@ at a candidate, which helps to prove further masks. Their equations bring the ne
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
-from flwr_leakage.attacks.exact.fading import FadingSolver, fade
-from flwr_leakage.attacks.exact.fading_prior import FadingPrior
-from flwr_leakage.attacks.exact.fading_stages import Outcome, Stage, first_stage, next_stage
+from flwr_leakage.attacks.exact.fading import Fading, FadingSolver, fade
 from flwr_leakage.attacks.exact.hidden import Hidden
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations
+from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.damped import DampedGaussNewton, LeastSquares
 from flwr_leakage.attacks.solve.linearization import Products
 from flwr_leakage.spectral.image_prior import ImagePrior
+
+MOST_UNKNOWNS = 5000
+"""Largest number of entries of an input that Gauss–Newton solves for, as its normal matrix has the
+square of that number."""
+
+
+class Stage(Enum):
+    """The stages of a fit. The values name them in an attack's ``stats``.
+
+    Every fading starts from an input and ends at a *candidate*, which may help to prove masks.
+    """
+
+    ROUGH = "rough fading"
+    """The first fading, from grey, with the masks that were proven without a candidate."""
+
+    MIDDLE = "fading"
+    """A fading from the best candidate, after a candidate that helped to prove masks."""
+
+    LONGER = "longer fading"
+    """A fading from the best candidate to a lower weight of the prior, after a candidate that
+    proved no mask."""
+
+    DEEP = "deep fading"
+    """A fading from the best candidate to a negligible weight of the prior, once no more masks can
+    be proven."""
+
+    DEEP_FROM_GREY = "deep fading from grey"
+    """A deep fading from grey with a wider blur, after one that did not meet the equations, so that
+    it ends elsewhere."""
+
+    FITTED = "fitted prior"
+    """A deep fading from a candidate that meets the equations, with a prior that is fitted to it.
+    The fit then ends with Gauss–Newton without a prior."""
+
+    EXHAUSTED = "exhausted"
+    """The end: no fading met the equations."""
+
+    DOUBTFUL = "doubtful"
+    """The end: no mask could be proven, which shows that the gradient is not exact."""
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether the fading must meet the equations to the last digit."""
+        return self in (Stage.DEEP, Stage.DEEP_FROM_GREY)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no further stage is chosen after this one."""
+        return self in (Stage.FITTED, Stage.EXHAUSTED, Stage.DOUBTFUL)
+
+
+def next_stage(stage: Stage, hidden: Hidden, has_proven: bool, is_met: bool) -> Stage:
+    """Return the stage that follows a fading before the prior is fitted.
+
+    - A candidate that proved masks has changed the equations, so that the next fading starts from
+      it. That fading is deep if no more masks can be proven.
+    - Two candidates in a row that proved none also lead to a deep fading. But if no mask is proven
+      at all, the gradient is inexact. Its equations must not be met to the last digit, and the fit
+      ends.
+
+    Args:
+        stage: the stage of the fading.
+        hidden: the ReLUs, with the masks that are proven after the fading.
+        has_proven: whether its candidate helped to prove a mask.
+        is_met: whether its candidate meets the equations.
+    """
+    if stage.is_deep and is_met:
+        return Stage.FITTED
+    if has_proven:
+        return Stage.DEEP if hidden.is_settled else Stage.MIDDLE
+    if stage is Stage.LONGER:
+        return Stage.DOUBTFUL if hidden.is_doubtful else Stage.DEEP
+    if stage.is_deep:
+        return Stage.DEEP_FROM_GREY if stage is Stage.DEEP else Stage.EXHAUSTED
+    return Stage.LONGER
+
+
+@dataclass(frozen=True)
+class FadingPrior:
+    """The settings of a fit through ReLUs with a prior of images that fades.
+
+    The fadings of stages ``DEEP``, ``DEEP_FROM_GREY`` and ``FITTED`` are *deep*: they share
+    ``last_weight``, ``factor`` and ``iterations``, and their last steps have no blur.
+
+    Attributes:
+        rounds: largest number of fadings, each of which yields a candidate, ≥ 1.
+        last_weight: last weight of the prior in deep fadings, in (0, 1e-4).
+        factor: factor from one weight to the next in deep fadings, in (0, 1).
+        iterations: largest number of iterations of conjugate gradients in a step of deep fadings,
+            ≥ 1.
+        near: value of ‖r‖² up to which a candidate meets the equations, ≥ 0. Each set of equations
+            is in units of its right-hand side. The first two deep fadings end there.
+        enough: value of ‖r‖² at which the deep fading with the fitted prior ends, ≥ 0.
+    """
+
+    rounds: int = 12
+    last_weight: float = 1e-8
+    factor: float = 0.3
+    iterations: int = 200
+    near: float = 1e-3
+    enough: float = 1e-5
+
+    def __post_init__(self) -> None:
+        require(self, "be at least 1", "rounds")
+        require(self, "be at least 0", "near")
+        if not 0 < self.last_weight < 1e-4:
+            raise ValueError(f"last_weight must lie in (0, 0.0001), got {self.last_weight}.")
+        # Each Fading checks its values. Making the deepest here finds errors before an attack.
+        self.of(Stage.FITTED)
+
+    def of(self, stage: Stage) -> Fading:
+        """Return the fading of a stage."""
+        if stage is Stage.ROUGH:
+            return Fading(10.0, 3e-3, 0.3, 0.8, 60)
+        if stage in (Stage.MIDDLE, Stage.LONGER):
+            return Fading(0.3, 1e-3 if stage is Stage.MIDDLE else 1e-4, 0.3, 0.8, 120)
+        last, factor = self.last_weight, self.factor
+        deep = Fading(1e-2, last, factor, 0.8, self.iterations, sharpens=True, enough=self.near)
+        if stage is Stage.DEEP_FROM_GREY:
+            return replace(deep, first=10.0, blur=1.5)
+        return deep if stage is Stage.DEEP else replace(deep, first=1e-4, enough=self.enough)
 
 
 @dataclass(frozen=True)
@@ -74,11 +195,11 @@ def fit_through_relus(
         prior: the prior of the inputs.
         fading: the settings of the fadings.
         newton: the settings of Gauss–Newton, which is left out for inputs of more than
-            ``newton.most_unknowns`` entries.
+            ``MOST_UNKNOWNS`` entries.
         budget: the fit ends with the step in which this is spent.
     """
-    solver = FadingSolver.of(prior, fading.solver)
-    stage, met = first_stage(hidden.is_settled), False
+    solver = FadingSolver.of(prior)
+    stage, is_met = Stage.DEEP_FROM_GREY if hidden.is_settled else Stage.ROUGH, False
     candidates: list[FittedInput] = []
     for _ in range(fading.rounds):
         start = prior.grey
@@ -86,26 +207,24 @@ def fit_through_relus(
             start = best_of(candidates, hidden.equations).inputs
         inputs, value = fade(hidden.equations, start, fading.of(stage), solver, budget)
         candidates.append(FittedInput(stage.value, inputs))
-        met = value <= fading.near
-        if stage.is_deep and met:
-            stage = Stage.MET
-            break
+        is_met = value <= fading.near
         if budget.is_spent:
             break
-        refined = hidden.refine(inputs)
-        has_proven = refined.num_proven > hidden.num_proven
-        hidden = refined
-        outcome = Outcome(met, has_proven, hidden.is_settled, hidden.is_doubtful)
-        stage = next_stage(stage, outcome)
-        if stage.is_end:
+        proven = hidden.num_proven
+        if not (is_met and stage.is_deep):
+            hidden = hidden.refine(inputs)
+        stage = next_stage(stage, hidden, hidden.num_proven > proven, is_met)
+        if stage.is_last:
             break
     if stage is Stage.DOUBTFUL:
         return ReluFit(candidates, hidden)
-    if stage is Stage.MET and not budget.is_spent:
-        candidates.append(_refit(hidden.equations, candidates[-1].inputs, fading, prior, budget))
+    if stage is Stage.FITTED:
+        own, start = FadingSolver.of(prior.fitted(inputs)), candidates[-1].inputs
+        inputs, _ = fade(hidden.equations, start, fading.of(stage), own, budget)
+        candidates.append(FittedInput(stage.value, inputs))
     if budget.is_spent:
         return ReluFit(candidates, hidden, stopped=True)
-    if met and hidden.num_proven and prior.grey.numel() <= newton.most_unknowns:
+    if is_met and hidden.num_proven and prior.grey.numel() <= MOST_UNKNOWNS:
         exact, hidden = _solve_exactly(hidden, candidates[-1].inputs, newton, budget)
         candidates += exact
     stopped = budget.is_spent
@@ -115,19 +234,6 @@ def fit_through_relus(
 def best_of(candidates: Sequence[FittedInput], equations: MaskEquations) -> FittedInput:
     """Return the candidate that meets equations best."""
     return min(candidates, key=lambda each: equations.sum_of_squares(each.inputs))
-
-
-def _refit(
-    equations: MaskEquations,
-    inputs: Tensor,
-    fading: FadingPrior,
-    prior: ImagePrior,
-    budget: Budget,
-) -> FittedInput:
-    """Return the end of a fading from a candidate, with a prior of the candidate's spectrum."""
-    solver = FadingSolver.of(prior.fitted(inputs), fading.solver)
-    inputs, _ = fade(equations, inputs, fading.fitted(), solver, budget)
-    return FittedInput("fitted prior", inputs)
 
 
 def _solve_exactly(

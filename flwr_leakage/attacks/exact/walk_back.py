@@ -10,15 +10,14 @@ walk goes on to the next layer in the same way. If a comes from ReLUs, its zeros
 give the next layer's error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.chain import Link
-from flwr_leakage.attacks.exact.hidden import Hidden, OwnEquations
+from flwr_leakage.attacks.exact.hidden import Hidden
 from flwr_leakage.attacks.exact.layer_equations import Knowledge, solve_layer
-from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.labels.counts import mean_feature
 
 
@@ -42,8 +41,7 @@ class Walk:
 
 def walk_back(
     chain: Sequence[Link],
-    search: MaskSearch,
-    own: OwnEquations,
+    begin: Callable[..., Hidden],
     *,
     rank_tolerance: float,
     rank_fraction: float,
@@ -54,8 +52,7 @@ def walk_back(
 
     Args:
         chain: the layers, at least two.
-        search: the settings of the search for masks of ReLUs.
-        own: the rule for equations from the gradient of a layer with proven masks.
+        begin: :meth:`Hidden.begin` with the settings of the search for masks.
         rank_tolerance: singular values of a gradient's equations below this fraction of the
             largest are left out.
         rank_fraction: the walk ends at a layer whose gradient determines less than this share of
@@ -84,14 +81,14 @@ def walk_back(
         before, link = chain[: position - 1], chain[position - 1]
         if level.equations.num_equations < rank_fraction * level.equations.num_positions:
             if hidden is None and link.activation.is_relu:
-                hidden = Hidden.unknown(before, link, level, search, own)
+                hidden = begin(before, link, level, is_sought=False)
             break
         errors = level.input_errors
         if link.activation.is_relu:
-            hidden = Hidden.begin(before, link, level, search, own)
+            hidden = begin(before, link, level)
             if not hidden.is_proven:
                 break
-            outputs, trust = hidden.masks.features, hidden.masks.determined
+            outputs, trust = hidden.known.values, hidden.known.told
             continue
         hidden, trust = None, 1.0
         low, high = link.activation.low, link.activation.high

@@ -12,6 +12,15 @@ from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.attacks.solve.posterior import Solver
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve
 
+MANY_ITERATIONS, MOST_ITERATIONS = 40, 60
+"""Number of iterations of conjugate gradients in a system after which the normal matrix is computed
+anew for the next step, and largest number. If conjugate gradients take the latter, the matrix is
+computed anew for the same step. It costs as much as about 60 iterations."""
+
+LEAST_SHIFT = 1e-5
+"""Least shift of the preconditioner, as a share of d̄, so that the rounding of single precision does
+not make its matrix indefinite."""
+
 
 @dataclass(frozen=True)
 class LeastSquares:
@@ -42,34 +51,15 @@ class DampedGaussNewton:
         progress: share of the sum of squares, in (0, 1]. The descent ends if two steps in a row do
             not lower the sum to this share.
         solved: sum of squares at which the descent also ends, ≥ 0.
-        rejections: largest number of trials of a step, with growing damping, ≥ 1.
-        tolerance: relative residual to which a step's linear system is solved, in (0, 1). A lower
-            one would be wasted, as the linear model of a step has a larger error.
-        many_iterations: number of iterations of conjugate gradients in a system, ≥ 1. After more,
-            the normal matrix is computed anew for the next step.
-        most_iterations: largest number of iterations, ≥ 1. If conjugate gradients take this many,
-            the matrix is computed anew for the same step. It costs as much as about 60 iterations.
-        least_shift: least shift of the preconditioner, as a share of d̄, > 0, so that the rounding
-            of single precision does not make its matrix indefinite.
-        most_unknowns: largest number of entries of the inputs, as the normal matrix has its square.
     """
 
     steps: int = 8
     progress: float = 0.75
     solved: float = 1e-7
-    rejections: int = 6
-    tolerance: float = 1e-2
-    many_iterations: int = 40
-    most_iterations: int = 60
-    least_shift: float = 1e-5
-    most_unknowns: int = 5000
 
     def __post_init__(self) -> None:
         require(self, "be at least 0", "steps", "solved")
-        require(self, "be at least 1", "rejections", "many_iterations", "most_iterations")
         require(self, "lie in (0, 1]", "progress")
-        require(self, "lie in (0, 1)", "tolerance")
-        require(self, "be positive", "least_shift")
 
     def iterates(
         self, problem_at: Callable[[Tensor], LeastSquares | None], start: Tensor
@@ -82,7 +72,7 @@ class DampedGaussNewton:
             start: (1, *shape) the first inputs.
         """
         found: list[Tensor] = []
-        kept: Kept[_Factored] = Kept(self.many_iterations)
+        kept: Kept[_Factored] = Kept(MANY_ITERATIONS)
         slow, before = 0, 0.0
 
         def pose(at: Iterate) -> Posed | None:
@@ -105,14 +95,14 @@ class DampedGaussNewton:
 
             return Posed(at.point, before, slope, solve, problem.sum_of_squares)
 
-        descend(pose, start, Damping(trials=self.rejections))
+        descend(pose, start, Damping(trials=6))
         return found
 
     def _solve(
         self, problem: LeastSquares, slope: Tensor, damping: float, kept: Kept["_Factored"]
     ) -> tuple[Tensor, int]:
         """Return the damped step for a slope Jᵀr, and the number of its iterations."""
-        least, used = max(damping, self.least_shift), kept.made
+        least, used = max(damping, LEAST_SHIFT), kept.made
         if used is None or used.problem is not problem:
             used = kept.get(lambda: _Factored(problem))
         assert used is not None
@@ -122,9 +112,9 @@ class DampedGaussNewton:
         def product(vector: Tensor) -> Tensor:
             return problem.linear.pull(problem.linear.push(vector)) + shift * vector
 
-        step, iterations = Solver(self.most_iterations, self.tolerance, used)(product, -slope)
+        step, iterations = Solver(MOST_ITERATIONS, 1e-2, used)(product, -slope)
         kept.note(iterations)
-        if iterations >= self.most_iterations and used.problem is not problem:
+        if iterations >= MOST_ITERATIONS and used.problem is not problem:
             kept.is_due = True
             return self._solve(problem, slope, damping, kept)
         return step, iterations

@@ -1,18 +1,18 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from masked import SPEC, equations_of_case
 
-from flwr_leakage.attacks.exact.fading import Fading, FadingSolver, StepSettings, approximate, fade
+from flwr_leakage.attacks.exact.fading import Fading, FadingSolver, approximate, fade
 from flwr_leakage.attacks.exact.mask_equations import LinearisedMasks
-from flwr_leakage.attacks.exact.relu_fit import least_squares
+from flwr_leakage.attacks.exact.relu_fit import FadingPrior, Stage, least_squares, next_stage
 from flwr_leakage.attacks.solve.damped import DampedGaussNewton
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 
 def solver(**settings):
-    return FadingSolver.of(ImagePrior.of(SPEC), StepSettings(**settings))
+    return FadingSolver.of(ImagePrior.of(SPEC), **settings)
 
 
 @pytest.mark.parametrize("proven", [12, 9])
@@ -67,7 +67,7 @@ def test_a_step_solves_its_system():
 
 def test_a_preconditioner_spares_iterations_of_the_same_step():
     system, slope = step_case()
-    settings = {"tolerance": 1e-4, "rank": 60, "many_iterations": 20}
+    settings = {"tolerance": 1e-4, "rank": 60, "many": 20}
     at = solver(**settings)
     found = [at.step(system, slope, 1e-2, 1000) for _ in range(3)]
     (alone, slow), (step, taken), again = found
@@ -99,3 +99,64 @@ def test_the_approximation_has_the_matrixs_largest_eigenvalues():
 def test_fadings_that_are_none_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         replace(Fading(10.0, 1e-7, 0.5, 1.5, 60), **settings)
+
+
+def test_deep_fadings_share_their_end():
+    fading = FadingPrior(last_weight=1e-7, factor=0.5, iterations=90, near=1e-2, enough=1e-4)
+    assert fading.of(Stage.LONGER) == replace(fading.of(Stage.MIDDLE), last=1e-4)
+    assert fading.of(Stage.DEEP) == Fading(1e-2, 1e-7, 0.5, 0.8, 90, True, 1e-2)
+    assert fading.of(Stage.DEEP_FROM_GREY) == Fading(10.0, 1e-7, 0.5, 1.5, 90, True, 1e-2)
+    assert fading.of(Stage.FITTED) == Fading(1e-4, 1e-7, 0.5, 0.8, 90, True, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rounds", 0, "rounds must be at least 1, got 0"),
+        ("last_weight", 0.0, r"last_weight must lie in \(0, 0.0001\), got 0.0"),
+        ("factor", 1.0, r"factor must lie in \(0, 1\), got 1.0"),
+        ("iterations", 0, "iterations must be at least 1, got 0"),
+        ("near", -1.0, "near must be at least 0, got -1.0"),
+    ],
+)
+def test_options_out_of_range_are_refused(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        FadingPrior(**{name: value})
+
+
+@dataclass(frozen=True)
+class Relus:
+    """What the stages ask of ReLUs."""
+
+    is_settled: bool = False
+    is_doubtful: bool = False
+
+
+def stages(*fadings, relus=Relus(), first=Stage.ROUGH):
+    """The stages that follow fadings, each of which has proven masks or has met the equations."""
+    found = [first]
+    for has_proven, is_met in fadings:
+        found.append(next_stage(found[-1], relus, has_proven, is_met))
+    return found[1:]
+
+
+PROVED, NOTHING, MET = (True, False), (False, False), (False, True)
+
+
+def test_candidates_that_prove_nothing_lead_deep_and_then_to_grey():
+    assert stages(PROVED, *[NOTHING] * 4) == [
+        *(Stage.MIDDLE, Stage.LONGER, Stage.DEEP, Stage.DEEP_FROM_GREY, Stage.EXHAUSTED),
+    ]
+    assert stages(PROVED, relus=Relus(is_settled=True)) == [Stage.DEEP]
+    assert stages(NOTHING, NOTHING, relus=Relus(is_doubtful=True))[-1] is Stage.DOUBTFUL
+
+
+def test_a_proof_begins_again_even_after_deep_fadings():
+    assert stages(NOTHING, NOTHING, PROVED)[-2:] == [Stage.DEEP, Stage.MIDDLE]
+    assert stages(NOTHING, NOTHING, NOTHING, PROVED)[-2:] == [Stage.DEEP_FROM_GREY, Stage.MIDDLE]
+
+
+def test_only_deep_fadings_are_asked_to_meet_the_equations():
+    for stage in Stage:
+        if not stage.is_last:
+            assert (stages(MET, first=stage) == [Stage.FITTED]) is stage.is_deep

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from masked import masked_case
+from masked import known_of, masked_case
 
-from flwr_leakage.attacks.exact.hidden import Hidden, OwnEquations
+from flwr_leakage.attacks.exact.hidden import Hidden
 from flwr_leakage.attacks.exact.masks import MaskSearch
 
 
@@ -12,36 +12,34 @@ def hidden_case(proven=7):
     """ReLUs of which the first few masks are proven, and the case they are from."""
     case = masked_case(smooth=True)
     first, second, *_ = case.chain
-    hidden = Hidden.begin([first], second, case.behind, MaskSearch(proof=1e-7), OwnEquations())
+    hidden = Hidden.begin([first], second, case.behind, MaskSearch(proof=1e-7))
     assert hidden.is_proven
-    masks = replace(hidden.masks, certain=torch.arange(12) < proven)
-    return replace(hidden, masks=masks), case
+    certain = torch.arange(12) < proven
+    known = known_of(hidden.evidence.equations, hidden.known.mask.on, certain)
+    return replace(hidden, known=known), case
 
 
 def test_a_candidate_gives_new_hidden_relus_and_leaves_the_old_ones():
     hidden, case = hidden_case()
-    proven, believed = hidden.num_proven, hidden.masks.active.clone()
+    before = hidden.known.mask.on.clone()
     refined = hidden.refine(case.truth)
-    assert hidden.num_proven == proven == 7
+    assert hidden.num_proven == 7
     assert refined.num_proven == 12
-    assert torch.equal(hidden.masks.active, believed)
-    right = (refined.masks.active == (case.preactivations > 0)).all(dim=1)
-    assert bool(right[refined.masks.certain].all())
+    assert torch.equal(hidden.known.mask.on, before)
+    assert torch.equal(refined.known.mask.on, case.preactivations > 0)
 
 
 def test_own_equations_are_those_of_the_masks_that_are_proven():
     hidden, case = hidden_case()
     refined = hidden.refine(case.truth)
-    before, after = hidden.equations.own, refined.equations.own
-    assert len(before.rows) < len(after.rows)
+    assert len(hidden.equations.own.rows) < len(refined.equations.own.rows)
     assert refined.equations.sum_of_squares(case.truth) < 1e-7
-    alone = OwnEquations()(refined.link, refined.evidence.errors, refined.masks)
-    torch.testing.assert_close(alone.in_units().rows, after.rows)
 
 
 def test_nothing_is_proven_of_relus_without_evidence():
-    hidden, case = hidden_case()
-    bare = Hidden.unknown(hidden.before, hidden.link, case.behind, hidden.search, hidden.own)
+    case = masked_case(smooth=True)
+    first, second, *_ = case.chain
+    bare = Hidden.begin([first], second, case.behind, MaskSearch(), is_sought=False)
     assert bare.is_settled
     assert not bare.is_proven
     assert not bare.is_doubtful

@@ -1,11 +1,10 @@
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked import equations_of_case, masked_case
 
+from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations, rectify
 from flwr_leakage.attacks.exact.relu_fit import least_squares
 from flwr_leakage.attacks.solve.damped import DampedGaussNewton
@@ -65,7 +64,7 @@ def test_without_proven_masks_the_layer_behind_is_all_that_tells():
     bare = MaskEquations.of(
         equations.before,
         equations.link,
-        replace(equations.masks, certain=torch.zeros(12, dtype=torch.bool)),
+        Known.nothing(equations.known.values),
         None,
         equations.behind,
     )
@@ -92,8 +91,8 @@ def test_blurred_relus_are_means_over_noise(value, blur):
     assert torch.equal(rectify(LINK, z, 0.0)[0], z.clamp_min(0))
 
 
-def test_determined_outputs_are_exact_and_undetermined_ones_are_told():
+def test_told_outputs_are_exact():
     equations, _, hidden = equations_of_case()
-    active, determined = equations.masks.active, equations.masks.determined
-    errors = (equations.masks.features - hidden).abs()[active & determined]
-    assert float(errors.max()) < 1e-3 * float(hidden[active].square().mean().sqrt())
+    known = equations.known.reshape(*hidden.shape)
+    errors = (known.values - hidden).abs()[known.mask.on & known.told]
+    assert float(errors.max()) < 1e-3 * float(hidden[hidden > 0].square().mean().sqrt())

@@ -6,12 +6,19 @@ import torch
 from attacked import observe
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from masked import known_of
 from torch import nn
 
 from flwr_leakage.attacks import pose
 from flwr_leakage.attacks.exact.chain import trace_chain
-from flwr_leakage.attacks.exact.mask_values import Masks
-from flwr_leakage.attacks.exact.masks import Channel, Evidence, MaskSearch
+from flwr_leakage.attacks.exact.known import Known
+from flwr_leakage.attacks.exact.masks import (
+    Channel,
+    Evidence,
+    MaskSearch,
+    proven_channels,
+    sets_of_ranks,
+)
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.gradient_map import GradientMap
@@ -24,12 +31,6 @@ STRICT = MaskSearch(proof=1e-12)
 
 def generator():
     return torch.Generator().manual_seed(0)
-
-
-def believed(active):
-    """Masks that are believed and none of which is proven."""
-    nowhere = torch.zeros_like(active)
-    return Masks(torch.zeros(active.shape).double(), active, nowhere.any(dim=1), nowhere)
 
 
 def relu_case(batch_norm=False):
@@ -62,24 +63,26 @@ def relu_case(batch_norm=False):
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_proven_masks_are_right(batch_norm):
     evidence, preactivations, *_ = relu_case(batch_norm)
-    masks = SEARCH.begin(evidence)
-    assert 0 < int(masks.certain.sum()) < len(masks.certain)
-    right = (masks.active == (preactivations > 0)).all(dim=1)
-    assert bool(right[masks.certain].all())
-    assert bool(((masks.features > 0) <= masks.active).all())
+    known = SEARCH.begin(evidence)
+    proven = proven_channels(known.mask)
+    assert 0 < int(proven.sum()) < len(proven)
+    right = (known.mask.on == (preactivations > 0)).all(dim=1)
+    assert bool(right[proven].all())
+    assert bool(((known.values > 0) <= known.mask.on).all())
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_a_candidate_near_the_truth_proves_the_other_masks(batch_norm):
     evidence, preactivations, first, images = relu_case(batch_norm)
-    masks = SEARCH.begin(evidence)
+    known = SEARCH.begin(evidence)
     noise = 0.01 * torch.randn(images.shape, generator=generator(), dtype=torch.float64)
     z = first.preactivation(images + noise)[0].flatten(1)
-    refined = SEARCH.refine(evidence, masks, z, first.patches(images + noise))
-    assert int(refined.certain.sum()) > int(masks.certain.sum())
-    assert bool(refined.certain[masks.certain].all())
-    right = (refined.active == (preactivations > 0)).all(dim=1)
-    assert bool(right[refined.certain].all())
+    refined = SEARCH.refine(evidence, known, z, first.patches(images + noise))
+    before, after = (proven_channels(each.mask) for each in (known, refined))
+    assert int(after.sum()) > int(before.sum())
+    assert bool(after[before].all())
+    right = (refined.mask.on == (preactivations > 0)).all(dim=1)
+    assert bool(right[after].all())
 
 
 def test_a_weights_gradient_is_the_patches_times_the_errors():
@@ -102,11 +105,11 @@ def test_the_biass_gradient_tells_right_masks_from_wrong_ones(seed, spoilt):
         torch.eye(20, dtype=torch.float64), features.T, torch.ones(20, dtype=torch.float64)
     )  # nothing is open
     evidence = Evidence(equations, errors, bias_gradient, torch.zeros(1, 1))
-    masks = MaskSearch(proof=1e-9).begin(evidence)
-    assert bool(masks.certain[0]) is not spoilt
+    known = MaskSearch(proof=1e-9).begin(evidence)
+    assert bool(proven_channels(known.mask)[0]) is not spoilt
     if not spoilt:
-        assert torch.equal(masks.active, features > 0)
-        torch.testing.assert_close(masks.features, features)
+        assert torch.equal(known.mask.on, features > 0)
+        torch.testing.assert_close(known.values, features)
 
 
 def test_of_masks_that_the_bias_proves_the_one_that_explains_the_weights_is_taken():
@@ -120,12 +123,11 @@ def test_of_masks_that_the_bias_proves_the_one_that_explains_the_weights_is_take
     rows = torch.linalg.qr(torch.randn(20, 2, generator=stream, dtype=torch.float64))[0].T
     equations = Whitened(rows, rows @ z.clamp_min(0).T, torch.ones(2, dtype=torch.float64))
     evidence = Evidence(equations, errors, (errors * active).sum(1), (errors * active) @ patches.T)
-    unknown = believed(active)
+    unknown = Known.nothing(errors)
     candidate = z.clone()
     candidate[0, 3], candidate[0, 5] = -0.01, 0.01
     refined = STRICT.refine(evidence, unknown, candidate, patches)
-    assert bool(refined.certain[0])
-    assert torch.equal(refined.active, active)
+    assert torch.equal(refined.mask.on, active)
 
 
 def test_a_mask_that_explains_the_weights_no_better_than_the_candidates_is_not_believed():
@@ -137,10 +139,10 @@ def test_a_mask_that_explains_the_weights_no_better_than_the_candidates_is_not_b
     weights = (errors * (z > 0)) @ patches.T
     by_accident = errors[:, :2].sum(1)
     evidence = Evidence(equations, errors, by_accident, weights)
-    unknown = believed(z > 0)
-    assert not bool(STRICT.refine(evidence, unknown, z, patches).certain[0])
+    unknown = Known.nothing(errors)
+    assert bool(STRICT.refine(evidence, unknown, z, patches).mask.open.all())
     explained = replace(evidence, weight_gradient=errors * torch.tensor([[1.0, 1.0, 0.0]]))
-    assert bool(STRICT.refine(explained, unknown, z, patches).certain[0])
+    assert not bool(STRICT.refine(explained, unknown, z, patches).mask.open.any())
 
 
 def test_entries_without_an_error_are_not_flipped():
@@ -150,31 +152,17 @@ def test_entries_without_an_error_are_not_flipped():
         torch.ones(1, 4, dtype=torch.float64) / 2, torch.zeros(1, 1).double(), torch.ones(1)
     )
     channel = Evidence(equations, errors, errors[:, 0], errors).channel(0, STRICT.proof)
-    found = list(channel.flipped(z[0].numpy(), STRICT.flips(), STRICT.flippable))
+    found = list(channel.flipped(z[0].numpy(), sets_of_ranks()))
     assert [mask.tolist() for mask in found] == [[True, True, False, False]]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("proof", -1.0, "proof must be at least 0, got -1.0"),
-        ("most_flips", -1, "most_flips must be at least 0, got -1"),
-        ("smallest", 0.1, "smallest ≤ largest < 1, got 0.1 and 0.03"),
-        ("sum_weight", 0.0, "sum_weight must be above 0, got 0.0"),
-        ("worth", 1.1, r"worth must lie in \(0, 1\], got 1.1"),
-        ("doubtful", 1.0, r"doubtful must lie in \[0, 1\), got 1.0"),
-        ("projections", 0, "projections must be at least 1, got 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(name, value, message):
-    with pytest.raises(ValueError, match=message):
-        MaskSearch(**{name: value})
+def test_a_negative_tolerance_is_refused():
+    with pytest.raises(ValueError, match=r"proof must be at least 0, got -1.0"):
+        MaskSearch(proof=-1.0)
 
 
 def test_flips_are_all_sets_of_so_many_ranks():
-    flips = MaskSearch(flippable=4, most_flips=2).flips()
-    assert [each.shape for each in flips] == [(1, 0), (4, 1), (6, 2)]
-    assert [each.shape for each in MaskSearch(flippable=1, most_flips=2).flips()][2] == (0, 2)
+    assert [each.shape for each in sets_of_ranks()] == [(1, 0), (24, 1), (276, 2), (2024, 3)]
 
 
 def test_a_mask_that_differs_in_thousands_of_entries_is_only_a_bad_one():
@@ -182,6 +170,34 @@ def test_a_mask_that_differs_in_thousands_of_entries_is_only_a_bad_one():
     channel = Channel(
         errors=np.ones(count), bias_gradient=1.0, weight_gradient=np.ones(1), slack=1e-7
     )
-    misfit = channel.misfit(np.zeros(count, bool), np.ones((1, count)), worth=0.1)
+    misfit = channel.misfit(np.zeros(count, bool), np.ones((1, count)))
     assert misfit(np.zeros(count, bool)) == 0.0
-    assert 18_000 < misfit(np.ones(count, bool)) < 19_000
+    assert 850 < misfit(np.ones(count, bool)) < 860
+
+
+def equations_for(truth, rows):
+    singular = torch.linspace(1, 0.1, len(rows), dtype=torch.float64)
+    return Whitened(rows, rows @ truth.T, singular)
+
+
+def test_values_beyond_the_equations_rank_and_unseen_places_are_not_told():
+    rows = torch.linalg.qr(torch.randn(20, 6, generator=generator(), dtype=torch.float64))[0].T
+    rows[:, 3] = 0  # no equation sees this position
+    truth = torch.rand(2, 20, generator=generator(), dtype=torch.float64) + 0.1
+    truth[1, 3:] = 0
+    known = known_of(equations_for(truth, rows), truth > 0)
+    assert bool(known.mask.on[0].all())
+    assert not bool(known.told[0].any())
+    assert known.told[1].tolist() == [place != 3 for place in range(20)]
+    torch.testing.assert_close(known.values[1], truth[1])
+    assert known.mask.open.nonzero().tolist() == [[1, 3]]
+
+
+def test_a_proof_of_one_channel_leaves_the_others_as_they_are():
+    truth = torch.rand(2, 20, generator=generator(), dtype=torch.float64) + 0.1
+    truth[:, 4:] = 0
+    rows = torch.linalg.qr(torch.randn(20, 6, generator=generator()).double())[0].T
+    known = known_of(equations_for(truth, rows), truth > 0, torch.tensor([False, True]))
+    assert bool(known.mask.open[0].all())
+    assert not bool(known.values[0].any())
+    torch.testing.assert_close(known.values[1], truth[1])
