@@ -90,7 +90,7 @@ def bound(network: nn.Module, truth: Batch, seen: Observation) -> float:
     inputs = SPEC.normalize(truth.inputs).double()
     # The samples in the order in which their features were found.
     own = model.features(problem.params, inputs).clamp_min(0)
-    inputs = inputs[torch.cdist(model.known, own).argmin(1)]
+    inputs = inputs[torch.cdist(model.known.values, own).argmin(1)]
     here = Linearization(partial(model.gradient, blur=0.0, precise=True), inputs)
     sizes = (likelihood.noise * 1e6 * NOISE)[likelihood.tensors]
     prior, weights = ImagePrior.of(SPEC), sizes.square().reciprocal()

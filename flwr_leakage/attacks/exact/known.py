@@ -4,6 +4,8 @@ Every attack that reads features from a gradient states them in these terms, wha
 a value with a bound of its error, and for the outputs of a ReLU whether each unit is on.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +28,10 @@ class Mask:
     def of(cls, on: Tensor) -> "Mask":
         """Return the mask of units that are either on or off."""
         return cls(on, ~on)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Mask":
+        """Return the same states in another shape, or some of them, by a function of one tensor."""
+        return Mask(change(self.on), change(self.off))
 
     @property
     def open(self) -> Tensor:
@@ -66,12 +72,63 @@ class Known:
         bounds = torch.full_like(like, torch.inf)
         return cls(torch.zeros_like(like), bounds, Mask(nowhere, nowhere))
 
-    def reshape(self, *shape: int) -> "Known":
-        """Return the same facts in another shape."""
-        mask = Mask(self.mask.on.reshape(shape), self.mask.off.reshape(shape))
-        return Known(self.values.reshape(shape), self.bounds.reshape(shape), mask)
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Known":
+        """Return the same facts in another shape, or some of them, by a function of one tensor."""
+        return Known(change(self.values), change(self.bounds), self.mask.map(change))
 
     @property
     def told(self) -> Tensor:
         """Booleans, true for entries whose value is told."""
         return self.bounds == 0
+
+    @property
+    def valued(self) -> Tensor:
+        """Booleans, true for units that are on and whose value is told."""
+        return self.mask.on & self.told
+
+
+def outer_product(
+    observed: Tensor, weights: Tensor, rounds: int = 50
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the fit of ``e [h, 1]ᵀ`` to a matrix, by alternating weighted least squares.
+
+    One sample's gradient ``[∂L/∂W, ∂L/∂b]`` of a linear layer is such a product of the error e of
+    its outputs and of its inputs h.
+
+    Args:
+        observed: (K, n + 1) the matrix.
+        weights: (K, n + 1) weight of every entry's square, ≥ 0.
+        rounds: largest number of fits of h for given e, and of e for given h.
+
+    Returns:
+        e (K,), h (n,) and the standard deviation of each h_f for the given e (n,). Entries of e
+        and h that no weight reaches are zero; the deviation of such an h_f is infinite.
+
+    Raises:
+        ValueError: no entry of the last column is told, or they contradict the others.
+
+    Example:
+        >>> observed = torch.tensor([[2.0, -1.0], [-4.0, 2.0]])
+        >>> outer_product(observed, torch.ones(2, 2))[:2]
+        (tensor([-1.,  2.]), tensor([-2.]))
+    """
+    weighted = weights * observed
+    row = torch.zeros_like(observed[0])
+    row[-1] = 1.0
+    error = _ratio(weighted @ row, weights @ row.square())
+    for _ in range(rounds):
+        before = row
+        row = _ratio(weighted.T @ error, weights.T @ error.square())
+        if not (math.isfinite(float(row.sum())) and float(row[-1]) > 0):
+            raise ValueError("the last bias's gradient does not tell the scale of the features.")
+        row = row / row[-1]
+        error = _ratio(weighted @ row, weights @ row.square())
+        if torch.allclose(row, before, rtol=1e-12, atol=0.0):
+            break
+    deviations = (weights.T @ error.square()).rsqrt()
+    return error, row[:-1], deviations[:-1]
+
+
+def _ratio(sums: Tensor, weights: Tensor) -> Tensor:
+    """Return weighted means, and 0 for those without any weight."""
+    return torch.where(weights > 0, sums / weights.where(weights > 0, 1.0), 0.0)

@@ -86,7 +86,7 @@ class MaskEquations:
     ) -> "MaskEquations":
         """Return the system from equations in any units and facts of any shape."""
         gradient = behind.equations.of_channels(link.num_channels).in_units()
-        known = known.reshape(1, *link.output_shape)
+        known = known.map(lambda each: each.reshape(1, *link.output_shape))
         return cls(before, link, known, None if own is None else own.in_units(), behind, gradient)
 
     def residual(self, inputs: Tensor, blur: float = 0.0) -> tuple[Tensor, Gates]:
@@ -97,20 +97,20 @@ class MaskEquations:
             blur: ReLUs are averaged over noise of this standard deviation in the input of their
                 layer. For open units of the masked layer it is half as large.
         """
-        mask, told = self.known.mask, self._told
+        mask, valued = self.known.mask, self.known.valued
         features, slopes = inputs, []
         for link in self.before:
             features, slope = rectify(link, link.preactivation(features), blur)
             slopes.append(slope)
         z = self.link.preactivation(features)
-        bound = told | (mask.off & (z > 0)) | (mask.on & ~told & (z <= 0))
+        bound = valued | (mask.off & (z > 0)) | (mask.on & ~valued & (z <= 0))
         free, slope = rectify(self.link, z, blur / 2)
         outputs = mask.gate(z, free)
         behind = self.behind.link.preactivation(outputs)
         binds = self.behind.link.activation.binds(behind, self.behind.outputs)
         reached = binds.to(z.dtype) * self.behind.trust
         gates = Gates(tuple(slopes), bound.to(z.dtype), mask.gate(1.0, slope), reached)
-        gaps = z - torch.where(told, self.known.values, 0.0)
+        gaps = z - torch.where(valued, self.known.values, 0.0)
         parts = Parts(features, gaps, outputs, behind - self._behind_target)
         return self.collect(parts, gates, is_linear=False), gates
 
@@ -158,12 +158,7 @@ class MaskEquations:
     @cached_property
     def _unit(self) -> float:
         """The unit of z's residuals: the root mean square of the masked layer's known values."""
-        return float(root_mean_square(self.known.values[self._told]))
-
-    @cached_property
-    def _told(self) -> Tensor:
-        """Booleans, true for units that are on and whose value is told."""
-        return self.known.mask.on & self.known.told
+        return float(root_mean_square(self.known.values[self.known.valued]))
 
     @cached_property
     def _known_behind(self) -> Tensor:

@@ -16,11 +16,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flwr_leakage.attacks.exact.known import Known, Mask, outer_product
 from flwr_leakage.attacks.network.linear import LinearUse, find_linear_layers
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_DEVIATION, NOISE_DEVIATIONS
@@ -60,7 +62,6 @@ class PrunedLayer:
         offset: Float[Tensor, " m"],
         weight: Float[Tensor, "m n"],
         bias: Float[Tensor, " m"],
-        rounds: int = 50,
     ) -> "PrunedLayer":
         """Return the layer with the errors and inputs that its kept entries give.
 
@@ -69,8 +70,6 @@ class PrunedLayer:
             offset: c (m,).
             weight: ∂L/∂W (m, n), zero where entries were pruned.
             bias: ∂L/∂c (m,), zero where entries were pruned.
-            rounds: how often errors and inputs are computed from each other; the entries that are
-                not reached by then stay unknown.
 
         Raises:
             ValueError: nothing of the bias or of the weight is kept, or the entries are not those
@@ -80,27 +79,18 @@ class PrunedLayer:
             raise ValueError("nothing is kept of the layer's weight or of its bias.")
         both = torch.cat([weight, bias[:, None]], 1)
         kept = (both != 0).to(both)
-        row = torch.zeros_like(both[0])
-        row[-1] = 1.0
-        known = row > 0
-        for _ in range(rounds):
-            sizes = kept @ row.square()
-            errors = torch.where(sizes > 0, both @ row / sizes.clamp_min(1e-300), 0.0)
-            weights = kept.T @ errors.square()
-            row = torch.where(weights > 0, both.T @ errors / weights.clamp_min(1e-300), 0.0)
-            row = row / row[-1]
-            if torch.equal(weights > 0, known):
-                break
-            known = weights > 0
+        errors, inputs, unit = outer_product(both, kept)
+        row = torch.cat([inputs, inputs.new_ones(1)])
+        known = torch.cat([unit.isfinite(), torch.ones_like(bias[:1], dtype=torch.bool)])
+        has_error = kept @ known.to(kept) > 0
         product = errors[:, None] * row
         left = kept * (product - both)
         # A larger distance from an outer product is no noise (chosen on development draws).
         if not float(left.norm()) <= 0.1 * float(both.norm()):
             raise ValueError("the kept entries do not fit one sample's gradient.")
-        surplus = float(kept.sum()) - float((sizes > 0).sum() + known.sum())
+        surplus = float(kept.sum()) - float(has_error.sum() + known.sum())
         noise = float(left.norm()) / max(surplus, 1.0) ** 0.5
-        deviations = noise * weights[:-1].clamp_min(1e-300).rsqrt()
-        deviations = deviations.clamp_min(FLOAT32_DEVIATION * float(row[:-1].abs().max()))
+        deviations = (noise * unit).clamp_min(FLOAT32_DEVIATION * float(inputs.abs().max()))
         threshold = float(weight[weight != 0].abs().min())
         pruned = product[:, :-1][weight == 0]
         if (
@@ -113,8 +103,8 @@ class PrunedLayer:
             matrix,
             offset,
             errors,
-            sizes > 0,
-            row[:-1],
+            has_error,
+            inputs,
             known[:-1],
             torch.where(known[:-1], deviations, 0.0),
             noise,
@@ -185,19 +175,19 @@ class PrunedPass:
         return cls(layers)
 
     @cached_property
-    def states(self) -> list[tuple[Tensor, Tensor]]:
-        """Booleans (m,) for each layer but the last: units surely on, and units surely off."""
+    def features(self) -> list[Known]:
+        """The facts about the outputs (m,) of the ReLU behind each layer but the last."""
         last = self.layers[-1]
         errors = last.errors
         doubt = last.doubt(last.error_bound)
         found = []
-        pairs = list(zip(self.layers, self.layers[1:], strict=False))
-        for layer, following in reversed(pairs):
+        for layer, following in reversed(list(pairwise(self.layers))):
             own = following.matrix.T @ errors
             own_doubt = following.matrix.abs().T @ doubt
             on = layer.has_error | following.seen
             off = ~on & (own.abs() - own_doubt > (1 + FLOAT32_DEVIATION) * layer.error_bound)
-            found.append((on, off))
+            bounds = torch.full_like(own, following.bound).masked_fill(following.seen | off, 0.0)
+            found.append(Known(following.inputs, bounds, Mask(on, off)))
             errors = torch.where(layer.has_error, layer.errors, torch.where(on, own, 0.0))
             unsure = torch.where(on, own_doubt, own.abs() + own_doubt)
             doubt = layer.doubt(unsure.clamp_max(layer.error_bound)).masked_fill(off, 0.0)

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
+from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.pruned_layers import PrunedLayer, PrunedPass
 from flwr_leakage.attacks.input_order import InputOrder
 from flwr_leakage.attacks.rounding import FLOAT32_DEVIATION
@@ -165,14 +166,14 @@ def fill_unseen(
     )
     layers = [lead, *found.layers[1:]]
     blur = order.moved(first.deviations / order.scale.abs())
-    bounds = _bounds(spec, order, layers, found.states, base, unseen)
+    bounds = _bounds(spec, order, layers, found.features, base, unseen)
     mean, covariance = _posterior(precision, shift, bounds, None)
     stopped = settled = False
     for _ in range(max_turns):
         stopped = budget.is_spent
         if stopped:
             break
-        equations = _linearised(layers, found.states, base, blur, unseen, mean, covariance)
+        equations = _linearised(layers, found.features, base, blur, unseen, mean, covariance)
         before = mean
         mean, covariance = _posterior(precision, shift, bounds, equations)
         settled = float((mean - before).abs().max()) <= settled_share * spread
@@ -215,7 +216,7 @@ def _bounds(
     spec: InputSpec,
     order: InputOrder,
     layers: Sequence[PrunedLayer],
-    states: Sequence[tuple[Tensor, Tensor]],
+    features: Sequence[Known],
     base: Tensor,
     unseen: Tensor,
 ) -> Bounds:
@@ -229,19 +230,18 @@ def _bounds(
     high = torch.maximum(high, low + LEAST_SPREAD)  # rounding may put the bounds in wrong order
     forms = torch.eye(len(low), dtype=base.dtype)
     if len(layers) > 1:
-        (on, off), following = states[0], layers[1]
-        rows = ~following.seen
+        rows = ~features[0].valued
         rest = (first.offset + first.matrix @ base)[rows]
         forms = torch.cat([forms, first.matrix[rows][:, unseen]])
-        most = torch.full_like(rest, following.bound).masked_fill(off[rows], 0.0)
-        least = torch.full_like(rest, -math.inf).masked_fill(on[rows], 0.0)
+        most = features[0].bounds[rows]
+        least = torch.full_like(rest, -math.inf).masked_fill(features[0].mask.on[rows], 0.0)
         low, high = torch.cat([low, least - rest]), torch.cat([high, most - rest])
     return Bounds.of(forms, low, high)
 
 
 def _linearised(
     layers: Sequence[PrunedLayer],
-    states: Sequence[tuple[Tensor, Tensor]],
+    features: Sequence[Known],
     base: Tensor,
     blur: Tensor,
     unseen: Tensor,
@@ -259,22 +259,19 @@ def _linearised(
     slopes = torch.eye(len(base), dtype=base.dtype)[:, unseen]
     noise = blur.diag()[:, blur > 0]
     forms, values, noises, deviations = [], [], [], []
-    for layer, following, (on, off) in zip(layers, layers[1:], states, strict=False):
+    for layer, following, known in zip(layers, layers[1:], features, strict=False):
         outputs = layer.offset + layer.matrix @ value
         slopes, noise = layer.matrix @ slopes, layer.matrix @ noise
-        seen = following.seen  # the ReLUs of these units are on
-        known = following.inputs[seen]
+        seen, mask = known.valued, known.mask
         forms.append(slopes[seen])
-        values.append(known - outputs[seen] + slopes[seen] @ mean)
+        values.append(known.values[seen] - outputs[seen] + slopes[seen] @ mean)
         noises.append(noise[seen])
         deviations.append(following.deviations[seen])
         variance = ((slopes @ covariance) * slopes).sum(1) + noise.square().sum(1)
         slope, own, left = _rectified(outputs, variance.clamp_min(LEAST_SPREAD**2).sqrt())
-        slope = torch.where(on, 1.0, torch.where(off, 0.0, slope))
-        own = torch.where(on, outputs, torch.where(off, 0.0, own))
-        left = torch.where(on | off, 0.0, left)
-        value = torch.where(seen, following.inputs, own)
-        slope = torch.where(seen, 0.0, slope)
+        left = mask.gate(0.0, left)
+        value = torch.where(seen, known.values, mask.gate(outputs, own))
+        slope = torch.where(seen, 0.0, mask.gate(1.0, slope))
         slopes, noise = slope[:, None] * slopes, slope[:, None] * noise
         noise = torch.cat([noise, torch.where(seen, 0.0, left.sqrt()).diag()], 1)
     if not forms:

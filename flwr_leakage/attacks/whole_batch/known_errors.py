@@ -20,6 +20,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs
+from flwr_leakage.attacks.exact.known import Known, Mask
 from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, kernel_groups
@@ -50,22 +51,18 @@ class KnownErrors:
     Attributes:
         problem: the problem in double precision.
         passed: the pass to the layer.
-        known: (B, n) features h.
+        known: the features h (B, n), with bounds of those that pruning hides. An open unit follows
+            the candidate, but if only noise hides it, it is off while the blur is wide.
         errors: (B, n) errors δ, zero where the ReLU is off.
         noise_std: standard deviation of every known feature, > 0.
-        bounds: (B, n) upper bounds of features that pruning hides, 0 for the others.
-        doubtful: (B, n) whether it is unknown if a unit is on. Such a unit follows the candidate
-            if a ReLU was left out, but if only noise hides it, it is off while the blur is wide.
-        opened: whether doubtful units follow the candidate at any blur.
+        opened: whether open units follow the candidate at any blur.
     """
 
     problem: Problem
     passed: "Passed"
-    known: Tensor
+    known: Known
     errors: Tensor
     noise_std: Tensor
-    bounds: Tensor
-    doubtful: Tensor
     opened: bool = False
 
     @classmethod
@@ -85,18 +82,18 @@ class KnownErrors:
                 parameter is used before the layer only.
         """
         passed = Passed.of(problem, weight, generator)
-        errors = found.errors @ problem.params[weight]
-        known = found.inputs
+        errors, values = found.errors @ problem.params[weight], found.inputs
+        on = torch.ones_like(values, dtype=torch.bool)
         if passed.narrow.left_out >= 0:
-            spread = found.relative_errors[:, None] * known.norm(dim=1, keepdim=True)
+            spread = found.relative_errors[:, None] * values.norm(dim=1, keepdim=True)
             # A feature below 1e-7 of its sample's largest is zero but for rounding. The limit is
             # narrow, as an active unit that is taken as off distorts the gradients before it.
-            zero = NOISE_DEVIATIONS * spread / known.shape[1] ** 0.5
-            zero = zero + 1e-7 * known.amax(1, keepdim=True)
-            known, errors = (torch.where(known > zero, each, 0.0) for each in (known, errors))
-        floor = FLOAT32_NOISE * known.square().mean().sqrt()
-        nothing = torch.zeros_like(known)
-        return cls(problem, passed, known, errors, floor, nothing, nothing > 0)
+            zero = NOISE_DEVIATIONS * spread / values.shape[1] ** 0.5
+            on = values > zero + 1e-7 * values.amax(1, keepdim=True)
+            values, errors = (torch.where(on, each, 0.0) for each in (values, errors))
+        floor = FLOAT32_NOISE * values.square().mean().sqrt()
+        known = Known(values, torch.zeros_like(values), Mask.of(on))
+        return cls(problem, passed, known, errors, floor)
 
     @property
     def features(self) -> FeaturePass:
@@ -116,19 +113,19 @@ class KnownErrors:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape (B, C, H, W) of the prior's coordinates that :meth:`inputs` maps to B images."""
-        return (len(self.known), *self.problem.spec.shape)
+        return (len(self.errors), *self.problem.spec.shape)
 
     @property
     def num_equations(self) -> int:
         """Number of entries of the gradients, plus that of features that are not zero."""
         gradients = sum(self.problem.params[name].numel() for name in self.passed.names)
-        return gradients + int((self.known != 0).sum())
+        return gradients + int((self.known.values != 0).sum())
 
     @property
     def groups(self) -> Tensor:
         """(P,) group number of each equation; every feature is a group of its own."""
         gradients = kernel_groups([self.problem.params[name].shape for name in self.passed.names])
-        features = torch.arange(self.known.numel()) + gradients[-1] + 1
+        features = torch.arange(self.errors.numel()) + gradients[-1] + 1
         return torch.cat([gradients, features])
 
     def inputs(self, coordinates: Tensor) -> Tensor:
@@ -143,7 +140,7 @@ class KnownErrors:
         """
         observed = {name: self.problem.gradient[name] for name in self.passed.names}
         gradients = Likelihood.of([observed], noise_std)
-        rows = self.known.flatten()
+        rows = self.known.values.flatten()
         counts = torch.cat([gradients.counts, torch.tensor([float(len(rows))]).to(rows)])
         index = torch.full((len(rows),), len(gradients.counts))
         return Likelihood(
@@ -151,7 +148,7 @@ class KnownErrors:
             torch.cat([gradients.tensors, index]),
             counts,
             torch.cat([gradients.noise, self.noise_std[None]]),
-            torch.cat([gradients.bounds, self.bounds.flatten()]),
+            torch.cat([gradients.bounds, self.known.bounds.flatten()]),
         )
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
@@ -191,27 +188,27 @@ class KnownErrors:
 
     def _top(self, outputs: Tensor, blur: float) -> Top:
         """Return the functional of outputs (n, B); see :meth:`gradient`."""
-        errors = self.errors.T.to(outputs)
-        one, zero = torch.ones_like(outputs), torch.zeros_like(outputs)
-        if self.passed.narrow.left_out < 0:
-            return Top(outputs, one, errors, zero)
-        sure, open_ = (each.T for each in self._sides(blur))
+        errors, mask = self.errors.T.to(outputs), self._mask(blur).map(torch.t)
         width = self._width(blur, outputs.T)
         own, slope, curvature = relu_parts(outputs, None if width is None else width.T)
-        told = torch.where(sure, outputs, torch.where(open_, own, outputs.clamp_min(0)))
-        slopes = torch.where(sure, one, torch.where(open_, slope, (outputs > 0).to(outputs)))
-        live = torch.where(sure | open_, slopes, 0.0)
-        bent = torch.where(open_, curvature, 0.0)
-        return Top(told, slopes, errors * live, errors * bent)
+        sharp = torch.where(mask.off, (outputs > 0).to(outputs), slope)
+        return Top(
+            told=torch.where(mask.on, outputs, torch.where(mask.off, outputs.clamp_min(0), own)),
+            slope=torch.where(mask.on, 1.0, sharp),
+            errors=errors * mask.gate(1.0, slope),
+            curvature=errors * mask.gate(0.0, curvature),
+        )
 
-    def _sides(self, blur: float) -> tuple[Tensor, Tensor]:
-        """Return whether each unit is certainly on, and whether it follows the candidate (B, n).
+    def _mask(self, blur: float) -> Mask:
+        """Return the mask in which those open units are off that do not follow the candidate.
 
         Units that only noise hides follow the candidate once the blur is at most 0.3. At wider
         blurs, taking them as off is nearer to the truth.
         """
-        open_ = self.doubtful & ((self.bounds > 0) | (blur <= 0.3 or self.opened))
-        return (self.known > 0) & ~self.doubtful, open_
+        mask = self.known.mask
+        if blur <= 0.3 or self.opened:
+            return mask
+        return Mask(mask.on, mask.off | (mask.open & (self.known.bounds == 0)))
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Return the gradients of all names, then features (P,), with blurred ReLUs and pooling."""
@@ -225,12 +222,10 @@ class KnownErrors:
             params: Params = {**run.problem.params, **leaves}
             with Blurred(self.passed.deviations, blur):
                 outputs = run(params, inputs.to(dtype))
-            live = told = outputs
-            if self.passed.narrow.left_out >= 0:
-                sure, open_ = self._sides(blur)
-                own = torch.where(open_, self._relu(outputs, blur), outputs.clamp_min(0))
-                told = torch.where(sure, outputs, own)
-                live = torch.where(sure | open_, told, 0.0)
+            mask = self._mask(blur)
+            own = self._relu(outputs, blur)
+            told = torch.where(mask.on, outputs, torch.where(mask.off, outputs.clamp_min(0), own))
+            live = mask.gate(outputs, own)
             functional = (self.errors.to(dtype) * live).sum()
             follows = torch.is_grad_enabled() and inputs.requires_grad
             gradients = torch.autograd.grad(functional, list(leaves.values()), create_graph=follows)

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flwr_leakage.attacks.exact.known import Known, Mask
 from flwr_leakage.attacks.inversion.chain import ChainLinearization, Top
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.labels.last_layer import LastLayer
@@ -68,7 +69,7 @@ class LocalSteps(KnownErrors):
                 found = torch.autograd.grad(
                     (errors * outputs).sum(), list(leaves.values()), create_graph=follows
                 )
-            last = F.pad(torch.cat([each.flatten() for each in found]), (0, self.known.numel()))
+            last = F.pad(torch.cat([each.flatten() for each in found]), (0, self.errors.numel()))
             total = total + last
         return total
 
@@ -180,19 +181,16 @@ def local_steps(
     for error, features, live in zip(steps.errors, steps.features, on, strict=True):
         errors.append(torch.where(live, error @ moved, 0.0))
         moved = moved - schedule.learning_rate * error[:, None] * features
-    known = torch.where(on[0], steps.features[0], 0.0)
-    nothing = torch.zeros_like(known)[None]
+    values = torch.where(on[0], steps.features[0], 0.0)[None]
     noise_std = (
-        steps.deviations[0][on[0]].median().clamp_min(FLOAT32_NOISE * known.square().mean().sqrt())
+        steps.deviations[0][on[0]].median().clamp_min(FLOAT32_NOISE * values.square().mean().sqrt())
     )
     model = LocalSteps(
         problem=problem,
         passed=passed,
-        known=known[None],
+        known=Known(values, torch.zeros_like(values), Mask.of(on[:1])),
         errors=errors[0][None],
         noise_std=noise_std,
-        bounds=nothing,
-        doubtful=nothing > 0,
         later=torch.stack(errors)[1:, None],
         sloped=_sloped(steps),
     )

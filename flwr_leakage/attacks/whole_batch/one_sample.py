@@ -8,7 +8,6 @@ the one nearest to the images leaves no ReLU between them to the search. Several
 separated first, by the last layer (:mod:`~flwr_leakage.attacks.whole_batch.local_steps`).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -16,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.exact.known import Known, Mask, outer_product
 from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.inversion.settling import Settling
@@ -133,48 +133,16 @@ def _behind(
         raise ValueError(f"no feature at {layer.weight} stands out.")
     # About as many active units lie below the limit as between one and two times the limit.
     near = bool((on & (features < 2 * limits.max())).any())
-    doubtful = ~on if near else torch.zeros_like(on)
-    known = torch.where(on | (doubtful & (below == 0)), features, 0.0)
-    errors = torch.where(on | doubtful, error @ problem.params[layer.weight], 0.0)
-    below = torch.where(doubtful, below, 0.0)
-    noise_std = deviations[on].median().clamp_min(FLOAT32_NOISE * known.square().mean().sqrt())
+    off = torch.zeros_like(on) if near else ~on
+    told = on | (~off & (below == 0))
+    values = torch.where(told, features, 0.0)
+    known = Known(values, torch.where(on | off, 0.0, below), Mask(on, off))
+    errors = torch.where(off, 0.0, error @ problem.params[layer.weight])
+    noise_std = deviations[on].median().clamp_min(FLOAT32_NOISE * values.square().mean().sqrt())
     model = KnownErrors(
-        problem, passed, known[None], errors[None], noise_std, below[None], doubtful[None]
+        problem, passed, known.map(lambda each: each[None]), errors[None], noise_std
     )
     return model, model.likelihood(float(likelihood.noise.min()))
-
-
-def outer_product(
-    observed: Tensor, weights: Tensor, rounds: int = 50
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the fit of ``e [h, 1]ᵀ`` to a matrix, by alternating weighted least squares.
-
-    Args:
-        observed: (K, n + 1) the matrix.
-        weights: (K, n + 1) weight of every entry's square, > 0.
-        rounds: number of fits of h for given e, and of e for given h.
-
-    Returns:
-        e (K,), h (n,) and the standard deviation of each h_f for the given e (n,).
-
-    Raises:
-        ValueError: the last column is zero, or a column has no weight.
-
-    Example:
-        >>> observed = torch.tensor([[2.0, -1.0], [-4.0, 2.0]])
-        >>> outer_product(observed, torch.ones(2, 2))[:2]
-        (tensor([-1.,  2.]), tensor([-2.]))
-    """
-    error = observed[:, -1]
-    for _ in range(rounds):
-        scales = (weights * error[:, None].square()).sum(0)
-        row = (weights * observed * error[:, None]).sum(0) / scales
-        if not (math.isfinite(float(row.sum())) and float(row[-1]) > 0):
-            raise ValueError("the last bias's gradient does not tell the scale of the features.")
-        row = row / row[-1]
-        error = (weights * observed * row).sum(1) / (weights * row.square()).sum(1)
-    deviations = (weights * error[:, None].square()).sum(0).rsqrt()
-    return error, row[:-1], deviations[:-1]
 
 
 def _layer_gradient(

@@ -129,13 +129,14 @@ class Sharpening:
 
 def _alone(model: KnownErrors, index: int) -> KnownErrors:
     """Return the model restricted to sample ``index``."""
-    count, here = len(model.known), [index]
+    count, here = len(model.errors), [index]
     *widths, spread = (
         each[here] if each.ndim and len(each) == count else each
         for each in (*model.passed.deviations, model.passed.spread)
     )
-    own = {name: getattr(model, name)[here] for name in ("known", "errors", "bounds", "doubtful")}
-    return replace(model, passed=replace(model.passed, deviations=widths, spread=spread), **own)
+    passed = replace(model.passed, deviations=widths, spread=spread)
+    known = model.known.map(lambda each: each[here])
+    return replace(model, passed=passed, known=known, errors=model.errors[here])
 
 
 def channels(model: KnownErrors, likelihood: Likelihood) -> Tensor:
@@ -186,7 +187,7 @@ def _normal_matrix(
     sample by sample.
     """
     prior, (count, *shape) = model.prior, inputs.shape
-    size, features = inputs[0].numel(), model.known.shape[1]
+    size, features = inputs[0].numel(), model.errors.shape[1]
     shared = len(weights) - count * features
     roots = weights.sqrt().float()
     matrix = torch.empty(count * size, count * size)

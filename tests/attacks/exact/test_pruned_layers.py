@@ -73,11 +73,13 @@ def test_what_was_kept_tells_inputs_errors_and_units(seed):
     first = found.layers[0]
     kept = (seen.update.delta["1.bias"] != 0).sum()
     assert first.has_error.sum() > kept  # rows tell errors that the bias does not
-    for (on, off), truth in zip(found.states, outputs(gradient_map), strict=True):
-        assert not (on & off).any()
-        assert (truth[on] > 0).all()
-        assert (truth[off] <= 0).all()
-    assert sum(int(off.sum()) for _, off in found.states) > 10
+    for known, truth in zip(found.features, outputs(gradient_map), strict=True):
+        assert not (known.mask.on & known.mask.off).any()
+        assert (truth[known.mask.on] > 0).all()
+        assert (truth[known.mask.off] <= 0).all()
+        gaps = (truth.clamp_min(0) - known.values).abs()
+        assert (gaps <= known.bounds * (1 + 1e-5) + 1e-5).all()
+    assert sum(int(known.mask.off.sum()) for known in found.features) > 10
 
 
 def test_pixels_of_which_nothing_is_kept_are_told_by_the_layers_behind():
@@ -136,9 +138,9 @@ def test_noise_of_what_was_kept_shows_and_is_allowed_for():
     first = found.layers[0]
     errors = (first.inputs - truth)[first.seen]
     assert 0.5 < (errors / first.deviations[first.seen]).square().mean().sqrt() < 2
-    for (on, off), outs in zip(found.states, outputs(gradient_map), strict=True):
-        assert (outs[on] > 0).all()
-        assert (outs[off] <= 0).all()
+    for known, outs in zip(found.features, outputs(gradient_map), strict=True):
+        assert (outs[known.mask.on] > 0).all()
+        assert (outs[known.mask.off] <= 0).all()
     filled = fill_unseen(SPEC, order, found)
     missed = (filled.inputs - truth)[~order.moved(first.seen)].square().mean().sqrt()
     assert 0.3 * filled.deviation < missed < 2 * filled.deviation

@@ -15,6 +15,7 @@ from flwr_leakage.attacks import (
     Sharpening,
     pose,
 )
+from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.inversion.settling import spreads
 from flwr_leakage.attacks.whole_batch.edges import edge_energy, reweighted
 from flwr_leakage.attacks.whole_batch.features import FeaturePass
@@ -61,7 +62,7 @@ def test_equations_hold_at_the_truth_and_nowhere_near(pool):
     _, _, problem = posed(network(pool), batch)
     model, found = BatchImages().equations(problem, torch.Generator().manual_seed(0))
     own = model.features(problem.params, batch.inputs.double())
-    order = torch.cdist(model.known, own.clamp_min(0)).argmin(1)
+    order = torch.cdist(model.known.values, own.clamp_min(0)).argmin(1)
     assert found.labels.tolist() == batch.targets[order].tolist()
     truth = batch.inputs[order].double()
     likelihood = model.likelihood(None)
@@ -85,7 +86,7 @@ def test_a_unit_that_is_hardly_on_is_not_taken_for_off(share):
     _, _, problem = posed(model, batch)
     found, _ = BatchImages().equations(problem, torch.Generator().manual_seed(0))
     own = found.features(problem.params, batch.inputs.double())
-    truth = batch.inputs[torch.cdist(found.known, own.clamp_min(0)).argmin(1)].double()
+    truth = batch.inputs[torch.cdist(found.known.values, own.clamp_min(0)).argmin(1)].double()
     likelihood = found.likelihood(None)
     residual = likelihood.residual(found.gradient(truth, 0.0, precise=True))
     assert likelihood.distance(residual) < 1e-11
@@ -138,7 +139,7 @@ def near_the_truth(noise, model=None, seed=1):
     _, _, problem = posed(model or network(), batch)
     model, _ = BatchImages().equations(problem, torch.Generator().manual_seed(0))
     own = model.features(problem.params, batch.inputs.double()).clamp_min(0)
-    truth = batch.inputs[torch.cdist(model.known, own).argmin(1)].double()
+    truth = batch.inputs[torch.cdist(model.known.values, own).argmin(1)].double()
     draw = torch.randn(truth.shape, generator=torch.Generator().manual_seed(1))
     return model, truth, truth + noise * draw
 
@@ -163,7 +164,7 @@ def test_a_batch_that_is_too_large_or_told_too_little_is_refused_in_words():
     assert "128 unknowns, at most 127" in Sharpening(unknowns=127).obstacle(model)
     assert "more than 1000 bytes" in Sharpening(max_bytes=1000).obstacle(model)
     nothing = dataclasses.replace(model.passed, names=())
-    told = dataclasses.replace(model, passed=nothing, known=torch.zeros_like(model.known))
+    told = dataclasses.replace(model, passed=nothing, known=Known.nothing(model.known.values))
     assert "0 equations of 128" in Sharpening().obstacle(told)
 
 

@@ -8,7 +8,6 @@ from torch import nn
 
 from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample
 from flwr_leakage.attacks.solve.linearization import Linearization
-from flwr_leakage.attacks.whole_batch.one_sample import outer_product
 from flwr_leakage.records import LocalSchedule, ThreatModel
 
 
@@ -20,9 +19,10 @@ def test_units_that_are_on_are_known_and_the_truth_meets_the_equations(change):
     truth = batch.inputs.double()
     with torch.no_grad():
         own = model.features(problem.params, truth)
-    sure = ~model.doubtful
-    assert bool(((own > 0) == (model.known > 0))[sure].all())
-    assert int((model.known > 0).sum()) > 0.5 * int((own > 0).sum())
+    mask = model.known.mask
+    assert bool((own > 0)[mask.on].all())
+    assert not bool((own > 0)[mask.off].any())
+    assert int((model.known.values > 0).sum()) > 0.5 * int((own > 0).sum())
     at = likelihood.residual(model.gradient(truth, 0.0, precise=True))
     near = likelihood.residual(model.gradient(truth + 0.05, 0.0, precise=True))
     assert likelihood.distance(at) < 2e-4
@@ -35,7 +35,7 @@ def test_noise_and_thresholds_hide_units_that_are_then_in_doubt():
     def doubts(change):
         _, _, problem = posed(network(), batch, change)
         model, _ = equations(problem)
-        return int(model.doubtful.sum()), int((model.bounds > 0).sum())
+        return int(model.known.mask.open.sum()), int((~model.known.told).sum())
 
     assert doubts(lambda delta: delta) == (0, 0)
     doubtful, bounded = doubts(partial(noisy, share=0.1))
@@ -54,28 +54,10 @@ def test_units_in_doubt_are_off_while_the_blur_is_wide_and_the_candidates_own_th
         return likelihood.misfit(likelihood.residual(model.gradient(truth, 0.0, precise=True)))
 
     assert misfit(model) < 1.2
-    off = torch.where(model.doubtful, 0.0, model.errors)
+    off = torch.where(model.known.mask.open, 0.0, model.errors)
     assert misfit(replace(model, errors=off)) > 1.2
     wide = model.gradient(truth, 1.0, precise=True)
     torch.testing.assert_close(wide, replace(model, errors=off).gradient(truth, 1.0, True))
-
-
-def test_the_outer_product_is_that_of_least_squares():
-    generator = torch.Generator().manual_seed(0)
-    row = torch.cat([torch.rand(1, 9, generator=generator), torch.ones(1, 1)], 1)
-    truth = (torch.randn(4, 1, generator=generator) @ row).double()
-    observed = truth + 0.05 * torch.randn(truth.shape, generator=generator)
-    error, features, deviations = outer_product(observed, torch.full_like(observed, 400.0))
-    u, s, v = torch.linalg.svd(observed)
-    best = s[0] * u[:, :1] @ v[:1]
-    found = error[:, None] * torch.cat([features, features.new_ones(1)])
-    torch.testing.assert_close(found, best, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(deviations, (0.05 / error.norm()).expand(9))
-    weights = torch.ones_like(truth)
-    weights[0, 0], observed = 1e-12, truth.clone()
-    observed[0, 0] += 10
-    _, features, _ = outer_product(observed, weights)
-    torch.testing.assert_close(features, truth[1, :-1] / truth[1, -1])
 
 
 @pytest.mark.parametrize("change", [lambda delta: delta, pruned])
@@ -178,9 +160,9 @@ def test_of_several_linear_layers_the_first_tells_its_features(pooled, change):
     assert equations_.passed.narrow.weight == f"{4 if pooled else 3}.weight"
     assert equations_.passed.chain is not None
     features = model[: 4 if pooled else 3](batch.inputs).detach().double()
-    known = equations_.known * (equations_.bounds == 0)
-    sure = ~equations_.doubtful
-    assert float((known - features)[sure].norm() / features.norm()) < 0.1
+    known = equations_.known
+    sure = ~known.mask.open
+    assert float((known.values - features)[sure].norm() / features.norm()) < 0.1
     truth = batch.inputs.double()
     at, off = (
         likelihood.distance(likelihood.residual(equations_.gradient(each, 0.0, precise=True)))
