@@ -118,10 +118,6 @@ class Link:
             errors, gradient = errors[:, channels], gradient[channels]
         return weight_equations(errors, gradient, self.input_shape, self.geometry)
 
-    def single(self) -> "Link":
-        """Return the same layer with W and scale in single precision, for ``scaled``."""
-        return replace(self, weight=self.weight.float(), scale=self.scale.float())
-
 
 def per_channel(values: Tensor, outputs: Tensor) -> Tensor:
     """Return values (C,) of the channels in a shape that broadcasts over outputs (B, C, …)."""

@@ -14,18 +14,18 @@ The noise gives a slope to units that are nearly active.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
-from flwr_leakage.attacks.exact.mask_equations import LinearisedMasks, MaskEquations
+from flwr_leakage.attacks.exact.known import single
+from flwr_leakage.attacks.exact.mask_equations import MaskEquations
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
 from flwr_leakage.attacks.solve.kept import Kept
-from flwr_leakage.attacks.solve.posterior import Solver
+from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.spectral.low_rank import LowRank
 
@@ -70,142 +70,111 @@ class Fading:
         return self.blur * (weight / 100) ** 0.25
 
 
-@dataclass(frozen=True)
-class FadingSolver:
-    """Solves the linear systems of successive steps by conjugate gradients, in single precision.
-
-    Conjugate gradients fit the strong directions first, and those that the prior prefers. So
-    ending them early regularises. After a slow step, the solver approximates the largest
-    eigenvalues of the next step's matrix. A preconditioner takes them out of that step's system
-    and of the following ones, whose matrices differ little.
-
-    Attributes:
-        prior: the prior of the inputs, x = μ + L s.
-        kept: the largest eigenvalues of an earlier step's matrix; none before the first slow step.
-        rank: number of columns that these are approximated from.
-        tolerance: relative residual at which conjugate gradients stop.
-    """
-
-    prior: ImagePrior
-    kept: Kept[LowRank]
-    rank: int
-    tolerance: float
-
-    @classmethod
-    def of(
-        cls, prior: ImagePrior, rank: int = 500, many: int = 100, tolerance: float = 3e-2
-    ) -> "FadingSolver":
-        """Return the solver of a first step.
-
-        Args:
-            prior: see the attributes.
-            rank: see the attributes. A column costs as much as an iteration of conjugate gradients,
-                so that a preconditioner serves at least two iterations for each.
-            many: number of iterations above which a step counts as slow.
-            tolerance: see the attributes.
-        """
-        return cls(prior, Kept(many, 2 * rank, is_due=False), rank, tolerance)
-
-    def step(
-        self, system: LinearisedMasks, slope: Tensor, weight: float, iterations: int
-    ) -> tuple[Tensor, int]:
-        """Return the step −(LᵀJᵀJL + αI)⁻¹ slope, and the number of its iterations.
-
-        Args:
-            system: J, the derivative of the residuals by x, in single precision.
-            slope: (C, H, W) half the objective's derivative by the coordinates s.
-            weight: the weight α of the prior.
-            iterations: largest number of iterations of conjugate gradients.
-        """
-        found = self.kept.get(lambda: approximate(system, self.prior, self.rank))
-        inverse = torch.clone if found is None else found.preconditioner(weight)
-        product = _normal_product(system, self.prior.single(), batch=1)
-        step, taken = Solver(iterations, self.tolerance, inverse)(
-            lambda vector: product(vector[None])[0] + weight * vector, -slope.float()
-        )
-        self.kept.note(taken)
-        return step.to(slope.dtype), taken
-
-
 def fade(
     equations: MaskEquations,
     inputs: Tensor,
     fading: Fading,
-    solver: FadingSolver,
+    prior: ImagePrior,
+    kept: Kept[LowRank],
     budget: Budget = UNLIMITED,
 ) -> tuple[Tensor, float]:
     """Return the inputs after one step at every weight of a fading, and their ‖r‖².
+
+    Conjugate gradients in single precision solve a step's linear system. They fit the strong
+    directions first, and those that the prior prefers. So ending them early regularises. After a
+    slow step, the largest eigenvalues of the next step's matrix are approximated. A preconditioner
+    takes them out of that step's system and of the following ones, whose matrices differ little.
 
     Args:
         equations: the equations with the residuals r.
         inputs: (1, C, H, W) inputs of the start.
         fading: the weights and the settings of the steps.
-        solver: the solver of the steps' linear systems, which holds the prior.
+        prior: the prior of the inputs, x = μ + L s.
+        kept: the largest eigenvalues of an earlier step's matrix; see :func:`eigenvalues_kept`.
         budget: the fading ends with the step in which this is spent.
 
     Returns:
         The inputs x (1, C, H, W) at the end, and ‖r‖² there, with the blur of the last step.
     """
-    prior, single = solver.prior, equations.single()
+    narrow, narrow_prior = single(equations), prior.single()
     weight, value = fading.first, math.inf
 
     def pose(at: Iterate) -> Posed | None:
         nonlocal weight, value
         if at.steps:
+            kept.note(at.iterations)
             value = at.value - weight * float(at.point.square().sum())
             weight *= fading.factor
         if not (weight > fading.last and value > fading.enough) or (at.steps and budget.is_spent):
             return None
-        here, blur = weight, fading.blur_at(weight)
-        residual, system = equations.linearise(prior.inputs(at.point), blur)
-        slope = prior.pull(system.pull_back()(residual)[0]) + here * at.point
-        system = LinearisedMasks(single, system.gates.single(), system.shape)
+        blur, here = fading.blur_at(weight), prior.grey + prior.push(at.point)
 
-        def cost(point: Tensor) -> float:
-            found = equations.sum_of_squares(prior.inputs(point), blur)
-            return found + here * float(point.square().sum())
+        def residual_at(point: Tensor) -> Tensor:
+            return equations.residual(prior.grey + prior.push(point), blur)
 
-        before = float(residual.square().sum()) + here * float(at.point.square().sum())
+        linear = narrow.linearise(here.float(), blur)
+        found = kept.get(lambda: approximate(narrow, here, blur, narrow_prior))
+        inverse = torch.clone if found is None else found.preconditioner(weight)
+        return Posterior(
+            *(linear, narrow_prior, torch.ones(1).double(), residual_at(at.point), at.point),
+            residual_at,
+            weight,
+        ).posed(Solver(fading.iterations, precondition=inverse))
 
-        def solve(_: float) -> tuple[Tensor, int]:
-            return solver.step(system, slope, here, fading.iterations)
-
-        return Posed(at.point, before, slope, solve, cost)
-
-    return prior.inputs(descend(pose, prior.coordinates(inputs), Shortening()).point), value
+    end = descend(pose, prior.coordinates(inputs)[None], Shortening())
+    return prior.grey + prior.push(end.point), value
 
 
-def approximate(system: LinearisedMasks, prior: ImagePrior, rank: int, block: int = 32) -> LowRank:
+def eigenvalues_kept(many: int = 100, served: int = 1000) -> Kept[LowRank]:
+    """Return the place of the eigenvalues that serve several steps, empty before a slow step.
+
+    Args:
+        many: number of iterations of conjugate gradients above which a step counts as slow.
+        served: number of iterations that the eigenvalues serve at least. They cost about half as
+            many; see :func:`approximate`.
+    """
+    return Kept(many, served, is_due=False)
+
+
+def approximate(
+    equations: MaskEquations, inputs: Tensor, blur: float, prior: ImagePrior, rank: int = 500
+) -> LowRank:
     """Return the largest eigenvalues of LᵀJᵀJL, approximated from some of its columns.
 
-    These are the columns of the coordinates with the largest deviations under the prior.
+    These are the columns of the coordinates with the largest deviations under the prior. A column
+    costs as much as an iteration of conjugate gradients.
 
     Args:
-        system: J, the derivative of the residuals by x, in single precision.
-        prior: the prior x = μ + L s.
+        equations: the equations in single precision, whose residuals have the derivative J by x.
+        inputs: x (1, C, H, W).
+        blur: the blur of the residuals.
+        prior: the prior x = μ + L s, in single precision.
         rank: the number of columns; all are taken if the matrix has fewer.
-        block: number of columns that are computed at once.
     """
     smoothest = prior.deviations.flatten().argsort(descending=True)[:rank]
-    units = torch.zeros(len(smoothest), math.prod(system.shape))
+    units = torch.zeros(len(smoothest), inputs.numel())
     units[torch.arange(len(units)), smoothest] = 1
-    single = prior.single()
-    columns = [
-        _normal_product(system, single, len(part))(part.reshape(-1, *system.shape))
-        for part in units.split(block)
-    ]
-    return LowRank.from_columns(torch.cat(columns).flatten(1), smoothest)
+    images = prior.push(units.reshape(-1, *inputs.shape[1:]))
+    columns = prior.pull(normal_products(equations, inputs, images, blur))
+    return LowRank.from_columns(columns.flatten(1), smoothest)
 
 
-def _normal_product(
-    system: LinearisedMasks, prior: ImagePrior, batch: int
-) -> Callable[[Tensor], Tensor]:
-    """Return the map from vectors v (batch, C, H, W) of coordinates to the products LᵀJᵀJL v.
+def normal_products(
+    equations: MaskEquations, inputs: Tensor, directions: Tensor, blur: float = 0.0, block: int = 32
+) -> Tensor:
+    """Return JᵀJ d (M, C, H, W) for directions d (M, C, H, W), in single precision.
 
     Args:
-        system: J, the derivative of the residuals by x, in single precision.
-        prior: the prior x = μ + L s, in single precision.
-        batch: number of vectors at once.
+        equations: the equations in single precision, whose residuals have the derivative J by x.
+        inputs: x (1, C, H, W).
+        directions: the directions.
+        blur: the blur of the residuals.
+        block: number of products that are computed at once.
     """
-    pull = system.pull_back(batch)
-    return lambda steps: prior.pull(pull(system.push(prior.push(steps))))
+    size, width = len(directions), min(block, len(directions))
+    here = equations.linearise(inputs.float(), blur, width)
+    found = torch.empty_like(directions)
+    for first in [*range(0, size - width, width), size - width]:
+        part = slice(first, first + width)
+        found[part] = here.pull(here.push(directions[part]))
+    return found

@@ -100,8 +100,8 @@ def equation_distance(preactivations: Tensor, known: Whitened) -> Tensor:
         preactivations: inputs (1, C, H, W) of the ReLU.
         known: the equations about its outputs.
     """
-    outputs = preactivations.clamp_min(0)[0].flatten(1).T
-    return (known.rows @ outputs - known.values).square().sum() / known.values.square().sum()
+    residual = known.residual(preactivations.clamp_min(0))
+    return residual.square().sum() / known.values.square().sum()
 
 
 def smooth_variation(images: Tensor, kink: float = 0.02) -> Tensor:

@@ -225,7 +225,9 @@ def fit_level(
     def loss(flat: Tensor) -> Tensor:
         features = features_of(before, flat.reshape(start.shape))
         value = level.forward_residual(features).square().sum()
-        return (value + level.gradient_residual(features).square().sum()) / size
+        return (
+            value + (level.equations.products(features) - level.equations.values.T).square().sum()
+        ) / size
 
     def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         gradient, value = torch.func.grad_and_value(loss)(points[0])

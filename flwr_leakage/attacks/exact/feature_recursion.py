@@ -34,6 +34,7 @@ from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.exact.applicability import Applicability, ExactAttack
 from flwr_leakage.attacks.exact.doubtful_signs import settle_signs
 from flwr_leakage.attacks.exact.feature_fit import Fit, fit_features
+from flwr_leakage.attacks.exact.known import single
 from flwr_leakage.attacks.exact.recover_features import Features, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
 from flwr_leakage.attacks.exact.synthetic_start import read_input
@@ -139,7 +140,7 @@ class FeatureRecursion(ExactAttack):
         if known.is_pooled:
             chosen = known.first(1)
             # Far from a solution, rounding does no harm, and single precision is twice as fast.
-            fit = self._search(problem.to(torch.float32), chosen.single(), generator, budget)
+            fit = self._search(problem.to(torch.float32), single(chosen), generator, budget)
             fit = self._finish(problem, chosen, fit, budget)
         else:
             fit = self._fit(problem, known, Fit(start, float("inf")), budget)
@@ -165,12 +166,12 @@ class FeatureRecursion(ExactAttack):
     def _fit(self, problem: Problem, known: Features, start: Fit, budget: Budget) -> Fit:
         """Return the fit to features that are not pooled, from the first start that meets them."""
         chosen = known.first(self.fitted + 1)
-        single = problem.to(torch.float32)
+        narrow = problem.to(torch.float32)
         optimizer = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-12)
         best = start
         for beginning in known.beginnings(self.fitted + 1):
             fit = replace(best, inputs=start.inputs.float(), value=float("inf"))
-            fit = fit_features(single, beginning.single(), fit, 0.0, optimizer, budget)
+            fit = fit_features(narrow, single(beginning), fit, 0.0, optimizer, budget)
             fit = self._finish(problem, chosen, fit, budget)
             best = min(fit, best, key=lambda each: each.value)
             best = replace(best, iterations=fit.iterations, evaluations=fit.evaluations)

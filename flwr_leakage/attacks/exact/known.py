@@ -6,10 +6,13 @@ a value with a bound of its error, and for the outputs of a ReLU whether each un
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,26 @@ class Known:
     def valued(self) -> Tensor:
         """Booleans, true for units that are on and whose value is told."""
         return self.mask.on & self.told
+
+
+def single(facts: T) -> T:
+    """Return the same facts with all their tensors of double precision in single precision.
+
+    Args:
+        facts: a tensor, or a dataclass, list or dictionary of such facts and of anything else.
+    """
+    found: Any = facts
+    if isinstance(facts, Tensor):
+        found = facts.float() if facts.dtype == torch.float64 else facts
+    elif isinstance(facts, list):
+        found = [single(each) for each in facts]
+    elif isinstance(facts, dict):
+        found = {key: single(each) for key, each in facts.items()}
+    elif is_dataclass(facts) and not isinstance(facts, type):
+        found = replace(
+            facts, **{each.name: single(getattr(facts, each.name)) for each in fields(facts)}
+        )
+    return cast(T, found)
 
 
 def outer_product(

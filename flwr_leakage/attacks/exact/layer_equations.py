@@ -79,10 +79,6 @@ class Knowledge:
         residual = torch.where(binds, z - target, 0.0)
         return self.trust * weight * residual / link.gain.mean().clamp_min(1e-30)
 
-    def gradient_residual(self, inputs: Tensor) -> Tensor:
-        """Return the residuals (r, C) of an input a in the r equations of the weight gradient."""
-        return self.equations.residual(inputs)
-
 
 def solve_layer(
     knowledge: Knowledge, low: Tensor | float, high: Tensor | float, iterations: int

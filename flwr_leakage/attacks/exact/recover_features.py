@@ -115,15 +115,6 @@ class Features:
         own = max(known, default=1.0) if math.isnan(own) else max(own, self.least_noise)
         return (self.least_noise / own) ** 2 if known else 1.0
 
-    def single(self) -> "Features":
-        """Return the same features in single precision."""
-        equations = {
-            k: Whitened(e.rows.float(), e.values.float(), e.singular.float())
-            for k, e in self.equations.items()
-        }
-        outputs = {k: v.float() for k, v in self.outputs.items()}
-        return replace(self, outputs=outputs, equations=equations)
-
 
 @dataclass(frozen=True)
 class Backward:

@@ -14,15 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
-from flwr_leakage.attacks.exact.fading import Fading, FadingSolver, fade
+from flwr_leakage.attacks.exact.fading import Fading, eigenvalues_kept, fade, normal_products
 from flwr_leakage.attacks.exact.hidden import Hidden
+from flwr_leakage.attacks.exact.known import single
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.damped import DampedGaussNewton, LeastSquares
-from flwr_leakage.attacks.solve.linearization import Products
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 MOST_UNKNOWNS = 5000
@@ -198,14 +199,14 @@ def fit_through_relus(
             ``MOST_UNKNOWNS`` entries.
         budget: the fit ends with the step in which this is spent.
     """
-    solver = FadingSolver.of(prior)
+    kept = eigenvalues_kept()
     stage, is_met = Stage.DEEP_FROM_GREY if hidden.is_settled else Stage.ROUGH, False
     candidates: list[FittedInput] = []
     for _ in range(fading.rounds):
         start = prior.grey
         if candidates and stage is not Stage.DEEP_FROM_GREY:
             start = best_of(candidates, hidden.equations).inputs
-        inputs, value = fade(hidden.equations, start, fading.of(stage), solver, budget)
+        inputs, value = fade(hidden.equations, start, fading.of(stage), prior, kept, budget)
         candidates.append(FittedInput(stage.value, inputs))
         is_met = value <= fading.near
         if budget.is_spent:
@@ -219,8 +220,8 @@ def fit_through_relus(
     if stage is Stage.DOUBTFUL:
         return ReluFit(candidates, hidden)
     if stage is Stage.FITTED:
-        own, start = FadingSolver.of(prior.fitted(inputs)), candidates[-1].inputs
-        inputs, _ = fade(hidden.equations, start, fading.of(stage), own, budget)
+        fitted, kept = prior.fitted(inputs), eigenvalues_kept()
+        inputs, _ = fade(hidden.equations, inputs, fading.of(stage), fitted, kept, budget)
         candidates.append(FittedInput(stage.value, inputs))
     if budget.is_spent:
         return ReluFit(candidates, hidden, stopped=True)
@@ -257,6 +258,9 @@ def _solve_exactly(
 
 def least_squares(equations: MaskEquations, inputs: Tensor) -> LeastSquares:
     """Return the equations at some inputs (1, *shape), without a blur."""
-    residual, system = equations.linearise(inputs)
-    linear = Products(residual, system.push, system.pull_back())
-    return LeastSquares(linear, equations.sum_of_squares, system.normal_matrix)
+    units = torch.eye(inputs.numel()).reshape(-1, *inputs.shape[1:])
+    return LeastSquares(
+        equations.linearise(inputs),
+        equations.sum_of_squares,
+        lambda: normal_products(single(equations), inputs, units, block=128).flatten(1),
+    )

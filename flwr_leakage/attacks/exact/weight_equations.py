@@ -144,13 +144,13 @@ class Whitened:
         """Return orthonormal columns (P, P − r) that span the directions left open."""
         return torch.linalg.svd(self.rows, full_matrices=True)[2][self.num_equations :].T
 
-    def residual(self, inputs: Tensor) -> Tensor:
-        """Return the residual (r, C) of inputs (1, *shape) in each equation."""
-        return self.rows @ inputs.reshape(-1, self.num_positions).T - self.values
+    def products(self, inputs: Tensor) -> Tensor:
+        """Return ``V a`` (B, C, r) of inputs (B, *shape)."""
+        return inputs.reshape(len(inputs), -1, self.num_positions) @ self.rows.T
 
-    def single(self) -> "Whitened":
-        """Return the same equations in single precision."""
-        return Whitened(self.rows.float(), self.values.float(), self.singular.float())
+    def residual(self, inputs: Tensor) -> Tensor:
+        """Return the residual (B, C, r) of inputs (B, *shape) in each equation."""
+        return self.products(inputs) - self.values.T
 
 
 def root_mean_square(values: Tensor) -> Tensor:

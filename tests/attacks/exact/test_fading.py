@@ -4,23 +4,19 @@ import pytest
 import torch
 from masked import SPEC, equations_of_case
 
-from flwr_leakage.attacks.exact.fading import Fading, FadingSolver, approximate, fade
-from flwr_leakage.attacks.exact.mask_equations import LinearisedMasks
+from flwr_leakage.attacks.exact.fading import Fading, approximate, eigenvalues_kept, fade
+from flwr_leakage.attacks.exact.known import single
 from flwr_leakage.attacks.exact.relu_fit import FadingPrior, Stage, least_squares, next_stage
 from flwr_leakage.attacks.solve.damped import DampedGaussNewton
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 
-def solver(**settings):
-    return FadingSolver.of(ImagePrior.of(SPEC), **settings)
-
-
 @pytest.mark.parametrize("proven", [12, 9])
 def test_fading_leads_from_grey_to_where_gauss_newton_finds_the_input(proven):
     equations, truth, _ = equations_of_case(torch.arange(12) < proven, smooth=True)
-    begin = solver()
+    prior = ImagePrior.of(SPEC)
     fading = Fading(10.0, 1e-7, 0.5, 1.5, 60, sharpens=True)
-    inputs, value = fade(equations, begin.prior.grey, fading, begin)
+    inputs, value = fade(equations, prior.grey, fading, prior, eigenvalues_kept())
     assert value == pytest.approx(equations.sum_of_squares(inputs))
     assert float((inputs - truth).abs().max()) < 0.05
     *_, found = DampedGaussNewton(steps=20).iterates(lambda x: least_squares(equations, x), inputs)
@@ -29,12 +25,14 @@ def test_fading_leads_from_grey_to_where_gauss_newton_finds_the_input(proven):
 
 def test_fading_ends_where_it_is_enough():
     equations, *_ = equations_of_case()
-    begin = solver()
-    grey = begin.prior.grey
+    prior = ImagePrior.of(SPEC)
     fading = Fading(10.0, 1e-7, 0.5, 1.5, 60, enough=1e9)
-    _, value = fade(equations, grey, fading, begin)
-    assert value == fade(equations, grey, replace(fading, last=9.0, enough=0.0), begin)[1]
-    assert value > fade(equations, grey, replace(fading, enough=0.0), begin)[1]
+
+    def value(fading):
+        return fade(equations, prior.grey, fading, prior, eigenvalues_kept())[1]
+
+    assert value(fading) == value(replace(fading, last=9.0, enough=0.0))
+    assert value(fading) > value(replace(fading, enough=0.0))
 
 
 def test_the_blur_falls_with_the_weight_and_ends_where_the_fading_sharpens():
@@ -46,45 +44,26 @@ def test_the_blur_falls_with_the_weight_and_ends_where_the_fading_sharpens():
     assert replace(fading, sharpens=True).blur_at(1.1e-2) > 0
 
 
-def step_case():
-    equations, truth, _ = equations_of_case(smooth=True)
-    prior = ImagePrior.of(SPEC)
-    residual, system = equations.linearise(prior.grey)
-    slope = prior.pull(system.pull_back()(residual)[0])
-    return LinearisedMasks(equations.single(), system.gates.single(), truth.shape[1:]), slope
-
-
-def test_a_step_solves_its_system():
-    system, slope = step_case()
-    found, _ = solver(tolerance=1e-5).step(system, slope, 1e-2, 1000)
-    prior = ImagePrior.of(SPEC).single()
-    units = torch.eye(slope.numel()).reshape(-1, *slope.shape)
-    jacobian = system.push(prior.push(units)).double()
-    matrix = jacobian @ jacobian.T + 1e-2 * torch.eye(slope.numel()).double()
-    expected = -torch.linalg.solve(matrix, slope.flatten()).reshape(slope.shape)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
-
-
-def test_a_preconditioner_spares_iterations_of_the_same_step():
-    system, slope = step_case()
-    settings = {"tolerance": 1e-4, "rank": 60, "many": 20}
-    at = solver(**settings)
-    found = [at.step(system, slope, 1e-2, 1000) for _ in range(3)]
-    (alone, slow), (step, taken), again = found
-    assert taken == again[1] < 0.7 * slow  # the preconditioner of the second step serves the third
-    limited, _ = solver(**settings).step(system, slope, 1e-2, taken)
-    assert (limited - alone).norm() > 10 * (step - alone).norm()
-    torch.testing.assert_close(step, alone, rtol=0, atol=1e-2 * float(alone.abs().max()))
+def test_eigenvalues_are_computed_after_a_slow_step_and_serve_the_next_ones():
+    equations, *_ = equations_of_case(smooth=True)
+    prior, kept = ImagePrior.of(SPEC), eigenvalues_kept(many=20)
+    fading = Fading(1e-2, 1e-7, 0.3, 0.8, 200)
+    fade(equations, prior.grey, replace(fading, last=9e-3), prior, kept)
+    assert kept.made is None
+    slow, kept.is_due = kept.served, True
+    fade(equations, prior.grey, replace(fading, last=9e-3), prior, kept)
+    assert kept.made is not None
+    assert kept.served < 0.7 * slow
 
 
 def test_the_approximation_has_the_matrixs_largest_eigenvalues():
-    system, slope = step_case()
+    equations, truth, _ = equations_of_case(smooth=True)
     prior = ImagePrior.of(SPEC)
-    found = approximate(system, prior, rank=slope.numel(), block=50).values[:5].double()
-    units = torch.eye(slope.numel()).reshape(-1, *slope.shape)
-    jacobian = system.push(prior.single().push(units)).double()
+    found = approximate(single(equations), prior.grey, 0.3, prior.single(), rank=truth.numel())
+    units = torch.eye(truth.numel()).double().reshape(-1, *truth.shape[1:])
+    jacobian = equations.linearise(prior.grey, 0.3).push(prior.push(units))
     expected = torch.linalg.eigvalsh(jacobian @ jacobian.T).flip(0)[:5]
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
+    torch.testing.assert_close(found.values[:5].double(), expected, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(
