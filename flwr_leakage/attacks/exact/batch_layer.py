@@ -161,10 +161,6 @@ class BatchLayer:
         rest = float((bias - left @ (left.T @ bias)).norm()) / max(self.surplus, 1) ** 0.5
         return max(rest, self.factor.noise)
 
-    def outputs(self, dual: Tensor) -> Tensor:
-        """Return the outputs z (m,) of a dual t (b,)."""
-        return self.projected @ dual + self.offset
-
     def in_units(self, inputs: Tensor) -> Tensor:
         """Return factors (M,) that turn relative errors of inputs (M, n) into judged errors.
 

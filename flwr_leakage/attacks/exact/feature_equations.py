@@ -127,8 +127,9 @@ def solve_features(
     sigma = (lost / (channels * remaining)) ** 0.5 if remaining else torch.nan
     spread = (equations.rows / equations.singular[:, None]).square().sum(0).sqrt()
     left_out = (~kept).nonzero()[:, 0].tolist()
+    values = (equations.rows.T @ equations.values).T.reshape(1, channels, height, width)
     return Solved(
-        (equations.rows.T @ equations.values).T.reshape(1, channels, height, width),
+        values.contiguous(),  # torch 2.13 differentiates BatchNorm wrongly behind other strides
         (sigma * spread).reshape(1, 1, height, width),
         equations,
         tuple(names[i] for i in left_out),

@@ -13,45 +13,32 @@ until r is within its noise. A channel has far more equations than wrong entries
 set of a few entries meets them.
 """
 
-from dataclasses import dataclass
-
+import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class ContradictedChannel:
-    """One output channel of a convolution whose gradient contradicts its error.
+def repaired(
+    on: Tensor, gradient: Tensor, patches: Tensor, closed: Tensor, opened: Tensor, limit: float
+) -> Tensor | None:
+    """Return the mask of a channel with a few entries turned so that the gradient agrees, or None.
 
-    Attributes:
+    Args:
+        on: booleans (P,), true where the following ReLU is on in this channel.
         gradient: ∂L/∂W of the channel, (C, *kernel).
         patches: the inputs of the convolution at each output position, (C·K, P).
         closed: the errors (P,) of the channel's output if the following ReLU were closed.
         opened: the errors (P,) if that ReLU were open.
         limit: norm of the residual up to which gradient and error agree.
     """
-
-    gradient: Tensor
-    patches: Tensor
-    closed: Tensor
-    opened: Tensor
-    limit: float
-
-    def repair(self, mask: Tensor) -> Tensor | None:
-        """Return the mask (P,) with a few entries turned so that the gradient agrees, or None.
-
-        Args:
-            mask: the mask (P,) of the following ReLU in this channel.
-        """
-        mask = mask.clone()
-        change = self.opened - self.closed
-        squares = change.square() * self.patches.square().sum(0)
-        residual = self.gradient.flatten() - self.patches @ (self.closed + mask * change)
-        while float(residual.norm()) > self.limit:
-            steps = (1 - 2 * mask) * change
-            gains = 2 * steps * (residual @ self.patches) - squares
-            best = int(gains.argmax())
-            if not float(gains[best]) > 0:
-                return None
-            residual = residual - steps[best] * self.patches[:, best]
-            mask[best] = 1 - mask[best]
-        return mask
+    on, change = on.clone(), opened - closed
+    squares = change.square() * patches.square().sum(0)
+    residual = gradient.flatten() - patches @ torch.where(on, opened, closed)
+    while float(residual.norm()) > limit:
+        steps = torch.where(on, -change, change)
+        gains = 2 * steps * (residual @ patches) - squares
+        best = int(gains.argmax())
+        if not float(gains[best]) > 0:
+            return None
+        residual = residual - steps[best] * patches[:, best]
+        on[best] = ~on[best]
+    return on

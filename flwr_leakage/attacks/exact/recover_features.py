@@ -18,15 +18,17 @@ Automatic differentiation handles BatchNorm with given statistics and skip conne
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.feature_equations import Solved, solve_features
+from flwr_leakage.attacks.exact.known import Mask
 from flwr_leakage.attacks.exact.last_mask import LAST_GEOMETRY, averaged_mask, maxima_mask
-from flwr_leakage.attacks.exact.mask_repair import ContradictedChannel
+from flwr_leakage.attacks.exact.mask_repair import repaired
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.labels.counts import mean_feature
@@ -124,8 +126,8 @@ class Backward:
         problem: holds the network.
         names: the names of its parameters, by the tensors' ``id``.
         logit_error: ∂L/∂logits (K,).
-        inputs: any input that requires its gradient, (1, C, H, W). With all ReLUs masked, errors
-            do not depend on it.
+        inputs: any input that requires its gradient, (1, C, H, W). With all masks known, errors do
+            not depend on it.
     """
 
     problem: Problem
@@ -133,7 +135,7 @@ class Backward:
     logit_error: Tensor
     inputs: Tensor
 
-    def __call__(self, masks: Mapping[int, Tensor]) -> tuple[ReluWalk, list[Tensor]]:
+    def __call__(self, masks: Mapping[int, Mask]) -> tuple[ReluWalk, list[Tensor]]:
         """Return a forward pass with these masks, and the errors of all convolutions' outputs."""
         passed = ReluWalk(self.names, masks)
         logits = passed.run(self.problem, self.inputs)
@@ -201,19 +203,20 @@ def recover_features(
         raise ValueError("features are read from ReLUs, the network has none.")
     if not probe.uses:
         raise ValueError("features are read from convolutions, the network has none.")
-    masks = {number: torch.ones_like(z) for number, z in enumerate(probe.preactivations)}
+    masks = {number: _all(z, True) for number, z in enumerate(probe.preactivations)}
     pooled = mean_feature(problem.gradient[layer.weight], logit_error)
     active = pooled > margin * (-pooled).max().clamp_min(0)
-    masks[count - 1] = last_mask(backward, masks, windows.get(count - 1), active)
+    masks[count - 1] = _last_mask(backward, masks, windows.get(count - 1), active)
+    solver = partial(
+        solve_features, rank_tolerance=rank_tolerance, trims=trims, contradiction=contradiction
+    )
     features: dict[int, Tensor] = {}
     equations: dict[int, Whitened] = {}
     noise: dict[int, float] = {}
-    repaired = contradicted = 0
+    repairs = contradicted = 0
     for number in reversed(range(count - 1)):
-        solved, turned = _solve(
-            backward, masks, number, rank_tolerance, margin, trims, contradiction
-        )
-        repaired += turned
+        solved, turned = _solve(backward, masks, number, solver, margin, trims)
+        repairs += turned
         if solved is None:
             break
         found = above_zero(solved, margin)
@@ -226,10 +229,10 @@ def recover_features(
         contradicted += len(solved.contradicted)
         if number in windows:
             break
-        masks[number] = (found > 0).to(found.dtype)
+        masks[number] = Mask.of(found > 0)
     if not features:
         raise ValueError("the gradients determine no features.")
-    return Features(features, windows, noise, equations, repaired, contradicted)
+    return Features(features, windows, noise, equations, repairs, contradicted)
 
 
 def above_zero(solved: Solved, margin: float) -> Tensor:
@@ -247,12 +250,11 @@ def above_zero(solved: Solved, margin: float) -> Tensor:
 
 def _solve(
     backward: Backward,
-    masks: dict[int, Tensor],
+    masks: dict[int, Mask],
     number: int,
-    rank_tolerance: float,
+    solver: Callable[..., Solved],
     margin: float,
     trims: int,
-    contradiction: float,
 ) -> tuple[Solved | None, int]:
     """Return the outputs of one ReLU, and repair the masks behind it that contradict them.
 
@@ -269,9 +271,7 @@ def _solve(
         if not gradients:
             return None, turned
         try:
-            solved = solve_features(
-                uses, [errors[i] for i in own], gradients, rank_tolerance, trims, contradiction
-            )
+            solved = solver(uses, [errors[i] for i in own], gradients)
         except ValueError:
             return None, turned
         if not solved.equations.is_determined or not solved.contradicted:
@@ -285,7 +285,7 @@ def _solve(
 
 def _repair(
     backward: Backward,
-    masks: dict[int, Tensor],
+    masks: dict[int, Mask],
     number: int,
     own: Sequence[int],
     features: Tensor,
@@ -311,42 +311,42 @@ def _repair(
         follower = backward.follower(index, number) if limits else None
         if follower is None:
             continue
-        mask = masks[follower]
-        _, closed = backward({**masks, follower: torch.zeros_like(mask)})
-        passed, opened = backward({**masks, follower: torch.ones_like(mask)})
-        if opened[index].shape != mask.shape:
+        on = masks[follower].on.clone()
+        _, closed = backward({**masks, follower: _all(on, False)})
+        passed, opened = backward({**masks, follower: _all(on, True)})
+        if opened[index].shape != on.shape:
             continue
         use = passed.uses[index]
         (gradient,) = backward.gradients([use])
         patches = use.geometry.patches(features)[0]
         for channel, limit in limits.items():
-            found = ContradictedChannel(
-                gradient[channel],
-                patches,
-                closed[index][0, channel].flatten(),
-                opened[index][0, channel].flatten(),
-                limit,
-            ).repair(mask[0, channel].flatten())
+            old, shut, open_ = (
+                each[0, channel].flatten() for each in (on, closed[index], opened[index])
+            )
+            found = repaired(old, gradient[channel], patches, shut, open_, limit)
             if found is not None:
-                right = found.reshape(mask.shape[2:])
-                turned += int((right != mask[0, channel]).sum())
-                mask = mask.clone()
-                mask[0, channel] = right
-        masks[follower] = mask
+                turned += int((found != old).sum())
+                on[0, channel] = found.reshape(on.shape[2:])
+        masks[follower] = Mask.of(on)
     return turned
 
 
-def last_mask(
+def _all(like: Tensor, on: bool) -> Mask:
+    """Return the mask of a tensor's shape in which all units are on, or all are off."""
+    return Mask.of(torch.full_like(like, on, dtype=torch.bool))
+
+
+def _last_mask(
     backward: Backward,
-    masks: Mapping[int, Tensor],
+    masks: Mapping[int, Mask],
     window: Pair | None,
     active: Tensor,
-) -> Tensor:
+) -> Mask:
     """Return the mask of the last ReLU, from the gradient of the last 3×3 convolution.
 
     Args:
         backward: computes the network's errors.
-        masks: a mask of ones for each ReLU, by number.
+        masks: a mask for each ReLU, by number, in which all units are on.
         window: window of the max pooling behind the last ReLU; ``None`` if features are averaged.
         active: booleans (F,), true where the input of the last layer is positive.
 
@@ -361,5 +361,5 @@ def last_mask(
         raise ValueError("the last convolution must be 3×3 with padding 1 and stride 1.")
     observed = backward.problem.gradient[passed.uses[last[-1]].name]
     if window is None:
-        return averaged_mask(errors[last[-1]], observed)
-    return maxima_mask(errors[last[-1]], observed, active, window)
+        return Mask.of(averaged_mask(errors[last[-1]], observed) > 0)
+    return Mask.of(maxima_mask(errors[last[-1]], observed, active, window) > 0)

@@ -1,9 +1,8 @@
-"""A forward pass through a ReLU network that numbers the ReLUs and inserts known values.
+"""A forward pass through a ReLU network that numbers the ReLUs and applies known masks.
 
-- A ReLU with known outputs returns these, as constants.
-- A ReLU with a known mask multiplies its input by the mask.
+- A unit of a ReLU whose state is known passes its input on, or nothing.
 - Max pooling over windows that do not overlap, right after a ReLU, counts as a part of the ReLU:
-  the mask is then 1 at each window's maximum only, and the outputs are the pooled values.
+  only each window's maximum is then on, and the outputs are the pooled values.
 - The pass records every convolution with the number of the ReLU whose output it takes in.
 
 Automatic differentiation handles skip connections, BatchNorm with given statistics and all other
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flwr_leakage.attacks.exact.known import Mask
 from flwr_leakage.attacks.network.activations import Elementwise
 from flwr_leakage.attacks.network.calls import Affine, Op, Pool
 from flwr_leakage.attacks.network.geometry import Geometry, Pair
@@ -48,12 +48,11 @@ class _ReachedError(Exception):
 
 
 class ReluWalk(Reader):
-    """The context of a pass that inserts known values for ReLUs, which are numbered in their order.
+    """The context of a pass that applies known masks of ReLUs, which are numbered in their order.
 
     Args:
         names: names of the parameters, by the tensors' ``id``.
         masks: known masks of ReLUs, by number.
-        outputs: known outputs of ReLUs, by number; pooled outputs if a ReLU is pooled.
         last: the number of the ReLU at which to stop; ``None`` for the whole network.
         pooled: windows of the ReLUs that are known to be pooled, by number.
 
@@ -68,14 +67,12 @@ class ReluWalk(Reader):
     def __init__(
         self,
         names: Mapping[int, str],
-        masks: Mapping[int, Tensor] | None = None,
-        outputs: Mapping[int, Tensor] | None = None,
+        masks: Mapping[int, Mask] | None = None,
         last: int | None = None,
         pooled: Mapping[int, Pair] | None = None,
     ) -> None:
         super().__init__(names)
         self.masks = masks or {}
-        self.outputs = outputs or {}
         self.last = last
         self.pooled = pooled or {}
         self.preactivations: list[Tensor] = []
@@ -96,19 +93,8 @@ class ReluWalk(Reader):
         """Return the values to compare known outputs with: preactivations, or windows' maxima."""
         return self.maxima[number] if number in self.maxima else self.preactivations[number]
 
-    def mask(self, number: int) -> Tensor:
-        """Return the mask of a ReLU: 1 at active entries, or at active maxima if it is pooled."""
-        inputs = self.preactivations[number]
-        active = (inputs > 0).to(inputs.dtype)
-        if number not in self.windows:
-            return active
-        window = self.windows[number]
-        _, indices = F.max_pool2d(inputs, window, return_indices=True)
-        maxima = torch.zeros_like(inputs).flatten(2).scatter(2, indices.flatten(2), 1.0)
-        return active * maxima.reshape(inputs.shape)
-
     def on_op(self, op: Op, run: Run) -> Tensor:
-        """Return the outputs of a call, with known values for ReLUs and their max pooling."""
+        """Return the outputs of a call, with known masks of ReLUs and their max pooling."""
         if isinstance(op, Elementwise) and op.activation.is_relu:
             return self._activate(op)
         if isinstance(op, Pool) and op.is_largest and op.is_plain and id(op.inputs) in self.sources:
@@ -129,12 +115,9 @@ class ReluWalk(Reader):
         self.preactivations.append(inputs)
         if number == self.last and number not in self.pooled:
             raise _ReachedError
-        if number in self.outputs and number not in self.pooled:
-            outputs = self.outputs[number].clone()
-        elif number in self.masks:
-            outputs = inputs * self.masks[number]
-        else:
-            outputs = inputs.clamp_min(0)
+        outputs = inputs.clamp_min(0)
+        if number in self.masks:
+            outputs = self.masks[number].gate(inputs, outputs)
         return self._from(number, op.answer(outputs))
 
     def _pool(self, op: Pool) -> Tensor:
@@ -143,9 +126,7 @@ class ReluWalk(Reader):
         self.maxima[number] = F.max_pool2d(self.preactivations[number], window)
         if number == self.last:
             raise _ReachedError
-        if number in self.outputs:
-            outputs = self.outputs[number].clone()
-        elif number in self.masks:  # the mask leaves one entry of a window: its sum is its maximum
+        if number in self.masks:  # one entry of a window is on: its sum is its maximum
             outputs = F.avg_pool2d(op.inputs, window, divisor_override=1)
         else:
             outputs = F.max_pool2d(op.inputs, window)

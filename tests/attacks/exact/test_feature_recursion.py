@@ -12,7 +12,7 @@ from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, d
 from flwr_leakage.attacks.exact.feature_equations import solve_features
 from flwr_leakage.attacks.exact.feature_fit import equation_distance, feature_distance
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
-from flwr_leakage.attacks.exact.mask_repair import ContradictedChannel
+from flwr_leakage.attacks.exact.mask_repair import repaired
 from flwr_leakage.attacks.exact.recover_features import Features, above_zero, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.synthetic_start import noise_images, read_input
@@ -163,20 +163,20 @@ def test_a_small_feature_is_told_from_a_zero_by_the_noise_that_was_measured():
 
 def masked_channel(generator):
     patches = torch.randn(27, 16, generator=generator, dtype=torch.float64)
-    mask = (torch.rand(16, generator=generator) > 0.5).double()
+    mask = torch.rand(16, generator=generator) > 0.5
     closed, opened = torch.randn(2, 16, generator=generator, dtype=torch.float64)
-    gradient = patches @ torch.where(mask > 0, opened, closed)
-    return ContradictedChannel(gradient, patches, closed, opened, 1e-9), mask
+    gradient = patches @ torch.where(mask, opened, closed)
+    return (gradient, patches, closed, opened, 1e-9), mask
 
 
 def test_wrong_entries_of_a_mask_are_set_right_by_the_gradient_before_it():
     channel, mask = masked_channel(torch.Generator().manual_seed(3))
     wrong = mask.clone()
-    wrong[[2, 5]] = 1 - wrong[[2, 5]]
-    assert torch.equal(channel.repair(wrong), mask)
-    assert torch.equal(channel.repair(mask), mask)
-    elsewhere = replace(channel, gradient=channel.gradient + 0.1)
-    assert elsewhere.repair(wrong) is None
+    wrong[[2, 5]] = ~wrong[[2, 5]]
+    assert torch.equal(repaired(wrong, *channel), mask)
+    assert torch.equal(repaired(mask, *channel), mask)
+    gradient, *rest = channel
+    assert repaired(wrong, gradient + 0.1, *rest) is None
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.003])
