@@ -70,15 +70,22 @@ class BatchSample:
     scale_error: float
 
     @property
-    def is_exact(self) -> bool:
-        """Whether noise and rounding alone explain the misfit and the scale error.
+    def is_aligned(self) -> bool:
+        """Whether noise and rounding alone explain the misfit.
 
         The misfit of a true sample with the right mask is ``expected``, within some per cent.
         """
-        return (
-            self.misfit <= EXACT_MULTIPLE * self.expected + FLOAT32_RELATIVE_ERROR
-            and self.scale_error <= EXACT_MULTIPLE * self.expected + 1e-3
-        )
+        return self.misfit <= explained_misfit(self.expected)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether noise and rounding alone explain the misfit and the scale error."""
+        return self.is_aligned and self.scale_error <= EXACT_MULTIPLE * self.expected + 1e-3
+
+
+def explained_misfit(expected: float) -> float:
+    """Return the largest misfit that rounding explains, and noise of the misfit ``expected``."""
+    return EXACT_MULTIPLE * expected + FLOAT32_RELATIVE_ERROR
 
 
 @dataclass(frozen=True)
@@ -347,21 +354,20 @@ class BatchLayer:
         points = inputs + spread * steps
         labels = torch.full((len(points),), label, device=inputs.device)
         errors = self.errors(points @ self.matrix.T + self.offset, labels, points)
-        columns = errors @ self.factor.left
-        sizes = errors.norm(dim=1).clamp_min(1e-300)
-        misfits = (errors - columns @ self.factor.left.T).norm(dim=1) / sizes
-        if (
-            float(misfits[0])
-            <= EXACT_MULTIPLE * self.expected(columns[0], errors[0]) + FLOAT32_RELATIVE_ERROR
-        ):
+        columns, misfits = self._columns(errors)
+        if float(misfits[0]) <= explained_misfit(self.expected(columns[0], errors[0])):
             return inputs
         return points[int(misfits.argmin())]
 
+    def _columns(self, errors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the columns (M, b) of errors (M, m), and the misfit (M,) of each."""
+        columns = errors @ self.factor.left
+        rest = (errors - columns @ self.factor.left.T).norm(dim=1)
+        return columns, rest / errors.norm(dim=1).clamp_min(1e-300)
+
     def _fit(self, dual: Tensor, errors: Tensor) -> tuple[int, Tensor, Tensor]:
         """Return the index of the errors (M, m) that fit best, all columns (M, b), misfits (M,)."""
-        columns = errors @ self.factor.left
-        sizes = errors.norm(dim=1).clamp_min(1e-300)
-        misfits = (errors - columns @ self.factor.left.T).norm(dim=1) / sizes
+        columns, misfits = self._columns(errors)
         scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
         best, aligned = int((misfits + scales).argmin()), int(misfits.argmin())
         # In an update that was scaled no error has the right size, but the true one its direction.

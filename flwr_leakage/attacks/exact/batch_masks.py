@@ -5,7 +5,7 @@ sample's input is. A second sample with a small error changes a unit's gradient,
 input that is read from it, but not its mask. All columns together determine all inputs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -49,7 +49,7 @@ class MaskColumns:
         return cls(layer, following.matrix.T @ following.factor.left)
 
     def of_duals(self, duals: Tensor, found: Sequence[BatchSample]) -> Iterator[BatchSample]:
-        """Yield the new samples that the masks of duals (M, b) lead to, one after another.
+        """Return the new samples that the masks of duals (M, b) lead to, one after another.
 
         Args:
             duals: (M, b) mixtures of samples' duals, each of any length.
@@ -57,24 +57,28 @@ class MaskColumns:
         """
         duals = duals / (duals @ self.layer.factor.bias)[:, None]
         masks = duals @ self.layer.projected.T + self.layer.offset > 0
-        settled = settle_masks(self.layer.factor.left, self.behind, masks)
-        for start, errors, misfit in zip(*vars(settled).values(), strict=True):
-            column = self._new_column(errors, float(misfit), found)
-            candidate = None if column is None else self.layer.check(duals[int(start)])
-            if candidate is not None and column is not None:
-                yield self._told(candidate, errors, column, float(misfit), found)
+        return self._of_masks(masks, lambda start: self.layer.check(duals[start]), found)
 
     def of_candidate(
         self, candidate: BatchSample, found: Sequence[BatchSample]
     ) -> BatchSample | None:
         """Return the sample that a candidate's mask leads to, or None if it leads to no new one."""
         mask = candidate.outputs[None] > 0
-        settled = settle_masks(self.layer.factor.left, self.behind, mask)
-        for errors, misfit in zip(settled.errors, settled.misfits, strict=True):
+        return next(self._of_masks(mask, lambda _: candidate, found), None)
+
+    def _of_masks(
+        self,
+        masks: Tensor,
+        judged: Callable[[int], BatchSample | None],
+        found: Sequence[BatchSample],
+    ) -> Iterator[BatchSample]:
+        """Yield the new samples that masks (S, m) lead to; ``judged`` maps a mask's index."""
+        settled = settle_masks(self.layer.factor.left, self.behind, masks)
+        for start, errors, misfit in zip(*vars(settled).values(), strict=True):
             column = self._new_column(errors, float(misfit), found)
-            if column is not None:
-                return self._told(candidate, errors, column, float(misfit), found)
-        return None
+            candidate = None if column is None else judged(int(start))
+            if candidate is not None and column is not None:
+                yield self._told(candidate, errors, column, float(misfit), found)
 
     def limit(self, expected: float) -> float:
         """Return the largest misfit of a true sample whose noise causes the misfit ``expected``."""

@@ -30,12 +30,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
-from flwr_leakage.attacks.exact.batch_layer import (
-    EXACT_MULTIPLE,
-    ZERO_SHARE,
-    BatchLayer,
-    BatchSample,
-)
+from flwr_leakage.attacks.exact.batch_layer import ZERO_SHARE, BatchLayer, BatchSample
 from flwr_leakage.attacks.exact.batch_masks import MaskColumns
 from flwr_leakage.attacks.exact.batch_proof import SPARE_EQUATIONS
 from flwr_leakage.attacks.exact.layer_factor import LayerFactor
@@ -46,7 +41,7 @@ from flwr_leakage.attacks.exact.sparse_columns import (
     sparsest,
     zero_entries,
 )
-from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT64_MISFIT
+from flwr_leakage.attacks.rounding import FLOAT64_MISFIT
 from flwr_leakage.attacks.settings import require
 
 ROW_START_SHARE = 0.75
@@ -441,8 +436,7 @@ class BatchSearch:
 
     def _is_scaled(self, candidate: BatchSample) -> bool:
         """Return whether a candidate is a sample but for the size of its errors."""
-        limit = EXACT_MULTIPLE * candidate.expected + FLOAT32_RELATIVE_ERROR
-        is_sample = self.layer.surplus >= SPARE_EQUATIONS and candidate.misfit <= limit
+        is_sample = self.layer.surplus >= SPARE_EQUATIONS and candidate.is_aligned
         return is_sample and not candidate.is_exact
 
     @property
@@ -495,7 +489,7 @@ class BatchSearch:
             if dual is None:
                 continue
             better = self.layer.check(free @ dual, sample.label)
-            if better is not None and better.misfit <= max(2 * sample.misfit, self._noise(better)):
+            if better is not None and (better.is_aligned or better.misfit <= 2 * sample.misfit):
                 self.found[index] = better
         self._following_duals.clear()
         self._following_columns.clear()
@@ -503,10 +497,6 @@ class BatchSearch:
             self._follow(sample)
         self._rest = self._remainder()
         self._lifted = torch.inf
-
-    @staticmethod
-    def _noise(candidate: BatchSample) -> float:
-        return EXACT_MULTIPLE * candidate.expected + FLOAT32_RELATIVE_ERROR
 
     def _follow(self, candidate: BatchSample) -> None:
         """Add the sample's dual and column in the next layer's gradient to the lists of both."""
