@@ -23,3 +23,7 @@ FLOAT64_MISFIT = 1e-8
 
 NOISE_DEVIATIONS = 10.0
 """A difference of at most this many standard deviations of the noise counts as noise."""
+
+SPARE_EQUATIONS = 20
+"""Equations show that they are those of a sample only if there are at least this many more than
+unknowns."""

@@ -13,8 +13,12 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_layer import EXACT_MULTIPLE, BatchLayer, BatchSample
-from flwr_leakage.attacks.exact.mask_columns import SPARE_UNITS, settle_masks
-from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT64_MISFIT
+from flwr_leakage.attacks.exact.mask_columns import settle_masks
+from flwr_leakage.attacks.rounding import (
+    FLOAT32_RELATIVE_ERROR,
+    FLOAT64_MISFIT,
+    SPARE_EQUATIONS,
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class MaskColumns:
 
         They do not if no next layer takes in the ReLU of the layer's outputs, if other paths lead
         around the next layer, or if the layer has too few live units: fewer than the ranks of both
-        layers' gradients and ``SPARE_UNITS`` together.
+        layers' gradients and ``SPARE_EQUATIONS`` together.
 
         Args:
             layer: the layer whose gradient is split.
@@ -44,7 +48,7 @@ class MaskColumns:
         """
         if following is None or not (layer.rectified and following.alone):
             return None
-        if layer.surplus < following.factor.rank + SPARE_UNITS:
+        if layer.surplus < following.factor.rank + SPARE_EQUATIONS:
             return None
         return cls(layer, following.matrix.T @ following.factor.left)
 

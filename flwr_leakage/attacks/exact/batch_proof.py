@@ -20,14 +20,14 @@ from torch import Tensor
 from flwr_leakage.attacks.exact.batch_layer import BatchLayer, BatchSample
 from flwr_leakage.attacks.exact.sparse_columns import null_vector, zero_entries
 from flwr_leakage.attacks.input_order import InputOrder
-from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, NOISE_DEVIATIONS
+from flwr_leakage.attacks.rounding import (
+    FLOAT32_RELATIVE_ERROR,
+    NOISE_DEVIATIONS,
+    SPARE_EQUATIONS,
+)
 from flwr_leakage.params import Params
 
 Verdict = Literal["proven", "plausible", "not"]
-
-SPARE_EQUATIONS = 20
-"""A proof needs at least this many equations more than unknowns (chosen on development draws; no
-table)."""
 
 PROVEN_DEVIATION = 3e-4
 """Largest standard deviation of a proven sample's error, of which three stay below 1e-3. It is

@@ -14,9 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-SPARE_UNITS = 20
-"""A mask must have at least this many units more than unknown numbers, counting all units and
-counting the units that are on (chosen on development draws; no table)."""
+from flwr_leakage.attacks.rounding import SPARE_EQUATIONS
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,8 @@ def settle_masks(
         left: U (m, b), the orthonormal columns of the factored gradient.
         behind: a basis (m, d) of W₂ᵀ V₂, with W₂ the next layer's weights and V₂ the span of its
             errors.
-        masks: (s, m) masks to start from.
+        masks: (s, m) masks to start from. A mask needs ``SPARE_EQUATIONS`` more units that are on
+            than directions d, and is left out otherwise.
         max_corrections: largest number of corrections; masks that still change are left out.
     """
     behind = torch.linalg.qr(behind).Q
@@ -57,7 +56,7 @@ def settle_masks(
     products = (behind[:, :, None] * behind[:, None]).flatten(1)
     starts, ends = torch.arange(len(masks)), []
     for _ in range(max_corrections):
-        enough = masks.sum(1) >= directions + SPARE_UNITS
+        enough = masks.sum(1) >= directions + SPARE_EQUATIONS
         masks, starts = masks[enough], starts[enough]
         if not len(masks):
             break

@@ -115,8 +115,8 @@ class DenseGaussNewton(OneByOne):
             raise ValueError("the network must be smooth, and has ReLUs or max pooling.")
         targets = assume_targets(problem, self.labels, generator).values
         model = Jacobian(problem, targets, self.chunk_size, self.max_entries)
-        known = _Known.of(problem, model, self.model_error)
-        likelihood, prior = known.likelihood, known.prior
+        equations = _Equations.of(problem, model, self.model_error)
+        likelihood, prior = equations.likelihood, equations.prior
         model.require(int((likelihood.bounds == 0).sum()))  # before passes of a large network
         if is_rough(problem):
             raise ValueError("the network must be smooth, and its derivative jumps between images.")
@@ -124,15 +124,15 @@ class DenseGaussNewton(OneByOne):
         before, begun = self._look_ahead(problem, generator, restart, own)
         if before is not None:
             targets = before.targets
-            known = replace(known, model=replace(model, targets=targets))
+            equations = replace(equations, model=replace(model, targets=targets))
         runs: list[_Run] = []
         for start in self._begin(problem, generator, restart, before):
             point = torch.stack([prior.coordinates(image[None]) for image in start.double()])
-            runs.append(_Run(known, self, budget, own, point))
+            runs.append(_Run(equations, self, budget, own, point))
             descend(runs[-1].pose, point, Shortening(8, 0.5))
             if runs[-1].end != STALL:
                 break
-        best = min(runs, key=lambda run: known.energy(run.point, run.residual))
+        best = min(runs, key=lambda run: equations.energy(run.point, run.residual))
         distance = likelihood.distance(best.residual)
         if not math.isfinite(distance):
             return failure("the objective was never finite.")
@@ -185,7 +185,7 @@ class DenseGaussNewton(OneByOne):
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Equations:
     """The gradient, the likelihood and the prior of the images.
 
     Attributes:
@@ -205,7 +205,7 @@ class _Known:
     model_error: float
 
     @classmethod
-    def of(cls, problem: Problem, model: Jacobian, model_error: float) -> "_Known":
+    def of(cls, problem: Problem, model: Jacobian, model_error: float) -> "_Equations":
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
         # With less noise than ten times float32's, the rounding of a step's matrix would outweigh
@@ -246,14 +246,14 @@ class _Run:
     """The steps from one start, until it converges or stalls.
 
     Attributes:
-        known: the gradient, the likelihood and the prior of the images.
+        equations: the gradient, the likelihood and the prior of the images.
         attack: the settings.
         budget: the limit near a solution; ``own`` is the limit elsewhere.
         point: the coordinates of the run; ``residual`` is the update's residual there.
         end: a description of the end; empty if the run converged or took all its steps.
     """
 
-    known: _Known
+    equations: _Equations
     attack: DenseGaussNewton
     budget: Budget
     own: Budget
@@ -269,19 +269,21 @@ class _Run:
         # A step may take one iteration for 16 unknowns with an earlier step's matrix as the
         # preconditioner. After a step that takes as many, the next one has a matrix of its own,
         # which costs as much as 700 iterations or more.
-        self._limit = max(1, int(self.known.model.size / 16))
+        self._limit = max(1, int(self.equations.model.size / 16))
         self._factor: Kept[Tensor] = Kept(self._limit - 1)
 
     def pose(self, at: Iterate) -> Posed | None:
         """Return the next step's system, or None if the run is over."""
-        known, prior, model = self.known, self.known.prior, self.known.model
+        equations, prior, model = self.equations, self.equations.prior, self.equations.model
         inputs = prior.grey + prior.push(at.point)
         linear = Linearization(model.gradient, inputs)
-        self.point, self.residual = at.point, known.likelihood.residual(linear.value)
+        self.point, self.residual = at.point, equations.likelihood.residual(linear.value)
         if self._is_over(at):
             return None
-        wrong, weights = known.wrong(inputs, linear.value), known.weights(self.residual)
-        bounds = torch.cat([known.likelihood.bounds, torch.ones_like(weights[len(linear.value) :])])
+        wrong, weights = equations.wrong(inputs, linear.value), equations.weights(self.residual)
+        bounds = torch.cat(
+            [equations.likelihood.bounds, torch.ones_like(weights[len(linear.value) :])]
+        )
         rows = (bounds == 0) | (wrong != 0)
         factor = self._factor.get(lambda: self._matrix(inputs, weights, rows))
         if factor is None:
@@ -290,7 +292,7 @@ class _Run:
 
         def wrong_at(point: Tensor) -> Tensor:
             trial = prior.grey + prior.push(point)
-            return known.wrong(trial, model.gradient(trial))
+            return equations.wrong(trial, model.gradient(trial))
 
         def push(direction: Tensor) -> Tensor:
             moved = linear.push(direction), (direction / prior.scale).flatten()
@@ -309,14 +311,14 @@ class _Run:
 
     def _is_over(self, at: Iterate) -> bool:
         """Count the last step, and return whether the run ends here."""
-        attack, likelihood = self.attack, self.known.likelihood
+        attack, likelihood = self.attack, self.equations.likelihood
         misfit, distance = likelihood.misfit(self.residual), likelihood.distance(self.residual)
         self._misfits.append(misfit)
         if at.steps:
             self._factor.note(at.iterations)
             self.taken += at.has_moved
             # A fall of the objective by less than 1e-3 for each unknown leaves nothing to gain.
-            is_settled = at.fall < 1e-3 * self.known.model.size and at.length in (0, 1)
+            is_settled = at.fall < 1e-3 * self.equations.model.size and at.length in (0, 1)
             if is_settled or self.taken == attack.steps:
                 is_done = self.taken == attack.steps or misfit <= FITTED_MISFIT
                 self.end = "" if is_done else STALL
@@ -338,7 +340,7 @@ class _Run:
 
     def _matrix(self, inputs: Tensor, weights: Tensor, rows: Tensor) -> Tensor | None:
         """Return the factor of the posterior's dense precision (N, N); None if time is spent."""
-        known, model, size = self.known, self.known.model, self.known.model.size
+        equations, model, size = self.equations, self.equations.model, self.equations.model.size
         told, outside = rows[:-size], rows[-size:]
         model.require(int(told.sum()))
         transposed = model.transposed(inputs, self.budget, told)
@@ -346,10 +348,10 @@ class _Run:
             return None
         self.matrices += 1
         matrix = gram(transposed.mul_(weights[:-size][told].sqrt()))
-        scale = known.prior.scale.square().expand(inputs.shape).flatten()
+        scale = equations.prior.scale.square().expand(inputs.shape).flatten()
         matrix.diagonal().add_(weights[-size:] * outside / scale)
         for _ in range(2):
-            matrix = known.prior.pull(matrix.reshape(-1, *inputs.shape)).reshape(size, size).T
+            matrix = equations.prior.pull(matrix.reshape(-1, *inputs.shape)).reshape(size, size).T
         matrix = matrix.contiguous()
         matrix.diagonal().add_(1.0)
         return cholesky(matrix, 0.0)[0]
