@@ -11,7 +11,7 @@ from flwr_leakage.attacks import pose
 from flwr_leakage.attacks.exact.chain import Link, trace_chain
 from flwr_leakage.attacks.exact.hidden import Hidden
 from flwr_leakage.attacks.exact.known import Known
-from flwr_leakage.attacks.exact.layer_equations import Knowledge
+from flwr_leakage.attacks.exact.layer_equations import Level
 from flwr_leakage.attacks.exact.masks import Evidence, MaskSearch, settled
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.gradient_map import GradientMap
@@ -27,7 +27,7 @@ class MaskedCase:
     chain: list[Link]
     truth: Tensor
     preactivations: Tensor
-    behind: Knowledge
+    behind: Level
 
 
 def masked_case(batch_norm=False, smooth=False):
@@ -49,7 +49,7 @@ def masked_case(batch_norm=False, smooth=False):
     first, second, third, last = chain
     features = mean_feature(last.weight_gradient, last.bias_gradient)
     errors = last.pull_back(last.bias_gradient[None])
-    behind = Knowledge.of(third, features, errors, 1e-4)
+    behind = Level.of(third, Known.exactly(features), errors, 1e-4)
     truth = images.double()
     return MaskedCase(
         chain, truth, second.preactivation(first.outputs(truth))[0].flatten(1), behind

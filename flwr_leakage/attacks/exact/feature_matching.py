@@ -29,7 +29,7 @@ from flwr_leakage.attacks.exact.applicability import (
 )
 from flwr_leakage.attacks.exact.chain import Link, features_of, trace_chain
 from flwr_leakage.attacks.exact.hidden import Hidden
-from flwr_leakage.attacks.exact.layer_equations import Knowledge
+from flwr_leakage.attacks.exact.layer_equations import Level
 from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.exact.relu_fit import FadingPrior, FittedInput, fit_through_relus
 from flwr_leakage.attacks.exact.walk_back import require_last_bias, walk_back
@@ -168,7 +168,7 @@ class FeatureMatching(ExactAttack):
         )
 
     def _fit_levels(
-        self, chain: Sequence[Link], levels: Sequence[Knowledge], start: Tensor, budget: Budget
+        self, chain: Sequence[Link], levels: Sequence[Level], start: Tensor, budget: Budget
     ) -> tuple[list[FittedInput], bool]:
         """Return the inputs fitted to the walk's last two levels, and whether the budget ended it.
 
@@ -206,7 +206,7 @@ def _counts(link: Link) -> tuple[int, int]:
 
 
 def fit_level(
-    before: Sequence[Link], level: Knowledge, start: Tensor, iterations: int, budget: Budget
+    before: Sequence[Link], level: Level, start: Tensor, iterations: int, budget: Budget
 ) -> tuple[Tensor, bool]:
     """Return the input that L-BFGS fits to a layer's outputs and to its weight's gradient.
 

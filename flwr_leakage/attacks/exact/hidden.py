@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.exact.chain import Link, features_of
 from flwr_leakage.attacks.exact.known import Known
-from flwr_leakage.attacks.exact.layer_equations import Knowledge
+from flwr_leakage.attacks.exact.layer_equations import Level
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations
 from flwr_leakage.attacks.exact.masks import Evidence, MaskSearch, proven_channels
 from flwr_leakage.attacks.exact.weight_equations import Whitened
@@ -34,7 +34,7 @@ class Hidden:
 
     before: Sequence[Link]
     link: Link
-    behind: Knowledge
+    behind: Level
     evidence: Evidence | None
     known: Known
     search: MaskSearch
@@ -46,7 +46,7 @@ class Hidden:
         cls,
         before: Sequence[Link],
         link: Link,
-        behind: Knowledge,
+        behind: Level,
         search: MaskSearch,
         is_sought: bool = True,
         **tolerances: float,

@@ -69,6 +69,11 @@ class Known:
     mask: Mask
 
     @classmethod
+    def exactly(cls, values: Tensor) -> "Known":
+        """Return entries whose values are all told; a unit is on if its value is positive."""
+        return cls(values, torch.zeros_like(values), Mask.of(values > 0))
+
+    @classmethod
     def nothing(cls, like: Tensor) -> "Known":
         """Return the entries of the shape of ``like``, with nothing told about them."""
         nowhere = torch.zeros_like(like, dtype=torch.bool)

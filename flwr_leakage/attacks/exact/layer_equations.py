@@ -6,56 +6,48 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.chain import Link, per_channel
+from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 
 
 @dataclass(frozen=True)
-class Knowledge:
-    """The known outputs and equations of one layer, whose outputs are φ(z(a)) for an input a.
+class Level:
+    """The facts about one layer, whose outputs are φ(z(a)) for an input a.
 
     Attributes:
         link: the layer.
-        outputs: the layer's known outputs, (1, *output_shape).
+        known: the facts about its outputs, of the shape (1, *output_shape).
         errors: ∂L/∂(W ∗ a), (1, *output_shape).
         equations: the equations about a that the layer's weight gradient states.
-        trust: factor of the outputs' residuals, which broadcasts to their shape; 0 for unknown
-            outputs.
     """
 
     link: Link
-    outputs: Tensor
+    known: Known
     errors: Tensor
     equations: Whitened
-    trust: Tensor | float = 1.0
 
     @classmethod
-    def of(
-        cls,
-        link: Link,
-        outputs: Tensor,
-        output_errors: Tensor,
-        rank_tolerance: float,
-        trust: Tensor | float = 1.0,
-    ) -> "Knowledge":
-        """Return the knowledge that a layer's outputs and their errors give.
+    def of(cls, link: Link, known: Known, output_errors: Tensor, rank_tolerance: float) -> "Level":
+        """Return the level of a layer whose outputs and their errors are known.
 
         Args:
             link: the layer, which holds its weight gradient.
-            outputs: its outputs, of any shape with the right number of entries.
+            known: the facts about its outputs, of any shape with the right number of entries.
             output_errors: ∂L/∂outputs, of any shape with the right number of entries.
             rank_tolerance: see :meth:`Whitened.by_svd`.
-            trust: factor of the outputs' residuals, one for all or one for each.
         """
         shape = (1, *link.output_shape)
-        outputs = outputs.reshape(shape)
+        known = known.map(lambda each: each.reshape(shape))
         assert link.activation.slope is not None
-        errors = output_errors.reshape(shape) * link.activation.slope(outputs)
+        errors = output_errors.reshape(shape)
+        if link.activation.is_relu:
+            errors = torch.where(known.mask.on, errors, 0.0)
+        else:
+            errors = errors * link.activation.slope(known.values)
         errors = errors * per_channel(link.scale, errors)
         equations = Whitened.by_svd(*link.equations(errors), rank_tolerance)
-        if isinstance(trust, Tensor):
-            trust = trust.reshape(shape).to(outputs.dtype)
-        return cls(link, outputs, errors, equations, trust)
+        return cls(link, known, errors, equations)
 
     @property
     def input_errors(self) -> Tensor:
@@ -63,25 +55,24 @@ class Knowledge:
         return self.link.pull_back(self.errors)
 
     def forward_residual(self, inputs: Tensor) -> Tensor:
-        """Return the distance of each entry of ``z(a)`` from the known outputs, in the units of a.
+        """Return the distance of each entry of ``z(a)`` from the told outputs, in the units of a.
 
         If an output gives only a bound on z, as a ReLU's zero does, only the excess of ``z(a)``
         over the bound counts.
         """
-        link = self.link
+        link, outputs, activation = self.link, self.known.values, self.link.activation
         z = link.preactivation(inputs)
-        activation = link.activation
         assert activation.slope is not None
-        binds, target = activation.binds(z, self.outputs), activation.target(self.outputs)
-        slope = activation.slope(self.outputs)
-        known = activation.invertible(self.outputs)
-        weight = torch.where(known, slope / slope.max().clamp_min(1e-30), 1.0)
-        residual = torch.where(binds, z - target, 0.0)
-        return self.trust * weight * residual / link.gain.mean().clamp_min(1e-30)
+        binds, target = activation.binds(z, outputs), activation.target(outputs)
+        slope = activation.slope(outputs)
+        invertible = activation.invertible(outputs)
+        weight = torch.where(invertible, slope / slope.max().clamp_min(1e-30), 1.0)
+        residual = torch.where(binds & self.known.told, z - target, 0.0)
+        return weight * residual / link.gain.mean().clamp_min(1e-30)
 
 
 def solve_layer(
-    knowledge: Knowledge, low: Tensor | float, high: Tensor | float, iterations: int
+    level: Level, low: Tensor | float, high: Tensor | float, iterations: int
 ) -> tuple[Tensor, float]:
     """Return the input a of a layer behind an invertible activation, by a convex problem.
 
@@ -90,7 +81,7 @@ def solve_layer(
     the range [low, high] of a in least squares.
 
     Args:
-        knowledge: the known outputs and equations of the layer.
+        level: the known outputs and equations of the layer.
         low: least value that a can have, as an output of the layer before.
         high: greatest value that a can have.
         iterations: largest number of iterations of L-BFGS.
@@ -98,19 +89,19 @@ def solve_layer(
     Returns:
         a (1, *input_shape), and the mean squared residual divided by a's mean square.
     """
-    equations = knowledge.equations
+    equations = level.equations
     null = equations.null_space()
     channels, freedom = equations.values.shape[1], null.shape[1]
     start = torch.zeros(1, freedom * channels, dtype=equations.rows.dtype)
 
     def to_inputs(flat: Tensor) -> Tensor:
         solution = equations.rows.T @ equations.values + null @ flat.reshape(freedom, channels)
-        return solution.T.reshape(1, *knowledge.link.input_shape)
+        return solution.T.reshape(1, *level.link.input_shape)
 
     def residuals(flat: Tensor) -> Tensor:
         inputs = to_inputs(flat)
         outside = (low - inputs).clamp_min(0) + (inputs - high).clamp_min(0)
-        forward = knowledge.forward_residual(inputs)
+        forward = level.forward_residual(inputs)
         return torch.cat([forward.flatten(), outside.flatten()])
 
     if freedom:

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.exact.chain import Link, per_channel
 from flwr_leakage.attacks.exact.known import Known
-from flwr_leakage.attacks.exact.layer_equations import Knowledge
+from flwr_leakage.attacks.exact.layer_equations import Level
 from flwr_leakage.attacks.exact.weight_equations import Whitened, root_mean_square
 from flwr_leakage.attacks.network.blur import relu_parts
 from flwr_leakage.attacks.solve.linearization import Products
@@ -51,7 +51,7 @@ class MaskEquations:
     link: Link
     known: Known
     own: Whitened | None
-    behind: Knowledge
+    behind: Level
     gradient: Whitened
 
     @classmethod
@@ -61,7 +61,7 @@ class MaskEquations:
         link: Link,
         known: Known,
         own: Whitened | None,
-        behind: Knowledge,
+        behind: Level,
     ) -> "MaskEquations":
         """Return the system from equations in any units and facts of any shape."""
         gradient = behind.equations.of_channels(link.num_channels).in_units()
@@ -102,10 +102,11 @@ class MaskEquations:
         bound = (valued | (mask.off & (z > 0)) | (mask.on & ~valued & (z <= 0))).to(z)
         bound = bound / self._unit
         behind = last.preactivation(outputs)
-        reached = last.activation.binds(behind, self.behind.outputs).to(z) * self.behind.trust
+        known = self.behind.known
+        reached = (last.activation.binds(behind, known.values) & known.told).to(z)
         reached = reached / self._unit_behind
         gaps = z - torch.where(valued, self.known.values, 0.0)
-        missed = behind - last.activation.target(self.behind.outputs)
+        missed = behind - last.activation.target(known.values)
 
         def joined(features: Tensor, gaps: Tensor, outputs: Tensor, missed: Tensor) -> Tensor:
             parts = [self.gradient.products(outputs)]
@@ -139,7 +140,7 @@ class MaskEquations:
     @cached_property
     def _unit_behind(self) -> float:
         """The unit of the next layer's residuals: the root mean square of its known z."""
-        activation, outputs = self.behind.link.activation, self.behind.outputs
+        activation, outputs = self.behind.link.activation, self.behind.known.values
         known = activation.target(outputs)[activation.invertible(outputs)]
         return float(root_mean_square(known))
 

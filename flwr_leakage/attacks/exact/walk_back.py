@@ -17,7 +17,8 @@ from torch import Tensor
 
 from flwr_leakage.attacks.exact.chain import Link
 from flwr_leakage.attacks.exact.hidden import Hidden
-from flwr_leakage.attacks.exact.layer_equations import Knowledge, solve_layer
+from flwr_leakage.attacks.exact.known import Known
+from flwr_leakage.attacks.exact.layer_equations import Level, solve_layer
 from flwr_leakage.attacks.labels.counts import mean_feature
 
 
@@ -34,7 +35,7 @@ class Walk:
     """
 
     logit_error: Tensor
-    levels: list[Knowledge]
+    levels: list[Level]
     residuals: list[float]
     hidden: Hidden | None
 
@@ -67,14 +68,13 @@ def walk_back(
     last = chain[-1]
     require_last_bias(chain)
     assert last.bias_gradient is not None
-    outputs = mean_feature(last.weight_gradient, last.bias_gradient)
+    known = Known.exactly(mean_feature(last.weight_gradient, last.bias_gradient))
     errors = last.pull_back(last.bias_gradient[None])
-    trust: Tensor | float = 1.0
-    levels: list[Knowledge] = []
+    levels: list[Level] = []
     residuals: list[float] = []
     hidden: Hidden | None = None
     for position in range(len(chain) - 2, -1, -1):
-        level = Knowledge.of(chain[position], outputs, errors, rank_tolerance, trust)
+        level = Level.of(chain[position], known, errors, rank_tolerance)
         levels.append(level)
         if position == 0:
             break
@@ -88,15 +88,15 @@ def walk_back(
             hidden = begin(before, link, level)
             if not hidden.is_proven:
                 break
-            outputs, trust = hidden.known.values, hidden.known.told
+            known = hidden.known
             continue
-        hidden, trust = None, 1.0
+        hidden = None
         low, high = link.activation.low, link.activation.high
         inputs, residual = solve_layer(level, low, high, layer_iterations)
         residuals.append(residual)
         if residual > solved:
             break
-        outputs = inputs.clamp(low, high)
+        known = Known.exactly(inputs.clamp(low, high))
     return Walk(last.bias_gradient / last.scale, levels, residuals, hidden)
 
 

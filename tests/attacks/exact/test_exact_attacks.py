@@ -21,7 +21,8 @@ from flwr_leakage.attacks import (
 )
 from flwr_leakage.attacks.exact.chain import trace_chain
 from flwr_leakage.attacks.exact.feature_fit import smooth_variation
-from flwr_leakage.attacks.exact.layer_equations import Knowledge
+from flwr_leakage.attacks.exact.known import Known
+from flwr_leakage.attacks.exact.layer_equations import Level
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.inversion.priors.total_variation import total_variation
 from flwr_leakage.defenses import GradientPruning
@@ -282,7 +283,7 @@ def test_smooth_variation_is_total_variation_away_from_its_kink(images):
     assert float(smooth_variation(flat, 0.02)) == pytest.approx(0.04)
 
 
-def test_outputs_that_are_not_trusted_tell_nothing(images):
+def test_outputs_that_are_not_told_have_no_residual(images):
     gradient_map, observation = case(deep_network(nn.ReLU), images[:1])
     problem = pose(gradient_map, SPEC, observation, INFERRED).to(torch.float64)
     first = trace_chain(problem)[0]
@@ -290,15 +291,16 @@ def test_outputs_that_are_not_trusted_tell_nothing(images):
     outputs = torch.relu(first.preactivation(inputs))
     zeros = torch.zeros_like(outputs)
     equations = Whitened.by_svd(*first.equations(torch.ones_like(outputs)), 1e-4)
-    exact = Knowledge(first, outputs, zeros, equations)
+    exact = Level(first, Known.exactly(outputs), zeros, equations)
     assert float(exact.forward_residual(inputs).abs().max()) < 1e-12
     wrong = outputs.clone()
     wrong[:, 3:] += 0.1
-    trust = torch.zeros_like(outputs)
-    trust[:, :3] = 1.0
-    assert float(Knowledge(first, wrong, zeros, equations).forward_residual(inputs).abs().max()) > 0
-    trusted = Knowledge(first, wrong, zeros, equations, trust).forward_residual(inputs)
-    assert float(trusted.abs().max()) < 1e-12
+    known = Known.exactly(wrong)
+    assert float(Level(first, known, zeros, equations).forward_residual(inputs).abs().max()) > 0
+    bounds = torch.full_like(outputs, torch.inf)
+    bounds[:, :3] = 0.0
+    partly = Level(first, replace(known, bounds=bounds), zeros, equations)
+    assert float(partly.forward_residual(inputs).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize(
