@@ -76,7 +76,13 @@ class Stage(Enum):
         return self in (Stage.FITTED, Stage.EXHAUSTED, Stage.DOUBTFUL)
 
 
-def next_stage(stage: Stage, hidden: Hidden, has_proven: bool, is_met: bool) -> Stage:
+def next_stage(
+    stage: Stage,
+    has_proven: bool = False,
+    is_met: bool = False,
+    is_settled: bool = False,
+    is_doubtful: bool = False,
+) -> Stage:
     """Return the stage that follows a fading before the prior is fitted.
 
     - A candidate that proved masks has changed the equations, so that the next fading starts from
@@ -87,16 +93,17 @@ def next_stage(stage: Stage, hidden: Hidden, has_proven: bool, is_met: bool) -> 
 
     Args:
         stage: the stage of the fading.
-        hidden: the ReLUs, with the masks that are proven after the fading.
         has_proven: whether its candidate helped to prove a mask.
         is_met: whether its candidate meets the equations.
+        is_settled: see :class:`Hidden`, with the masks that are proven after the fading.
+        is_doubtful: likewise.
     """
     if stage.is_deep and is_met:
         return Stage.FITTED
     if has_proven:
-        return Stage.DEEP if hidden.is_settled else Stage.MIDDLE
+        return Stage.DEEP if is_settled else Stage.MIDDLE
     if stage is Stage.LONGER:
-        return Stage.DOUBTFUL if hidden.is_doubtful else Stage.DEEP
+        return Stage.DOUBTFUL if is_doubtful else Stage.DEEP
     if stage.is_deep:
         return Stage.DEEP_FROM_GREY if stage is Stage.DEEP else Stage.EXHAUSTED
     return Stage.LONGER
@@ -214,7 +221,8 @@ def fit_through_relus(
         proven = hidden.num_proven
         if not (is_met and stage.is_deep):
             hidden = hidden.refine(inputs)
-        stage = next_stage(stage, hidden, hidden.num_proven > proven, is_met)
+        has_proven = hidden.num_proven > proven
+        stage = next_stage(stage, has_proven, is_met, hidden.is_settled, hidden.is_doubtful)
         if stage.is_last:
             break
     if stage is Stage.DOUBTFUL:

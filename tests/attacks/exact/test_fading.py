@@ -1,4 +1,4 @@
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,31 +103,23 @@ def test_options_out_of_range_are_refused(name, value, message):
         FadingPrior(**{name: value})
 
 
-@dataclass(frozen=True)
-class Relus:
-    """What the stages ask of ReLUs."""
-
-    is_settled: bool = False
-    is_doubtful: bool = False
-
-
-def stages(*fadings, relus=Relus(), first=Stage.ROUGH):
-    """The stages that follow fadings, each of which has proven masks or has met the equations."""
+def stages(*fadings, first=Stage.ROUGH):
+    """The stages that follow fadings, each with some facts about its candidate."""
     found = [first]
-    for has_proven, is_met in fadings:
-        found.append(next_stage(found[-1], relus, has_proven, is_met))
+    for facts in fadings:
+        found.append(next_stage(found[-1], **facts))
     return found[1:]
 
 
-PROVED, NOTHING, MET = (True, False), (False, False), (False, True)
+PROVED, NOTHING, MET = {"has_proven": True}, {}, {"is_met": True}
 
 
 def test_candidates_that_prove_nothing_lead_deep_and_then_to_grey():
     assert stages(PROVED, *[NOTHING] * 4) == [
         *(Stage.MIDDLE, Stage.LONGER, Stage.DEEP, Stage.DEEP_FROM_GREY, Stage.EXHAUSTED),
     ]
-    assert stages(PROVED, relus=Relus(is_settled=True)) == [Stage.DEEP]
-    assert stages(NOTHING, NOTHING, relus=Relus(is_doubtful=True))[-1] is Stage.DOUBTFUL
+    assert stages({**PROVED, "is_settled": True}) == [Stage.DEEP]
+    assert stages(*[{"is_doubtful": True}] * 2)[-1] is Stage.DOUBTFUL
 
 
 def test_a_proof_begins_again_even_after_deep_fadings():
