@@ -77,12 +77,11 @@ class MaskColumns:
         found: Sequence[BatchSample],
     ) -> Iterator[BatchSample]:
         """Yield the new samples that masks (S, m) lead to; ``judged`` maps a mask's index."""
-        settled = settle_masks(self.layer.factor.left, self.behind, masks)
-        for start, errors, misfit in zip(*vars(settled).values(), strict=True):
-            column = self._new_column(errors, float(misfit), found)
-            candidate = None if column is None else judged(int(start))
+        for start, errors, misfit in settle_masks(self.layer.factor.left, self.behind, masks):
+            column = self._new_column(errors, misfit, found)
+            candidate = None if column is None else judged(start)
             if candidate is not None and column is not None:
-                yield self._told(candidate, errors, column, float(misfit), found)
+                yield self._told(candidate, errors, column, misfit, found)
 
     def limit(self, expected: float) -> float:
         """Return the largest misfit of a true sample whose noise causes the misfit ``expected``."""

@@ -8,8 +8,6 @@ q given, a unit is on if U q is nearer to ``W₂ᵀ V₂ e`` than to zero. Both 
 the mask of a mixture of samples to the mask of one sample. The layer's inputs are not used.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -17,27 +15,12 @@ from torch import Tensor
 from flwr_leakage.attacks.rounding import SPARE_EQUATIONS
 
 
-@dataclass(frozen=True)
-class Settled:
-    """Errors of the masks that no further correction changes.
-
-    Attributes:
-        starts: (S,) the index of the starting mask that each result came from.
-        errors: (S, m) errors of each mask, of length 1.
-        misfits: (S,) the share of the errors outside the span of U, in [0, 1].
-    """
-
-    starts: Tensor
-    errors: Float[Tensor, "s m"]
-    misfits: Float[Tensor, " s"]
-
-
 def settle_masks(
     left: Float[Tensor, "m b"],
     behind: Float[Tensor, "m d"],
     masks: Bool[Tensor, "s m"],
     max_corrections: int = 40,
-) -> Settled:
+) -> list[tuple[int, Tensor, float]]:
     """Return the errors of masks that were corrected until nothing changed.
 
     For a mask D, the errors are the vector of span(D W₂ᵀ V₂) with the least angle to span(U). A
@@ -50,9 +33,13 @@ def settle_masks(
         masks: (s, m) masks to start from. A mask needs ``SPARE_EQUATIONS`` more units that are on
             than directions d, and is left out otherwise.
         max_corrections: largest number of corrections; masks that still change are left out.
+
+    Returns:
+        For each mask that no further correction changes, the index of the mask that it came from,
+        its errors (m,) of length 1, and the share of these outside the span of U, in [0, 1].
     """
     behind = torch.linalg.qr(behind).Q
-    units, directions = behind.shape
+    directions = behind.shape[1]
     products = (behind[:, :, None] * behind[:, None]).flatten(1)
     starts, ends = torch.arange(len(masks)), []
     for _ in range(max_corrections):
@@ -75,12 +62,7 @@ def settle_masks(
         ends += list(zip(starts[same].tolist(), masks[same], strict=True))
         masks, starts = corrected[~same], starts[~same]
     # Errors from the Gram matrix have half of the digits, so that they are computed anew.
-    exact = [_nearest(left, behind, mask) for _, mask in ends]
-    return Settled(
-        torch.tensor([start for start, _ in ends], dtype=torch.int64),
-        torch.stack([errors for errors, _ in exact]) if exact else left.new_zeros(0, units),
-        left.new_tensor([misfit for _, misfit in exact]),
-    )
+    return [(start, *_nearest(left, behind, mask)) for start, mask in ends]
 
 
 def _nearest(left: Tensor, behind: Tensor, mask: Tensor) -> tuple[Tensor, float]:

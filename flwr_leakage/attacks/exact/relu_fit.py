@@ -144,6 +144,7 @@ class FadingPrior:
 
     def of(self, stage: Stage) -> Fading:
         """Return the fading of a stage."""
+        # The weights and blurs were chosen on development draws; no table.
         if stage is Stage.ROUGH:
             return Fading(10.0, 3e-3, 0.3, 0.8, 60)
         if stage in (Stage.MIDDLE, Stage.LONGER):

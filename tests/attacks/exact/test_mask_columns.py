@@ -20,10 +20,11 @@ def test_masks_that_are_partly_wrong_lead_to_the_samples_errors():
     errors, masks, behind, left = layer()
     flips = torch.rand(masks.shape, generator=torch.Generator().manual_seed(1)) < 0.15
     found = settle_masks(left, behind, (masks ^ flips).T)
-    assert len(found.starts) == SAMPLES
-    assert found.misfits.max() < 1e-12
-    angles = (found.errors @ (errors / errors.norm(dim=0))).abs()
-    assert torch.equal(angles.argmax(1), found.starts)
+    starts, columns, misfits = zip(*found, strict=True)
+    assert len(starts) == SAMPLES
+    assert max(misfits) < 1e-12
+    angles = (torch.stack(columns) @ (errors / errors.norm(dim=0))).abs()
+    assert angles.argmax(1).tolist() == list(starts)
     torch.testing.assert_close(angles.amax(1), torch.ones(SAMPLES).double())
 
 
@@ -32,5 +33,5 @@ def test_masks_of_nothing_are_left_out():
     few = torch.zeros(2, UNITS, dtype=torch.bool)
     few[1, : DIRECTIONS + 2] = True  # four numbers fit any six units
     found = settle_masks(left, behind, torch.cat([few, masks.T[:1]]))
-    assert found.starts.tolist() == [2]
-    assert len(settle_masks(left, behind, few).starts) == 0
+    assert [start for start, *_ in found] == [2]
+    assert settle_masks(left, behind, few) == []
