@@ -76,19 +76,39 @@ class Batch:
 class InputSpec:
     """What is public about the data: shapes, classes and the normalisation.
 
-    A model input is ``(pixel − mean) / std`` with pixels in [0, 1].
+    A model input is ``(pixel − mean) / std`` with pixels in [0, 1]. Inputs that are no images, such
+    as the rows of a standardised table or embeddings, lie in no box; see ``table``.
 
     Attributes:
         shape: (C, H, W) of one input.
         num_classes: the number of classes K.
         mean: per channel, in pixel units; a single entry is that of every channel.
         std: per channel, in pixel units; positive; a single entry is that of every channel.
+        box: whether the inputs are images of 8 bits, whose pixels are multiples of 1/255 in [0, 1].
+            Otherwise no answer is clamped, and what is proven are the network's inputs.
+
+    Example:
+        >>> InputSpec.table(30, 2).clamp(torch.full((1, 1, 30), 9.0)).max()
+        tensor(9.)
     """
 
     shape: tuple[int, int, int]
     num_classes: int
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    box: bool = True
+
+    @classmethod
+    def table(cls, num_features: int, num_classes: int) -> "InputSpec":
+        """Return the spec of standardised rows or embeddings: no box, mean 0 and deviation 1.
+
+        An attack's prior has its mean at pixels of 0.5, and a standard deviation of about 0.25.
+
+        Args:
+            num_features: n; an input has the shape (1, 1, n).
+            num_classes: K.
+        """
+        return cls((1, 1, num_features), num_classes, (0.5,), (0.25,), box=False)
 
     def __post_init__(self) -> None:
         size = self.shape
@@ -110,6 +130,8 @@ class InputSpec:
                 object.__setattr__(self, name, tuple(values) * channels)
         if not all(std > 0 for std in self.std):
             raise ValueError(f"std must be positive, got {brief(self.std)}.")
+        if not isinstance(self.box, bool):
+            raise ValueError(f"box must be true or false, got {brief(self.box)}.")
 
     def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
         return torch.tensor(values, dtype=like.dtype, device=like.device).reshape(-1, 1, 1)
@@ -122,11 +144,16 @@ class InputSpec:
         """Map model inputs, (..., C, H, W), back to pixels; values are not clamped."""
         return inputs * self._per_channel(self.std, inputs) + self._per_channel(self.mean, inputs)
 
+    def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the least and the largest model inputs, each (C, H, W); infinite without a box."""
+        zero = torch.zeros((), dtype=like.dtype, device=like.device).expand(self.shape)
+        if not self.box:
+            return zero - math.inf, zero + math.inf
+        return self.normalize(zero), self.normalize(zero + 1)
+
     def clamp(self, inputs: Tensor) -> Tensor:
-        """Project model inputs onto the box that pixels in [0, 1] span."""
-        zero = torch.zeros((), dtype=inputs.dtype, device=inputs.device)
-        lower = self.normalize(zero.expand(self.shape))
-        upper = self.normalize((zero + 1).expand(self.shape))
+        """Project model inputs onto the box that pixels in [0, 1] span, if there is one."""
+        lower, upper = self.bounds(inputs)
         return torch.minimum(torch.maximum(inputs, lower), upper)
 
 
@@ -461,6 +488,8 @@ class Reconstruction:
         stats: iterations, gradient evaluations, CPU seconds, the objective's history, …
         error: why there is no batch, or empty.
         parts: what came of each attack, where several were tried.
+        spec: the normalisation under which the inputs are pixels, if it was read off the answer and
+            is another one than the attack was told; else ``None``.
     """
 
     batch: Batch | None
@@ -468,6 +497,7 @@ class Reconstruction:
     stats: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     parts: tuple[Part, ...] = ()
+    spec: InputSpec | None = None
 
     @property
     def summary(self) -> str:
@@ -485,6 +515,7 @@ class Reconstruction:
             batch = f"Batch(inputs={_shape(inputs)}, targets={_shape(targets)})"
         stats = ", ".join(f"{name!r}: {_shape(value)}" for name, value in self.stats.items())
         parts = f", parts: {self.summary}" if self.parts else ""
+        parts += f", spec={self.spec!r}" if self.spec else ""
         return (
             f"Reconstruction(batch={batch}, objective={self.objective:.6g}, stats={{{stats}}}, "
             f"error={self.error!r}{parts})"

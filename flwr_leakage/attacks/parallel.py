@@ -19,7 +19,7 @@ from torch import Tensor
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback, failure
 from flwr_leakage.attacks.digest import digest
 from flwr_leakage.attacks.job import AttackJob
-from flwr_leakage.records import Batch, Part, Reconstruction
+from flwr_leakage.records import Batch, InputSpec, Part, Reconstruction
 from flwr_leakage.untrusted import open_tensors
 
 Results = list[Reconstruction]
@@ -224,6 +224,7 @@ def _save(results: Results, file: Path | None) -> None:
             "stats": r.stats,
             "error": r.error,
             "parts": [vars(part) for part in r.parts],
+            "spec": vars(r.spec) if r.spec else None,
         }
         for r in results
     ]
@@ -233,6 +234,12 @@ def _save(results: Results, file: Path | None) -> None:
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as whole:
         whole.write(save(tensors, {"results": told}))
     partial.replace(file)
+
+
+def _spec(entry: dict[str, Any] | None) -> InputSpec | None:
+    if entry is None:
+        return None
+    return InputSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
 
 
 def _load(file: Path | None) -> Results | None:
@@ -253,6 +260,7 @@ def _load(file: Path | None) -> Results | None:
                 entry["stats"],
                 entry["error"],
                 tuple(Part(**part) for part in entry["parts"]),
+                _spec(entry["spec"]),
             )
             for entry in entries
         ]

@@ -12,7 +12,7 @@ from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.denoising import Denoising
 from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.exact.analytic import POSTERIOR
-from flwr_leakage.attacks.exact.pixel_box import in_box
+from flwr_leakage.attacks.exact.pixel_box import NORMALISATION, PROVEN_INPUTS, in_box
 from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.fusion import Candidate, fuse
 from flwr_leakage.attacks.job import AttackJob
@@ -31,10 +31,10 @@ class Strongest:
 
     A target is *solved*, and no further attack is run on it, in four cases: a candidate's gradient
     meets the observed one within ``tolerance``; it explains a noised update to that noise; an
-    attack has proven all samples; or an attack answers a pruned update by the posterior's mean, and
-    its gradient meets all kept entries to rounding. An answer is moved into the box of valid pixels
-    before it is judged. A proof that does not hold after that is discarded
-    (:func:`flwr_leakage.attacks.exact.pixel_box.in_box`).
+    attack has proven the network's inputs of all samples; or an attack answers a pruned update by
+    the posterior's mean, and its gradient meets all kept entries to rounding. An answer is moved
+    into the box of valid pixels before it is judged, unless its inputs are proven and speak against
+    the normalisation that was told (:func:`flwr_leakage.attacks.exact.pixel_box.in_box`).
 
     ``finish`` continues from each candidate that is not far less likely than the best, so that
     candidates are compared at their minima, unless samples are proven or only rounding is left. Its
@@ -273,9 +273,9 @@ class _Target:
             return False
         result = in_box(self.evidence.problem.spec, result)  # judge the images that are returned
         assert result.batch is not None
-        proven = _is_proven(result)
+        proven, is_known = _is_proven(result), _is_known(result)
         scale = float(result.stats.get("scale", 1.0))
-        if proven and scale != self.evidence.problem.scale:  # told by the samples themselves
+        if is_known and scale != self.evidence.problem.scale:  # told by the samples themselves
             problem = self.evidence.problem.divided(scale / self.evidence.problem.scale)
             self.evidence = Evidence.of(problem, self.evidence.tolerance)
         if "features" in result.stats and "weight" in result.stats:
@@ -286,10 +286,10 @@ class _Target:
         judged = self.evidence.judge(result.batch)
         self.seconds += watch.seconds
         is_mean = POSTERIOR in result.stats and not self.evidence.is_noised
-        is_done = proven or (judged.misfit <= 1 and (judged.is_met or is_mean))
+        is_done = proven or is_known or (judged.misfit <= 1 and (judged.is_met or is_mean))
         solved = judged.is_met or is_done or (judged.is_explained and not fits_noise)
         outcome = "solved" if solved else "stopped" if stopped else "found"
-        reason = "proven" if proven else str(result.stats.get("stage", ""))
+        reason = _proof(result) if proven else str(result.stats.get("stage", ""))
         if scale != 1:
             reason += f"{', ' if reason else ''}of an update that was scaled by {scale:.3g}"
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
@@ -455,6 +455,20 @@ def _is_proven(result: Reconstruction) -> bool:
     """Return whether the attack itself proved every sample."""
     verdicts = result.stats.get("verdicts", ())
     return len(verdicts) > 0 and all(verdict == "proven" for verdict in verdicts)
+
+
+def _proof(result: Reconstruction) -> str:
+    """Return that every sample is proven, and what the proof of the pixels rests on."""
+    claim = result.stats.get(NORMALISATION)
+    if claim == "read off":
+        return f"proven. {result.stats['stage']}"
+    return "proven, up to the normalisation that was told" if claim == "as told" else "proven"
+
+
+def _is_known(result: Reconstruction) -> bool:
+    """Return whether the network's inputs of every sample are proven, if not their pixels."""
+    known = result.stats.get(PROVEN_INPUTS, 0) == len(result.stats.get("verdicts", ()))
+    return known and PROVEN_INPUTS in result.stats
 
 
 def _seconds(found: list[Reconstruction], total: float) -> list[float]:

@@ -46,7 +46,11 @@ def evaluate(
     spec: InputSpec,
     reference: Reference | None = None,
 ) -> Outcome:
-    """Measure the answer against the private samples, where there is a truth and an evaluator."""
+    """Measure the answer against the private samples, where there is a truth and an evaluator.
+
+    If a normalisation was read off the answer, it is used for the answer and the truth alike.
+    """
+    spec = answer.spec or spec
     if truth is not None and evaluator is not None:
         evaluation = evaluator.evaluate(answer, truth.private, spec, reference)
         originals = spec.denormalize(truth.private.inputs).clamp(0, 1)

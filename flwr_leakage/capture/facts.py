@@ -7,7 +7,6 @@ from typing import Any
 
 from torch.nn import functional as F
 
-from flwr_leakage.capture.inputs import public_normalization, public_statistics
 from flwr_leakage.capture.samples import (
     captured_batches,
     captured_schedule,
@@ -15,6 +14,7 @@ from flwr_leakage.capture.samples import (
     takes_in_order,
 )
 from flwr_leakage.capture.training import CapturedTraining
+from flwr_leakage.conventions import public_normalization, public_statistics
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule
 from flwr_leakage.schedules import MAX_STEPS
@@ -59,7 +59,7 @@ class TrainingFacts:
         shape: (C, H, W), where all inputs have the same; else empty.
         num_classes: K, or 0.
         normalization: the name of the public normalisation of the inputs, a key of
-            ``capture.inputs.PUBLIC``; empty where none fits.
+            ``conventions.PUBLIC``; empty where none fits.
         mean: per channel, where the client's owner gives it; else empty.
         std: the same.
         unscheduled: why no ``LocalSchedule`` says how it was trained, or empty.

@@ -153,9 +153,9 @@ class _Rows:
 
 
 def _pixels(inputs: Tensor, spec: InputSpec) -> Tensor:
-    """Pixels in [0, 1] in float64; NaN wherever an input is not finite."""
+    """Pixels in float64, in [0, 1] if the spec has a box; NaN wherever an input is not finite."""
     pixels = spec.denormalize(inputs.detach().cpu().double())
-    return torch.where(pixels.isfinite(), pixels.clamp(0, 1), math.nan)
+    return torch.where(pixels.isfinite(), pixels.clamp(0, 1) if spec.box else pixels, math.nan)
 
 
 def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:

@@ -107,7 +107,9 @@ def test_an_update_that_can_not_be_attacked_has_no_parts(job):
 
 
 def test_a_proof_ends_the_search(job, grey):
-    attacks = {"proof": Answering(grey, {"verdicts": ("proven",)}), "later": Answering(grey)}
+    levels = torch.linspace(0, 255, 64).round().reshape(1, 1, 8, 8) / 255
+    proof = Batch(job.spec.normalize(levels), grey.targets)
+    attacks = {"proof": Answering(proof, {"verdicts": ("proven",)}), "later": Answering(grey)}
     (result,) = Strongest(attacks)(job)
     assert [part.outcome for part in result.parts] == ["solved", "not run"]
     assert result.parts[0].reason == "proven"

@@ -11,12 +11,8 @@ from trained import Loop, network, pixels, sgd
 from flwr_leakage.capture import Limits, TrainingFacts, capture, differences, facts_of
 from flwr_leakage.capture.exposure import read_round
 from flwr_leakage.capture.facts import UNCOUNTED, UNTOLD
-from flwr_leakage.capture.inputs import (
-    PUBLIC,
-    infer_spec,
-    public_normalization,
-    public_statistics,
-)
+from flwr_leakage.capture.inputs import infer_spec
+from flwr_leakage.conventions import PUBLIC, public_normalization, public_statistics
 from flwr_leakage.gradient_map import local_update
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule

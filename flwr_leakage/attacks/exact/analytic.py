@@ -46,9 +46,9 @@ class Analytic(ExactAttack):
     :mod:`~flwr_leakage.attacks.exact.unseen_pixels` estimates such pixels from the linear layers
     behind and the prior of images. ``stats["posterior_deviation"]`` is their expected error.
 
-    x is proven if ``∂L/∂W`` and δ xᵀ differ only by rounding, in the rows of several units, and x
-    lies in the box of valid pixels. Then no other sample has this gradient, whatever follows the
-    layer, even dropout with masks that only the client knows. See
+    x is proven if ``∂L/∂W`` and δ xᵀ differ only by rounding, in the rows of several units. Then no
+    other sample has this gradient, whatever follows the layer, even dropout with masks that only
+    the client knows. The pixels are proven if x shows its normalisation; see
     :func:`flwr_leakage.attacks.exact.pixel_box.in_box`.
 
     The attack takes an update of one sample in one plain step. The model's first layer must be

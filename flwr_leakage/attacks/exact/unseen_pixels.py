@@ -222,8 +222,7 @@ def _bounds(
 ) -> Bounds:
     """Return the bounds on the unseen pixels and on the first layer's outputs."""
     first = layers[0]
-    images = torch.tensor([0.0, 1.0], dtype=base.dtype)[:, None].expand(2, len(base))
-    dark, bright = spec.normalize(images.reshape(2, *spec.shape)).flatten(1)
+    dark, bright = (bound.flatten() for bound in spec.bounds(base))
     ends = torch.stack([order.pixels(torch.full_like(base, x * first.bound)) for x in (-1.0, 1.0)])
     low = torch.maximum(ends.amin(0), dark)[unseen]
     high = torch.minimum(ends.amax(0), bright)[unseen]
