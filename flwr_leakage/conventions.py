@@ -77,6 +77,18 @@ def public_specs(spec: InputSpec) -> dict[str, InputSpec]:
     return found
 
 
+def possible_specs(spec: InputSpec) -> list[InputSpec]:
+    """Return the specs that inputs may have: the given one, and if it is unknown all public ones.
+
+    All of them are known ones. The given one is the first.
+    """
+    given = replace(spec, known=True)
+    if spec.known or not spec.box:
+        return [given]
+    others = public_specs(given).values()
+    return [given, *(one for one in others if not normalizations_agree(one, given))]
+
+
 def public_normalization(inputs: Tensor) -> str:
     """Return the name of the public normalisation under which all values are levels of pixels.
 
@@ -117,10 +129,16 @@ AS_TOLD = (
 
 REFUTED = (
     "The network's inputs are proven, but no pixels are: {why}. So the normalisation that the "
-    "attack was told may be wrong, or the inputs are no images of 8 bits; for others, such as "
-    "tables and embeddings, give a spec with box=False."
+    "attack was told is wrong, or the inputs are no images of 8 bits; for others, such as tables "
+    "and embeddings, give a spec with box=False."
 )
 """The reason, for the user, why proven inputs prove no pixels."""
+
+SEVERAL = (
+    "The network's inputs are proven, but no pixels are: the inputs are levels of pixels under the "
+    "normalisation that the attack was told, and under {others} too."
+)
+"""The same, where too few levels occur to tell normalisations apart."""
 
 OUTSIDE = "they lie outside of the box of valid pixels by more than their own error"
 OFF_LEVELS = "they lie on a grid of levels, but not on that of the normalisation"
@@ -176,7 +194,10 @@ def read_normalization(inputs: Tensor, told: InputSpec, error: float) -> Reading
         right = f"the mean {found.mean} and the deviation {found.std}"
         return Reading("read off", _wrong(right), found)
     if others:
-        why = f"they are levels of pixels under {' and '.join(map(repr, others))}"
+        names = " and ".join(map(repr, others))
+        if _possible(own):
+            return Reading("refuted", SEVERAL.format(others=names), None)
+        why = f"they are levels of pixels under {names}, and not as was told"
         return Reading("refuted", REFUTED.format(why=why), None)
     if any(_is_on_a_grid(channel.flatten(), error) for channel in values.transpose(0, 1)):
         return Reading("refuted", REFUTED.format(why=OFF_LEVELS), None)

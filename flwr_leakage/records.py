@@ -86,6 +86,8 @@ class InputSpec:
         std: per channel, in pixel units; positive; a single entry is that of every channel.
         box: whether the inputs are images of 8 bits, whose pixels are multiples of 1/255 in [0, 1].
             Otherwise no answer is clamped, and what is proven are the network's inputs.
+        known: whether the normalisation is known. If not, an audit and ``flwr_leakage.attack`` try
+            the given one first, then all public ones, and the fit decides.
 
     Example:
         >>> InputSpec.table(30, 2).clamp(torch.full((1, 1, 30), 9.0)).max()
@@ -97,6 +99,7 @@ class InputSpec:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     box: bool = True
+    known: bool = True
 
     @classmethod
     def table(cls, num_features: int, num_classes: int) -> "InputSpec":
@@ -130,8 +133,9 @@ class InputSpec:
                 object.__setattr__(self, name, tuple(values) * channels)
         if not all(std > 0 for std in self.std):
             raise ValueError(f"std must be positive, got {brief(self.std)}.")
-        if not isinstance(self.box, bool):
-            raise ValueError(f"box must be true or false, got {brief(self.box)}.")
+        for name in ("box", "known"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {brief(value)}.")
 
     def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
         return torch.tensor(values, dtype=like.dtype, device=like.device).reshape(-1, 1, 1)

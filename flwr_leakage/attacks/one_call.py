@@ -13,6 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from flwr_leakage._conf import DEFAULT_ATTACK
 from flwr_leakage.attacks.base import Attack, ProgressCallback
+from flwr_leakage.attacks.by_fit import by_fit
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.loss_check import check_loss
 from flwr_leakage.attacks.parallel import Parallel
@@ -128,7 +129,8 @@ def attack(
             gradient are frozen. Dropout is left out, with a warning if a module or a function
             applies it.
         update: gradients, or parameters before and after. A list of updates is attacked together.
-        spec: input shape, number of classes and normalisation.
+        spec: input shape, number of classes and normalisation. If that is unknown
+            (``known=False``), all public ones are tried, and the fit decides.
         preset: the name of a preset in ``conf/attack``, or an attack.
         num_examples: number of samples behind each update.
         schedule: the local training of each update; one step of all samples by default. It is
@@ -200,7 +202,7 @@ def attack(
         chosen = Parallel(chosen, workers, folder=folder)
     job = AttackJob(gradient_map, spec, observations, threat, seed, max_seconds=max_seconds)
     with torch.random.fork_rng(devices=[]):  # a model may draw from the global generator
-        results = chosen(job, progress)
+        results = by_fit(chosen, job, progress)
     return results if isinstance(update, list) else results[0]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flwr_leakage.attacks.base import Attack, ProgressCallback, failure
+from flwr_leakage.attacks.by_fit import by_fit
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.records import Reconstruction
 
@@ -31,11 +32,13 @@ def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = 
     """Attack all observations together. Whatever the attack raises becomes the answer.
 
     Where it raises for several, each is attacked by itself: one of them may be what it fails by.
+    Where the normalisation is unknown, the fit decides
+    (:func:`flwr_leakage.attacks.by_fit.by_fit`).
     """
     wall, cpu = time.monotonic(), time.process_time()
     error = ""
     try:
-        answers = attack(job, progress)
+        answers = by_fit(attack, job, progress)
         if len(answers) != len(job.observations):
             raise ValueError(
                 f"an attack must give one answer for each of {len(job.observations)} targets, got "

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.exact.pixel_box import NORMALISATION
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.audit.attack import attempt, describe_parts
 from flwr_leakage.audit.candidates import Candidates
@@ -528,6 +529,13 @@ class ServerAudit:
         server_round, client_id = case.observation.server_round, case.observation.client_id
         if answer.error:
             self.warn(server_round, client_id, f"client {client_id} not recovered: {answer.error}")
+        if answer.stats.get(NORMALISATION) in ("read off", "refuted"):
+            self.warn_once(server_round, client_id, f"client {client_id}: {answer.stats['stage']}")
+        elif answer.spec is not None:
+            by = f"mean {answer.spec.mean} and std {answer.spec.std}"
+            said = f"client {client_id} told no normalisation; its answer shows {by}, or fits it best"
+            if told := self._once.says(client_id, f"{said}."):
+                self.inform(server_round, client_id, told)
         outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
         if case.truth is not None:
             if self.evaluator is not None and self._shown != server_round:

@@ -130,8 +130,10 @@ class TrainingFacts:
     def spec(self) -> InputSpec:
         """The inputs, for attacks.
 
+        The normalisation is unknown (``known=False``) if none is told, as after interpolation.
+
         Raises:
-            ValueError: they are no images, or their normalisation is not known.
+            ValueError: they are no images.
         """
         if len(self.shape) != 3 or not self.num_classes:
             raise ValueError(
@@ -140,11 +142,12 @@ class TrainingFacts:
             )  # fmt: skip
         channels, height, width = self.shape
         mean, std = self.mean, self.std
-        if not mean:
-            if not self.normalization:
-                raise ValueError("no public normalisation fits the inputs; give audit a spec")
+        if self.normalization and not mean:
             mean, std = public_statistics(self.normalization, channels)
-        return InputSpec((channels, height, width), self.num_classes, mean, std)
+        shape = channels, height, width
+        if not mean:
+            return InputSpec(shape, self.num_classes, known=False)
+        return InputSpec(shape, self.num_classes, mean, std)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

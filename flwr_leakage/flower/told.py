@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from flwr_leakage.audit.note import ClientNote
@@ -52,6 +53,10 @@ class ToldAudit(ServerAudit):
     by its own word, so that no word of one client harms the audit of another. Inputs that the
     model does not take, or that would take too much, are refused before anything is allocated.
 
+    A client whose inputs fit no public normalisation, as after interpolation, is attacked under the
+    one that all others told, in this round or before. If they told several or none, all public ones
+    are tried, and the fit decides (:func:`flwr_leakage.attacks.by_fit.by_fit`).
+
     A mean update is attacked as if all clients in it had trained like most of them. Those that say
     otherwise, or nothing, are named in a warning.
 
@@ -64,6 +69,7 @@ class ToldAudit(ServerAudit):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._spared: dict[tuple[int, int], int] = {}
+        self._specs: dict[int, InputSpec] = {}  # of the clients that told a normalisation
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
         """Remember a client that is not attacked; ``inspect`` records what it tells."""
@@ -85,6 +91,7 @@ class ToldAudit(ServerAudit):
             told = self._schedule_of(facts.get(client_id))
             self._recorder.client(when, client_id, told, num_examples, reason)
         self._spared = {}
+        self._remember(facts)
         assumed, refused = self._assume_all(observations, facts)
         if self.threat.view == "aggregate" and observations:
             assumed, refused = self._agree(server_round, observations, assumed, refused)
@@ -105,6 +112,30 @@ class ToldAudit(ServerAudit):
         super().inspect(
             server_round, attacked, notes, unknown, num_updates, {**told_inputs, **(inputs or {})}
         )
+
+    def _remember(self, facts: Mapping[int, TrainingFacts | None]) -> None:
+        """Remember what clients told of their inputs, for those that cannot tell it themselves."""
+        for client_id, told in facts.items():
+            with suppress(ValueError):  # it told nothing
+                if (spec := _of(told).spec()).known:
+                    self._specs[client_id] = spec
+
+    def _pooled(self, spec: InputSpec) -> InputSpec:
+        """Return inputs under the normalisation that all clients told who told one.
+
+        If they told several, the most common one is to be tried first.
+        """
+        if spec.known:
+            return spec
+        alike = (spec.shape, spec.num_classes)
+        told = Counter(
+            (one.mean, one.std)
+            for one in self._specs.values()
+            if (one.shape, one.num_classes) == alike
+        )
+        for (mean, std), _ in told.most_common(1):
+            return replace(spec, mean=mean, std=std, known=len(told) == 1)
+        return spec
 
     def _test_only(self, seen: Observation, told: TrainingFacts | None, unknown: Set[int]) -> None:
         """Test the candidates for an update that is not attacked, where its training is known."""
@@ -190,7 +221,7 @@ class ToldAudit(ServerAudit):
         given = self.given
         if told is None and (given.spec is None or given.schedule is None):
             raise ValueError("it told nothing of its training; give observe a spec and a schedule")
-        spec = given.spec or _of(told).spec()
+        spec = given.spec or self._pooled(_of(told).spec())
         schedule = given.schedule or _of(told).schedule()
         mode = given.batch_norm or "running"
         if given.batch_norm is None and told is not None and told.batch_norm == "batch":
