@@ -6,6 +6,7 @@ Where a normalisation is known, nothing is tried.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from flwr_leakage.attacks.base import Attack, ProgressCallback
 from flwr_leakage.attacks.budget import Stopwatch
@@ -15,9 +16,12 @@ from flwr_leakage.attacks.problem import pose
 from flwr_leakage.conventions import possible_specs, read_normalization
 from flwr_leakage.records import InputSpec, Reconstruction
 
-STANDARD = {
-    "mean": (0.5,), "std": (0.25,), "box": False,
-}  # fmt: skip
+STANDARD: dict[str, Any] = {"mean": (0.5,), "std": (0.25,), "box": False}
+"""Inputs of mean 0 and deviation 1 in no box."""
+
+LEAST = 0.05
+"""Share of the time that all tries left may take together, however long the others took."""
+
 TRIED = "normalisations"
 """Key in the stats of an answer: the number of normalisations that were tried."""
 
@@ -36,7 +40,8 @@ def by_fit(
     channel.
 
     The normalisation is ``spec`` of each answer. ``job.max_seconds`` is for all of them together:
-    each may take an equal share of what is left.
+    each may take an equal share of what is left of a half. If the time ended the best one, the
+    attack is run once more under its normalisation, for the rest.
 
     Args:
         attack: any attack.
@@ -53,28 +58,40 @@ def _one(
     attack: Attack, job: AttackJob, specs: Sequence[InputSpec], progress: ProgressCallback | None
 ) -> Reconstruction:
     """Return the answer for a job of one target."""
-    watch = Stopwatch()
+    watch, limit = Stopwatch(), job.max_seconds
     best, least, answer = specs[0], math.inf, None
     # Most normalisations give inputs of about mean 0 and deviation 1.
     for tried, spec in enumerate([replace(specs[0], **STANDARD), *specs]):
-        seconds = job.max_seconds
-        if seconds is not None:
-            seconds = (seconds - watch.seconds) / (1 + len(specs) - tried)
-            if seconds <= 0:
-                break
+        seconds = None
+        if limit is not None:
+            seconds = max(limit / 2 - watch.seconds, LEAST * limit) / (1 + len(specs) - tried)
         one = replace(job, spec=spec, max_seconds=seconds)
         (found,) = attack(one, progress)
         answer = answer or found
         if found.batch is None:
             continue
-        shown = read_normalization(found.batch.inputs, found.spec or specs[0], 0.0)
-        if shown.spec is not None and shown.claim in ("confirmed", "read off"):
-            return _marked(found, shown.spec, tried + 1)
+        if (shown := _shown(found, specs[0])) is not None:
+            return _marked(found, shown, tried + 1)
         energy = _energy(one, found) if spec.box else math.inf
         if energy < least:
             best, least, answer = spec, energy, found
-    assert answer is not None  # a limit is positive
-    return answer if answer.batch is None else _marked(answer, best, tried + 1)
+    assert answer is not None
+    if answer.batch is None:
+        return answer
+    left = math.inf if limit is None else limit - watch.seconds
+    if "stopped" in answer.stats and left > 0:
+        one = replace(job, spec=best, max_seconds=left if left < math.inf else None)
+        (found,) = attack(one, progress)
+        if found.batch is not None and _energy(one, found) < least:
+            answer = found
+    return _marked(answer, _shown(answer, best) or best, 1 + len(specs))
+
+
+def _shown(found: Reconstruction, told: InputSpec) -> InputSpec | None:
+    """Return the normalisation that the values of an answer show, if they show one."""
+    assert found.batch is not None
+    shown = read_normalization(found.batch.inputs, found.spec or told, 0.0)
+    return shown.spec if shown.claim in ("confirmed", "read off") else None
 
 
 def _marked(found: Reconstruction, spec: InputSpec, tried: int) -> Reconstruction:
