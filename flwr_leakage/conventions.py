@@ -117,7 +117,9 @@ def normalizations_agree(one: InputSpec, other: InputSpec) -> bool:
     return len(one.mean) == len(other.mean) and all(abs(a - b) <= 0.5 / 255 for a, b in pairs)
 
 
-Claim = Literal["confirmed", "read off", "as told", "refuted"]
+Claim = Literal["confirmed", "read off", "as told", "refuted", "by fit"]
+"""What the pixels of an answer rest on; see :class:`Reading`. ``by fit`` is said of a normalisation
+that is unknown, and that inputs do not show."""
 
 CONFIRMED = "The values are levels of pixels under the normalisation that was told, and no other."
 

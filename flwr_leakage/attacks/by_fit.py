@@ -1,29 +1,35 @@
-"""An attack on inputs of an unknown normalisation: each public one is tried, and the fit decides.
+"""An attack on inputs of an unknown normalisation: the inputs show it, or else the fit decides.
 
 Where a normalisation is known, nothing is tried.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from flwr_leakage.attacks.base import Attack, ProgressCallback
 from flwr_leakage.attacks.budget import Stopwatch
 from flwr_leakage.attacks.evidence import Evidence
+from flwr_leakage.attacks.exact.pixel_box import NORMALISATION, PROVEN_INPUTS
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
-from flwr_leakage.conventions import possible_specs, read_normalization
+from flwr_leakage.conventions import Claim, possible_specs, read_normalization
 from flwr_leakage.records import InputSpec, Reconstruction
 
-STANDARD: dict[str, Any] = {"mean": (0.5,), "std": (0.25,), "box": False}
-"""Inputs of mean 0 and deviation 1 in no box."""
+MET = 1e-7
+"""Relative squared distance at which an answer's inputs are taken for the network's own."""
+
+OUTSIDE = 0.01
+"""The largest distance of such a pixel from the box of valid pixels, for pixels in [0, 1]."""
 
 LEAST = 0.05
 """Share of the time that all tries left may take together, however long the others took."""
 
-TRIED = "normalisations"
-"""Key in the stats of an answer: the number of normalisations that were tried."""
+GUESSED = (
+    "The normalisation is not known and not shown by the inputs. The pixels are those of the one "
+    "that fits best, and are not proven."
+)
+"""The reason, for the user, why proven inputs prove no pixels."""
 
 
 def by_fit(
@@ -32,16 +38,19 @@ def by_fit(
     """Return the answers of an attack under the normalisation of each target that fits best.
 
     If ``job.spec`` is known, these are the attack's answers. Otherwise the attack is run without a
-    box first, and then under one public normalisation after another, until the inputs that it finds
-    show the normalisation themselves (:func:`flwr_leakage.conventions.read_normalization`). If no
-    inputs do, the best is the one whose answer has the least energy
-    (:class:`flwr_leakage.attacks.evidence.Evidence`), as a density of network inputs: −2 log of the
-    posterior, with −2 Σ log σ for the scale of the prior, where σ is the deviation of each input's
-    channel.
+    box first. If the values of the inputs that it finds are levels of pixels under one
+    normalisation, that one is right (:func:`flwr_leakage.conventions.read_normalization`). If its
+    answer meets the gradient, and the values show nothing, the normalisations remain whose box
+    holds them; the narrower the box, the likelier are values that fill it. If it does not, the
+    attack is run under each public normalisation, which are then compared by the energy of the
+    answer (:class:`flwr_leakage.attacks.evidence.Evidence`). Either is −2 log of a density of
+    network inputs, which has −2 Σ log σ for the scale of pixels, with σ the deviation of each
+    input's channel. Targets whose values show nothing are decided together, by the sum of these.
 
-    The normalisation is ``spec`` of each answer. ``job.max_seconds`` is for all of them together:
-    each may take an equal share of what is left of a half. If the time ended the best one, the
-    attack is run once more under its normalisation, for the rest.
+    The normalisation is ``spec`` of each answer, and ``stats["normalisation"]`` is ``read off`` or
+    ``by fit``. ``job.max_seconds`` is for all of them together: each may take an equal share of
+    what is left of a half. If the time ended the best one, the attack is run once more under its
+    normalisation, for the rest.
 
     Args:
         attack: any attack.
@@ -51,58 +60,129 @@ def by_fit(
     specs = possible_specs(job.spec)
     if len(specs) == 1:
         return attack(job, progress)
-    return [_one(attack, job.take([i]), specs, progress) for i in range(len(job.observations))]
+    jobs = [job.take([i]) for i in range(len(job.observations))]
+    tries = [_Tries.of(attack, one, specs, progress) for one in jobs]
+    undecided = [each.energies for each in tries if each.shown is None and each.energies]
+
+    def total(spec: InputSpec) -> float:
+        return sum(energies.get(spec, math.inf) for energies in undecided)
+
+    answers = []
+    for one, each in zip(jobs, tries, strict=True):
+        if each.shown is not None:
+            answers.append(_marked(each.first, each.shown, "read off"))
+        elif not each.energies:
+            answers.append(each.first)
+        else:
+            ranks = {spec: (total(spec), own) for spec, own in each.energies.items()}
+            best = min(ranks, key=ranks.__getitem__)
+            answers.append(_marked(each.end(attack, one, best, progress), best, "by fit"))
+    return answers
 
 
-def _one(
-    attack: Attack, job: AttackJob, specs: Sequence[InputSpec], progress: ProgressCallback | None
-) -> Reconstruction:
-    """Return the answer for a job of one target."""
-    watch, limit = Stopwatch(), job.max_seconds
-    best, least, answer = specs[0], math.inf, None
-    # Most normalisations give inputs of about mean 0 and deviation 1.
-    for tried, spec in enumerate([replace(specs[0], **STANDARD), *specs]):
-        seconds = None
-        if limit is not None:
-            seconds = max(limit / 2 - watch.seconds, LEAST * limit) / (1 + len(specs) - tried)
-        one = replace(job, spec=spec, max_seconds=seconds)
+@dataclass(frozen=True)
+class _Tries:
+    """What came of one target under each normalisation.
+
+    Attributes:
+        first: the answer without a box, or the first one with a batch.
+        shown: the normalisation that its values show, or ``None``.
+        energies: of each normalisation that is possible.
+        answers: under each normalisation that was tried; ``first`` is that of the others.
+        seconds: CPU seconds that all took.
+    """
+
+    first: Reconstruction
+    shown: InputSpec | None
+    energies: dict[InputSpec, float]
+    answers: dict[InputSpec, Reconstruction]
+    seconds: float
+
+    @classmethod
+    def of(
+        cls,
+        attack: Attack,
+        job: AttackJob,
+        specs: Sequence[InputSpec],
+        progress: ProgressCallback | None,
+    ) -> "_Tries":
+        """Attack a job of one target."""
+        watch, limit = Stopwatch(), job.max_seconds
+        energies: dict[InputSpec, float] = {}
+        answers: dict[InputSpec, Reconstruction] = {}
+        # Most normalisations give inputs of about mean 0 and deviation 1.
+        standard = replace(specs[0], mean=(0.5,), std=(0.25,), box=False)
+        first: Reconstruction | None = None
+        for tried, spec in enumerate([standard, *specs]):
+            seconds = None
+            if limit is not None:
+                seconds = max(limit / 2 - watch.seconds, LEAST * limit) / (1 + len(specs) - tried)
+            one = replace(job, spec=spec, max_seconds=seconds)
+            (found,) = attack(one, progress)
+            if first is None or first.batch is None:
+                first = found
+            if found.batch is None:
+                continue
+            inputs = found.batch.inputs
+            shown = read_normalization(inputs, found.spec or specs[0], 0.0)
+            if shown.claim in ("confirmed", "read off"):
+                return cls(found, shown.spec, {}, {}, watch.seconds)
+            energy, distance = _judged(one, found)
+            if spec.box:
+                energies[spec], answers[spec] = energy - _scale(spec, len(inputs)), found
+            elif distance <= MET:
+                held = [each for each in specs if _outside(found, each) <= OUTSIDE]
+                narrow = {each: -_scale(each, len(inputs)) for each in held}
+                return cls(found, None, narrow, {}, watch.seconds)
+        assert first is not None
+        return cls(first, None, energies, answers, watch.seconds)
+
+    def end(
+        self, attack: Attack, job: AttackJob, spec: InputSpec, progress: ProgressCallback | None
+    ) -> Reconstruction:
+        """Return the answer under a normalisation, with the rest of the time if that ended it."""
+        answer = self.answers.get(spec, self.first)
+        left = math.inf if job.max_seconds is None else job.max_seconds - self.seconds
+        if spec not in self.answers or "stopped" not in answer.stats or left <= 0:
+            return answer
+        one = replace(job, spec=spec, max_seconds=left if left < math.inf else None)
         (found,) = attack(one, progress)
-        answer = answer or found
-        if found.batch is None:
-            continue
-        if (shown := _shown(found, specs[0])) is not None:
-            return _marked(found, shown, tried + 1)
-        energy = _energy(one, found) if spec.box else math.inf
-        if energy < least:
-            best, least, answer = spec, energy, found
-    assert answer is not None
-    if answer.batch is None:
-        return answer
-    left = math.inf if limit is None else limit - watch.seconds
-    if "stopped" in answer.stats and left > 0:
-        one = replace(job, spec=best, max_seconds=left if left < math.inf else None)
-        (found,) = attack(one, progress)
-        if found.batch is not None and _energy(one, found) < least:
-            answer = found
-    return _marked(answer, _shown(answer, best) or best, 1 + len(specs))
+        if found.batch is None or _judged(one, found) > _judged(one, answer):
+            return answer
+        return found
 
 
-def _shown(found: Reconstruction, told: InputSpec) -> InputSpec | None:
-    """Return the normalisation that the values of an answer show, if they show one."""
-    assert found.batch is not None
-    shown = read_normalization(found.batch.inputs, found.spec or told, 0.0)
-    return shown.spec if shown.claim in ("confirmed", "read off") else None
+def _marked(found: Reconstruction, spec: InputSpec, claim: Claim) -> Reconstruction:
+    """Return an answer under a normalisation; pixels under a guessed one are not proven."""
+    verdicts = found.stats.get("verdicts", ())
+    stats = {**found.stats, NORMALISATION: claim}
+    if "proven" in verdicts:
+        stats[PROVEN_INPUTS] = verdicts.count("proven")
+    if claim == "by fit" and stats.get(PROVEN_INPUTS):
+        stats["verdicts"] = tuple("not" if v == "not" else "plausible" for v in verdicts)
+        stage = str(stats.get("stage", "")).rstrip(".")
+        stats["stage"] = f"{stage}. {GUESSED}" if stage else GUESSED
+        if "proven" in stats:
+            stats["proven"] = 0
+    return replace(found, spec=spec, stats=stats)
 
 
-def _marked(found: Reconstruction, spec: InputSpec, tried: int) -> Reconstruction:
-    return replace(found, spec=replace(spec, known=True), stats={**found.stats, TRIED: tried})
-
-
-def _energy(job: AttackJob, found: Reconstruction) -> float:
-    """Return −2 log of the posterior of the network's inputs, up to a constant of the target."""
+def _judged(job: AttackJob, found: Reconstruction) -> tuple[float, float]:
+    """Return an answer's energy and its relative squared distance of gradients."""
     assert found.batch is not None
     problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
-    energy = Evidence.of(problem, 0.0).judge(found.batch).energy
-    _, height, width = job.spec.shape
-    scale = sum(math.log(std) for std in job.spec.std) * height * width
-    return energy - 2 * len(found.batch.targets) * scale
+    judged = Evidence.of(problem, MET).judge(found.batch)
+    return judged.energy, judged.distance
+
+
+def _outside(found: Reconstruction, spec: InputSpec) -> float:
+    """Return how far the answer lies outside of the box of valid pixels, in pixels' range."""
+    assert found.batch is not None
+    pixels = spec.denormalize(found.batch.inputs)
+    return float((pixels - pixels.clamp(0, 1)).abs().max())
+
+
+def _scale(spec: InputSpec, count: int) -> float:
+    """Return 2 Σ log σ over the inputs of all samples."""
+    _, height, width = spec.shape
+    return 2 * count * height * width * sum(math.log(std) for std in spec.std)

@@ -239,7 +239,8 @@ def _save(results: Results, file: Path | None) -> None:
 def _spec(entry: dict[str, Any] | None) -> InputSpec | None:
     if entry is None:
         return None
-    return InputSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+    return InputSpec(**fields)  # type: ignore[arg-type]  # the constructor checks them
 
 
 def _load(file: Path | None) -> Results | None:

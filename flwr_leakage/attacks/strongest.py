@@ -273,7 +273,8 @@ class _Target:
             return False
         result = in_box(self.evidence.problem.spec, result)  # judge the images that are returned
         assert result.batch is not None
-        proven, is_known = _is_proven(result), _is_known(result)
+        proven = _is_proven(result)
+        is_known = proven or _is_known(result)
         scale = float(result.stats.get("scale", 1.0))
         if is_known and scale != self.evidence.problem.scale:  # told by the samples themselves
             problem = self.evidence.problem.divided(scale / self.evidence.problem.scale)
@@ -286,7 +287,7 @@ class _Target:
         judged = self.evidence.judge(result.batch)
         self.seconds += watch.seconds
         is_mean = POSTERIOR in result.stats and not self.evidence.is_noised
-        is_done = proven or is_known or (judged.misfit <= 1 and (judged.is_met or is_mean))
+        is_done = is_known or (judged.misfit <= 1 and (judged.is_met or is_mean))
         solved = judged.is_met or is_done or (judged.is_explained and not fits_noise)
         outcome = "solved" if solved else "stopped" if stopped else "found"
         reason = _proof(result) if proven else str(result.stats.get("stage", ""))

@@ -529,13 +529,13 @@ class ServerAudit:
         server_round, client_id = case.observation.server_round, case.observation.client_id
         if answer.error:
             self.warn(server_round, client_id, f"client {client_id} not recovered: {answer.error}")
-        if answer.stats.get(NORMALISATION) in ("read off", "refuted"):
+        if answer.stats.get(NORMALISATION) in ("read off", "refuted") and self.spec.known:
             self.warn_once(server_round, client_id, f"client {client_id}: {answer.stats['stage']}")
         elif answer.spec is not None:
-            by = f"mean {answer.spec.mean} and std {answer.spec.std}"
-            said = f"client {client_id} told no normalisation; its answer shows {by}, or fits it best"
-            if told := self._once.says(client_id, f"{said}."):
-                self.inform(server_round, client_id, told)
+            claim, by = answer.stats[NORMALISATION], answer.spec
+            told = f"client {client_id} told no normalisation; {claim}: {by.mean} and {by.std}."
+            if said := self._once.says(client_id, told):
+                self.inform(server_round, client_id, said)
         outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
         if case.truth is not None:
             if self.evaluator is not None and self._shown != server_round:

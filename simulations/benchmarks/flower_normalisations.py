@@ -54,7 +54,7 @@ ROWS: tuple[tuple[str, tuple[str, ...], bool, float], ...] = (
     ("fashion_mnist", ("Fashion-MNIST",), False, 1.0),
     ("mnist", ("0 to 1",), False, 1.0),
 )
-"""The data, the normalisations of clients in turn, whether each is alone, the share interpolated."""
+"""Data, the normalisations of clients in turn, whether each is alone, the share interpolated."""
 
 
 def images_of(root: Path, name: str) -> Tensor:
@@ -127,7 +127,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", help="rows by number; all by default")
     given = lab.start(parser)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    lab.print_header("data", "own", "alone", "interpolated", "clients", "attacked", "right", "CPU s")
+    lab.print_header(
+        "data", "own", "alone", "interpolated", "clients", "attacked", "right", "CPU s"
+    )
     for number, (name, owns, alone, share) in enumerate(ROWS):
         if given.data not in name or (given.rows and number not in given.rows):
             continue

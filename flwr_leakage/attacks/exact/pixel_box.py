@@ -20,7 +20,7 @@ PROVEN_INPUTS = "proven_inputs"
 """Key in the stats of an answer: the number of samples whose network inputs are proven."""
 
 NORMALISATION = "normalisation"
-"""Key in the stats of an answer with proven inputs: what they show of the normalisation, a
+"""Key in the stats of an answer: what its inputs show of the normalisation, a
 :data:`flwr_leakage.conventions.Claim`."""
 
 
