@@ -54,6 +54,22 @@ def test_normalisation_is_inverted_and_in_the_dtype_of_its_argument():
     torch.testing.assert_close(SPEC.denormalize(inputs), pixels)
 
 
+def test_inputs_without_a_box_are_never_clamped():
+    inputs = 9 * torch.randn(5, 1, 1, 4)
+    table = InputSpec.table(4, 2)
+    assert torch.equal(table.clamp(inputs), inputs)
+    assert torch.equal(table.denormalize(table.normalize(inputs)), inputs)
+    assert torch.equal(table.normalize(torch.tensor([[[0.25, 0.5, 0.75, 1.0]]])),
+                       torch.tensor([[[-1.0, 0.0, 1.0, 2.0]]]))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["box", "known"])
+@pytest.mark.usefixtures("unchecked")
+def test_a_flag_of_a_spec_is_true_or_false(name):
+    with pytest.raises(ValueError, match=f"{name} must be true or false, got 'no'"):
+        InputSpec((1, 2, 2), 2, **{name: "no"})
+
+
 def test_clamp_projects_onto_the_box_of_pixels():
     pixels = torch.linspace(-1, 2, 60, dtype=torch.float64).reshape(5, 3, 2, 2)
     clamped = SPEC.clamp(SPEC.normalize(pixels))

@@ -62,6 +62,7 @@ class TrainingFacts:
             ``conventions.PUBLIC``; empty where none fits.
         mean: per channel, where the client's owner gives it; else empty.
         std: the same.
+        box: whether the inputs are images, as the owner says; see ``InputSpec``.
         unscheduled: why no ``LocalSchedule`` says how it was trained, or empty.
         rewritten: the first step, counted from 1, whose gradients something changed after
             ``backward`` (clipping, noise); 0 where none was seen.
@@ -85,6 +86,7 @@ class TrainingFacts:
     normalization: str = ""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    box: bool = True
     unscheduled: str = ""
     rewritten: int = 0
     repeated: bool = False
@@ -147,7 +149,7 @@ class TrainingFacts:
         shape = channels, height, width
         if not mean:
             return InputSpec(shape, self.num_classes, known=False)
-        return InputSpec(shape, self.num_classes, mean, std)
+        return InputSpec(shape, self.num_classes, mean, std, self.box)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -176,6 +178,7 @@ class TrainingFacts:
             normalization=_text(content["normalization"]),
             mean=tuple(_number(value) for value in _few(content["mean"])),
             std=tuple(_number(value) for value in _few(content["std"])),
+            box=_flag(content.get("box", True)),
             unscheduled=_text(content["unscheduled"]),
             rewritten=_count(content.get("rewritten", 0)),
             repeated=_flag(content.get("repeated", False)),
@@ -211,7 +214,7 @@ def facts_of(
     inputs = _inputs(training)
     if spec is not None:
         given = replace(inputs, shape=spec.shape, num_classes=spec.num_classes, normalization="")
-        inputs = replace(given, mean=spec.mean, std=spec.std)
+        inputs = replace(given, mean=spec.mean, std=spec.std, box=spec.box) if spec.known else given
     try:
         captured_schedule(training, num_examples)
         unscheduled = ""
@@ -233,6 +236,7 @@ def facts_of(
         normalization=inputs.normalization,
         mean=inputs.mean,
         std=inputs.std,
+        box=inputs.box,
         unscheduled=unscheduled,
         rewritten=_rewritten(training),
         counted=takes_in_order(training, reported),
@@ -255,6 +259,7 @@ class _Inputs:
     normalization: str = ""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    box: bool = True
 
 
 def _inputs(training: CapturedTraining) -> _Inputs:

@@ -40,7 +40,7 @@ _NUMBERS = ("learning_rate", "momentum", "weight_decay", "num_steps", "batch_siz
 """Settings that may vary by round as a matter of course: their first change is replayed."""
 _KINDS = (
     "optimizer", "batch_norm", "randomness", "precision", "loss", "shape", "num_classes",
-    "normalization", "mean", "std", "rewritten",
+    "normalization", "mean", "std", "box", "rewritten",
 )  # fmt: skip
 _LISTS = ("varying", "again", "names", "untrained")
 """Fields of :class:`Replayed` that are tuples, which JSON gives back as lists."""

@@ -74,8 +74,7 @@ def test_a_normalisation_that_cannot_be_known_is_not_told():
     facts = facts_of(training, 12)
     assert facts.shape == (1, 6, 6)
     assert (facts.normalization, facts.mean) == ("", ())
-    with pytest.raises(ValueError, match="normalisation"):
-        facts.spec()
+    assert facts.spec() == InputSpec((1, 6, 6), 3, known=False)
 
 
 @pytest.mark.parametrize("darkest", [0, 3, 41])
@@ -106,6 +105,13 @@ def test_what_was_read_off_the_samples_travels_only_where_they_are_sent_as_train
         told.spec()
     given = facts_of(training, count, reported=count, spec=SPEC).travelling(as_trained=False)
     assert given.spec() == SPEC  # the owner says it
+
+
+def test_an_owner_tells_that_the_inputs_are_a_table_or_the_shape_alone():
+    training, _, count = captured()
+    for given in (InputSpec.table(36, 3), InputSpec((1, 6, 6), 3, known=False)):
+        facts = facts_of(training, count, reported=count, spec=given)
+        assert TrainingFacts.from_dict(json.loads(json.dumps(facts.to_dict()))).spec() == given
 
 
 def test_steps_travel_where_the_app_reports_the_number_of_samples_that_they_follow_from():
