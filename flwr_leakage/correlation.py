@@ -1,39 +1,31 @@
 """How well one quantity follows another: correlation coefficients with their uncertainty."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-Kind = Literal["spearman", "pearson"]
-
 
 @dataclass(frozen=True)
 class Correlation:
-    """A correlation coefficient of n pairs.
+    """Spearman's ρ of n pairs.
 
     Attributes:
-        kind: which coefficient.
         coefficient: in [−1, 1]; ``None`` where it is not defined.
         low: lower end of the confidence interval; ``None`` where it is not defined.
         high: upper end, likewise.
-        p_value: probability of a coefficient at least as far from zero if the two quantities are
-            independent; ``None`` where there is no coefficient.
-        confidence: level of the interval.
         n: pairs used.
         note: why a number is missing; mostly empty.
     """
 
-    kind: Kind
     coefficient: float | None
     low: float | None
     high: float | None
-    p_value: float | None
-    confidence: float
     n: int
     note: str = ""
 
@@ -41,11 +33,10 @@ class Correlation:
 def spearman(
     x: Sequence[float | None], y: Sequence[float | None], confidence: float = 0.95
 ) -> Correlation:
-    """Spearman's ρ: the linear correlation of ranks; equal values share their mean rank.
+    """Return Spearman's ρ, the linear correlation of ranks; equal values share their mean rank.
 
-    SciPy has no interval for ρ. It is ``tanh(artanh ρ ± z·√((1 + ρ²/2) / (n − 3)))`` here, with
-    the variance of artanh ρ by Bonett and Wright (2000, eq. 3) and z the normal quantile; it takes
-    5 pairs. The p-value is that of the t approximation.
+    The interval is ``tanh(artanh ρ ± z·√((1 + ρ²/2) / (n − 3)))``, with the variance of artanh ρ by
+    Bonett and Wright (2000, eq. 3) and z the normal quantile; it takes 5 pairs.
 
     Args:
         x: one value a sample; pairs with a missing or non-finite value are left out.
@@ -57,60 +48,117 @@ def spearman(
 
     Example:
         >>> found = spearman([1, 2, 3, 4], [10, 20, 40, 30])
-        >>> round(found.coefficient, 3), round(found.p_value, 3), found.note
-        (0.8, 0.2, 'no interval: needs 5 pairs')
+        >>> round(found.coefficient, 3), found.note
+        (0.8, 'no interval: needs 5 pairs')
     """
-    return _correlate("spearman", x, y, confidence)
-
-
-def pearson(
-    x: Sequence[float | None], y: Sequence[float | None], confidence: float = 0.95
-) -> Correlation:
-    """Pearson's r, with Fisher's interval ``tanh(artanh r ± z / √(n − 3))``, which takes 4 pairs.
-
-    Args:
-        x: one value a sample; pairs with a missing or non-finite value are left out.
-        y: likewise.
-        confidence: level of the interval, in (0, 1).
-
-    Raises:
-        ValueError: lengths differ, or ``confidence`` lies outside (0, 1).
-    """
-    return _correlate("pearson", x, y, confidence)
-
-
-def _correlate(
-    kind: Kind, x: Sequence[float | None], y: Sequence[float | None], confidence: float
-) -> Correlation:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie in (0, 1), got {confidence}.")
     left, right = _complete_pairs(x, y)
     n = len(left)
     if n < 3:
-        return Correlation(kind, None, None, None, None, confidence, n, f"needs 3 pairs, got {n}")
+        return Correlation(None, None, None, n, f"needs 3 pairs, got {n}")
     if np.ptp(left) == 0 or np.ptp(right) == 0:
-        note = "undefined: one of the quantities is constant"
-        return Correlation(kind, None, None, None, None, confidence, n, note)
+        return Correlation(None, None, None, n, "undefined: one of the quantities is constant")
     from scipy import stats  # takes a second to import
 
-    found = (stats.spearmanr if kind == "spearman" else stats.pearsonr)(left, right)
-    coefficient, p_value = float(found.statistic), float(found.pvalue)
-    needed = 5 if kind == "spearman" else 4
+    rho = float(stats.spearmanr(left, right).statistic)
     # Of ranks that agree, SciPy's ρ may be off 1 by rounding.
-    if n < needed or abs(coefficient) >= 1 - 1e-12:
-        why = f"needs {needed} pairs" if n < needed else "a perfect correlation"
-        note = f"no interval: {why}"
-        return Correlation(kind, coefficient, None, None, p_value, confidence, n, note)
-    if kind == "spearman":
-        low, high = _bonett_wright(coefficient, n, confidence)
-    else:
-        low, high = map(float, found.confidence_interval(confidence))
-    return Correlation(kind, coefficient, low, high, p_value, confidence, n)
-
-
-def _bonett_wright(rho: float, n: int, confidence: float) -> tuple[float, float]:
+    if n < 5 or abs(rho) >= 1 - 1e-12:
+        why = "needs 5 pairs" if n < 5 else "a perfect correlation"
+        return Correlation(rho, None, None, n, f"no interval: {why}")
     half = ndtri((1 + confidence) / 2) * math.sqrt((1 + rho**2 / 2) / (n - 3))
-    return math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half)
+    low, high = (math.tanh(math.atanh(rho) + end) for end in (-half, half))
+    return Correlation(rho, low, high, n)
+
+
+ARRANGEMENTS = math.factorial(7)
+"""Orders that a permutation test takes: all of them, or as many random ones if there are more."""
+
+
+MAX_RANKS = 10_000_000
+"""Ranks that the random orders of a test hold at most, which bounds it to about a second."""
+
+
+@dataclass(frozen=True)
+class RankAgreement:
+    """How two quantities rank the same units within rounds.
+
+    Attributes:
+        coefficient: rank correlation within rounds, in [−1, 1]; ``None`` where no two units can be
+            compared, or one of the quantities is equal throughout.
+        p_value: the probability of a coefficient at least as far from zero if the quantities have
+            nothing to do with each other; ``None`` likewise.
+        least: the smallest p-value that this many units allow: that of a perfect order.
+        n: units that were compared.
+    """
+
+    coefficient: float | None
+    p_value: float | None
+    least: float
+    n: int
+
+
+def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAgreement:
+    """Test by permutation whether two quantities rank units alike within rounds.
+
+    A unit counts once, in that of its rounds in which most units were seen, and is compared with
+    those that count there, so that a drift over the rounds is no agreement. Let a and b be the
+    units' ranks in their round, less the mean of it. The coefficient is ``⟨a, b⟩ / (‖a‖‖b‖)``,
+    which is Spearman's ρ for a single round. The p-value is the share of all exchanges of units
+    within rounds that lead as far from zero (Fisher 1935); if they are more than ``ARRANGEMENTS``,
+    it is that of as many random ones, this one included (Phipson and Smyth 2010).
+
+    Args:
+        seen: the round, the unit, and its values x and y there.
+
+    Example:
+        >>> found = rank_agreement([(1, "a", 1, 9), (1, "b", 2, 8), (1, "c", 3, 5), (2, "a", 9, 0)])
+        >>> found.n, found.coefficient, round(found.p_value, 3)
+        (3, -1.0, 0.333)
+    """
+    from scipy.stats import rankdata  # takes a second to import
+
+    by_unit: dict[Hashable, dict[int, tuple[float, float]]] = {}
+    for when, unit, x, y in seen:
+        by_unit.setdefault(unit, {})[when] = (x, y)
+    units_in = Counter(when for rounds in by_unit.values() for when in rounds)
+    by_round: dict[int, list[tuple[float, float]]] = {}
+    for rounds in by_unit.values():
+        chosen = max(rounds, key=lambda when: (units_in[when], -when))
+        by_round.setdefault(chosen, []).append(rounds[chosen])
+    blocks = [rankdata(pairs, axis=0) for pairs in by_round.values() if len(pairs) > 1]
+    sizes = [len(block) for block in blocks]
+    orders = 1
+    for size in sizes:  # beyond 2^64 it does not matter how many
+        orders = min(orders * math.factorial(min(size, 20)), 2**64)
+    n, least = sum(sizes), min(1.0, 2 / orders)
+    if not blocks:
+        return RankAgreement(None, None, least, n)
+    left, right = np.concatenate([block - block.mean(0) for block in blocks]).T
+    scale = math.sqrt(float(left @ left) * float(right @ right))
+    if scale == 0:
+        return RankAgreement(None, None, least, n)
+    found, hits, tried = float(left @ right) / scale, 0, 0
+    for places in _arrangements(sizes, drawn=orders > ARRANGEMENTS):
+        hits += int((np.abs(right[places] @ left) / scale >= abs(found) - 1e-9).sum())
+        tried += len(places)
+    return RankAgreement(found, hits / tried, least, n)
+
+
+def _arrangements(sizes: Sequence[int], drawn: bool) -> Iterable[NDArray]:
+    """Yield all orders of units within their blocks, or the present and random ones, as rows."""
+    starts = np.cumsum([0, *sizes])
+    if not drawn:
+        blocks = [
+            itertools.permutations(range(start, start + size))
+            for start, size in zip(starts, sizes, strict=False)
+        ]
+        yield np.array([sum(parts, ()) for parts in itertools.product(*blocks)])
+        return
+    draws, block = np.random.default_rng(0), np.repeat(np.arange(len(sizes)), sizes)
+    yield np.arange(len(block))[None]
+    for _ in range(min(ARRANGEMENTS, MAX_RANKS // len(block))):
+        yield np.argsort(block + draws.random(len(block)))[None]
 
 
 def _complete_pairs(

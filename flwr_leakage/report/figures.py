@@ -6,6 +6,7 @@ from above. Neither alone says how safe it is: an attack may be weak, and a boun
 not meant for this attacker.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -13,8 +14,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flwr_leakage.correlation import Correlation, spearman
-from flwr_leakage.report.attempts import Attempt, ended, grouped_by_client, most_at_risk_first
+from flwr_leakage.correlation import RankAgreement, rank_agreement
+from flwr_leakage.report.attempts import (
+    SURE,
+    Attempt,
+    ended,
+    grouped_by_client,
+    most_at_risk_first,
+)
 from flwr_leakage.report.drawing import (
     MAX_DOTS,
     MAX_DOTS_A_ROUND,
@@ -90,15 +97,10 @@ class Agreement:
         score: the score's name.
         outcome: the metric's name.
         unit: of the outcome.
-        pairs: (score, outcome) of each sample that has both.
-        rho: Spearman's rank correlation, or ``None``.
-        interval: its 95 % interval, or ``None``.
-        p_value: of no correlation, two-sided, or ``None``.
-        within_rounds: the median of Spearman's ρ over the rounds with at least 4 pairs. A score
-            and an outcome that both drift as the model trains correlate over all rounds, which is
-            of no use within one.
-        direction: what the score claims, for instance that larger values are safer.
-        reading: whether ρ bears out that claim, in words.
+        pairs: (score, outcome) of each sample that has both, in every round.
+        found: how both rank the images within rounds.
+        p_value: of ``found``, times the number of scores that are compared; ``None`` without one.
+        reading: whether the order bears out what the score claims, in words.
         holds: whether it does; ``None`` where this run does not tell.
     """
 
@@ -106,11 +108,8 @@ class Agreement:
     outcome: str
     unit: str
     pairs: tuple[tuple[float, float], ...]
-    rho: float | None
-    interval: tuple[float, float] | None
+    found: RankAgreement
     p_value: float | None
-    within_rounds: float | None
-    direction: str
     reading: str
     holds: bool | None
 
@@ -257,18 +256,10 @@ def _tell(groups: dict[int, list[float]]) -> str:
 
 def score_figure(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
     """Return a risk score's chart against the outcome; ``blind`` is the PSNR of the blind guess."""
-    figures = [f"n\u00a0=\u00a0{len(entry.pairs)}"]
-    if entry.rho is not None and entry.p_value is not None:
-        figures.insert(0, f"Spearman ρ\u00a0=\u00a0{_rho(entry.rho)}")
-        if entry.interval is not None:
-            low, high = entry.interval
-            figures.append(f"95 % interval {_rho(low)} to {_rho(high)}")
-        p_value = (
-            "p\u00a0<\u00a00.001" if entry.p_value < 0.001 else f"p\u00a0=\u00a0{entry.p_value:.3f}"
-        )
-        figures.append(p_value)
-    if entry.within_rounds is not None:
-        figures.append(f"within rounds ρ = {_rho(entry.within_rounds)} (median)")
+    figures = [f"n\u00a0=\u00a0{count(entry.found.n, 'image')}"]
+    if entry.found.coefficient is not None and entry.p_value is not None:
+        figures.insert(0, f"ρ within rounds\u00a0=\u00a0{_rho(entry.found.coefficient)}")
+        figures.append(f"p\u00a0=\u00a0{number(entry.p_value, 2)}")
     outcome = heading(entry.outcome, entry.unit)
     svg = None
     if entry.pairs:
@@ -380,42 +371,39 @@ OUTCOMES = ("psnr", "rmse", "mse")
 
 
 AVOID = "Do not rely on it here."
-MIN_PAIRS = 4
-"""Of three pairs in a random order, one in three has ρ = ±1: that says nothing."""
 
 
 def agreements(index: Index) -> list[Agreement]:
-    """Compare every score with PSNR, or where there is none with RMSE or MSE."""
+    """Compare every score with PSNR, or where there is none with RMSE or MSE.
+
+    Scores that are one number throughout rank nothing and are left out.
+    """
     outcome = next((name for name in OUTCOMES if values(index.series("metric", name))), None)
+    names = [name for name in index.names("score") if not is_constant(index.series("score", name))]
     if outcome is None:
         return []
-    return [_agreement(index, score, outcome) for score in index.names("score")]
+    return [_agreement(index, score, outcome, len(names)) for score in names]
 
 
-def _agreement(index: Index, score: str, outcome: str) -> Agreement:
-    keyed = _pairs(index, score, outcome)
-    pairs = tuple(pair for _, pair in keyed)
-    rhos = [_rank_correlation(group).coefficient for group in grouped(keyed).values()]
+def _agreement(index: Index, score: str, outcome: str, scores: int) -> Agreement:
+    seen = _pairs(index, score, outcome)
+    found = rank_agreement(seen)
     first = next(iter(index.series("score", score).values()))
     unit = next(iter(index.series("metric", outcome).values())).unit
-    found = _rank_correlation(pairs)
-    interval = None if found.low is None or found.high is None else (found.low, found.high)
-    typical = median([rho for rho in rhos if rho is not None])
-    holds, reading = _reading(found.coefficient, interval, typical, first.direction, outcome)
-    return Agreement(
-        score, outcome, unit, pairs, found.coefficient, interval, found.p_value,
-        typical, first.direction, reading, holds,
-    )  # fmt: skip
+    p_value = None if found.p_value is None else min(1.0, found.p_value * scores)
+    holds, reading = _reading(found, p_value, first.direction, outcome, scores)
+    pairs = tuple((x, y) for _, _, x, y in seen)
+    return Agreement(score, outcome, unit, pairs, found, p_value, reading, holds)
 
 
-def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> Correlation:
-    enough = pairs if len(pairs) >= MIN_PAIRS else ()
-    return spearman([left for left, _ in enough], [right for _, right in enough])
+def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, Key, float, float]]:
+    """Pair by sample; a score of a whole client is paired with its median outcome.
 
-
-def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, tuple[float, float]]]:
-    """Pair by sample; a score of a whole client is paired with its median outcome."""
-    metric = index.series("metric", outcome)
+    Returns:
+        The round, the image, the score and the outcome. An image that the truth does not tell apart
+        from others is its place in the batch.
+    """
+    metric, numbers = index.series("metric", outcome), index.series("client", "image")
     by_client = grouped((k[:2], r.value) for k, r in metric.items() if r.value is not None)
     pairs = []
     for key, record in sorted(index.series("score", score).items()):
@@ -423,41 +411,53 @@ def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, tuple[floa
             result = metric[key].value
         else:
             result = median(by_client.get(key[:2], [])) if key[2] < 0 else None
+        told = numbers.get(key)
+        image = (key[1], 0, key[2])
+        if told is not None and told.value is not None:
+            image = (key[1], 1, int(told.value))
         if record.value is not None and result is not None:
-            pairs.append((key[0], (record.value, result)))
+            pairs.append((key[0], image, record.value, result))
     return pairs
 
 
 def _reading(
-    rho: float | None,
-    interval: tuple[float, float] | None,
-    within_rounds: float | None,
-    direction: str,
-    outcome: str,
+    found: RankAgreement, p_value: float | None, direction: str, outcome: str, scores: int
 ) -> tuple[bool | None, str]:
-    if rho is None:
-        return None, f"Too few pairs, or all equal: no rank correlation. {AVOID}"
     if direction not in ("larger is safer", "larger leaks more", "smaller is safer"):
         return None, "The score claims no direction."
+    if found.least * scores > SURE:
+        return None, f"{too_few_told(found, scores)} {AVOID}"
+    if found.coefficient is None or p_value is None:
+        return None, f"All images are equal: no rank correlation. {AVOID}"
     leak_sign = 1 if direction in ("larger leaks more", "smaller is safer") else -1
     expected = leak_sign if outcome == "psnr" else -leak_sign
     sign = "positive" if expected > 0 else "negative"
     claim = f"The score claims “{direction}”: ρ with {label(outcome)} should be {sign}."
-    if interval is None:
-        return None, f"{claim} There are too few pairs for an interval. {AVOID}"
-    if interval[0] <= 0 <= interval[1]:
-        return None, f"{claim} The interval contains 0: this run does not tell. {AVOID}"
-    if rho * expected > 0:
-        drift = within_rounds is not None and within_rounds * expected < rho * expected / 2
-        but = " Within single rounds most of that is gone: both drift over the rounds."
-        return True, f"{claim} It is: the score ranks the samples as the attack does.{but * drift}"
-    return False, f"{claim} It is not: the score ranks the samples backwards. {AVOID}"
+    if p_value > SURE:
+        return None, f"{claim} Chance gives as much: this run does not tell. {AVOID}"
+    if found.coefficient * expected > 0:
+        return True, f"{claim} It is: the score ranks the images of a round as the attack does."
+    return False, f"{claim} It is not: the score ranks the images backwards. {AVOID}"
 
 
-def agreement_told(found: Sequence[Agreement]) -> str:
+def too_few_told(found: RankAgreement, scores: int) -> str:
+    """Return how many images a judgement takes, and why those of a run are too few."""
+    needed = next(n for n in itertools.count(2) if 2 * scores <= SURE * math.factorial(n))
+    among = f" for one of {scores} scores" if scores > 1 else ""
+    return (
+        f"Too few images to tell: {found.n or 'none'} can be compared with others of a round. It "
+        f"takes {needed}: of fewer, chance alone puts them into a perfect order"
+        f"{among} in more than {100 * SURE:g} % of runs."
+    )
+
+
+def agreement_told(agreed: Sequence[Agreement]) -> str:
     """Return in a sentence or two whether the scores of a run rank its leaks."""
+    most = max((entry.found for entry in agreed), key=lambda found: found.n)
+    if most.least * len(agreed) > SURE:
+        return too_few_told(most, len(agreed))
     named = {
-        held: ", ".join(label(entry.score) for entry in found if entry.holds is held)
+        held: ", ".join(label(entry.score) for entry in agreed if entry.holds is held)
         for held in (True, False, None)
     }
     parts = [

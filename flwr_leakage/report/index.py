@@ -95,11 +95,6 @@ class Index:
                 for key in series}  # fmt: skip
         return sorted(held)
 
-    def attacked(self) -> list[Key]:
-        """Return every sample that an attack was measured on, in order."""
-        keys = {key for name in self.names("metric") for key in self.series("metric", name)}
-        return sorted(key for key in keys if key[2] >= 0)
-
 
 def values(series: Series) -> list[float]:
     """Return the values that are known, without their keys."""

@@ -29,7 +29,7 @@ from flwr_leakage.report.figures import (
 )
 from flwr_leakage.report.gallery import Gallery, make_gallery
 from flwr_leakage.report.grades import SURENESS, grades_table, measures_table
-from flwr_leakage.report.index import RANKED, Index, Table, count, is_constant, median, values
+from flwr_leakage.report.index import RANKED, Index, Table, count, median, values
 from flwr_leakage.report.membership import UNTESTED, membership_section
 from flwr_leakage.report.remedies import remedies, remedies_table
 from flwr_leakage.report.story import (
@@ -117,7 +117,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     others = unattacked_table(index, run.events, found, MAX_CLIENTS)
     costs, gallery = costs_table(index), make_gallery(run.images, found, max_gallery)
     blind = median(values(index.series("metric", "blind_psnr")))
-    agreed = [a for a in agreements(index) if not is_constant(index.series("score", a.score))]
+    agreed = agreements(index)
     names = [run.metadata.get("run"), *(record.run for record in run.records[:1])]
     members = membership_section(index)
     named = [name for name in names if isinstance(name, str) and name]
@@ -162,7 +162,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         error_bars=scores_table(index),
         gallery=gallery,
         agreements=[score_figure(i, entry, blind) for i, entry in enumerate(agreed)],
-        agreement=agreement_told(agreed),
+        agreement=agreement_told(agreed) if agreed else "",
         any_agrees=any(entry.holds for entry in agreed),
         clients=clients,
         unattacked=others,

@@ -31,7 +31,7 @@ def test_the_whole_page(run_folder):
         "What is not covered",
         "This run measured no defense beside its own",
         "PSNR: 2 of 12 missing (no reason was recorded).",
-        "Spearman ρ =",
+        "ρ within rounds =",
         "no reply",
         "On top: how good the trained model is. Below: each dot is one image in one round",
         "By attacked client, most at risk first",
@@ -157,7 +157,7 @@ def test_scores_that_rank_no_leaks_are_folded_below_the_conclusion(run_folder, m
     assert "Rely on none of them here." in page.text
     _, _, folded = html.partition(f"<summary>{fold}</summary>")
     section = folded.partition("</section>")[0]
-    assert "Spearman’s ρ" in section and "Scores by client, median" in section
+    assert "ρ compares the orders" in section and "Scores by client, median" in section
     assert section.count("<details") + 1 == section.count("</details>")
 
 

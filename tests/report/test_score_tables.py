@@ -53,9 +53,8 @@ def test_the_reading_follows_the_direction(direction, sign, words):
     noisy = values + np.random.default_rng(0).normal(0, 3, 20)
     [entry] = agreements(paired(list(values), list(sign * noisy), direction=direction))
     expected = stats.spearmanr(values, sign * noisy)
-    assert entry.rho == pytest.approx(expected.statistic)
-    assert entry.p_value == pytest.approx(expected.pvalue)
-    assert entry.interval[0] < entry.rho < entry.interval[1]
+    assert entry.found.coefficient == pytest.approx(expected.statistic)
+    assert entry.p_value < 0.001 and entry.found.n == 20
     assert words in entry.reading
 
 
@@ -65,16 +64,52 @@ def test_a_score_of_pure_chance_tells_nothing():
     assert "this run does not tell" in entry.reading
 
 
-def test_a_drift_over_the_rounds_is_no_ranking_within_one():
-    rng = np.random.default_rng(0)
+def over_rounds(scores, outcomes, num_rounds, name="s"):
+    """The same images in every round, with the same numbers."""
+    records = []
+    for server_round in range(1, num_rounds + 1):
+        for i, (value, reached) in enumerate(zip(scores, outcomes, strict=True)):
+            records += [score(server_round, i, 0, value, name=name)]
+            records += [metric(server_round, i, 0, reached)]
+            where = ("r", server_round, i, 0, "client", "image")
+            records.append(LeakageRecord(*where, 1.0))
+    return records
+
+
+def test_five_images_in_three_rounds_are_five_and_not_fifteen():
+    scores, outcomes = [1.0, 2.0, 3.0, 4.0, 5.0], [5.0, 4.0, 3.0, 2.0, 1.0]
+    records = over_rounds(scores, outcomes, 3)
+    [alone] = agreements(Index(records))
+    assert alone.found.n == 5 and alone.p_value == pytest.approx(2 / 120)
+    assert alone.holds is False  # a perfect order, of a single score
+    more = over_rounds([2.0, 1.0, 3.0, 5.0, 4.0], outcomes, 3, "t")
+    more += over_rounds([1.0, 5.0, 3.0, 2.0, 4.0], outcomes, 3, "u")
+    found = agreements(Index(records + more + over_rounds([2.0] * 5, outcomes, 3, "constant")))
+    assert [entry.holds for entry in found] == [False, None, None]  # 3 · 2 / 5! is 5 %
+    assert agreement_told(found) == (
+        "No, backwards: s. This run does not tell about: t, u. Rely on none of them here."
+    )
+    found = agreements(
+        Index(records + more + over_rounds([3.0, 1.0, 4.0, 2.0, 5.0], outcomes, 3, "v"))
+    )
+    assert agreement_told(found) == (
+        "Too few images to tell: 5 can be compared with others of a round. It takes 6: of fewer, "
+        "chance alone puts them into a perfect order for one of 4 scores in more than 5 % of runs."
+    )
+    assert found[0].reading == f"{agreement_told(found)} Do not rely on it here."
+
+
+def test_a_drift_over_the_rounds_is_no_agreement():
+    rng = np.random.default_rng(1)
     records = []
     for server_round in range(1, 11):
         for client in range(40):
             records.append(score(server_round, client, 0, 10.0 * server_round + rng.normal()))
             records.append(metric(server_round, client, 0, 10.0 * server_round + rng.normal()))
     [entry] = agreements(Index(records))
-    assert entry.rho > 0.9 and abs(entry.within_rounds) < 0.3
-    assert "Within single rounds most of that is gone" in entry.reading
+    assert stats.spearmanr(*zip(*entry.pairs, strict=True)).statistic > 0.9
+    assert entry.found.n == 40 and entry.holds is None
+    assert "this run does not tell" in entry.reading
 
 
 def test_rmse_turns_the_expected_sign_round():
@@ -83,6 +118,7 @@ def test_rmse_turns_the_expected_sign_round():
     records += [metric(1, 3, 0, None)]  # a PSNR that is never there
     [entry] = agreements(Index(records))
     assert entry.outcome == "rmse" and "should be positive" in entry.reading
+    assert entry.holds is True
 
 
 def test_a_score_of_a_whole_client_meets_its_median_outcome():
@@ -93,14 +129,21 @@ def test_a_score_of_a_whole_client_meets_its_median_outcome():
 
 
 @pytest.mark.parametrize(
-    ("scores", "outcomes"),
-    [([], []), ([1.0, 2.0, 3.0], [2.0, 4.0, 3.0]), ([1.0] * 9, [float(i) for i in range(9)])],
+    ("scores", "outcomes", "words"),
+    [
+        ([], [], None),
+        ([1.0, 2.0, 3.0], [2.0, 4.0, 3.0], "Too few images to tell: 3 can be compared"),
+        ([1.0] * 9, [float(i) for i in range(9)], None),
+        ([float(i) for i in range(9)], [1.0] * 9, "All images are equal"),
+    ],
 )
-def test_no_rank_correlation_of_too_little(scores, outcomes):
-    index = paired([*scores, None], [*outcomes, 1.0])
-    [entry] = agreements(index)
-    assert entry.rho is None and entry.interval is None and entry.p_value is None
-    assert entry.reading.startswith("Too few pairs")
+def test_no_rank_correlation_of_too_little(scores, outcomes, words):
+    found = agreements(paired([*scores, None], [*outcomes, 1.0]))
+    if words is None:
+        assert not any(entry.found.n for entry in found)
+        return
+    [entry] = found
+    assert entry.holds is None and entry.reading.startswith(words)
 
 
 def test_a_score_of_what_defenses_hide_says_why_it_is_zero_and_has_no_column():
