@@ -16,6 +16,8 @@ State = Literal["exact", "within tolerance", "lower bound", "upper bound", "unre
 NOT_CHECKED = "explains the update was not checked: "
 """The part of an event's message that stands before the reason why a client's training could not be
 replayed. The report finds these events by it."""
+KEPT_FOR_LATER = "kept to be attacked later"
+"""The end of an event's message on updates that are kept. The report finds these events by it."""
 NUMBERS: tuple[State, ...] = ("exact", "within tolerance")
 """The states of a value that may be read as the quantity itself."""
 

@@ -26,6 +26,7 @@ from flwr_leakage.audit.truth import ImageNumbers, Truth, TruthSource
 from flwr_leakage.audit.turns import Once, in_turns, seconds_each
 from flwr_leakage.audit.what_if import WhatIfSource
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.measurements import KEPT_FOR_LATER
 from flwr_leakage.metrics import Evaluator, Reference
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, Observation, Reconstruction, ThreatModel
@@ -372,7 +373,7 @@ class ServerAudit:
             for seen in chosen
         ]
         dropped = keep.keep(server_round, several)
-        kept = f"{count(len(several), 'update')} of round {server_round} kept to be attacked later"
+        kept = f"{count(len(several), 'update')} of round {server_round} {KEPT_FOR_LATER}"
         self._recorder.information(server_round, -1, kept)
         for sentence in dropped:
             self.warn(server_round, -1, sentence)

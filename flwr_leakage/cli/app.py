@@ -83,12 +83,14 @@ def attack(
 ) -> None:
     """Attack the update of one client in one round, without scores.
 
-    Where the attack does not apply, it says what may, and the exit status is 1. Examples:
+    Where the attack does not apply, the verdict says what may, and the exit status is 1. Examples:
         flwr-leakage attack strongest
 
         flwr-leakage attack exact_batch model=mlp client.num_examples=8
     """
-    from flwr_leakage.cli.inapplicable import suggestion
+    from flwr_leakage.report.attempts import fates
+    from flwr_leakage.report.index import Index
+    from flwr_leakage.tracking import read_run
 
     given = [*(overrides or []), *context.args]
     chosen = _one_round([f"attack={name}", "score=none"], given)
@@ -97,8 +99,7 @@ def attack(
         return
     folder = _run_folder(chosen)
     _simulate([*chosen, f"run_dir={folder}"])
-    if text := suggestion(folder, name):
-        print(text)
+    if fates(Index(read_run(folder).records)).is_refused:
         raise typer.Exit(1)
 
 
@@ -235,7 +236,7 @@ def compare(
         typer.Option("--reports", help="Write each run's report anew, and link an .html to them."),
     ] = False,
 ) -> None:
-    """Put runs beside each other: mean ± standard deviation over seeds.
+    """Put runs beside each other: means over seeds with their spread.
 
     Examples:
         flwr-leakage compare multirun/2026-01-01_12-00-00

@@ -12,23 +12,25 @@ from flwr_leakage.report.attempts import (
     Attempt,
     Fates,
     attempts,
-    beyond_chance,
     condition_told,
     does,
     fates,
     graded,
     grouped_by_client,
     identifying_told,
+    limit_told,
     most_at_risk_first,
     seen_of,
     tally,
     time_limit,
     worst_by_image,
 )
+from flwr_leakage.report.commands import rerun
 from flwr_leakage.report.index import Index, Step, Table, count, median, several, values
 from flwr_leakage.report.remedies import Remedy, told_of_time, what_it_costs
 from flwr_leakage.report.replays import real_update_told, replays
 from flwr_leakage.report.story import defense_of, is_defended
+from flwr_leakage.report.tried import more_time, worth
 
 
 class Advice(NamedTuple):
@@ -36,6 +38,12 @@ class Advice(NamedTuple):
 
     answer: str
     steps: tuple[Step, ...]
+
+    @property
+    def do(self) -> tuple[str, ...]:
+        """Lines on what would say more, with its command; none where the run says enough."""
+        steps = [step for step in self.steps if step.term == "Do"]
+        return tuple(line for step in steps for line in (step.text, *step.commands))
 
 
 def advise(
@@ -48,9 +56,9 @@ def advise(
     found, fate = attempts(index), fates(index)
     leaking = with_grade(found, LEAKED)
     partly = with_grade(found, ("partly",)) - leaking
-    told = [a for a in found if a.grade]
     replayed = replays(index, events)
     unsure = {client for _, client in replayed.other}
+    nothing_seen = worth(index, events, metadata, found, fate)
     if leaking:
         answer = f"Not as it is. {_seen(found, leaking)}, without breaking the protocol."
     elif partly:
@@ -58,27 +66,12 @@ def advise(
             f"Not without a decision. Parts of private images of {named(partly)} can be seen "
             f"from what the server receives, and a stronger attack may show more."
         )
-    elif not told:
-        return _unknown(fate, found)
-    elif {a.key[1] for a in told} <= unsure:
-        answer = (
-            "This run cannot say. Nothing was recovered, but what was attacked is not what the "
-            "clients trained (replay check): that is no evidence of safety."
-        )
-    elif beyond_chance(found):
-        answer = (
-            "Not without a decision. No image shows, yet the reconstructions point to their "
-            "originals more often than chance does: something leaks."
-        )
     else:
-        answer = (
-            "This run found no reason to stop, and gives no clearance: this attack recovered "
-            "nothing from the updates that it tried. Others may."
-        )
+        answer = nothing_seen.answer
     at_risk = leaking | partly
-    attacked = {*fate.answered, *fate.unanswered}
+    defended, more = is_defended(metadata), "The command that does it"
     steps = [
-        Step("Is it the real update?", real_update_told(replayed, attacked, is_defended(metadata))),
+        Step("Is it the real update?", real_update_told(replayed, fate.attacked, defended)),
         Step("Mend first", _to_mend(unsure)),
         *what_it_costs(index, asked, metadata, bool(at_risk)),
         Step("Not tested", _not_tested(fate, found)),
@@ -90,20 +83,10 @@ def advise(
         ]
         steps.insert(4, _what_helps(index, asked, at_risk, metadata))
         steps[-1:-1] = _what_to_ask(index, found, fate, asked, metadata)
-    else:
-        steps.insert(-1, Step("Do", _stronger(metadata)))
+    if not leaking:
+        do, commands = nothing_seen.do, nothing_seen.commands
+        steps.insert(-1, Step("Do", do, commands=commands, fold=more))
     return Advice(answer, tuple(step for step in steps if step.text))
-
-
-def _stronger(metadata: Mapping[str, Any]) -> str:
-    """Return the attacks that were not tried; empty if all of them were."""
-    name = metadata.get("attack")
-    if not isinstance(name, str) or name == "strongest":
-        return ""
-    return (
-        f"Only the attack “{name}” was tried. Run it again with attack=strongest: it tries every "
-        f"attack that applies, and keeps the best result."
-    )
 
 
 def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
@@ -116,33 +99,6 @@ def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
     if not each:
         what = "private images (exact or recognisable)"
     return f"What {named(whom)} {verb(whom, 'sends', 'send')} lets the server see {what}"
-
-
-def _unknown(fate: Fates, found: Sequence[Attempt]) -> Advice:
-    """Return the advice if nothing has a grade."""
-    answer = "no update was attacked. That is no sign of safety."
-    do = (
-        "Run it again with an attack: flwr-leakage run attack=strongest; in an app of your own, "
-        'observe(…, attack="strongest").'
-    )
-    if fate.unanswered and not fate.answered:
-        why = next((reason for reason in fate.unanswered.values() if reason), "")
-        because = f" The reason: {why.rstrip('.')}." if why else ""
-        answer = f"the attack could not be applied. That is no sign of safety.{because}"
-        do = (
-            "Run it again with attack=strongest: it tries every attack, and tells which of them do "
-            "not apply, and why."
-        )
-    elif fate.answered or found:
-        answer = (
-            "updates were attacked, but nothing tells how near the reconstructions are to the "
-            "originals."
-        )
-        do = (
-            "Look at the pictures: what looks like a private image may be one. To measure it, "
-            "simulate the same training with data whose originals may be used."
-        )
-    return Advice(f"This run cannot say: {answer}", (Step("Do", do),))
 
 
 MAX_CLIENTS = 4
@@ -253,12 +209,31 @@ def _what_helps(
     if not asked:
         text = "No other defense was measured on these updates (what_if), so this run names none."
         return Step("What helps", despite + text)
-    text = " ".join(_effect(remedy, at_risk) for remedy in asked)
+    effects = " ".join(_effect(remedy, at_risk) for remedy in asked)
     notes = [_besides(remedy, at_risk) for remedy in asked]
     caveat = "The attack was the same as without the defense; one made for it may reach more."
     table = _seen_table(index, asked, at_risk)
     note = " ".join(filter(None, (*notes, caveat)))
-    return Step("What helps", despite + text, table=table, note=note)
+    cut_off = [remedy for remedy in asked if _is_cut_off(remedy, at_risk)]
+    if not cut_off:
+        return Step("What helps", despite + effects, table=table, note=note)
+    do, changes = more_time(metadata)
+    names = " and ".join(remedy.name for remedy in cut_off)
+    ended = (
+        f"the {limit_told(time_limit(metadata))} ended the attack on every update under {names}, "
+        f"and with more time more may show. {do}"
+    )
+    text = f"Not established: {ended} {despite}{effects}"
+    if len(cut_off) < len(asked):
+        text = f"{despite}{effects} Of {names} it is not established: {ended}"
+    commands, fold = rerun(metadata, changes), "The command that establishes it"
+    return Step("What helps", text, (), table, note, commands, fold)
+
+
+def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
+    """Return whether the time limit ended every attack on an update of theirs under a defense."""
+    ended = [over for (_, client), over in remedy.ended.items() if client in at_risk]
+    return bool(ended) and all(ended)
 
 
 def _effect(remedy: Remedy, at_risk: set[int]) -> str:
@@ -276,9 +251,11 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
                 f", and {shown} still {'show' if shown.startswith('images') else 'shows'} in part"
             )
     elif with_grade(under, ("partly",)):
-        text = "hides it in part only: no image is exact or recognisable, but parts show"
+        text = "hides it in part at most: no image is exact or recognisable, but parts show"
     elif not tally(under):
         text = "was tried without a result that can be graded"
+    elif _is_cut_off(remedy, at_risk):
+        text = "hid it from an attack that was cut off"
     else:
         text = "hides it from this attack"
     means = f", by which {remedy.does}," if remedy.does else ""
@@ -336,7 +313,7 @@ def _seen_table(
 
 def _not_tested(fate: Fates, found: Sequence[Attempt]) -> str:
     """Return which clients and rounds were not attacked, and what no run of this kind tests."""
-    attacked = {*fate.answered, *fate.unanswered} | {a.key[:2] for a in found}
+    attacked = fate.attacked | {a.key[:2] for a in found}
     clients = {client for _, client in attacked}
     rounds = {server_round for server_round, _ in attacked}
     spared = {client for _, client in fate.spared} - clients
@@ -406,7 +383,10 @@ def _defense(asked: Sequence[Remedy]) -> str:
 def _result(remedy: Remedy) -> str:
     if with_grade(remedy.under, SEEN):
         return "left leaks"
-    return "hid them from this attack" if any(a.grade for a in remedy.under) else "gave no result"
+    if not any(a.grade for a in remedy.under):
+        return "gave no result"
+    cut_off = _is_cut_off(remedy, {a.key[1] for a in remedy.under})
+    return f"hid them from {'an attack that was cut off' if cut_off else 'this attack'}"
 
 
 def _more_images(index: Index, found: Sequence[Attempt], at_risk: set[int], fate: Fates) -> str:
@@ -420,7 +400,7 @@ def _more_images(index: Index, found: Sequence[Attempt], at_risk: set[int], fate
     quiet = [sizes[c] for c in graded - at_risk if sizes.get(c, 0) > max(whose)]
     if quiet:
         return f"{text}: of clients with {_span(quiet)} nothing was seen, {MEASURED}."
-    attacked = {client for _, client in (*fate.answered, *fate.unanswered)} | graded
+    attacked = {client for _, client in fate.attacked} | graded
     larger = [c for c in sizes if c not in attacked and sizes[c] > max(whose)]
     why = f", as {several(larger)} had more, but no attack" if larger else ""
     return f"{text}: how many would do was {UNMEASURED}{why}."

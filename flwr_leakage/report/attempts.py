@@ -160,6 +160,9 @@ def most_at_risk_first(by_client: Mapping[int, Sequence[Attempt]]) -> list[int]:
     return sorted(sorted(by_client), key=lambda client: risk(by_client[client]), reverse=True)
 
 
+Place = tuple[int, int]  # round, client
+
+
 @dataclass(frozen=True)
 class Fates:
     """What became of clients' updates, by (round, client).
@@ -169,11 +172,23 @@ class Fates:
         unanswered: attacked without one, with the reason: the attack could not be applied, or
             gave nothing.
         spared: not attacked, with the reason.
+        cut_off: of those without a reconstruction, those that the time limit ended.
     """
 
-    answered: frozenset[tuple[int, int]]
-    unanswered: Mapping[tuple[int, int], str]
-    spared: Mapping[tuple[int, int], str]
+    answered: frozenset[Place]
+    unanswered: Mapping[Place, str]
+    spared: Mapping[Place, str]
+    cut_off: frozenset[Place]
+
+    @property
+    def attacked(self) -> frozenset[Place]:
+        """All updates that were attacked, with a reconstruction or without."""
+        return self.answered | set(self.unanswered)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether updates were attacked, and none of them with a reconstruction."""
+        return bool(self.unanswered) and not self.answered
 
 
 def fates(index: Index) -> Fates:
@@ -182,7 +197,8 @@ def fates(index: Index) -> Fates:
     answered = {key[:2] for key, record in answers.items() if record.value is not None}
     failed = {key[:2]: record.note for key, record in answers.items() if record.value is None}
     spared = {key[:2]: r.note for key, r in index.series("client", "not_attacked").items()}
-    return Fates(frozenset(answered), failed, spared)
+    stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
+    return Fates(frozenset(answered), failed, spared, frozenset(stopped & failed.keys()))
 
 
 def does(index: Index) -> dict[int, str]:
@@ -209,7 +225,12 @@ def time_limit(metadata: Mapping[str, Any]) -> float | None:
     return min(known, default=None)
 
 
-def ended(index: Index, found: Sequence[Attempt]) -> set[tuple[int, int]]:
+def limit_told(limit: float | None) -> str:
+    """Return words for the time limit of an attack, with its seconds where they are known."""
+    return "time limit" + (f" of {limit:g} CPU seconds" if limit is not None else "")
+
+
+def ended(index: Index, found: Sequence[Attempt]) -> set[Place]:
     """Return the (round, client) of every update on which the time limit ended the attack.
 
     Not those that it cut short once nothing was left to find: where the chosen attack had solved
@@ -220,10 +241,49 @@ def ended(index: Index, found: Sequence[Attempt]) -> set[tuple[int, int]]:
     return stopped - all_exact(found) - {key[:2] for key, record in told if _solved(record.note)}
 
 
+_CHOSEN = re.compile(r"(?:^|; )([^;]+) chosen: (.*)")
+"""The part of an objective's note that tells of several attacks, and which of them was chosen."""
+
+
 def _solved(note: str) -> bool:
     """Return whether the note of several attacks says that the chosen one solved the update."""
-    chosen = re.search(r"(?:^|; )([^;]+) chosen: (.*)", note)
+    chosen = _CHOSEN.search(note)
     return chosen is not None and f"; {chosen[1]} solved" in f"; {chosen[2]}"
+
+
+def single_attack(index: Index, metadata: Mapping[str, Any]) -> str:
+    """Return words for the attack of a run, if it is one by itself; empty for the portfolio.
+
+    A run that does not name its attack, such as that of an app, tells of several attacks in the
+    notes of its objectives.
+    """
+    name = metadata.get("attack")
+    if isinstance(name, str) and name:
+        return "" if name == "strongest" else f"the attack “{name}”"
+    notes = [r.note for r in index.series("attack", "objective").values() if r.value is not None]
+    return "" if not any(notes) or any(map(_CHOSEN.search, notes)) else "a single attack"
+
+
+EXPLAINED = 0.5
+"""Largest squared distance, relative to that of an answer of zero, which is 1, at which an attack's
+answer explains most of an update: beyond it more than half of the update has another cause."""
+
+
+def unexplained(index: Index) -> dict[Place, float]:
+    """Return the distance on every update that the attack's own answer does not explain.
+
+    The distance is ‖g(x̂) − g*‖² / ‖g*‖², which is the objective if several attacks were tried. An
+    answer that explains a noised update to its noise counts as one that explains it.
+    """
+    told = index.series("attack", "objective").items()
+    return {
+        key[:2]: record.value
+        for key, record in told
+        if record.value is not None
+        and record.value > EXPLAINED
+        and _CHOSEN.search(record.note)
+        and not _solved(record.note)
+    }
 
 
 def ended_by_time(
@@ -233,17 +293,41 @@ def ended_by_time(
     stopped = ended(index, found)
     if not stopped:
         return ()
-    seconds = f" of {limit:g} CPU seconds" if limit is not None else ""
-    updates = count(len(fate.answered), "update")
-    whole = f"The time limit{seconds} ended the attack on {len(stopped)} of {updates}"
+    updates = count(len(fate.attacked), "update")
     return (
-        f"{whole} ({_where(stopped)}): more time may find more, and what was found there depends "
-        f"on the speed of the machine. That less is found in later rounds is no sign of "
-        f"safety where the limit ended the attack.",
+        f"The {limit_told(limit)} ended the attack on {len(stopped)} of {updates} "
+        f"({_where(stopped)}): more time may find more, and what was found there depends on the "
+        f"speed of the machine. That less is found in later rounds is no sign of safety where the "
+        f"limit ended the attack.",
     )
 
 
-def _where(places: Collection[tuple[int, int]]) -> str:
+def unexplained_told(index: Index, fate: Fates, replayed: Collection[Place]) -> tuple[str, ...]:
+    """Say which updates the attack's own answer does not explain; nothing if it explains all.
+
+    Args:
+        index: the run's numbers.
+        fate: of every update.
+        replayed: the updates of which a replay shows that clients trained as the attack assumes.
+    """
+    places = unexplained(index)
+    if not places:
+        return ()
+    why = "As clients trained what the attack assumes, it is the attack that did not come so far"
+    if not places.keys() <= set(replayed):
+        why = (
+            "Clients trained otherwise than the attack assumes, as by another optimizer, or a "
+            "defense changed what they sent, or the attack did not come so far"
+        )
+    return (
+        f"On {len(places)} of {count(len(fate.attacked), 'attacked update')} the attack’s answer "
+        f"does not explain the update ({_where(places)}): up to {max(places.values()):.4g} of its "
+        f"squared size is left over, where an answer that explains nothing leaves 1. {why}. That "
+        f"nothing is seen there is no sign of safety.",
+    )
+
+
+def _where(places: Collection[Place]) -> str:
     """Name clients with their rounds; those of the same rounds together."""
     rounds_of = grouped((client, server_round) for server_round, client in sorted(places))
     clients_in = grouped((tuple(rounds), client) for client, rounds in sorted(rounds_of.items()))

@@ -177,7 +177,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
 
 
 def conclusion(run_folder: str | Path) -> str:
-    """Return the verdict, whether training may go on, and where the report is.
+    """Return the verdict, whether training may go on, what to do if the run cannot say, the report.
 
     Args:
         run_folder: of a run whose report was written.
@@ -188,9 +188,12 @@ def conclusion(run_folder: str | Path) -> str:
     run = read_run(run_folder)
     index = Index(run.records)
     verdict = judge(index, run.events, run.metadata)
-    advice = advise(index, run.metadata, remedies(index, run.metadata))
+    advice = advise(index, run.metadata, remedies(index, run.metadata), run.events)
     report = (Path(run_folder) / "report.html").resolve()
-    return f"{verdict.sentence}\nMay training go on? {advice.answer}\nReport: {report}"
+    told = f"{verdict.sentence}\nMay training go on? {advice.answer}"
+    if verdict.sentence.startswith(advice.answer):
+        told = f"May training go on? {verdict.sentence}"
+    return "\n".join((told, *advice.do, f"Report: {report}"))
 
 
 def _moment(written: object) -> str:

@@ -1,6 +1,5 @@
 """What each defense that this run measured would have changed, and at what price."""
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from flwr_leakage.report.attempts import (
     tally,
     what_if_names,
 )
+from flwr_leakage.report.commands import are_plain, is_simulation, overrides, words_of
 from flwr_leakage.report.grades import Grade
 from flwr_leakage.report.index import (
     MAX_ROWS,
@@ -152,17 +152,6 @@ SUGGESTED = "pruning,gaussian"
 """What to begin with where a run tried no defense; each is an option of the command."""
 
 
-_OWN = ("hydra", "seed", "defense", "what_if", "run_dir", "objective", "tracker", "client.folder")
-"""Settings of a run that the commands give anew, or that write elsewhere."""
-
-
-_PLAIN = re.compile(
-    r"(?!.*(\b_[a-z]+_|\.\./))[+~]*[a-z][a-z0-9]*([_.@][a-z0-9]+)*(=[^$\\\x00-\x1f]*)?",
-    re.IGNORECASE,
-)
-"""A setting: neither ``_target_``, which Hydra calls, nor the path of another config group."""
-
-
 def what_it_costs(
     index: Index, asked: Sequence[Remedy], metadata: Mapping[str, Any], is_at_risk: bool
 ) -> list[Step]:
@@ -174,7 +163,7 @@ def what_it_costs(
         last = max(accuracy)
         reached = f"{100 * (median(accuracy[last]) or 0.0):.1f} % after round {last}"
         known = f"Test accuracy was {reached} {f'under {own}' if own else 'without a defense'}. "
-    words = _words(metadata.get("command"))
+    words = words_of(metadata)
     if any(word.startswith("defense=") and "," in word for word in words):
         text = (
             f"{known}This run is one of a sweep over defenses: comparison.html, in the folder of "
@@ -185,7 +174,7 @@ def what_it_costs(
         return []
     text = known
     text += f"What {own} costs takes the same training without it." if own else _unknown(asked)
-    commands = _commands(words, metadata, asked, bool(own))
+    commands = _commands(metadata, asked, bool(own))
     if not commands:
         text += (
             " Train once with a defense and once without, each with its own run folder; then "
@@ -206,13 +195,13 @@ def _unknown(asked: Sequence[Remedy]) -> str:
 
 
 def _commands(
-    words: Sequence[str], metadata: Mapping[str, Any], asked: Sequence[Remedy], is_defended: bool
+    metadata: Mapping[str, Any], asked: Sequence[Remedy], is_defended: bool
 ) -> tuple[str, ...]:
     """Return the training with and without defenses over seeds; none if its config is unknown."""
     config, choices = section(metadata, "config"), section(metadata, "config", "choices")
-    if not isinstance(config.get("choices"), Mapping):
+    if not is_simulation(metadata):
         return ()
-    changed = _overrides(words, config, choices)
+    changed = overrides(metadata, ("seed", "defense", "what_if"))
     options = {"none": "none"}
     if is_defended:
         options["defended"] = _option(choices.get("defense"), config.get("defense"))
@@ -222,8 +211,7 @@ def _commands(
             option = choices.get(f"defense@what_if.{remedy.name}")
             options[remedy.name] = _option(option, nodes.get(remedy.name))
     words = [word for option in options.values() for word in shlex.split(option)]
-    # People copy a command: one that a stranger's run may have shaped holds plain settings only.
-    if not all(options.values()) or not all(map(_PLAIN.fullmatch, (*words, *options, *changed))):
+    if not all(options.values()) or not are_plain((*words, *options, *changed)):
         return ()
     same = "".join(f" {shlex.quote(word)}" for word in changed)
     if len(options) == 1:
@@ -249,28 +237,3 @@ def _option(option: Any, node: Any) -> str:
         and not any(p.isdecimal() for p in key.split("."))
     ]
     return " ".join((shlex.quote(option), *settings))
-
-
-def _words(command: Any) -> list[str]:
-    """Return the words of the command that the run was started by."""
-    try:
-        return shlex.split(command) if isinstance(command, str) else []
-    except ValueError:  # a quote that is not closed: it was cut
-        return []
-
-
-def _overrides(
-    words: Sequence[str], config: Mapping[str, Any], choices: Mapping[str, Any]
-) -> list[str]:
-    """Return what else the run's command changed; of a sweep's settings those of this run."""
-    leaves = dict(flatten(config))
-    kept = []
-    for word in words:
-        key, equals, value = word.partition("=")
-        name = key.lstrip("+~")
-        if not (equals or key.startswith("~")) or name.startswith(("-", *_OWN)):
-            continue
-        if "," in value and value[0] not in "[{\"'":
-            value = str(choices.get(name, leaves.get(name, value)))
-        kept.append(f"{key}{equals}{value}")
-    return kept

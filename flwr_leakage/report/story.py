@@ -33,7 +33,7 @@ def sentences(
     told = (
         _training(index, metadata, rounds_done),
         _locally(index),
-        _attacker(metadata, fate),
+        _attacker(index, metadata, fate),
         _given(metadata, "test images" in blind_guess(index))
         if fate.answered or fate.unanswered
         else "",
@@ -138,9 +138,9 @@ def _locally(index: Index) -> str:
     return f"What a client does in a round: {'; '.join(told)}{rest}."
 
 
-def _attacker(metadata: Mapping[str, Any], fate: Fates) -> str:
+def _attacker(index: Index, metadata: Mapping[str, Any], fate: Fates) -> str:
     attack = _part(metadata, "attack")
-    attacked = {*fate.answered, *fate.unanswered}
+    attacked = fate.attacked
     if attack == "none" or (not attacked and fate.spared and _only_unconfigured(fate)):
         return "No attack was configured: nothing here says what an attacker could recover."
     if not attacked:
@@ -150,7 +150,8 @@ def _attacker(metadata: Mapping[str, Any], fate: Fates) -> str:
     whom = several(clients) if clients else "the aggregate"
     named = f" with the attack “{attack}”" if attack else ""
     if attack == "strongest":
-        named = " with every attack that applies, and kept the best result"
+        so_far = ", as far as its time went," * bool(index.series("attack", "stopped_by_budget"))
+        named = f" with every attack that applies{so_far or ','} and kept the best result"
     return (
         f"The server kept to the protocol and attacked what it received (“honest but curious”)"
         f"{named}: the updates of {whom} in {several(rounds, 'round')}."
@@ -197,6 +198,10 @@ _GIVEN = {
     "single view": "each client's update on its own",
     "aggregate view": "only the aggregate of the clients' updates",
 }
+
+
+BY_FIAT = {phrase: _GIVEN[phrase] for phrase in ("labels known", "batch norm exact")}
+"""What a threat model gives an attacker that no update tells it."""
 
 
 class Fact(NamedTuple):

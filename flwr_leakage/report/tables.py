@@ -254,7 +254,7 @@ def unattacked_table(
     """Return one row a client that was never attacked, with the reason."""
     fate = fates(index)
     attacked = _attacked(fate, found)
-    hit_rounds = {server_round for server_round, _ in (*fate.answered, *fate.unanswered)}
+    hit_rounds = {server_round for server_round, _ in fate.attacked}
     # Of several reasons that of a round in which others were attacked tells most.
     ordered = sorted(fate.spared.items(), key=lambda item: (item[0][0] in hit_rounds, item[0]))
     spared = {client: reason for (_, client), reason in ordered}
@@ -279,7 +279,7 @@ def unattacked_table(
 
 
 def _attacked(fate: Fates, found: Sequence[Attempt]) -> set[int]:
-    hit = (*fate.answered, *fate.unanswered, *(attempt.key[:2] for attempt in found))
+    hit = (*fate.attacked, *(attempt.key[:2] for attempt in found))
     return {client for _, client in hit}
 
 
@@ -400,7 +400,7 @@ def client_scores_table(index: Index, limit: int) -> Table:
     if left_out:
         notes += (f"{count(left_out, 'further client')} left out.",)
     fate = fates(index)
-    attacked = {client for _, client in (*fate.answered, *fate.unanswered)}
+    attacked = {client for _, client in fate.attacked}
     untried = sorted(({client for _, client in fate.spared} - attacked) & set(clients))
     if attacked and untried and min(attacked) >= 0:
         verb = "was" if len(untried) == 1 else "were"

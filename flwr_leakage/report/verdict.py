@@ -19,10 +19,12 @@ from flwr_leakage.report.attempts import (
     fates,
     graded,
     grouped_by_client,
+    limit_told,
     risk,
     seen_of,
     tally,
     time_limit,
+    unexplained_told,
     worst_by_image,
 )
 from flwr_leakage.report.grades import Grade
@@ -37,7 +39,8 @@ from flwr_leakage.report.index import (
     who,
 )
 from flwr_leakage.report.replays import FAILED, replay_told, replays
-from flwr_leakage.report.story import is_defended
+from flwr_leakage.report.story import BY_FIAT, is_defended
+from flwr_leakage.report.tried import worth
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,12 @@ class Verdict:
     Attributes:
         sentence: the answer, in plain words.
         level: ``leak`` where images are exact or recognisable, ``partly`` where parts are seen,
-            ``quiet`` where attacks found nothing, ``unknown`` where nothing can be said.
+            ``quiet`` where the strongest attack ended by itself and found nothing, ``unknown``
+            where nothing can be said.
         details: what the reader must know besides: who is most at risk, whether originals are
             identified, who was not attacked and why, what failed.
         head: those of the details that nobody may miss: who is most at risk, a failed replay
-            check, and what the numbers of this run do not say.
+            check, updates that are not explained, and what the numbers of this run do not say.
     """
 
     sentence: str
@@ -63,26 +67,24 @@ class Verdict:
 def judge(
     index: Index, events: Sequence[RunEvent], metadata: Mapping[str, Any] | None = None
 ) -> Verdict:
-    """Derive the verdict from the records; of the metadata it takes the attack's time budget."""
+    """Derive the verdict from the records, and from the metadata what attack was run, and how."""
+    metadata = metadata or {}
     found, fate = attempts(index), fates(index)
-    replayed = replay_told(
-        replays(index, events),
-        {*fate.answered, *fate.unanswered},
-        is_defended(metadata or {}),
-    )
-    caveats = _caveats(events)
+    known = replays(index, events)
+    replayed = replay_told(known, fate.attacked, is_defended(metadata))
+    caveats = (*unexplained_told(index, fate, known.same), *_caveats(events))
     besides = (
         *replayed,
         *_unattacked(fate),
         *_failures(fate),
-        *ended_by_time(index, fate, found, time_limit(metadata or {})),
+        *ended_by_time(index, fate, found, time_limit(metadata)),
         *_troubles(fate, events),
         *caveats,
     )
     head = (*(told for told in replayed if told.startswith(FAILED)), *caveats)
-    grades = tally(found)
+    grades, nothing_seen = tally(found), worth(index, events, metadata, found, fate)
     if not grades:
-        return Verdict(_without_outcome(index, found, fate), "unknown", besides, head)
+        return Verdict(nothing_seen.answer, "unknown", besides, head)
     each = worst_by_image(found)
     repeated = 0 < len(each) < len(found)
     rest = f"Over all {_attempts(found)}: {_grades(found)}." if repeated else ""
@@ -95,15 +97,14 @@ def judge(
     else:
         summary = f"{_attempts(found)}, on {whom}: {_grades(found)}."
     risky, identified = _most_at_risk(found), _identified(found, grades)
-    told = (rest, risky, identified, labels_told(index, metadata or {}), *besides)
+    told = (rest, risky, identified, labels_told(index, metadata), *besides)
     details = tuple(text for text in told if text)
     head = (risky, *head) if risky else head
     if grades["exact"] + grades["recognisable"]:
         return Verdict(f"Private images leak. {summary}", "leak", details, head)
     if grades["partly"]:
         return Verdict(f"Parts of private images leak. {summary}", "partly", details, head)
-    caution = "That this attack failed does not show that every attack would."
-    return Verdict(f"This attack found nothing. {summary}", "quiet", (caution, *details), head)
+    return Verdict(f"{nothing_seen.answer} {summary}", nothing_seen.level, details, head)
 
 
 NOT_COVERED = (
@@ -120,9 +121,27 @@ NOT_COVERED = (
 def limits_told(
     index: Index, fate: Fates, found: Sequence[Attempt], metadata: Mapping[str, Any]
 ) -> str:
-    """Return the accuracy and the limits of the attacks, for the head of the page."""
-    told = (_accuracy(index), _attacked(index, fate, found), _cut_off(index, fate, found, metadata))
+    """Return what bounds the answer, for the head of the page: a sentence for each limit."""
+    told = (
+        _accuracy(index),
+        _attacked(index, fate, found),
+        _given(index, metadata),
+        _cut_off(index, fate, found, metadata),
+    )
     return " ".join(filter(None, told))
+
+
+def _given(index: Index, metadata: Mapping[str, Any]) -> str:
+    """Return what the attacker was given that no server receives; empty if it was nothing."""
+    notes = [record.note for record in index.series("attack", "objective").values()]
+    told = " ".join(map(str, (metadata.get("threat", ""), *notes)))
+    given = [words for phrase, words in BY_FIAT.items() if phrase in told]
+    if not given:
+        return ""
+    return (
+        f"The attack was given {' and '.join(given)}, which no server receives: without that it "
+        f"may show less."
+    )
 
 
 def _whom(found: Sequence[Attempt]) -> str:
@@ -139,27 +158,6 @@ def _grades(found: Sequence[Attempt]) -> str:
     grades = tally(found)
     ungraded = len(found) - grades.total()
     return f"{graded(grades)}" + f", {ungraded} without result" * bool(ungraded)
-
-
-def _without_outcome(index: Index, found: Sequence[Attempt], fate: Fates) -> str:
-    attacked = len(fate.answered) + len(fate.unanswered)
-    if found and any(attempt.psnr is not None for attempt in found):
-        return "Attacks were measured, but no blind guess to compare with was recorded: no grades."
-    if attacked and not fate.answered:
-        updates = f"{count(attacked, 'update')} {'was' if attacked == 1 else 'were'}"
-        return f"The attack could not be applied: {updates} attacked, none with a result."
-    if found:
-        return "Attacks were measured, but no PSNR is known, so that no image can be graded."
-    if attacked:
-        return (
-            f"{count(attacked, 'update')} {'was' if attacked == 1 else 'were'} attacked, but "
-            f"without the originals nothing says how close the reconstructions are."
-        )
-    if fate.spared:
-        return "No update was attacked, so that nothing is known of what they leak."
-    if index.names("score"):
-        return "No attack was run; there are risk scores only."
-    return "No attack was run and no score was computed."
 
 
 def _most_at_risk(found: Sequence[Attempt]) -> str:
@@ -218,7 +216,7 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
 def _unattacked(fate: Fates) -> list[str]:
     """Return which rounds and which clients were not attacked, with the reasons."""
     told = []
-    attacked_rounds = {server_round for server_round, _ in (*fate.answered, *fate.unanswered)}
+    attacked_rounds = {server_round for server_round, _ in fate.attacked}
     resting: dict[str, set[int]] = defaultdict(set)
     clients_by_reason: dict[str, set[int]] = defaultdict(set)
     sizes_by_reason: dict[str, set[int]] = defaultdict(set)
@@ -243,16 +241,16 @@ def _unattacked(fate: Fates) -> list[str]:
 
 
 def _failures(fate: Fates) -> list[str]:
-    if not fate.unanswered:
+    failed = {place: why for place, why in fate.unanswered.items() if place not in fate.cut_off}
+    if not failed:
         return []
-    total = len(fate.unanswered) + len(fate.answered)
-    reasons = Counter(reason or "no reason was recorded" for reason in fate.unanswered.values())
+    reasons = Counter(reason or "no reason was recorded" for reason in failed.values())
     (reason, _), *others = reasons.most_common()
     more = f" (and {count(len(others), 'other reason')}, see Events)" if others else ""
-    clients = several(sorted({client for _, client in fate.unanswered}))
+    clients = several(sorted({client for _, client in failed}))
     return [
-        f"Attack could not be applied, or gave no result, on {len(fate.unanswered)} of "
-        f"{count(total, 'attacked update')} ({clients}): {reason.rstrip('.')}{more}."
+        f"Attack could not be applied, or gave no result, on {len(failed)} of "
+        f"{count(len(fate.attacked), 'attacked update')} ({clients}): {reason.rstrip('.')}{more}."
     ]
 
 
@@ -304,7 +302,7 @@ def _accuracy(index: Index) -> str:
 
 
 def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:
-    attacked = {c for _, c in (*fate.answered, *fate.unanswered)} | {a.key[1] for a in found}
+    attacked = {client for _, client in fate.attacked} | {a.key[1] for a in found}
     sizes: dict[int, int] = {}
     for (_, client, _), record in index.series("client", "images").items():
         sizes[client] = max(sizes.get(client, 0), int(record.value or 0))
@@ -333,8 +331,7 @@ def _cut_off(
     index: Index, fate: Fates, found: Sequence[Attempt], metadata: Mapping[str, Any]
 ) -> str:
     stopped, limit = ended(index, found), time_limit(metadata)
-    if not fate.answered or (limit is None and not stopped):
+    if not fate.attacked or (limit is None and not stopped):
         return ""
-    seconds = f" of {limit:g} CPU seconds" if limit is not None else ""
-    attacks = count(len(fate.answered), "attack")
-    return f"The time limit{seconds} cut off {len(stopped) or 'none'} of {attacks}."
+    attacks = count(len(fate.attacked), "attack")
+    return f"The {limit_told(limit)} cut off {len(stopped) or 'none'} of {attacks}."

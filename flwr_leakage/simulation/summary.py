@@ -11,6 +11,7 @@ from rich.table import Table
 
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report import write_report
+from flwr_leakage.report.advice import advise
 from flwr_leakage.report.attempts import attempts, tally
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import Index
@@ -131,9 +132,12 @@ def print_summary(run: RunData, console: Console) -> None:
             _mean(run, server_round, "attack_wall_seconds", "{:.1f}"),
         )
     console.print(table)
-    verdict = judge(Index(run.records), run.events, run.metadata)
+    index = Index(run.records)
+    verdict = judge(index, run.events, run.metadata)
     for sentence in (verdict.sentence, *verdict.details[:3]):
         console.print(sentence, markup=False, highlight=False)
+    for line in advise(index, run.metadata, [], run.events).do:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     failures = [event for event in run.events if event.level != "info"]
     if failures:
         console.print(f"{len(failures)} warnings and errors; the report lists them.")

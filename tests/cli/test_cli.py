@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 from flwr_leakage.cli.app import app
 from flwr_leakage.cli.catalog import entries, groups
 from flwr_leakage.cli.doctor import _lpips
-from flwr_leakage.cli.inapplicable import suggestion
 from flwr_leakage.cli.price import dry_run
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.simulation.config import ConfigError
@@ -55,21 +54,6 @@ def test_report_compare_and_export_of_a_run(run_folder, tmp_path):
     assert (tmp_path / "page.html").is_file()
     call("export", run_folder, "--records", "-o", tmp_path / "records.csv")
     assert "psnr" in (tmp_path / "records.csv").read_text()
-
-
-def test_an_attack_that_does_not_apply_is_told_with_what_may(tmp_path):
-    def run(name, value, note):
-        tracker = JsonlTracker(tmp_path / name)
-        where = ("run", 1, 0, -1, "attack", "objective")
-        tracker.log(LeakageRecord(*where, value, "1", "", note))
-        tracker.close()
-        return tmp_path / name
-
-    text = suggestion(run("refused", None, "no linear layer."), "analytic")
-    assert text.startswith("analytic does not apply here: no linear layer. That is no sign of safe")
-    assert "flwr-leakage attack strongest" in text
-    assert "attack inverting_gradients" in suggestion(tmp_path / "refused", "strongest")
-    assert suggestion(run("found", 0.1, ""), "analytic") == ""
 
 
 def test_errors_are_sentences(tmp_path):

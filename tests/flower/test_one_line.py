@@ -17,6 +17,8 @@ from flwr_leakage.flower import InlineGrid, observe, run_inline
 from flwr_leakage.flower.wire import RECORD_KEY
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, LocalSchedule
+from flwr_leakage.report.advice import advise
+from flwr_leakage.report.index import Index
 from flwr_leakage.scores import GradientNorm
 from flwr_leakage.scores.plan import ScorePlan
 from flwr_leakage.tracking import read_run
@@ -158,6 +160,17 @@ def test_a_client_that_nobody_attacks_is_recorded_as_it_told(tmp_path, optimizer
     assert [r.note for r in data.records if r.name == "images"] == [done, done]
     reasons = [r.note for r in data.records if r.name == "not_attacked"]
     assert reasons == ["no attack is configured"] * 2
+
+
+def test_a_client_of_another_optimizer_is_not_attacked_and_the_report_says_what_can_be(tmp_path):
+    app = audited(client_app(optimizer=lambda p: torch.optim.Adam(p)))
+    _, data, _ = run(tmp_path / "run", app, attack="idlg")
+    advice = advise(Index(data.records), data.metadata, [], data.events)
+    assert "Clients 0 and 1 were not attacked: the optimizer is Adam, and no SGD" in advice.answer
+    (do,) = advice.do
+    assert do.startswith(
+        "For clients 0 and 1: observe(…, schedule=LocalSchedule(…)); it is attacked"
+    )
 
 
 def test_elsewhere_no_sample_leaves_the_client(tmp_path):

@@ -80,11 +80,10 @@ def test_verdict_and_tables_name_the_same_client_first():
     assert column(clients_table(index, [], attempts(index), 10), "client") == ["1", "0"]
 
 
-def test_verdict_below_the_blind_guess_is_nothing_and_warns_that_other_attacks_may_do_better():
+def test_verdict_below_the_blind_guess_is_nothing_and_says_that_other_attacks_may_do_better():
     verdict = judge(with_blind(metric(1, 0, 0, 9.0), metric(1, 0, 1, 8.0)), [])
-    assert verdict.sentence.startswith("This attack found nothing. 2 attempts")
-    assert verdict.level == "quiet"
-    assert "does not show that every attack would" in verdict.details[0]
+    assert verdict.sentence.startswith("This run found no reason to stop, and gives no clearance")
+    assert "Others may. 2 attempts" in verdict.sentence and verdict.level == "quiet"
 
 
 def test_verdict_of_recognisable_images_at_20_db_is_a_leak():
@@ -105,13 +104,13 @@ def test_identification_is_compared_with_chance():
 @pytest.mark.parametrize(
     ("records", "words"),
     [
-        ([], "No attack was run and no score was computed."),
-        ([score(1, 0, 0, 1.0)], "No attack was run; there are risk scores only."),
-        ([objective(1, 0, 0.5)], "1 update was attacked, but without the originals"),
-        ([metric(1, 0, 0, 0.5, "ssim")], "no PSNR is known"),
+        ([], "no update was attacked. No attack was run."),
+        ([score(1, 0, 0, 1.0)], "no update was attacked. No attack was run."),
+        ([objective(1, 0, 0.5)], "nothing tells how near the reconstructions of the attacked"),
+        ([metric(1, 0, 0, 0.5, "ssim")], "nothing tells how near"),
         ([metric(1, 0, 0, 20.0)], "no blind guess to compare with was recorded"),
-        ([objective(1, 0, None, "no")], "The attack could not be applied: 1 update was attacked"),
-        ([spared(1, 0, 9, "no attack is configured")], "No update was attacked"),
+        ([objective(1, 0, None, "no")], "the attack could not be applied to the attacked update"),
+        ([spared(1, 0, 9, "no attack is configured")], "Client 0 was not attacked: no attack is"),
     ],
 )
 def test_verdict_without_outcome_says_what_is_missing(records, words):
@@ -215,3 +214,10 @@ def test_more_originals_than_chance_are_those_that_it_reaches_in_one_run_of_twen
     assert condition_told(found).startswith("With 15 attempts, as here, at most 1 may identify")
     told = " ".join(judge(with_blind(*records), []).details)
     assert "once in 101, so 0.15 times in 15." in told
+
+
+@pytest.mark.parametrize(("values", "refused"), [([None, None], True), ([None, 0.1], False)])
+def test_a_run_is_refused_where_no_attack_gave_a_result(values, refused):
+    records = [objective(1, client, value, "no") for client, value in enumerate(values)]
+    assert fates(Index(records)).is_refused is refused
+    assert not fates(Index([spared(1, 0, 9, "too many")])).is_refused

@@ -1,0 +1,85 @@
+"""Commands for a person to copy, which repeat a simulation with some of its settings changed."""
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from flwr_leakage.report.index import section
+from flwr_leakage.report.story import flatten
+
+_ELSEWHERE = ("hydra", "run_dir", "objective", "tracker", "client.folder")
+"""Settings of a run that write somewhere; a command leaves them out."""
+
+
+_PLAIN = re.compile(
+    r"(?!.*(\b_[a-z]+_|\.\./))[+~]*[a-z][a-z0-9]*([_.@][a-z0-9]+)*(=[^$\\\x00-\x1f]*)?",
+    re.IGNORECASE,
+)
+"""A setting: neither ``_target_``, which Hydra calls, nor the path of another config group."""
+
+
+def are_plain(words: Iterable[str]) -> bool:
+    """Return whether words are plain settings, as a stranger's run may have shaped them."""
+    return all(map(_PLAIN.fullmatch, words))
+
+
+def is_simulation(metadata: Mapping[str, Any]) -> bool:
+    """Return whether a run tells the config by which it can be repeated."""
+    return isinstance(section(metadata, "config").get("choices"), Mapping)
+
+
+def rerun(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that repeats a simulation with changed settings; empty for another run.
+
+    Args:
+        metadata: of ``run.json``.
+        changes: settings such as ``attack=strongest``; those below a changed one are left out.
+
+    Example:
+        >>> config = {"choices": {"attack": "idlg"}, "seed": 3}
+        >>> command = "flwr-leakage run -m attack=idlg attack.box=false seed=2,3 run_dir=/x"
+        >>> rerun({"config": config, "command": command}, ["attack=strongest"])
+        ('flwr-leakage run seed=3 attack=strongest',)
+    """
+    if not is_simulation(metadata):
+        return ()
+    names = [change.partition("=")[0] for change in changes]
+    kept, verb = overrides(metadata, names), "run"
+    if "attack" in words_of(metadata):  # one client in one round, by the command of that name
+        verb = f"attack {metadata.get('attack')}"
+        if "attack=strongest" in changes:
+            verb, changes = "attack strongest", [each for each in changes if "attack=" not in each]
+    if not are_plain((*kept, *changes, *verb.split())):
+        return ()
+    return (f"flwr-leakage {' '.join((verb, *map(shlex.quote, (*kept, *changes))))}",)
+
+
+def words_of(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the words of the command that the run was started by."""
+    command = metadata.get("command")
+    try:
+        return shlex.split(command) if isinstance(command, str) else []
+    except ValueError:  # a quote that is not closed: it was cut
+        return []
+
+
+def overrides(metadata: Mapping[str, Any], without: Sequence[str]) -> list[str]:
+    """Return what the run's command changed; of a sweep's settings those of this run.
+
+    Args:
+        metadata: of ``run.json``.
+        without: the beginnings of settings that are left out, beside those that write elsewhere.
+    """
+    config, choices = section(metadata, "config"), section(metadata, "config", "choices")
+    leaves = dict(flatten(config))
+    kept = []
+    for word in words_of(metadata):
+        key, equals, value = word.partition("=")
+        name = key.lstrip("+~")
+        if not (equals or key.startswith("~")) or name.startswith(("-", *_ELSEWHERE, *without)):
+            continue
+        if "," in value and value[0] not in "[{\"'":
+            value = str(choices.get(name, leaves.get(name, value)))
+        kept.append(f"{key}{equals}{value}")
+    return kept

@@ -1,0 +1,312 @@
+"""What a run that shows no image is worth: what was tried, and what would say more."""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from flwr_leakage.measurements import KEPT_FOR_LATER
+from flwr_leakage.records import RunEvent
+from flwr_leakage.report.attempts import (
+    Attempt,
+    Fates,
+    Place,
+    beyond_chance,
+    ended,
+    limit_told,
+    single_attack,
+    time_limit,
+    unexplained,
+)
+from flwr_leakage.report.commands import is_simulation, rerun
+from flwr_leakage.report.index import Index, count, grouped, section, several
+from flwr_leakage.report.replays import replays
+from flwr_leakage.report.story import is_defended
+from flwr_leakage.tracking.text import plain_text
+
+_Of = Callable[[Collection[Place]], str]  # how many of the attacked updates, in words
+
+
+MAX_REASON = 400
+"""Characters of a reason in the answer; the whole of it stands among the events."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a run that shows no image is worth.
+
+    Attributes:
+        answer: whether training may go on, in a sentence or two.
+        level: ``quiet`` where the strongest attack ended by itself on some update and found
+            nothing, ``partly`` where originals are identified more often than by chance,
+            ``unknown`` where nothing can be said.
+        do: what would say more, in sentences; empty where nothing here would.
+        commands: that do it, for a simulation.
+    """
+
+    answer: str
+    level: Literal["partly", "quiet", "unknown"]
+    do: str
+    commands: tuple[str, ...]
+
+
+class _Doubt(NamedTuple):
+    """Why nothing can be said of some updates, and what would change that.
+
+    Attributes:
+        places: the updates; none where they were not attacked at all.
+        told: the reason, as a clause.
+        do: what to do, in sentences.
+        changes: the settings by which a simulation does it.
+        command: another command that does it.
+    """
+
+    places: Collection[Place]
+    told: str
+    do: str = ""
+    changes: tuple[str, ...] = ()
+    command: str = ""
+
+
+def worth(
+    index: Index,
+    events: Sequence[RunEvent],
+    metadata: Mapping[str, Any],
+    found: Sequence[Attempt],
+    fate: Fates,
+) -> Worth:
+    """Return what a run says in which no image was seen."""
+    attacked = fate.attacked | {attempt.key[:2] for attempt in found}
+    graded = {attempt.key[:2] for attempt in found if attempt.grade}
+    kept = _kept(events, metadata, attacked)
+    left_out = _left_out(fate, attacked, metadata, bool(kept))
+    if not attacked:
+        nothing = [_Doubt((), "no attack was run", *_run_strongest(metadata))]
+        doubts = [*kept, *left_out] or _broken(events) or nothing
+        told = " ".join(f"{doubt.told[0].upper()}{doubt.told[1:]}." for doubt in doubts)
+        answer = f"This run cannot say: no update was attacked. {told} That is no sign of safety."
+        return Worth(answer, "unknown", *_all(doubts, metadata))
+    of = partial(_of, attacked=len(attacked))
+    single, replayed = single_attack(index, metadata), replays(index, events)
+    others = graded & replayed.other.keys()
+    doubts = [
+        _Doubt(
+            graded if single else (),
+            f"only {single} was tried, and a stronger one applies",
+            *_run_strongest(metadata),
+        ),
+        _cut_off(ended(index, found), metadata, of),
+        _failed(fate, metadata, of),
+        _unexplained(unexplained(index).keys() - replayed.same.keys(), metadata, of),
+        _Doubt(others, "what was attacked is not what the clients trained (replay check)"),
+        _ungraded(attacked - graded - fate.unanswered.keys(), found, of),
+    ]
+    doubts = [doubt for doubt in doubts if doubt.places]
+    sure = attacked - {place for doubt in doubts for place in doubt.places}
+    told = "; ".join(doubt.told for doubt in doubts)
+    do = _all([*kept, *doubts, *left_out], metadata)
+    if beyond_chance(found):
+        answer = (
+            "Not without a decision. No image shows, yet the reconstructions point to their "
+            "originals more often than chance does: something leaks."
+        )
+        return Worth(answer, "partly", *do)
+    if not sure:
+        but = "nothing was recovered, but " * bool(graded)
+        answer = f"This run cannot say: {but}{told}. That is no sign of safety."
+        return Worth(answer, "unknown", *do)
+    tried = f"{len(sure)} of {len(attacked)} attacked updates" if told else "the updates it tried"
+    answer = (
+        f"This run found no reason to stop, and gives no clearance: this attack recovered nothing "
+        f"from {tried}. Others may."
+    )
+    return Worth(answer + f" Of the rest it cannot say: {told}." * bool(told), "quiet", *do)
+
+
+def _all(doubts: Sequence[_Doubt], metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return all that is to be done, and the command that does it: first of all what was kept."""
+    if doubts and doubts[0].command:
+        return doubts[0].do, (doubts[0].command,)
+    do = " ".join(dict.fromkeys(doubt.do for doubt in doubts if doubt.do))
+    changes = dict.fromkeys(each for doubt in doubts for each in doubt.changes)
+    return do, rerun(metadata, [*changes]) if do else ()
+
+
+def more_time(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return how an attack gets more time than it had, in a sentence and as settings."""
+    own = section(metadata, "config", "attack").get("max_seconds")
+    given = section(metadata, "config", "server").get("attack_max_seconds")
+    if not is_simulation(metadata):
+        app = "observe(…, max_seconds=None, max_round_seconds=None)"
+        return f"Give the attack more time: {app}.", ()
+    if isinstance(own, int | float) and isinstance(given, int | float) and given < own:
+        told = f"the attack’s own limit of {own:g} CPU seconds for an update holds then"
+        return f"Give the attack more time: {told}.", ("server.attack_max_seconds=null",)
+    changes = ("server.attack_max_seconds=null", *["attack.max_seconds=null"] * (own is not None))
+    return "Give the attack as much time as it takes, which may be hours an update.", changes
+
+
+def _run_strongest(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return how to run the portfolio, in a sentence and as a setting."""
+    app = '; in an app of your own, observe(…, attack="strongest")' * (not is_simulation(metadata))
+    return (
+        f"Run it again with attack=strongest{app}: it tries every attack that applies, keeps the "
+        f"best result, and tells which do not apply, and why.",
+        ("attack=strongest",),
+    )
+
+
+def _cut_off(places: Collection[Place], metadata: Mapping[str, Any], of: _Of) -> _Doubt:
+    told = f"the {limit_told(time_limit(metadata))} ended the attack on {of(places)}"
+    return _Doubt(places, told, *more_time(metadata))
+
+
+def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
+    """Return the doubt of updates to which the attack could not be applied."""
+    reasons = {place: why for place, why in fate.unanswered.items() if place not in fate.cut_off}
+    why = next(filter(None, reasons.values()), "no reason was recorded")
+    told = f"the attack could not be applied to {of(reasons)} (the reason: {_short(why)})"
+    do, changes = _run_strongest(metadata)
+    if metadata.get("attack") == "strongest":
+        changes = ()
+        do = (
+            "None of the attacks here applies to such updates, so that they cannot be tested as "
+            "they are. What each attack needs is told by flwr-leakage list attack. A trial run in "
+            "which the training meets that says what such images leak there."
+        )
+    return _Doubt(reasons, told, do, changes)
+
+
+def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of) -> _Doubt:
+    """Return the doubt of updates that the answer does not explain, unless a defense hides them.
+
+    Where a replay shows that clients trained as the attack assumes, it is the attack that failed.
+    """
+    return _Doubt(
+        () if is_defended(metadata) else places,
+        f"the attack’s answer does not explain {of(places)}",
+        "Compare what clients do with what the attack assumes: optimizer, learning rate, steps, "
+        "loss. An update of another optimizer than SGD, such as Adam, is explained by no attack "
+        "here; a trial run of the same training by SGD can be tested.",
+    )
+
+
+def _ungraded(places: Collection[Place], found: Sequence[Attempt], of: _Of) -> _Doubt:
+    """Return the doubt of updates whose originals, or whose blind guess, nobody knows."""
+    told = f"nothing tells how near the reconstructions of {of(places)} are to the originals"
+    if any(attempt.psnr is not None for attempt in found if attempt.key[:2] in places):
+        told = "no blind guess to compare with was recorded, so that there are no grades"
+    return _Doubt(
+        places, told,
+        "Look at the pictures: what looks like a private image may be one. To measure it, simulate "
+        "the same training with data whose originals may be used.",
+    )  # fmt: skip
+
+
+def _of(places: Collection[Place], attacked: int) -> str:
+    """Return words for how many of the attacked updates these are."""
+    if len(places) < attacked:
+        return f"{len(places)} of {attacked} attacked updates"
+    return "the attacked update" if attacked == 1 else f"all {attacked} attacked updates"
+
+
+def _kept(
+    events: Sequence[RunEvent], metadata: Mapping[str, Any], attacked: Collection[Place]
+) -> list[_Doubt]:
+    """Return the doubt of rounds whose updates were kept, and not attacked since."""
+    rounds = {e.server_round for e in events if e.message.endswith(KEPT_FOR_LATER)}
+    rounds -= {server_round for server_round, _ in attacked}
+    if not rounds:
+        return []
+    folder = str(section(metadata, "config").get("run_dir"))
+    folder = folder if re.fullmatch(r"~?[\w./][\w./-]*", folder) else "RUN_FOLDER"
+    model = "" if is_simulation(metadata) else " --model MODULE:NAME"
+    told = f"the updates of {several(sorted(rounds), 'round')} were kept, and are not attacked yet"
+    do = "Attack what was kept: the results are added to this run and its report."
+    return [_Doubt((), told, do, command=f"flwr-leakage attack-kept {folder}{model}")]
+
+
+def _broken(events: Sequence[RunEvent]) -> list[_Doubt]:
+    """Return the doubt of a run of which no update came to be attacked."""
+    broken = [e for e in events if e.level != "info" and (e.server_round or e.level == "error")]
+    if not broken:
+        return []
+    first = _short(min(broken, key=lambda e: e.level).message)
+    number = count(len(broken), "error or warning", "errors and warnings")
+    told = f"there were {number} (see Events), such as “{first}”"
+    return [_Doubt((), told, "Mend that first, then run it again: what never came is not tested.")]
+
+
+class _Setting(NamedTuple):
+    """The settings by which updates are left out: of a simulation, of an app, and what follows."""
+
+    reason: str
+    changes: tuple[str, ...] = ()
+    app: str = ""
+    then: str = ""
+
+
+_SETTINGS = (
+    _Setting("no attack is configured", ("attack=strongest",), 'attack="strongest"',
+             "every attack that applies is tried then, and the best result kept"),
+    _Setting("images, more than the|more than max_samples=", ("selection.max_examples=null",),
+             "max_samples=None", "larger updates are attacked then, each of which takes longer"),
+    _Setting("attacks run .*from round", ("selection.every=1", "selection.first=1"),
+             "selection=Selection()", "every round is attacked then"),
+    _Setting("the client was not selected", ("selection.clients=null",), "selection=Selection()",
+             "every client is attacked then"),
+    _Setting("clients are attacked in a round", ("selection.max_clients=null",),
+             "selection=Selection()", "every client of a round is attacked then"),
+    _Setting("max_seconds=", ("server.attack_max_seconds=null",), "max_seconds=None",
+             "only the attack’s own limit of time holds then"),
+    _Setting("CPU seconds were spent on others", (), "max_round_seconds=None",
+             "every client of a round is attacked then, however long that holds up the training"),
+    _Setting("the optimizer is", (), "schedule=LocalSchedule(…)",
+             "it is attacked as if it were plain SGD then, which explains a part of it at most; a "
+             "trial run of the same training by SGD says more"),
+    _Setting("told nothing of its training", (), "spec=…, schedule=…",
+             "that is what the attack assumes then"),
+    _Setting("max_bytes=|MB of intermediate results", (), "max_bytes=None",
+             "an attack takes as much memory then as it needs"),
+)  # fmt: skip
+"""Reasons why an update was not attacked, as patterns, with the setting behind each."""
+
+
+RESTING = "attacks run "
+"""How the reason begins if a whole round was not attacked, which tells least of a client."""
+
+
+def _left_out(
+    fate: Fates, attacked: Collection[Place], metadata: Mapping[str, Any], is_kept: bool
+) -> list[_Doubt]:
+    """Return why clients were never attacked, and which setting would attack them.
+
+    Where updates were kept, clients that rested in another round are not left out.
+    """
+    met, reasons = {client for _, client in attacked}, {}
+    for (_, client), why in sorted(fate.spared.items(), key=lambda s: not s[1].startswith(RESTING)):
+        if client not in met and not (is_kept and why.startswith(RESTING)):
+            reasons[client] = _short(why)
+    doubts = []
+    for setting, clients in grouped((_setting(reasons[c]), c) for c in sorted(reasons)).items():
+        whom, one, why = several(clients), len(clients) == 1, reasons[clients[0]]
+        told = f"{whom} {'was' if one else 'were'} not attacked: {why}"
+        told += f" (client {clients[0]})" * (not one)
+        ways = [f"set {' '.join(setting.changes)}"] if setting.changes else []
+        if not ways or not is_simulation(metadata):
+            ways.append(f"observe(…, {setting.app})")
+        do = f"For {whom}: {' or, in an app of your own, '.join(ways)}; {setting.then}."
+        if not setting.then:
+            do = f"Mend what kept {whom} from being attacked: {why}."
+        doubts.append(_Doubt((), told, do, setting.changes))
+    return doubts
+
+
+def _setting(why: str) -> _Setting:
+    known = (setting for setting in _SETTINGS if re.search(setting.reason, why))
+    return next(known, _Setting(why))
+
+
+def _short(reason: str) -> str:
+    return plain_text(reason, MAX_REASON).rstrip(".")
