@@ -21,8 +21,8 @@ FORMATS = {"csv": ".csv", "latex": ".tex", "markdown": ".md", "parquet": ".parqu
 def export(comparison: Comparison, path: str | Path, per_run: bool = False) -> Path:
     """Write a comparison; the file's suffix says how: .csv, .tex, .md or .parquet.
 
-    CSV and Parquet hold plain numbers, mean and deviation apart; LaTeX and Markdown the table as
-    it is printed. The file is readable by its owner only.
+    CSV and Parquet hold plain numbers, mean and spread apart; LaTeX and Markdown the table as it
+    is printed. The file is readable by its owner only.
 
     Args:
         comparison: the table.

@@ -1,5 +1,6 @@
 """Accuracy against leakage: which settings give the most of one for the other."""
 
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -13,7 +14,7 @@ MAX_LEGEND, MAX_LABEL = 40, 120
 
 
 def frontier(comparison: Comparison, leakage: str = "psnr_best", narrow: bool = False) -> Figure:
-    """Test accuracy over leakage, a point a group with its deviation over seeds.
+    """Return test accuracy over leakage, a point a group with the range of its runs.
 
     Groups that no other group beats in both are joined: the frontier.
 
@@ -47,8 +48,8 @@ def frontier(comparison: Comparison, leakage: str = "psnr_best", narrow: bool = 
             axes.errorbar(
                 leaked,
                 100 * accuracy,
-                xerr=group.deviation(leakage),
-                yerr=_percent(group.deviation("test_accuracy")),
+                xerr=_range(group.known(leakage)),
+                yerr=_range([100 * share for share in group.known("test_accuracy")]),
                 fmt="os^Dv<>ph*"[number % 10],
                 color=f"C{number % 10}",
                 capsize=3,
@@ -74,5 +75,9 @@ def _undominated(points: list[tuple[float, float, Group]]) -> list[tuple[float, 
     ]
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
+def _range(numbers: list[float]) -> list[list[float]] | None:
+    """Return how far the lowest and the highest number lie from the mean; ``None`` for one run."""
+    if len(numbers) < 2:
+        return None
+    mean = fmean(numbers)
+    return [[max(mean - min(numbers), 0.0)], [max(max(numbers) - mean, 0.0)]]  # never by rounding

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flwr_leakage.report.attempts import LEAKED, attempts, worst_by_image
+from flwr_leakage.report.attempts import LEAKED, attempts, ended, fates, worst_by_image
 from flwr_leakage.report.index import Index
 from flwr_leakage.tracking import RunData
 from flwr_leakage.tracking.text import plain_text
@@ -52,6 +52,11 @@ MEASURES = (
         "partly", "partly", "", ".0%",
         "Share of the attempts graded partly: parts of the image are seen. It comes on top of the "
         "recognisable ones.",
+    ),
+    Measure(
+        "cut_off", "cut off", "", ".0%",
+        "Share of the attacked updates on which the time limit ended the attack: with more time "
+        "more may be recognised there.",
     ),
     Measure(
         "psnr_best", "worst leak, dB", "more", ".1f",
@@ -138,7 +143,9 @@ def _values(run: RunData) -> dict[str, float | None]:
     def mean(name: str) -> float | None:
         return statistics.fmean(known(name)) if known(name) else None
 
-    psnr, found = known("psnr"), attempts(Index(run.records))
+    index = Index(run.records)
+    psnr, found = known("psnr"), attempts(index)
+    attacked = len(fates(index).attacked)
     graded = any(attempt.blind is not None for attempt in found)
     leaked = sum(attempt.grade in LEAKED for attempt in found)
     partly = sum(attempt.grade == "partly" for attempt in found)
@@ -150,6 +157,7 @@ def _values(run: RunData) -> dict[str, float | None]:
         "attempts": float(len(found)),
         "leaked": leaked / len(found) if graded else None,
         "partly": partly / len(found) if graded else None,
+        "cut_off": len(ended(index, found)) / attacked if attacked else None,
         "psnr_best": max(psnr, default=None),
         "psnr_median": median("psnr"),
         "ssim_median": median("ssim"),

@@ -1,6 +1,7 @@
 """What each defense changed and what it cost, in sentences."""
 
-from flwr_leakage.comparison.compare import Comparison, Group, format_spread
+from flwr_leakage.comparison.compare import Comparison, Group
+from flwr_leakage.comparison.outcome import MEASURES
 from flwr_leakage.report.index import count
 
 KEY = "defense"
@@ -36,19 +37,27 @@ def _price(group: Group, bare: Group) -> list[str]:
     if points < 0.05:
         price = "no price" if points > -0.05 else f"{-points:.1f} points more"
     leaked, accurate = (
-        tuple(_spread(each, measure, style) for each in (group, bare))
-        for measure, style in (("leaked", ".0%"), ("test_accuracy", ".1%"))
+        tuple(each.told(measure) for each in (group, bare))
+        for measure in MEASURES
+        if measure.name in ("leaked", "test_accuracy")
     )
     return [
         f"With {group.name} ({_runs(group)}) {leaked[0]} of the attempts are recognised, without "
         f"a defense ({_runs(bare)}) {leaked[1]}. Test accuracy is {accurate[0]} instead of "
-        f"{accurate[1]}: {price}."
+        f"{accurate[1]}: {price}.{_cut_off(group)}"
     ]
+
+
+def _cut_off(group: Group) -> str:
+    """Return how many attacks the time limit ended, so that less was recognised than may be."""
+    share = group.mean("cut_off")
+    if not share:
+        return ""
+    return (
+        f" The time limit ended {share:.0%} of the attacks with this defense: with more time more "
+        f"may be recognised."
+    )
 
 
 def _runs(group: Group) -> str:
     return count(len(group.runs), "run")
-
-
-def _spread(group: Group, measure: str, style: str) -> str:
-    return format_spread(group.mean(measure), group.deviation(measure), style)

@@ -20,7 +20,7 @@ import sys
 import warnings
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 
 import matplotlib
 
@@ -202,10 +202,11 @@ def entries(rows: list[dict], *keys: str) -> list[float]:
     return values
 
 
-def center(rows: list[dict], *keys: str) -> tuple[float, float]:
-    """Mean and standard deviation over runs of the entry under ``keys``."""
+def center(rows: list[dict], *keys: str) -> tuple[float, float, float]:
+    """Return the mean over runs of the entry under ``keys``, and how far its range reaches."""
     values = entries(rows, *keys)
-    return fmean(values), pstdev(values)
+    mean = fmean(values)
+    return mean, mean - min(values), max(values) - mean
 
 
 def points(results: list[dict]) -> list[tuple[str, float, list[dict]]]:
@@ -222,7 +223,7 @@ def order(family: str) -> int:
 
 
 def to_markdown(results: list[dict]) -> str:
-    """A line for each point: means ± standard deviations over seeds; RMSE in pixels."""
+    """Return a line for each point: means over seeds with their spread; RMSE in pixels."""
     rounds = list(results[0]["rounds"])
     columns = ["family", "strength", "n", "accuracy, %", "change, points"]
     for r in rounds:
@@ -251,12 +252,12 @@ def plot(results: list[dict], path: Path) -> None:
             here = [rows for family, _, rows in points(results) if family == name]
             if not here:
                 continue
-            x, x_spread = zip(*(center(rows, "accuracy_change") for rows in here), strict=True)
-            y, y_spread = zip(
+            x, *x_range = zip(*(center(rows, "accuracy_change") for rows in here), strict=True)
+            y, *y_range = zip(
                 *(center(rows, "rounds", r, "worst_decile") for rows in here), strict=True
             )
             axis.errorbar(
-                x, y, y_spread, x_spread, styles.get(name, "^--"), capsize=2, lw=1.5, label=name
+                x, y, y_range, x_range, styles.get(name, "^--"), capsize=2, lw=1.5, label=name
             )
         axis.set(
             xlabel="change of test accuracy against training without a defense",

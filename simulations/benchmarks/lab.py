@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage.attacks import Attack, AttackJob
+from flwr_leakage.comparison.compare import format_spread
 from flwr_leakage.data import ImageDataset, embedded_mnist, npz_dataset
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.models import MLP, ConvNet, LeNet, initialize
@@ -383,7 +384,5 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Mean and standard deviation; a dash of no values."""
-    if not len(values):
-        return "–"
-    return f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}"
+    """Return the mean with its spread, as ``compare`` writes it."""
+    return format_spread(list(values), f".{digits}f")

@@ -95,7 +95,7 @@ def test_tables(capsys):
     lab.print_header("a", "b")
     lab.print_row(1, "x")
     assert capsys.readouterr().out == lab.markdown(["a", "b"], [[1, "x"]])
-    assert lab.spread([1.0, 3.0], 1) == "2.0 ± 1.0" and lab.spread([], 1) == "–"
+    assert lab.spread([1.0, 3.0], 1) == "2.0 (1.0 to 3.0, n = 2)" and lab.spread([], 1) == "–"
 
 
 @pytest.mark.parametrize("count", [1, 4])
