@@ -14,7 +14,14 @@ from flwr_leakage.metrics.identification import Reference, identification_ranks
 from flwr_leakage.metrics.labels import class_indices, label_accuracy
 from flwr_leakage.metrics.matching import match_samples
 from flwr_leakage.metrics.perceptual import BackboneUnavailableError, Lpips
-from flwr_leakage.metrics.pixel import SSIM_WINDOW, mse, psnr, rmse, ssim
+from flwr_leakage.metrics.pixel import (
+    SSIM_WINDOW,
+    fit_brightness_and_contrast,
+    mse,
+    psnr,
+    rmse,
+    ssim,
+)
 from flwr_leakage.records import Batch, Direction, InputSpec, Measurement, Reconstruction
 
 _SAFER: Direction = "larger is safer"
@@ -41,6 +48,9 @@ class Evaluation:
 @dataclass(frozen=True)
 class Evaluator:
     """Measures reconstructions: MSE, RMSE, PSNR, SSIM, LPIPS, found labels.
+
+    ``affine_psnr`` is the PSNR after the best brightness and contrast of each image, which the
+    truth decides; ``blind_affine_psnr`` grants the same to the blind guess and to a constant image.
 
     Pixels are compared in float64, after undoing the normalisation and clamping to [0, 1].
 
@@ -109,6 +119,7 @@ class Evaluator:
             measure("rmse", rmse(ours, theirs).tolist(), "pixel", _SAFER),
             self._psnr(measure, ours, theirs),
             _ssim(measure, ours, theirs),
+            measure("affine_psnr", _affine_psnr(ours, theirs), "dB", _LEAKS),
         ]
         if self.lpips is not None:
             measurements.append(_lpips(self.lpips, measure, ours, theirs))
@@ -171,6 +182,12 @@ def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:
     return ""
 
 
+def _affine_psnr(ours: Tensor, theirs: Tensor) -> list[float]:
+    """PSNR in dB after the best brightness and contrast of each image, 120 dB at most."""
+    fitted = fit_brightness_and_contrast(ours, theirs)
+    return [min(value, 120.0) for value in psnr(fitted, theirs).tolist()] if len(ours) else []
+
+
 def _ssim(measure: _Rows, ours: Tensor, theirs: Tensor) -> Measurement:
     try:
         values = ssim(ours, theirs).tolist() if len(ours) else []
@@ -197,6 +214,8 @@ def _against(
     every = _Rows(len(truth), list(range(len(truth))), "")
     blind = [min(v, 120.0) for v in psnr(guesses, truth).tolist()]
     found = [every("blind_psnr", blind, "dB", "", [reference.meaning] * len(blind))]
+    # The fit of a constant image, the original's mean level, is the least that a fit can reach.
+    found.append(every("blind_affine_psnr", _affine_psnr(guesses, truth), "dB", ""))
     if min(truth.shape[2:]) >= SSIM_WINDOW:
         found.append(every("blind_ssim", ssim(guesses, truth).tolist(), "1", ""))
     if len(reference.pool):
@@ -204,4 +223,7 @@ def _against(
         notes = [f"of {count} candidates" for count in counts.tolist()]
         values = [float(rank) for rank in ranks.tolist()]
         found.append(measure("identification_rank", values, "1", _SAFER, notes))
+        ranks, _ = identification_ranks(ours, theirs, reference, up_to_brightness=True)
+        values = [float(rank) for rank in ranks.tolist()]
+        found.append(measure("affine_identification_rank", values, "1", _SAFER, notes))
     return found

@@ -39,6 +39,7 @@ def identification_ranks(
     reconstructed: Float[Tensor, "B C H W"],
     truth: Float[Tensor, "B C H W"],
     reference: Reference,
+    up_to_brightness: bool = False,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
     """At which place the original stands, when candidates are ordered by their likeness.
 
@@ -53,15 +54,24 @@ def identification_ranks(
         truth: the original of each.
         reference: the blind guess and the others; what equals the original is left out, else the
             last one.
+        up_to_brightness: whether the likeness also ignores brightness, and contrast about any grey
+            level: constants and multiples of the blind guess are projected out of all images.
 
     Returns:
         The rank of each original, 1 for the likeliest, ties counted against the attack; and the
         number of candidates, the original included.
     """
     guess = reference.guess.to(truth).flatten()
-    others = _directions(reference.pool.to(truth).flatten(1) - guess)
-    ours = _directions(reconstructed.flatten(1) - guess)
-    originals = _directions(truth.flatten(1) - guess)
+
+    def deviation(images: Tensor) -> Tensor:
+        flat = images.to(truth).flatten(1)
+        if not up_to_brightness:
+            return _directions(flat - guess)
+        shape = _directions((guess - guess.mean())[None])
+        centred = flat - flat.mean(1, keepdim=True)
+        return _directions(centred - (centred @ shape.T) * shape)
+
+    others, ours, originals = map(deviation, (reference.pool, reconstructed, truth))
     own = (ours * originals).sum(1)
     same = _equal(truth, reference.pool)
     # The pool may hold the original itself; where it does not, one is left out all the same, so

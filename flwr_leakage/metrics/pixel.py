@@ -1,5 +1,6 @@
 """Distances between images with pixels in [0, 1], one value a pair of images."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
@@ -39,6 +40,35 @@ def psnr(
     return peak_signal_noise_ratio(
         reconstructed, truth, data_range=1.0, reduction="none", dim=(1, 2, 3)
     )
+
+
+def fit_brightness_and_contrast(
+    reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
+) -> Float[Tensor, "B C H W"]:
+    """Return each image under the one contrast a > 0 and brightness b nearest to its original.
+
+    ``a · x̂ + b`` minimises the squared error over all pixels and channels of an image; the result
+    is not clamped. An image that is constant, or whose best contrast is negative, becomes the
+    original's mean grey level, which says nothing of what the original shows.
+
+    Args:
+        reconstructed: x̂, pixels in [0, 1].
+        truth: the original of each.
+
+    Example:
+        >>> import torch
+        >>> truth = torch.tensor([[[[0.0, 1.0]]]])
+        >>> torch.allclose(fit_brightness_and_contrast(0.2 * truth + 0.4, truth), truth, atol=1e-6)
+        True
+    """
+    axes = (1, 2, 3)
+    level = truth.mean(axes, keepdim=True)
+    ours = reconstructed - reconstructed.mean(axes, keepdim=True)
+    variance = ours.square().mean(axes, keepdim=True)
+    contrast = (ours * (truth - level)).mean(axes, keepdim=True).clamp_min(0)
+    # A spread below a thousandth of a grey level is rounding, and no image.
+    contrast = torch.where(variance > 1e-12, contrast / variance.clamp_min(1e-12), 0.0)
+    return contrast * ours + level
 
 
 def ssim(

@@ -77,7 +77,8 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
         record = index.series(kind, name).get(key)
         return record.value if record is not None else None
 
-    named = [n for n in index.names(kind) if n.startswith(before) and n != f"{before}blind_psnr"]
+    blind_names = (f"{before}blind_psnr", f"{before}blind_affine_psnr")
+    named = [n for n in index.names(kind) if n.startswith(before) and n not in blind_names]
     keys = {key for name in named for key in index.series(kind, name) if key[2] >= 0}
     ranks = index.series(kind, f"{before}identification_rank")
     classes, images = index.series("client", "class"), index.series("client", "image")
@@ -85,7 +86,8 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
     for key in sorted(keys):
         psnr, blind = value(f"{before}psnr", key), value(f"{before}blind_psnr", key)
         seen = (psnr, blind, value(f"{before}ssim", key), value(f"{before}blind_ssim", key),
-                value(lpips, key))  # fmt: skip
+                value(lpips, key), value(f"{before}affine_psnr", key),
+                value(f"{before}blind_affine_psnr", key))  # fmt: skip
         rank, label, image = ranks.get(key), classes.get(key), images.get(key)
         found.append(
             Attempt(

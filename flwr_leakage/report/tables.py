@@ -46,7 +46,10 @@ from flwr_leakage.report.replays import replay_of_client, replays
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
     """Return one row a round: utility, the grades, PSNR and every other metric."""
-    hidden: tuple[str, ...] = ("psnr", "blind_psnr", "blind_ssim", "identification_rank")
+    hidden: tuple[str, ...] = (
+        "psnr", "blind_psnr", "blind_ssim", "identification_rank",
+        "affine_psnr", "blind_affine_psnr", "affine_identification_rank",
+    )  # fmt: skip
     known_metrics = [name for name in index.names("metric") if values(index.series("metric", name))]
     psnr_known = "psnr" in known_metrics
     # PSNR tells what MSE and RMSE tell, and a table of more columns would not fit.

@@ -66,7 +66,7 @@ def test_soft_labels_count_by_their_largest_entry():
             assert result["label_accuracy"].values == (1.0,) * 4
 
 
-NAMES = ["mse", "rmse", "psnr", "ssim", "label_accuracy"]
+NAMES = ["mse", "rmse", "psnr", "ssim", "affine_psnr", "label_accuracy"]
 
 
 @pytest.mark.parametrize(

@@ -61,3 +61,15 @@ def test_the_blind_guess_is_measured_beside_the_reconstruction():
     by_name = {measured.name: measured for measured in failed.measurements}
     assert None not in by_name["blind_psnr"].values
     assert by_name["identification_rank"].values == (None,) * 4
+
+
+def test_up_to_brightness_a_faint_original_ranks_first_and_the_blind_guess_last():
+    stream = torch.Generator().manual_seed(3)
+    pool = torch.rand(20, 1, 8, 8, generator=stream).double()
+    reference = Reference(pool.mean(0), pool)
+    faint = 0.2 + 0.05 * pool[:4]
+    ranks, counts = identification_ranks(faint, pool[:4], reference, up_to_brightness=True)
+    assert ranks.tolist() == [1, 1, 1, 1] and counts.tolist() == [20] * 4
+    blind = 0.3 + 0.5 * reference.guess.expand(4, -1, -1, -1)
+    ranks, counts = identification_ranks(blind, pool[:4], reference, up_to_brightness=True)
+    assert torch.equal(ranks, counts)

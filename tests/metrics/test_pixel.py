@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from flwr_leakage.metrics import mse, psnr, rmse, ssim
+from flwr_leakage.metrics.pixel import fit_brightness_and_contrast
 
 IMAGES = torch.rand(2, 3, 3, 16, 20, generator=torch.Generator().manual_seed(0)).double()
 
@@ -58,3 +59,21 @@ def test_ssim_equals_the_definition():
 def test_ssim_names_images_that_are_too_small():
     with pytest.raises(ValueError, match="at least 11×11 for SSIM, got 8×16"):
         ssim(torch.rand(1, 1, 8, 16), torch.rand(1, 1, 8, 16))
+
+
+def test_a_fit_finds_brightness_and_contrast_and_makes_nothing_of_what_shows_nothing():
+    truth = torch.rand(3, 2, 6, 6, generator=torch.Generator().manual_seed(4)).double()
+    found = 0.1 * truth + torch.tensor([0.1, 0.4, 0.8]).reshape(3, 1, 1, 1)
+    torch.testing.assert_close(fit_brightness_and_contrast(found, truth), truth)
+    level = truth.mean((1, 2, 3), keepdim=True).expand_as(truth)
+    for nothing in (torch.full_like(truth, 0.3), 1 - truth):  # constant, and a negative contrast
+        torch.testing.assert_close(fit_brightness_and_contrast(nothing, truth), level)
+
+
+def test_no_other_brightness_and_contrast_is_nearer():
+    truth, found = torch.rand(2, 1, 1, 5, 5, generator=torch.Generator().manual_seed(5)).double()
+    found = 0.6 * found + 0.4 * truth
+    best = mse(fit_brightness_and_contrast(found, truth), truth)
+    grid = torch.linspace(0, 3, 31)
+    others = [mse(a * found + b, truth) for a in grid for b in torch.linspace(-1, 1, 41)]
+    assert best <= min(others)

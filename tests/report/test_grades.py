@@ -29,3 +29,12 @@ def test_three_decibels_below_the_blind_guess_is_nothing_however_structured():
 def test_without_a_blind_guess_only_an_exact_image_has_a_grade():
     assert grade(20.0, None) is None and grade(None, 12.0) is None
     assert grade(60.0, None) == "exact"
+
+
+def test_an_image_is_recognisable_up_to_brightness_and_contrast_by_ten_decibels_only():
+    known = {"blind_psnr": 12.0, "ssim": 0.2, "blind_ssim": 0.1, "blind_affine_psnr": 14.1}
+    assert grade(9.0, affine_psnr=41.2, **known) == "recognisable"
+    assert grade(9.0, affine_psnr=24.0, **known) == "nothing"
+    told = decided_by(9.0, affine_psnr=41.2, **known)
+    assert told == "by 41.2 dB up to brightness and contrast (blind 14.1)"
+    assert decided_by(20.0, affine_psnr=41.2, **known) == ""
