@@ -1,0 +1,424 @@
+"""The number of samples of each class behind any update, calibrated by rehearsals on dummies."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.labels.counts import ClassCounts, class_counts
+from flwr_leakage.attacks.labels.last_layer import find_last_bias
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.params import Params, scale
+from flwr_leakage.records import Batch
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop")
+"""Optimizers of ``torch.optim`` that a rehearsal repeats, beyond their learning rate, momentum and
+weight decay with their defaults."""
+
+KINDS = ((0.5, 0.0), (0.9, 0.0), (0.7, 0.3))
+"""The kinds of dummies: the probability of its own class up to which each is moved, and the share
+of labels that are wrong. A method is calibrated on two kinds and tested on the third: its error on
+dummies unlike those that it was calibrated on stands for that on private samples."""
+
+DUMMIES = 240
+"""Dummies of a kind, all classes together; at least two of each class."""
+
+SAMPLES, LEAST_BATCH, LARGEST_BATCH = 4096, 4, 32
+"""Samples that the steps of a rehearsal take together, and its smallest and largest mini-batch. A
+long training is repeated with as many steps of smaller mini-batches."""
+
+MAX_STEPS = 256
+"""Most steps of a rehearsal, as their number is a client's own word."""
+
+REPLAYED_STEPS = 100
+"""Most steps that :class:`ClassCounts` replays, 50 times for each rehearsal."""
+
+CONCENTRATION = 0.5
+"""Of the symmetric Dirichlet distribution that the class frequencies of rehearsals are drawn of."""
+
+RATES = torch.logspace(-3, 4, 57).tolist()
+"""Values among which the one free number of a method is chosen."""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What local training changed in how a classifier answers.
+
+    Attributes:
+        before: (K,) mean softmax of the probes at θ_t.
+        after: (K,) the same at θ_local.
+        logits: (K,) mean change of the probes' logits.
+        bias: (K,) change of the logits' bias; ``None`` if there is none that is trained.
+    """
+
+    before: Float[Tensor, " K"]
+    after: Float[Tensor, " K"]
+    logits: Float[Tensor, " K"]
+    bias: Float[Tensor, " K"] | None
+
+
+def _normalized(frequencies: Tensor) -> Tensor:
+    positive = frequencies.clamp_min(0)
+    return positive / positive.sum().clamp_min(1e-9)
+
+
+def _unit(values: Tensor) -> Tensor:
+    return (values - values.mean()) / values.std().clamp_min(1e-12)
+
+
+def _bias(shift: Shift) -> Tensor:
+    assert shift.bias is not None
+    return shift.bias
+
+
+METHODS: dict[str, Callable[[Shift, float], Tensor]] = {
+    "sum of bias gradients": lambda s, r: _normalized((s.before + s.after) / 2 + r * _bias(s)),
+    "shift of the bias": lambda s, r: (s.before.log() + r * _bias(s)).softmax(0),
+    "shift of bias and logits": lambda s, r: (r * (_unit(_bias(s)) + _unit(s.logits))).softmax(0),
+    "shift of the logits": lambda s, r: (s.before.log() + r * s.logits).softmax(0),
+    "answers after training": lambda s, r: (r * s.after.log()).softmax(0),
+}
+"""Class frequencies c (K,) from a shift and one free rate r > 0.
+
+- The first is exact for SGD if p̄, the mean softmax along the way, is known: the bias changes by
+  −η Σ_t (p̄_t − c), so that c = p̄ + Δb / (ηT). It takes the mean of both ends for p̄.
+- The others take c as the prior that a classifier has learnt: with it, its logits shift by log c
+  (label shift; Saerens, Latinne and Decaestecker 2002), as far as training went.
+"""
+
+BIASED = tuple(METHODS)[:3]
+"""The methods that need a bias of the logits."""
+
+REPLAY = "replay of the last layer"
+"""The method of :class:`ClassCounts`, which has no free rate."""
+
+
+@dataclass(frozen=True)
+class LabelEstimate:
+    """The classes that an update was inferred to be made of.
+
+    Attributes:
+        counts: (K,) of the client's samples by class; they sum to its number of samples.
+        expected_right: share of labels that the method had right in rehearsals on dummies of a kind
+            that it was not calibrated on, repetitions counted.
+        least_right: the smallest such share among the rehearsals.
+        uniform_right: what equal counts for all classes had right in the same rehearsals.
+        method: the name of the method that had most right.
+        rehearsals: their number.
+    """
+
+    counts: Int[Tensor, " K"]
+    expected_right: float
+    least_right: float
+    uniform_right: float
+    method: str
+    rehearsals: int
+
+
+def share_right(counts: Tensor, truth: Tensor) -> float:
+    """Return the share of labels in common of two counts or frequencies (K,) of one sum.
+
+    It is 1 − TV, with TV the total-variation distance of the class frequencies.
+
+    Example:
+        >>> share_right(torch.tensor([3, 1, 0]), torch.tensor([2, 1, 1]))
+        0.75
+    """
+    return float(torch.minimum(counts, truth).sum() / truth.sum())
+
+
+@dataclass(frozen=True)
+class _Rehearsed:
+    """One rehearsal: the kind of its dummies, its update, the shift, and the true frequencies."""
+
+    kind: int
+    delta: Params
+    shift: Shift
+    truth: Tensor
+
+
+@dataclass(frozen=True)
+class Rehearsals:
+    """Rehearsals of one kind of local training from the parameters that were sent.
+
+    They hold for all clients that train so from these parameters; see :func:`rehearse`.
+
+    Attributes:
+        problem: of a client that trains so.
+        probes: (M, C, H, W) inputs whose logits are compared before and after training.
+        bias: the name of the logits' bias, or ``None``.
+        made: the rehearsals.
+        schedule_steps: the steps of each.
+    """
+
+    problem: Problem
+    probes: Tensor
+    bias: str | None
+    made: Sequence[_Rehearsed]
+    schedule_steps: int
+
+    def estimate(self, problem: Problem) -> LabelEstimate:
+        """Return the class counts behind a client's update.
+
+        Args:
+            problem: of the update, from the same parameters.
+        """
+        best, least, choice = -1.0, -1.0, ("", None)
+        for name, method in METHODS.items():
+            if name in BIASED and self.bias is None:
+                continue
+            shares = []
+            for kind in range(len(KINDS)):
+                others = [each for each in self.made if each.kind != kind]
+                rate = _best_rate(method, others)
+                shares += [
+                    share_right(method(each.shift, rate), each.truth)
+                    for each in self.made
+                    if each.kind == kind
+                ]
+            mean = sum(shares) / len(shares)
+            if mean > best:
+                best, least, choice = mean, min(shares), (name, _best_rate(method, self.made))
+        if replayed := self._replayed():
+            mean = sum(replayed) / len(replayed)
+            if mean > best:
+                best, least, choice = mean, min(replayed), (REPLAY, None)
+        name, rate = choice
+        observed = scale(problem.gradient, -problem.schedule.learning_rate)
+        if rate is None:
+            frequencies = _replay(problem)
+        else:
+            frequencies = METHODS[name](_shift(problem, observed, self.probes, self.bias), rate)
+        nothing = torch.zeros_like(frequencies)
+        uniform = torch.full_like(nothing, 1 / len(nothing))
+        blind = [share_right(uniform, each.truth) for each in self.made]
+        return LabelEstimate(
+            class_counts(nothing, frequencies, problem.num_samples),
+            best,
+            least,
+            sum(blind) / len(blind),
+            name,
+            len(self.made),
+        )
+
+    def _replayed(self) -> list[float]:
+        """Return the share of labels that a replay has right, by rehearsal; none if it is unfit."""
+        shares = []
+        try:
+            for each in self.made:
+                posed = _with_update(self.problem, each.delta, self.schedule_steps)
+                shares.append(share_right(_replay(posed), each.truth))
+        except ValueError:  # no linear layer, another optimizer, or too many steps
+            return []
+        return shares
+
+
+def rehearse(
+    problem: Problem,
+    optimizer: str = "SGD",
+    draws: int = 2,
+    seed: int = 0,
+    max_seconds: float | None = None,
+) -> Rehearsals:
+    """Repeat a client's local training on dummies with known labels, to calibrate class counts.
+
+    Dummies are draws of a Gaussian prior of images, moved along the gradient of their class's
+    probability. So the network answers to them about as it does to samples of their class, and no
+    image is needed. Each rehearsal draws class frequencies, trains from the client's start with its
+    optimizer and number of steps, and keeps what that changed.
+
+    Args:
+        problem: of an update of the client. Its training is repeated, the update itself is unused.
+        optimizer: the name of the class, one of ``OPTIMIZERS``.
+        draws: rehearsals with each kind of dummies, ≥ 1.
+        seed: of all draws.
+        max_seconds: CPU seconds; once they are spent, one rehearsal with each kind is enough.
+
+    Raises:
+        ValueError: the optimizer is another one, or even one rehearsal with each kind takes more
+            than ``max_seconds``.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"a rehearsal repeats {', '.join(OPTIMIZERS)}, got {optimizer!r}.")
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}.")
+    budget = Budget.of(max_seconds)
+    bias = find_last_bias(problem)
+    stream = torch.Generator().manual_seed(seed)
+    probes, _ = _dummies(problem, 0.7, max(DUMMIES // 3 // problem.spec.num_classes, 2), stream)
+    steps = rehearsed_steps(problem.schedule.num_steps)
+    per_class = max(DUMMIES // problem.spec.num_classes, 2)
+    pools = [(_dummies(problem, goal, per_class, stream), wrong) for goal, wrong in KINDS]
+    made = []
+    for draw in range(draws):
+        if draw and budget.is_spent:
+            break
+        limit = Budget() if draw else budget
+        for kind, ((inputs, _), wrong) in enumerate(pools):
+            labels, sources = _drawn(problem, steps, per_class, wrong, stream)
+            delta = _train(problem, optimizer, inputs, labels, sources, limit)
+            counts = torch.bincount(labels.flatten(), minlength=problem.spec.num_classes)
+            truth = counts.to(inputs) / counts.sum()
+            made.append(_Rehearsed(kind, delta, _shift(problem, delta, probes, bias), truth))
+    keeps_deltas = _fits_replay(problem, optimizer)
+    made = [each if keeps_deltas else replace(each, delta={}) for each in made]
+    return Rehearsals(problem, probes, bias, made, steps)
+
+
+def rehearsed_steps(num_steps: int) -> int:
+    """Return the steps that stand for ``num_steps``: the same up to 8, then a grid of ratio 2^¼.
+
+    Clients of similar sizes can so share their rehearsals.
+
+    Example:
+        >>> [rehearsed_steps(n) for n in (1, 8, 15, 16, 80, 5000)]
+        [1, 8, 16, 16, 76, 256]
+    """
+    if num_steps <= 8:
+        return num_steps
+    return min(round(2 ** (round(4 * math.log2(num_steps)) / 4)), MAX_STEPS)
+
+
+def _fits_replay(problem: Problem, optimizer: str) -> bool:
+    steps = problem.schedule.num_steps
+    return optimizer == "SGD" and steps <= REPLAYED_STEPS and not problem.members
+
+
+def _replay(problem: Problem) -> Tensor:
+    """Return the class frequencies (K,) by :class:`ClassCounts`."""
+    if not problem.gradient or problem.schedule.num_steps > REPLAYED_STEPS:
+        raise ValueError("the update is not replayed")
+    labels = ClassCounts()(problem, torch.Generator().manual_seed(0))
+    counts = torch.bincount(labels, minlength=problem.spec.num_classes)
+    return counts / counts.sum()
+
+
+def _with_update(problem: Problem, delta: Params, steps: int) -> Problem:
+    gradient = scale(delta, -1 / problem.schedule.learning_rate)
+    return replace(problem, gradient=gradient, schedule=replace(problem.schedule, num_steps=steps))
+
+
+def _best_rate(method: Callable[[Shift, float], Tensor], made: Sequence[_Rehearsed]) -> float:
+    """Return the rate with most labels right in all rehearsals together."""
+
+    def right(rate: float) -> float:
+        return sum(share_right(method(each.shift, rate), each.truth) for each in made)
+
+    return max(RATES, key=right)
+
+
+def _shift(problem: Problem, delta: Params, probes: Tensor, bias: str | None) -> Shift:
+    with torch.no_grad():
+        before = problem.gradient_map.logits(problem.params, probes, problem.buffers)
+        moved = {name: value + delta[name] for name, value in problem.params.items()}
+        after = problem.gradient_map.logits(moved, probes, problem.buffers)
+    return Shift(
+        before.softmax(1).mean(0).clamp_min(1e-9),
+        after.softmax(1).mean(0).clamp_min(1e-9),
+        (after - before).mean(0),
+        None if bias is None else delta[bias].flatten(),
+    )
+
+
+def _dummies(
+    problem: Problem, goal: float, per_class: int, stream: torch.Generator, iterations: int = 12
+) -> tuple[Tensor, Tensor]:
+    """Return inputs (K·M, C, H, W), M of each class in their order, and their classes.
+
+    Each is a draw of the prior that goes along the normalised gradient of its class's
+    log-probability, a step of 0.04 of the draw's own length at a time, until that probability
+    reaches ``goal``. The step and the number of iterations were chosen on development draws.
+    """
+    spec, prior = problem.spec, ImagePrior.of(problem.spec)
+    like = next(iter(problem.params.values()))
+    classes = torch.arange(spec.num_classes).repeat_interleave(per_class)
+    codes = torch.randn(len(classes), *spec.shape, generator=stream).double()
+    stride = 0.04 * math.sqrt(math.prod(spec.shape))
+
+    def inputs(codes: Tensor) -> Tensor:
+        return spec.clamp(prior.grey + prior.push(codes)).to(like)
+
+    targets = classes.to(like.device)
+    for _ in range(iterations):
+        codes.requires_grad_(True)
+        log_softmax = problem.gradient_map.logits(
+            problem.params, inputs(codes), problem.buffers
+        ).log_softmax(1)
+        (gradient,) = torch.autograd.grad(-F.nll_loss(log_softmax, targets, reduction="sum"), codes)
+        own = log_softmax.detach().gather(1, targets[:, None])[:, 0].exp().to(codes)
+        length = gradient.flatten(1).norm(dim=1).clamp_min(1e-12)
+        pace = torch.where(own < goal, stride / length, 0.0).reshape(-1, 1, 1, 1)
+        codes = (codes + pace * gradient).detach()
+        if not bool((own < goal).any()):
+            break
+    return inputs(codes.detach()).detach(), classes
+
+
+def _drawn(
+    problem: Problem, steps: int, per_class: int, wrong: float, stream: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return labels (T, B) by drawn class frequencies, and which dummy stands for each sample.
+
+    Args:
+        problem: says the size of a mini-batch and the number of classes.
+        steps: T.
+        per_class: dummies of each class.
+        wrong: share of samples whose dummy is one of any class.
+        stream: of the draws.
+    """
+    classes, schedule = problem.spec.num_classes, problem.schedule
+    most = min(schedule.batch_size, problem.num_samples, LARGEST_BATCH)
+    size = min(max(SAMPLES // steps, LEAST_BATCH), most)
+    concentration = torch.full((classes,), CONCENTRATION)
+    # A Dirichlet draw is a normalised draw of gammas, here from the given stream.
+    frequencies = torch._standard_gamma(concentration, generator=stream).clamp_min(1e-6)
+    labels = torch.multinomial(frequencies, steps * size, replacement=True, generator=stream)
+    shown = torch.where(
+        torch.rand(len(labels), generator=stream) < wrong,
+        torch.randint(classes, (len(labels),), generator=stream),
+        labels,
+    )
+    sources = shown * per_class + torch.randint(per_class, (len(labels),), generator=stream)
+    return labels.reshape(steps, size), sources.reshape(steps, size)
+
+
+def _train(
+    problem: Problem,
+    optimizer: str,
+    inputs: Tensor,
+    labels: Tensor,
+    sources: Tensor,
+    budget: Budget,
+) -> Params:
+    """Return θ_local − θ_t of a training on dummies.
+
+    Raises:
+        ValueError: the budget ends before.
+    """
+    gradient_map, schedule = problem.gradient_map, problem.schedule
+    params = {
+        name: value.detach().clone().requires_grad_(name in gradient_map.trained)
+        for name, value in problem.params.items()
+    }
+    settings = {"lr": schedule.learning_rate, "weight_decay": schedule.weight_decay}
+    if optimizer in ("SGD", "RMSprop"):
+        settings["momentum"] = schedule.momentum
+    leaves = [value for value in params.values() if value.requires_grad]
+    steps = getattr(torch.optim, optimizer)(leaves, **settings)
+    for step in range(len(labels)):
+        if budget.is_spent:
+            raise ValueError(
+                f"the {len(labels)} steps of a rehearsal take more than the CPU seconds that there "
+                f"are for it"
+            )
+        batch = Batch(inputs[sources[step]], labels[step].to(inputs.device))
+        steps.zero_grad()
+        gradient_map.loss_value(params, batch, problem.buffers).backward()
+        steps.step()
+    return {name: (params[name] - value).detach() for name, value in problem.params.items()}
